@@ -1,0 +1,67 @@
+"""Prefixed identifiers: the prefix says what an id names, so a wrong id fails with a clear message.
+
+An id is ``<prefix>_<16 random hex digits>``. Ids made by the thousand (tasks, puts) share one random
+part per process and count up behind it, which costs 0.2 us instead of a system call. The id of a
+task's i-th return value is the task's id with another prefix and the index behind it, so no message
+has to carry it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from enum import StrEnum
+
+from stoker_wire.errors import BadRequestError
+
+_SHAPE = re.compile(r"^[a-z]+_[0-9a-z_.-]{1,120}$")
+
+
+class Prefix(StrEnum):
+    """What an id names."""
+
+    JOB = "job"
+    TASK = "t"
+    ACTOR = "a"
+    OBJECT = "o"
+    NODE = "n"
+    WORKER = "w"
+    LEASE = "l"
+    PEER = "p"
+    REQUEST = "r"
+    SESSION = "s"
+
+
+def new_id(prefix: Prefix) -> str:
+    """Return a fresh id with 64 random bits: 1e9 of them collide with probability 0.03."""
+    return f"{prefix.value}_{os.urandom(8).hex()}"
+
+
+class IdSource:
+    """Counts up behind one random part: unique per process, and cheap. Thread-safe (one bytecode)."""
+
+    __slots__ = ("_count", "_stem")
+
+    def __init__(self, prefix: Prefix) -> None:
+        self._stem = f"{prefix.value}_{os.urandom(8).hex()}"
+        self._count = itertools.count(1)
+
+    def __call__(self) -> str:
+        return f"{self._stem}{next(self._count):x}"
+
+
+def return_id(task_id: str, index: int) -> str:
+    """Name the ``index``-th return value of a task: ``t_ab12`` -> ``o_ab12.0``."""
+    return f"o{task_id[1:]}.{index}"
+
+
+def check_id(value: str, prefix: Prefix, *, field: str) -> str:
+    """Return ``value`` if it names a ``prefix``, else raise an error that names the field."""
+    if not value.startswith(f"{prefix.value}_") or not _SHAPE.match(value):
+        raise BadRequestError(
+            f"{field}: {value!r} is not a {prefix.name.lower()} id "
+            f"(expected '{prefix.value}_' and letters, digits, '.', '-' or '_')",
+            field=field,
+        )
+    return value

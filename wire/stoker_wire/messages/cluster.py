@@ -1,0 +1,341 @@
+"""Nodes, their devices and workers, and the leases that give a runtime the right to use a worker."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from stoker_wire.messages.common import (
+    Address,
+    Labels,
+    Message,
+    OnInfeasible,
+    Record,
+    Resources,
+    RuntimeEnv,
+    Strategy,
+)
+
+
+class NodeState(StrEnum):
+    """ALIVE -> SUSPECT (heartbeats late) -> DEAD (terminal for the incarnation)."""
+
+    ALIVE = "ALIVE"
+    SUSPECT = "SUSPECT"
+    DEAD = "DEAD"
+
+
+class Device(Record):
+    """One accelerator. ``memory_bytes`` is its total memory; ``fake`` ones exist for tests."""
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int = 0
+    fake: bool = False
+
+
+class RegisterNode(Message):
+    """A nodelet introduces itself. ``host_id`` is equal for processes that share a /dev/shm."""
+
+    node_id: str
+    url: str
+    unix: str
+    hostname: str
+    host_id: str
+    pid: int
+    resources: Resources
+    devices: tuple[Device, ...] = ()
+    labels: Labels = {}
+    version: str = ""
+    arena_dir: str = ""
+    session_dir: str = ""
+
+
+class RegisteredNode(Record):
+    """The incarnation fences everything the nodelet says until it registers again."""
+
+    node_id: str
+    incarnation: int
+    heartbeat_s: float
+
+
+class Heartbeat(Message):
+    """``usage`` are measured facts: cpu_percent, memory_bytes, workers, object_bytes, load1, ..."""
+
+    incarnation: int
+    usage: dict[str, float] = {}
+
+
+class Node(Record):
+    """A node as the gcs knows it."""
+
+    node_id: str
+    incarnation: int
+    state: NodeState
+    url: str
+    unix: str
+    hostname: str
+    host_id: str
+    pid: int
+    resources: Resources
+    devices: tuple[Device, ...]
+    labels: Labels
+    version: str
+    arena_dir: str
+    session_dir: str
+    registered_at_s: float
+    heartbeat_at_s: float = 0.0
+    usage: dict[str, float] = {}
+    reason: str = ""
+
+
+class LeaseKind(StrEnum):
+    """What the leased worker is for."""
+
+    TASK = "task"
+    ACTOR = "actor"
+    DRIVER = "driver"
+
+
+class Demand(Message):
+    """What makes two tasks interchangeable to the scheduler (DESIGN: the scheduling class).
+
+    ``label_selector`` maps a label to ``value``, ``!value``, ``in(a,b)`` or ``!in(a,b)``.
+    ``locality`` maps node ids to bytes of large arguments that already lie there.
+    """
+
+    job_id: str
+    resources: Resources
+    kind: LeaseKind = LeaseKind.TASK
+    runtime_env: RuntimeEnv = RuntimeEnv()
+    label_selector: Labels = {}
+    strategy: Strategy = Strategy()
+    priority: int = 0
+    on_infeasible: OnInfeasible = OnInfeasible.ERROR
+    locality: dict[str, int] = {}
+    name: str = ""
+
+
+class ActorSpec(Message):
+    """What a worker needs to become an actor; ``payload`` is opaque to all but the runtime."""
+
+    actor_id: str
+    incarnation: int
+    class_name: str
+    payload: bytes
+
+
+class DriverSpec(Message):
+    """The process of a submitted job: ``entrypoint`` is run by a shell, with ``env`` added."""
+
+    job_id: str
+    entrypoint: str
+    env: dict[str, str] = {}
+
+
+class WorkerSpec(Message):
+    """What the nodelet starts for a lease."""
+
+    runtime_env: RuntimeEnv = RuntimeEnv()
+    actor: ActorSpec | None = None
+    driver: DriverSpec | None = None
+
+
+class LeaseRequest(Message):
+    """Ask for up to ``count`` workers; the reply comes when one is granted or ``wait_s`` passed.
+
+    A request that is sent again with the same ``request_id`` gets the same leases again.
+    ``task_ids`` are a few of the tasks that wait, for explanations.
+    """
+
+    request_id: str
+    owner_id: str
+    demand: Demand
+    count: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+    actor: ActorSpec | None = None
+    driver: DriverSpec | None = None
+    task_ids: tuple[str, ...] = ()
+
+
+class Lease(Record):
+    """A time-bounded, fenced right of ``owner_id`` to use one worker with ``resources``.
+
+    ``gpus`` maps a device index to the fraction of it that the lease holds.
+    """
+
+    lease_id: str
+    owner_id: str
+    job_id: str
+    kind: LeaseKind
+    node_id: str
+    node_incarnation: int
+    resources: Resources
+    gpus: dict[int, float] = {}
+    granted_at_s: float = 0.0
+    blocked: bool = False
+    actor_id: str = ""
+    name: str = ""
+
+
+class GrantedLease(Record):
+    """A lease together with the worker it gives access to."""
+
+    lease: Lease
+    worker_id: str
+    address: Address
+    pid: int = 0
+
+
+class LeaseReply(Record):
+    """Leases granted by one request; ``queue_position`` counts the demands ahead if none was."""
+
+    granted: tuple[GrantedLease, ...] = ()
+    queue_position: int = 0
+    note: str = ""
+
+
+class StartLease(Message):
+    """The scheduler tells a nodelet to give a worker to a lease. Fenced by ``epoch``."""
+
+    lease: Lease
+    epoch: int
+    worker: WorkerSpec = WorkerSpec()
+
+
+class StartedLease(Record):
+    """The worker that serves the lease."""
+
+    worker_id: str
+    address: Address
+    pid: int
+
+
+class HeldLease(Record):
+    """A lease that a nodelet holds, as it reports it to a new scheduler."""
+
+    lease: Lease
+    worker_id: str
+    address: Address
+    pid: int
+
+
+class HeldLeases(Record):
+    """All leases of one nodelet, with its incarnation."""
+
+    node_id: str
+    incarnation: int
+    leases: tuple[HeldLease, ...] = ()
+
+
+class ReleaseLeases(Message):
+    """Give leases back. ``kill`` ends the workers instead of returning them to the pool."""
+
+    lease_ids: tuple[str, ...]
+    kill: bool = False
+    reason: str = ""
+    epoch: int = 0
+
+
+class OwnerPoll(Message):
+    """An owner renews ``lease_ids`` and waits up to ``wait_s`` for orders."""
+
+    lease_ids: tuple[str, ...] = ()
+    idle_lease_ids: tuple[str, ...] = ()
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+
+
+class OwnerOrders(Record):
+    """``recall``: finish what runs and give back. ``lost``: gone already (expired, node dead)."""
+
+    recall: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+
+
+class BlockLease(Message):
+    """The worker of a lease waits in ``get`` (its CPU is free to others), or runs again."""
+
+    blocked: bool
+
+
+class WorkerState(StrEnum):
+    """STARTING -> IDLE <-> LEASED -> DEAD."""
+
+    STARTING = "STARTING"
+    IDLE = "IDLE"
+    LEASED = "LEASED"
+    DEAD = "DEAD"
+
+
+class RegisterWorker(Message):
+    """A forked worker is up and listens at ``address``."""
+
+    worker_id: str
+    pid: int
+    address: Address
+
+
+class WorkerSetup(Record):
+    """What a registered worker is told: who it is and, for an actor, what it becomes."""
+
+    worker_id: str
+    node_id: str
+    lease: Lease | None = None
+    actor: ActorSpec | None = None
+    arena_dir: str = ""
+
+
+class WorkerExit(Record):
+    """Exit forensics: one cause and its evidence, never a list of guesses.
+
+    ``exit_code`` or ``signal`` is set (the other is None); ``peak_rss_bytes`` from wait4;
+    ``cause`` is a sentence such as "killed by SIGSEGV" or "exceeded memory=1073741824 bytes".
+    """
+
+    worker_id: str
+    node_id: str
+    job_id: str = ""
+    lease_id: str = ""
+    actor_id: str = ""
+    pid: int = 0
+    exit_code: int | None = None
+    signal: int | None = None
+    oom: bool = False
+    expected: bool = False
+    peak_rss_bytes: int = 0
+    at_s: float = 0.0
+    cause: str = ""
+    last_log_lines: tuple[str, ...] = ()
+
+
+class WorkersExited(Message):
+    """A batch of exits, from a nodelet to the gcs."""
+
+    exits: tuple[WorkerExit, ...]
+    incarnation: int = 0
+
+
+class Worker(Record):
+    """A worker as its nodelet lists it."""
+
+    worker_id: str
+    node_id: str
+    pid: int
+    state: WorkerState
+    lease_id: str = ""
+    job_id: str = ""
+    actor_id: str = ""
+    started_at_s: float = 0.0
+    rss_bytes: int = 0
+
+
+class ClusterResources(Record):
+    """Sums over the live nodes, and per node: what there is and what no lease holds."""
+
+    total: Resources
+    available: Resources
+    nodes: dict[str, Resources] = {}
+    nodes_available: dict[str, Resources] = {}

@@ -1,0 +1,90 @@
+"""Parts that several messages share: resources, constraints, addresses, runtime environments."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Root of requests: frozen, keyword-only, an unknown field is an error that names it."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Root of what servers reply: frozen, and lenient to fields that a newer peer adds."""
+
+
+Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
+Labels = dict[str, str]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class SpreadPolicy(StrEnum):
+    """How a demand chooses among feasible nodes."""
+
+    HYBRID = "hybrid"
+    """Pack nodes up to a utilisation threshold, then spread; CPU work avoids GPU nodes."""
+    SPREAD = "spread"
+    """Use the least loaded feasible node."""
+
+
+class Strategy(Message):
+    """Where a demand may run. ``node_id`` pins it to a node; ``soft`` makes that a wish."""
+
+    policy: SpreadPolicy = SpreadPolicy.HYBRID
+    node_id: str | None = None
+    soft: bool = False
+
+
+class OnInfeasible(StrEnum):
+    """What to do with a demand that no node could ever satisfy."""
+
+    ERROR = "error"
+    WAIT = "wait"
+
+
+class RuntimeEnv(Message):
+    """What a worker's Python environment needs beyond the node's own.
+
+    ``working_dir`` and ``py_modules`` are content hashes of packages stored in the gcs
+    (``PUT /v1/packages/{hash}``); a worker unpacks them and puts them on ``sys.path``
+    (``working_dir`` is also the current directory). ``sys_path`` and ``cwd`` are paths as they are,
+    used when the driver is on the same machine. ``preload`` names modules that the fork server
+    imports before it forks. ``pip`` are requirement lines, installed into a venv of their own.
+    """
+
+    env_vars: dict[str, str] = {}
+    working_dir: str | None = None
+    py_modules: tuple[str, ...] = ()
+    pip: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
+    sys_path: tuple[str, ...] = ()
+    cwd: str | None = None
+
+
+class Address(msgspec.Struct, frozen=True, array_like=True):
+    """Where a runtime (driver or worker) listens for data-path connections.
+
+    ``unix`` is preferred when the reader's ``host_id`` is the same, else ``url``.
+    """
+
+    peer_id: str
+    node_id: str
+    host_id: str
+    unix: str
+    url: str
+
+
+class ErrorInfo(Record):
+    """An error as data: what :func:`stoker_wire.errors.error_for` needs to raise it again."""
+
+    code: str
+    message: str
+    extra: dict[str, Any] = {}
+
+
+class Empty(Record):
+    """A reply with nothing to say."""

@@ -1,0 +1,161 @@
+"""Events, leadership, keys, tokens, logs and explanations; paging that all lists share."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+
+from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.common import Message, Record, Resources
+
+T = TypeVar("T")
+
+
+class Event(Record):
+    """One entry of the append-only log. ``seq`` is the cursor of every watch.
+
+    ``kind`` is ``<entity>.<past tense>``: node.registered, node.suspected, node.recovered,
+    node.died, job.submitted, job.started, job.finished, actor.created, actor.placed,
+    actor.started, actor.restarting, actor.died, worker.exited, kv.changed, leader.elected,
+    token.created, token.revoked. ``subject`` is the entity's id; ``payload`` its record then.
+    """
+
+    seq: int
+    at_s: float
+    kind: str
+    subject: str
+    payload: dict[str, Any] = {}
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One page of a list. ``next_cursor`` is empty at the end; ``seq`` is where to watch from."""
+
+    items: tuple[T, ...]
+    next_cursor: str = ""
+    seq: int = 0
+
+
+class ListQuery(Message):
+    """Paging, shared by all lists."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    cursor: str = ""
+
+
+class EventQuery(ListQuery):
+    """``kind`` and ``subject`` are prefixes, several separated by commas."""
+
+    watch: bool = False
+    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+    kind: str = ""
+    subject: str = ""
+
+
+class Campaign(Message):
+    """A process asks to lead, or to go on leading (``epoch`` it holds)."""
+
+    holder: str
+    url: str
+    ttl_s: Annotated[float, msgspec.Meta(gt=0, le=300)] = 6.0
+    epoch: int = 0
+
+
+class Leader(Record):
+    """Who leads; ``epoch`` grows with each change and fences the leaders before."""
+
+    name: str
+    holder: str
+    url: str
+    epoch: int
+    expires_at_s: float
+
+
+class CreateToken(Message):
+    """A further token; its secret is shown once, in the reply."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    expires_in_s: float | None = None
+
+
+class Token(Record):
+    """A token without its secret (``secret`` is set only in the reply to its creation)."""
+
+    token_id: str
+    name: str
+    created_at_s: float
+    expires_at_s: float | None = None
+    revoked: bool = False
+    secret: str = ""
+
+
+class KvEntry(Record):
+    """A key of the KV store; values are read and written as raw bodies."""
+
+    namespace: str
+    key: str
+    nbytes: int
+    seq: int
+
+
+class LogLine(Record):
+    """One line of a worker's or driver's output. ``cursor`` is the byte offset behind it."""
+
+    node_id: str
+    worker_id: str
+    pid: int
+    name: str
+    text: str
+    at_s: float = 0.0
+    cursor: int = 0
+    job_id: str = ""
+
+
+class Fit(StrEnum):
+    """A node's verdict on a demand."""
+
+    FITS = "fits"
+    BUSY = "busy"
+    """Would fit if leases there ended."""
+    NEVER = "never"
+    """Would not fit even if idle."""
+
+
+class Verdict(Record):
+    """Why a node does or does not take a demand: one named rule, and the numbers behind it."""
+
+    node_id: str
+    fit: Fit
+    rule: str = ""
+    detail: str = ""
+    remedy: str = ""
+    score: float | None = None
+
+
+class Explanation(Record):
+    """Why something waits (or what became of it), and what would have to change."""
+
+    subject: str
+    state: str
+    summary: str
+    remedy: str = ""
+    waited_s: float = 0.0
+    queue_position: int | None = None
+    verdicts: tuple[Verdict, ...] = ()
+    events: tuple[Event, ...] = ()
+    demand: Demand | None = None
+
+
+class QueueEntry(Record):
+    """A demand that waits in the scheduler."""
+
+    request_id: str
+    owner_id: str
+    job_id: str
+    name: str
+    resources: Resources
+    count: int
+    waiting_s: float
+    position: int
+    infeasible: bool = False
