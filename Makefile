@@ -1,0 +1,53 @@
+# Every target prepares what it needs; a fresh clone needs only Python 3.11+, make and a package index.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+EXTRAS ?= dev,postgres,redis,train
+PY := $(VENV)/bin/python
+PYTEST_ARGS ?=
+
+.PHONY: help env services demo test check types format bench up soak clean
+
+help:  ## list the targets
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env:  ## create or refresh the virtual environment
+	@scripts/env $(VENV) $(PYTHON) $(EXTRAS)
+
+services: env
+	@scripts/services $(VENV)
+
+demo: env  ## train a small model on a local cluster
+	@$(PY) examples/demo.py
+
+test: services  ## run every test that needs no GPU (under 10 minutes on 2 cores)
+	@$(PY) -m pytest -q $(PYTEST_ARGS)
+
+check: env  ## lint, format, spelling and types: what must pass before a commit
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/codespell
+	@$(MAKE) types
+
+types: env  ## mypy, strict
+	@$(VENV)/bin/mypy
+
+format: env  ## apply the formatter and the safe lint fixes
+	@$(VENV)/bin/ruff check --fix-only .
+	@$(VENV)/bin/ruff format .
+
+bench: env  ## run the benchmarks
+	@$(PY) -m benchmarks
+
+up:  ## start a whole cluster in containers
+	@STOKER_TOKEN="$${STOKER_TOKEN:-$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}" docker-compose up --build
+
+soak: services  ## run the long tests that make test leaves out
+	@$(PY) -m pytest -q -m soak --timeout 3600 $(PYTEST_ARGS)
+
+clean:  ## remove the environment and the caches
+	@rm -rf $(VENV) $(VENV).lock .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Global control store: tables, stores, the HTTP API and its watches."""

@@ -1,0 +1,1 @@
+"""Training kernels, one folder per op. Imports nothing of the cluster."""

@@ -1,0 +1,1 @@
+"""Node agent: workers, devices, the arena, object transfer and logs."""

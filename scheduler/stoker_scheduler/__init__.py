@@ -1,0 +1,1 @@
+"""The scheduler: pure decisions in core, and the service around them."""

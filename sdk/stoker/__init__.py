@@ -1,0 +1,1 @@
+"""Stoker keeps GPUs fed: a cluster scheduler for Python."""
