@@ -145,7 +145,7 @@ class RedisServer:
             raise
 
     def command(self, line: str, timeout_s: float = 5.0) -> str:
-        """Sends one inline command and returns the first line of the reply, without a client library."""
+        """Sends one inline command, without a client library; returns the reply's first line."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
             connection.sendall(line.encode() + b"\r\n")
             with connection.makefile("rb") as replies:

@@ -1,0 +1,208 @@
+"""The folders are the architecture: who may import whom, and what every source file must look like.
+
+Each rule is read off the syntax tree, so that a broken one is named with its file and line. An
+empty folder passes.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+ROOTS = {
+    "stoker_wire": REPO / "wire/stoker_wire",
+    "stoker_gcs": REPO / "gcs/stoker_gcs",
+    "stoker_scheduler": REPO / "scheduler/stoker_scheduler",
+    "stoker_nodelet": REPO / "nodelet/stoker_nodelet",
+    "stoker": REPO / "sdk/stoker",
+    "stoker_kernels": REPO / "kernels/stoker_kernels",
+    "stoker_migrations": REPO / "migrations/stoker_migrations",
+}
+# What each package may import of ours, besides itself. Services talk HTTP to each other.
+ALLOWED = {
+    "stoker_wire": set(),
+    "stoker_gcs": {"stoker_wire", "stoker_migrations"},
+    "stoker_scheduler": {"stoker_wire"},
+    "stoker_nodelet": {"stoker_wire"},
+    "stoker": {"stoker_wire"},
+    "stoker_kernels": set(),
+    "stoker_migrations": {"stoker_wire", "stoker_gcs"},
+}
+SERVICES = {"stoker_gcs", "stoker_scheduler", "stoker_nodelet"}
+# The composition root starts services in one process; `stoker.kernels` is a lazy alias.
+COMPOSITION_ROOT = ROOTS["stoker"] / "launch.py"
+LAZY_ALIAS_OF_KERNELS = {ROOTS["stoker"] / "__init__.py", ROOTS["stoker"] / "kernels.py"}
+# Pure decisions: time is a field of the event, ids and randomness are injected, no IO.
+PURE = ROOTS["stoker_scheduler"] / "core"
+IMPURE_MODULES = {
+    "aiohttp", "anyio", "asyncio", "concurrent", "http", "multiprocessing", "os", "pathlib",
+    "random", "secrets", "socket", "sqlalchemy", "subprocess", "threading", "time", "uuid",
+}  # fmt: skip
+MAX_LINES = 400
+MIGRATION_VERSIONS = "versions"
+# Files that may start a task outside a TaskGroup; each says there who awaits it.
+BARE_TASKS_ALLOWED: set[Path] = set()
+HEAVY = {"torch", "numpy", "sqlalchemy", "redis", "aiohttp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One parsed source file."""
+
+    package: str
+    path: Path
+    text: str
+    tree: ast.Module
+
+    def at(self, node: ast.AST) -> str:
+        return f"{self.path.relative_to(REPO)}:{getattr(node, 'lineno', 1)}"
+
+    def imports(self) -> list[tuple[str, ast.AST]]:
+        """The absolute names this file imports, at any depth, with the importing node."""
+        found: list[tuple[str, ast.AST]] = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found += [(alias.name, node) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                found.append((node.module, node))
+        return found
+
+
+@cache
+def sources() -> tuple[Source, ...]:
+    return tuple(
+        Source(package, path, text := path.read_text(), ast.parse(text, str(path)))
+        for package, root in ROOTS.items()
+        for path in sorted(root.rglob("*.py"))
+    )
+
+
+def check(broken: list[str], rule: str) -> None:
+    assert not broken, f"{rule}:\n  " + "\n  ".join(sorted(broken))
+
+
+def may_import(source: Source, imported: str) -> bool:
+    if imported not in ROOTS or imported == source.package or imported in ALLOWED[source.package]:
+        return True
+    if source.package != "stoker":
+        return False
+    if imported in SERVICES:
+        return source.path == COMPOSITION_ROOT or source.path.stem.endswith("_main")
+    return imported == "stoker_kernels" and source.path in LAZY_ALIAS_OF_KERNELS
+
+
+def test_packages_import_only_what_their_place_allows() -> None:
+    broken = [
+        f"{source.at(node)}: {source.package} imports {name}"
+        for source in sources()
+        for name, node in source.imports()
+        if not may_import(source, name.partition(".")[0])
+    ]
+    check(broken, "import direction (DESIGN: the folders are the architecture)")
+
+
+def test_no_source_imports_tests_examples_or_benchmarks() -> None:
+    broken = [
+        f"{source.at(node)}: imports {name}"
+        for source in sources()
+        for name, node in source.imports()
+        if name.partition(".")[0] in {"tests", "examples", "benchmarks"}
+    ]
+    check(broken, "what ships imports nothing that does not")
+
+
+def test_the_scheduler_core_is_pure() -> None:
+    broken = [
+        f"{source.at(node)}: imports {name}"
+        for source in sources()
+        if source.path.is_relative_to(PURE)
+        for name, node in source.imports()
+        if name.partition(".")[0] in IMPURE_MODULES
+    ]
+    check(broken, "scheduler/core has no clock, no IO, no event loop and no randomness of its own")
+
+
+def test_every_module_says_why_it_exists() -> None:
+    broken = [source.at(source.tree) for source in sources() if not ast.get_docstring(source.tree)]
+    check(broken, "a module without a docstring")
+
+
+def test_no_file_is_two_ideas() -> None:
+    broken = [
+        f"{source.path.relative_to(REPO)}: {lines} lines"
+        for source in sources()
+        if MIGRATION_VERSIONS not in source.path.parts
+        and (lines := source.text.count("\n")) > MAX_LINES
+    ]
+    check(broken, f"a file over {MAX_LINES} lines")
+
+
+def test_no_junk_drawers() -> None:
+    names = {"utils.py", "util.py", "helpers.py", "helper.py", "misc.py"}
+    # stoker.util is public API, under the name that users of the field know.
+    allowed = {ROOTS["stoker"] / "util.py"}
+    broken = [
+        source.at(source.tree)
+        for source in sources()
+        if source.path.name in names and source.path not in allowed
+    ]
+    check(broken, "a file named for nothing in particular")
+
+
+def test_tasks_belong_to_a_task_group() -> None:
+    broken = [
+        f"{source.at(node)}: {ast.unparse(node.func)}(...)"
+        for source in sources()
+        if source.path not in BARE_TASKS_ALLOWED
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and starts_a_bare_task(node.func)
+    ]
+    check(broken, "a task outside a TaskGroup (nobody awaits it, nobody sees its error)")
+
+
+def starts_a_bare_task(function: ast.expr) -> bool:
+    if isinstance(function, ast.Name):
+        return function.id in {"create_task", "ensure_future"}
+    if not isinstance(function, ast.Attribute):
+        return False
+    owner = ast.unparse(function.value)
+    if function.attr == "ensure_future":
+        return owner == "asyncio"
+    return function.attr == "create_task" and (
+        owner == "asyncio" or owner.removesuffix("()").endswith("loop")
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "bare"),
+    [
+        ("asyncio.create_task(f())", True),
+        ("asyncio.ensure_future(f())", True),
+        ("create_task(f())", True),
+        ("loop.create_task(f())", True),
+        ("self._loop.create_task(f())", True),
+        ("asyncio.get_running_loop().create_task(f())", True),
+        ("group.create_task(f())", False),
+        ("self._tasks.create_task(f())", False),
+    ],
+)
+def test_the_task_rule_knows_a_group_from_a_loop(call: str, bare: bool) -> None:
+    expression = ast.parse(call, mode="eval").body
+    assert isinstance(expression, ast.Call)
+    assert starts_a_bare_task(expression.func) is bare
+
+
+def test_importing_stoker_loads_nothing_heavy() -> None:
+    program = f"import sys, stoker; print(*sorted({HEAVY!r} & set(sys.modules)))"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [], f"import stoker loads {result.stdout}"
