@@ -278,14 +278,46 @@ class RegisterWorker(Message):
     address: Address
 
 
+class WorkerBoot(Record):
+    """What a fork server hands to ``target(boot)`` in a worker that it has just forked.
+
+    The runtime environment is already applied: ``env_vars``, ``sys.path``, the current directory,
+    and stdout and stderr go to ``log_path``. The worker listens on the Unix socket ``socket_path``
+    (short enough for ``sun_path``), then registers with ``POST <nodelet>/v1/workers/register``.
+    ``job_id`` is empty for a warm worker that no job has used; ``POST /v1/assign`` gives it one.
+    """
+
+    worker_id: str
+    node_id: str
+    host_id: str
+    nodelet_url: str
+    nodelet_unix: str
+    gcs_url: str
+    token: str
+    session_dir: str
+    arena_dir: str
+    socket_path: str
+    log_path: str
+    job_id: str = ""
+    runtime_env: RuntimeEnv = RuntimeEnv()
+
+
 class WorkerSetup(Record):
-    """What a registered worker is told: who it is and, for an actor, what it becomes."""
+    """What a registered worker is told: who it is and, for an actor, what it becomes.
+
+    The reply to its registration, and the body of ``POST <worker>/v1/assign`` for a worker of the
+    pool. ``env_vars``, ``sys_path`` (in front) and ``cwd`` (empty: stay) are to be applied before
+    any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty where the fork applied them.
+    """
 
     worker_id: str
     node_id: str
     lease: Lease | None = None
     actor: ActorSpec | None = None
     arena_dir: str = ""
+    env_vars: dict[str, str] = {}
+    sys_path: tuple[str, ...] = ()
+    cwd: str = ""
 
 
 class WorkerExit(Record):
