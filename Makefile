@@ -45,8 +45,13 @@ format: env  ## apply the formatter and the safe lint fixes
 bench: env  ## run the benchmarks
 	@$(PY) -m benchmarks
 
-up:  ## start a whole cluster in containers
-	@STOKER_TOKEN="$${STOKER_TOKEN:-$$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')}" docker-compose up --build
+up: .env  ## start a whole cluster in containers
+	@docker-compose up --build
+
+.env:
+	@secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }; umask 077; \
+	printf 'STOKER_TOKEN=%s\nSTOKER_DB_PASSWORD=%s\n' "$$(secret)" "$$(secret)" > $@; \
+	echo "[up] wrote new secrets to $@"
 
 soak: services  ## run the long tests that make test leaves out
 	@$(PY) -m pytest -q -m soak --timeout 3600 $(PYTEST_ARGS)
