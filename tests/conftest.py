@@ -24,6 +24,10 @@ MARKED_FOLDERS = {"gpu": "gpu", "soak": "soak"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Settings of the developer's own shell must not decide a test.
+    for name in [name for name in os.environ if name.startswith("STOKER_")]:
+        if not name.startswith("STOKER_TEST_"):
+            del os.environ[name]
     leaks.mark_this_run()
 
 
