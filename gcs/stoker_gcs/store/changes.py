@@ -1,0 +1,97 @@
+"""What writers say: one Change is a few row operations and the events that tell of them.
+
+Operations are data, not SQL, so that every store (and the specification in memory) executes the same
+ones. Fencing is data too: ``Update.expect`` and ``Delete.expect`` become part of the WHERE, and an
+operation that meets another row than it expected undoes its whole change with :class:`Clash`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stoker_gcs.schema import Table
+
+Value: TypeAlias = str | int | float | bytes | None
+Row: TypeAlias = dict[str, Any]
+"""A row as stores return it; the column's type in :mod:`stoker_gcs.schema` says what a value is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A condition of a select: the column starts with this text."""
+
+    text: str
+
+
+Condition: TypeAlias = Value | tuple[Value, ...] | Prefix
+
+
+class Clash(Exception):
+    """An operation met a row that is not as it expected; nothing of its change was done.
+
+    ``table`` names where. Callers read again and decide: retry, or refuse with a StokerError.
+    """
+
+    def __init__(self, table: str, what: str) -> None:
+        super().__init__(f"{table}: {what}")
+        self.table = table
+
+
+@dataclass(frozen=True, slots=True)
+class Insert:
+    """Add a row; a Clash if the key or a unique column is taken."""
+
+    table: Table
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """Add a row, or replace the one with the same key."""
+
+    table: Table
+    values: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Change one row where the key and all of ``expect`` match; a Clash if there is none."""
+
+    table: Table
+    key: Mapping[str, Value]
+    values: Mapping[str, Value]
+    expect: Mapping[str, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove the rows where all of ``where`` match; ``must_exist`` makes none a Clash."""
+
+    table: Table
+    where: Mapping[str, Value]
+    must_exist: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Add an event; the store gives it the next sequence number. ``payload`` is msgpack of a map."""
+
+    kind: str
+    subject: str
+    payload: bytes
+    at_s: float
+
+
+Operation: TypeAlias = Insert | Upsert | Update | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """All or nothing: row operations and events of one decision."""
+
+    operations: tuple[Operation, ...] = ()
+    events: tuple[Append, ...] = ()

@@ -1,0 +1,114 @@
+"""The one writer: whoever writes in the same tick shares one transaction (group commit).
+
+``apply`` returns when its change is durable, and raises its Clash when another row was there than it
+expected. Task history has a lane of its own, so that a flood of it never delays a job or an actor by
+more than one batch. Both lanes are bounded: a full lane makes its callers wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from stoker_gcs.store.changes import Clash
+from stoker_wire.errors import UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from stoker_gcs.store.changes import Change
+    from stoker_gcs.store.protocol import Store
+    from stoker_wire.messages.control import Event
+    from stoker_wire.messages.work import TaskRecord
+
+T = TypeVar("T")
+R = TypeVar("R")
+MAX_CHANGES = 512
+MAX_TASK_BATCHES = 64
+LANE_SIZE = 4096
+
+
+class Lane(Generic[T, R]):
+    """Callers put one item each and share a write; ``write`` returns one result per item."""
+
+    def __init__(self, write: Callable[[list[T]], Awaitable[Sequence[R]]], *, batch: int) -> None:
+        self._write = write
+        self._batch = batch
+        self._queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue(LANE_SIZE)
+        self._closed = False
+        self.batches = 0
+        self.items = 0
+
+    async def put(self, item: T) -> R:
+        """Return the item's result once its batch is written."""
+        if self._closed:
+            raise UnavailableError("the gcs is stopping and takes no more writes")
+        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        await self._queue.put((item, done))
+        return await done
+
+    async def run(self) -> None:
+        """Write batches until cancelled; the batch under way is finished first."""
+        try:
+            while True:
+                batch = [await self._queue.get()]
+                while len(batch) < self._batch and not self._queue.empty():
+                    batch.append(self._queue.get_nowait())
+                await asyncio.shield(self._commit(batch))
+        finally:
+            self._closed = True
+            while not self._queue.empty():
+                _, done = self._queue.get_nowait()
+                if not done.done():
+                    done.set_exception(UnavailableError("the gcs stopped before this write"))
+
+    async def _commit(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        try:
+            results = await self._write([item for item, _ in batch])
+        except Exception as error:
+            for _, done in batch:
+                if not done.done():
+                    done.set_exception(error)
+            return
+        self.batches += 1
+        self.items += len(batch)
+        for (_, done), result in zip(batch, results, strict=True):
+            if not done.done():
+                done.set_result(result)
+
+
+class Journal:
+    """See the module. ``committed`` is called with the events of each commit, in order."""
+
+    def __init__(self, store: Store, committed: Callable[[Sequence[Event]], None]) -> None:
+        self._store = store
+        self._committed = committed
+        self.changes: Lane[Change, tuple[Event, ...] | Clash] = Lane(
+            self._write_changes, batch=MAX_CHANGES
+        )
+        self.tasks: Lane[tuple[TaskRecord, ...], None] = Lane(
+            self._write_tasks, batch=MAX_TASK_BATCHES
+        )
+
+    async def apply(self, change: Change) -> tuple[Event, ...]:
+        """Do the change durably and return its events; raises :class:`Clash`."""
+        result = await self.changes.put(change)
+        if isinstance(result, Clash):
+            raise result
+        return result
+
+    async def put_tasks(self, records: tuple[TaskRecord, ...]) -> None:
+        """Merge attempts into the history, durably."""
+        if records:
+            await self.tasks.put(records)
+
+    async def _write_changes(self, batch: list[Change]) -> list[tuple[Event, ...] | Clash]:
+        results = await self._store.commit(batch)
+        events = [event for result in results if not isinstance(result, Clash) for event in result]
+        if events:
+            self._committed(events)
+        return results
+
+    async def _write_tasks(self, batch: list[tuple[TaskRecord, ...]]) -> list[None]:
+        await self._store.put_tasks([record for records in batch for record in records])
+        return [None] * len(batch)

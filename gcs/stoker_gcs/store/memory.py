@@ -1,0 +1,152 @@
+"""The store in a few dicts: the executable specification that the SQL stores are tested against.
+
+``database_url="memory://"`` selects it. Nothing survives the process.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker_gcs.schema import TABLES, TASKS, Table
+from stoker_gcs.store.changes import Clash, Delete, Insert, Prefix, Update, Upsert
+from stoker_gcs.store.rows import numbered, task_of, task_row
+from stoker_gcs.tasks.merge import merge, merge_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stoker_gcs.store.changes import Change, Condition, Operation, Row
+    from stoker_wire.messages.control import Event
+    from stoker_wire.messages.work import TaskRecord
+
+Key = tuple[str | int, ...]
+
+
+class MemoryStore:
+    """See :class:`stoker_gcs.store.protocol.Store`."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._tables: dict[str, dict[Key, Row]] = {table.name: {} for table in TABLES}
+        self._events: list[Event] = []
+        self._last = 0
+        self._compacted = 0
+
+    async def start(self) -> None:
+        """Nothing to connect to."""
+
+    async def stop(self) -> None:
+        """Nothing to close."""
+
+    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | Clash]:
+        """Do the changes one after the other; a clash restores what its change had done."""
+        return [self._change(change) for change in changes]
+
+    def _change(self, change: Change) -> tuple[Event, ...] | Clash:
+        before = {op.table.name: dict(self._tables[op.table.name]) for op in change.operations}
+        try:
+            for operation in change.operations:
+                self._operate(operation)
+        except Clash as clash:
+            self._tables.update(before)
+            return clash
+        events = tuple(numbered(e, self._last + i) for i, e in enumerate(change.events, 1))
+        self._last += len(events)
+        self._events.extend(events)
+        return events
+
+    def _operate(self, operation: Operation) -> None:
+        table = operation.table
+        rows = self._tables[table.name]
+        if isinstance(operation, Insert):
+            row = dict(operation.values)
+            if _key(table, row) in rows:
+                raise Clash(table.name, "the key is taken")
+            self._check_unique(table, row)
+            rows[_key(table, row)] = row
+        elif isinstance(operation, Upsert):
+            row = dict(operation.values)
+            rows[_key(table, row)] = row
+        elif isinstance(operation, Update):
+            found = rows.get(_key(table, dict(operation.key)))
+            if found is None or not _matches(found, operation.expect):
+                raise Clash(table.name, "no row is as expected")
+            row = {**found, **operation.values}
+            self._check_unique(table, row)
+            rows[_key(table, row)] = row
+        else:
+            assert isinstance(operation, Delete)
+            gone = [key for key, row in rows.items() if _matches(row, operation.where)]
+            if operation.must_exist and not gone:
+                raise Clash(table.name, "no row is as expected")
+            for key in gone:
+                del rows[key]
+
+    def _check_unique(self, table: Table, row: Row) -> None:
+        for names in table.unique:
+            for key, other in self._tables[table.name].items():
+                values = [row[name] for name in names]
+                taken = None not in values and values == [other[name] for name in names]
+                if taken and key != _key(table, row):
+                    raise Clash(table.name, f"{names[0]} is taken")
+
+    async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
+        """The row with this key, or None."""
+        found = self._tables[table.name].get(tuple(key[name] for name in table.key))
+        return dict(found) if found is not None else None
+
+    async def select(
+        self,
+        table: Table,
+        where: Mapping[str, Condition] | None = None,
+        *,
+        after: Sequence[str | int] = (),
+        limit: int = 1000,
+        columns: Sequence[str] = (),
+    ) -> list[Row]:
+        """Rows that match, in key order."""
+        rows = sorted(self._tables[table.name].items())
+        found = [
+            row for key, row in rows if (not after or key > tuple(after)) and _matches(row, where or {})
+        ]
+        wanted = columns or table.names
+        return [{name: row[name] for name in wanted} for row in found[:limit]]
+
+    async def events(self, after: int, limit: int = 1000) -> list[Event]:
+        """Events with ``seq > after``."""
+        return [event for event in self._events if event.seq > after][:limit]
+
+    async def bounds(self) -> tuple[int, int]:
+        """``(compacted, last)``."""
+        return self._compacted, self._last
+
+    async def compact(self, keep_after: int) -> None:
+        """Forget the events up to ``keep_after``."""
+        self._compacted = max(self._compacted, min(keep_after, self._last))
+        self._events = [event for event in self._events if event.seq > self._compacted]
+
+    async def put_tasks(self, records: Sequence[TaskRecord]) -> None:
+        """Merge attempts into the history."""
+        rows = self._tables[TASKS.name]
+        for key, record in merge_all(records).items():
+            known = rows.get(key)
+            rows[key] = task_row(record if known is None else merge(task_of(known), record))
+
+
+def _key(table: Table, row: Row) -> Key:
+    return tuple(row[name] for name in table.key)
+
+
+def _matches(row: Row, where: Mapping[str, Condition]) -> bool:
+    for name, wanted in where.items():
+        value = row[name]
+        if isinstance(wanted, Prefix):
+            fits = value.startswith(wanted.text)
+        elif isinstance(wanted, tuple):
+            fits = value in wanted
+        else:
+            fits = value == wanted
+        if not fits:
+            return False
+    return True

@@ -1,0 +1,206 @@
+"""The store on PostgreSQL, for clusters: SQLAlchemy's async engine over asyncpg.
+
+Several gcs processes write at once. Every transaction that appends events takes one advisory lock
+first and holds it until its commit is visible, so sequence numbers become visible in their order and
+a watcher that reads ``seq > last`` misses nothing; a gap is a transaction that was rolled back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from stoker_gcs.schema import META, REVISION
+from stoker_gcs.store import statements as sql
+from stoker_gcs.store.changes import Clash, Upsert
+from stoker_gcs.store.rows import event_of, numbered, task_of, task_row
+from stoker_gcs.store.sqlite import not_migrated
+from stoker_gcs.tasks.merge import merge, merge_all
+from stoker_wire.errors import DatabaseError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy.ext.asyncio import AsyncConnection
+
+    from stoker_gcs.schema import Table
+    from stoker_gcs.store.changes import Change, Condition, Row
+    from stoker_wire.messages.control import Event
+    from stoker_wire.messages.work import TaskRecord
+
+CONNECT_TIMEOUT_S = 5.0
+COMMAND_TIMEOUT_S = 30.0
+_LOCK = "SELECT pg_advisory_xact_lock(7310577)"
+_KEYS_PER_SELECT = 500
+
+_text = lru_cache(maxsize=512)(text)
+
+
+class PostgresStore:
+    """See :class:`stoker_gcs.store.protocol.Store`."""
+
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._engine = create_async_engine(
+            url,
+            pool_size=8,
+            max_overflow=8,
+            pool_timeout=CONNECT_TIMEOUT_S,
+            pool_pre_ping=True,
+            connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": COMMAND_TIMEOUT_S},
+        )
+        self._shown = self._engine.url.render_as_string(hide_password=True)
+
+    async def start(self) -> None:
+        """Connect and check the schema; the wait for a server that is not there is bounded."""
+        try:
+            async with asyncio.timeout(2 * CONNECT_TIMEOUT_S), self._engine.connect() as connection:
+                found = (await connection.execute(_text("SELECT version_num FROM alembic_version"))).all()
+        except (OSError, TimeoutError) as error:
+            await self._engine.dispose()
+            raise self._unreachable(error) from error
+        except SQLAlchemyError as error:
+            await self._engine.dispose()
+            if "UndefinedTable" in str(error):
+                raise not_migrated(self._shown, "none") from error
+            raise self._unreachable(error) from error
+        except Exception as error:  # asyncpg raises its own errors while it connects
+            await self._engine.dispose()
+            raise self._unreachable(error) from error
+        revision = found[0][0] if found else "none"
+        if revision != REVISION:
+            await self._engine.dispose()
+            raise not_migrated(self._shown, revision)
+
+    def _unreachable(self, error: BaseException) -> DatabaseError:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return DatabaseError(
+            f"cannot reach the database {self._shown}: {why}. Start the server or correct "
+            "STOKER_DATABASE_URL, then run: python -m stoker_migrations check "
+            f"--database-url {self._shown}"
+        )
+
+    async def stop(self) -> None:
+        """Close the pool."""
+        await self._engine.dispose()
+
+    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | Clash]:
+        """Do the changes in one transaction, each under its own savepoint."""
+        try:
+            async with self._engine.begin() as connection:
+                if any(change.events for change in changes):
+                    await connection.execute(_text(_LOCK))
+                return [await self._change(connection, change) for change in changes]
+        except (OSError, TimeoutError, DBAPIError) as error:
+            raise self._gone(error) from error
+
+    def _gone(self, error: BaseException) -> UnavailableError:
+        return UnavailableError(f"the database {self._shown} does not answer: {type(error).__name__}")
+
+    async def _change(
+        self, connection: AsyncConnection, change: Change
+    ) -> tuple[Event, ...] | Clash:
+        savepoint = await connection.begin_nested()
+        try:
+            for operation in change.operations:
+                statement, parameters, must = sql.operate(operation)
+                done = (await connection.execute(_text(statement), parameters)).rowcount
+                if must and done < 1:
+                    raise Clash(operation.table.name, "no row is as expected")
+            events = []
+            for event in change.events:
+                row = {
+                    "at_s": event.at_s,
+                    "kind": event.kind,
+                    "subject": event.subject,
+                    "payload": event.payload,
+                }
+                seq = (await connection.execute(_text(sql.APPEND), row)).scalar_one()
+                events.append(numbered(event, seq))
+        except (Clash, IntegrityError) as error:
+            await savepoint.rollback()
+            return error if isinstance(error, Clash) else _clash(change, error)
+        await savepoint.commit()
+        return tuple(events)
+
+    async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
+        """The row with this key, or None."""
+        found = await self.select(table, key, limit=1)
+        return found[0] if found else None
+
+    async def select(
+        self,
+        table: Table,
+        where: Mapping[str, Condition] | None = None,
+        *,
+        after: Sequence[str | int] = (),
+        limit: int = 1000,
+        columns: Sequence[str] = (),
+    ) -> list[Row]:
+        """Rows that match, in key order."""
+        return await self._fetch(*sql.select(table, where or {}, after, limit, columns))
+
+    async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
+        try:
+            async with self._engine.connect() as connection:
+                rows = await connection.execute(_text(statement), dict(parameters))
+                return [dict(row) for row in rows.mappings()]
+        except (OSError, TimeoutError, DBAPIError) as error:
+            raise self._gone(error) from error
+
+    async def events(self, after: int, limit: int = 1000) -> list[Event]:
+        """Events with ``seq > after``."""
+        rows = await self._fetch(sql.EVENTS_AFTER, {"after": after, "limit": limit})
+        return [event_of(row) for row in rows]
+
+    async def bounds(self) -> tuple[int, int]:
+        """``(compacted, last)``."""
+        mark = await self.get(META, {"name": sql.COMPACTED})
+        compacted = int(mark["value"]) if mark else 0
+        last = (await self._fetch(sql.LAST_SEQ, {}))[0]["seq"]
+        return compacted, max(compacted, last or 0)
+
+    async def compact(self, keep_after: int) -> None:
+        """Forget the events up to ``keep_after``."""
+        upto = min(keep_after, (await self.bounds())[1])
+        mark = Upsert(META, {"name": sql.COMPACTED, "value": str(upto)})
+        statement, parameters, _ = sql.operate(mark)
+        async with self._engine.begin() as connection:
+            await connection.execute(_text(sql.FORGET), {"seq": upto})
+            await connection.execute(_text(statement), parameters)
+
+    async def put_tasks(self, records: Sequence[TaskRecord]) -> None:
+        """Merge attempts into the history in one transaction."""
+        merged = merge_all(records)
+        # One order for all replicas, so that two of them never wait for each other's rows.
+        keys = sorted(merged)
+        try:
+            async with self._engine.begin() as connection:
+                for start in range(0, len(keys), _KEYS_PER_SELECT):
+                    statement, parameters = sql.known_tasks(keys[start : start + _KEYS_PER_SELECT])
+                    for row in (await connection.execute(_text(statement), parameters)).mappings():
+                        key = (row["task_id"], row["attempt"])
+                        if key in merged:
+                            merged[key] = merge(task_of(row), merged[key])
+                if keys:
+                    await connection.execute(
+                        _text(sql.UPSERT_TASKS), [task_row(merged[key]) for key in keys]
+                    )
+        except (OSError, TimeoutError, DBAPIError) as error:
+            raise self._gone(error) from error
+
+
+def _clash(change: Change, error: IntegrityError) -> Clash:
+    words = str(error.orig)
+    tables = [op.table.name for op in change.operations]
+    named = next((name for name in tables if f"_{name}_" in words or f'"{name}' in words), tables[0])
+    return Clash(named, words.splitlines()[0])
+
+

@@ -1,0 +1,73 @@
+"""The contract of a store, proved by one suite (tests/contract) over memory, SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stoker_gcs.schema import Table
+    from stoker_gcs.store.changes import Change, Clash, Condition, Row
+    from stoker_wire.messages.control import Event
+    from stoker_wire.messages.work import TaskRecord
+
+
+class Store(Protocol):
+    """Durable tables and the event log.
+
+    Reads see every commit that was acknowledged before they began. Sequence numbers grow in commit
+    order: who has read up to ``seq`` never later finds an event below it. They may have gaps.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may write too, so that events can come from elsewhere."""
+        ...
+
+    async def start(self) -> None:
+        """Connect and check the schema; raises DatabaseError that names the command to run."""
+        ...
+
+    async def stop(self) -> None:
+        """Close all connections. What was committed stays."""
+        ...
+
+    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | Clash]:
+        """Do the changes in one transaction; one that clashes is left out whole, the others stay.
+
+        Durable when it returns. The result of each change is its events, numbered, or its Clash.
+        """
+        ...
+
+    async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
+        """The row with this key, or None."""
+        ...
+
+    async def select(
+        self,
+        table: Table,
+        where: Mapping[str, Condition] | None = None,
+        *,
+        after: Sequence[str | int] = (),
+        limit: int = 1000,
+        columns: Sequence[str] = (),
+    ) -> list[Row]:
+        """Rows that match, in key order, behind the key ``after``. A tuple means any of its values."""
+        ...
+
+    async def events(self, after: int, limit: int = 1000) -> list[Event]:
+        """Events with ``seq > after``, oldest first."""
+        ...
+
+    async def bounds(self) -> tuple[int, int]:
+        """``(compacted, last)``: all events up to ``compacted`` are gone; ``last`` is the newest."""
+        ...
+
+    async def compact(self, keep_after: int) -> None:
+        """Forget the events with ``seq <= keep_after``."""
+        ...
+
+    async def put_tasks(self, records: Sequence[TaskRecord]) -> None:
+        """Merge attempts into the history (see :mod:`stoker_gcs.tasks.merge`); durable on return."""
+        ...

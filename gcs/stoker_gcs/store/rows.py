@@ -1,0 +1,59 @@
+"""Rows of the event log and the task history, as every SQL store writes and reads them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker_gcs.tasks.merge import rank
+from stoker_wire.messages.control import Event
+from stoker_wire.messages.work import TaskRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stoker_gcs.store.changes import Append, Row
+
+_encode = msgspec.msgpack.Encoder().encode
+_payload = msgspec.msgpack.Decoder(dict[str, Any])
+_task = msgspec.msgpack.Decoder(TaskRecord)
+
+
+def numbered(event: Append, seq: int) -> Event:
+    """The event as watchers see it."""
+    payload = _payload.decode(event.payload)
+    return Event(
+        seq=seq, at_s=event.at_s, kind=event.kind, subject=event.subject, payload=payload
+    )
+
+
+def event_of(row: Mapping[str, Any]) -> Event:
+    """Read a row of ``events``."""
+    return Event(
+        seq=row["seq"],
+        at_s=row["at_s"],
+        kind=row["kind"],
+        subject=row["subject"],
+        payload=_payload.decode(row["payload"]),
+    )
+
+
+def task_row(record: TaskRecord) -> Row:
+    """The row of ``tasks`` that holds a record."""
+    return {
+        "task_id": record.task_id,
+        "attempt": record.attempt,
+        "job_id": record.job_id,
+        "state": record.state.value,
+        "name": record.name,
+        "node_id": record.node_id,
+        "actor_id": record.actor_id,
+        "rank": rank(record),
+        "record": _encode(record),
+    }
+
+
+def task_of(row: Mapping[str, Any]) -> TaskRecord:
+    """Read a row of ``tasks``."""
+    return _task.decode(row["record"])

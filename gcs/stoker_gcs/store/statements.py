@@ -1,0 +1,109 @@
+"""Operations as SQL text that SQLite and PostgreSQL both read, with ``:name`` parameters.
+
+Nothing here knows a table by name; all identifiers come from :mod:`stoker_gcs.schema`, all values are
+parameters.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from stoker_gcs.schema import TASKS, Table
+from stoker_gcs.store.changes import Insert, Prefix, Update, Upsert, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stoker_gcs.store.changes import Condition, Operation
+
+Statement = tuple[str, dict[str, Value]]
+
+APPEND = (
+    "INSERT INTO events (at_s, kind, subject, payload) "
+    "VALUES (:at_s, :kind, :subject, :payload) RETURNING seq"
+)
+EVENTS_AFTER = (
+    "SELECT seq, at_s, kind, subject, payload FROM events WHERE seq > :after ORDER BY seq LIMIT :limit"
+)
+LAST_SEQ = "SELECT MAX(seq) AS seq FROM events"
+FORGET = "DELETE FROM events WHERE seq <= :seq"
+COMPACTED = "compacted"
+
+
+@lru_cache(maxsize=64)
+def _insert(table: Table, names: tuple[str, ...], replace: bool) -> str:
+    sql = (
+        f"INSERT INTO {table.name} ({', '.join(names)}) "
+        f"VALUES ({', '.join(':' + name for name in names)})"
+    )
+    if not replace:
+        return sql
+    others = [name for name in names if name not in table.key]
+    changed = ", ".join(f"{name} = excluded.{name}" for name in others)
+    return f"{sql} ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
+
+
+UPSERT_TASKS = _insert(TASKS, TASKS.names, True) + " WHERE excluded.rank >= tasks.rank"
+
+
+def operate(operation: Operation) -> tuple[str, dict[str, Value], bool]:
+    """The statement of an operation, and whether no affected row means a clash."""
+    if isinstance(operation, Insert | Upsert):
+        replace = isinstance(operation, Upsert)
+        values = dict(operation.values)
+        return _insert(operation.table, tuple(values), replace), values, not replace
+    if isinstance(operation, Update):
+        parameters: dict[str, Value] = {f"v_{name}": v for name, v in operation.values.items()}
+        changed = ", ".join(f"{name} = :v_{name}" for name in operation.values)
+        matched = {**operation.key, **operation.expect}
+        where = _where(matched, parameters)
+        return f"UPDATE {operation.table.name} SET {changed}{where}", parameters, True
+    parameters = {}
+    where = _where(dict(operation.where), parameters)
+    return f"DELETE FROM {operation.table.name}{where}", parameters, operation.must_exist
+
+
+def select(
+    table: Table,
+    where: Mapping[str, Condition],
+    after: Sequence[str | int],
+    limit: int,
+    columns: Sequence[str],
+) -> Statement:
+    """Rows that match, in key order, behind ``after``."""
+    parameters: dict[str, Value] = {"limit": limit}
+    text = f"SELECT {', '.join(columns or table.names)} FROM {table.name}"
+    text += _where(where, parameters)
+    if after:
+        names = [f"k_{i}" for i in range(len(after))]
+        parameters.update(zip(names, after, strict=True))
+        marks = ", ".join(f":{name}" for name in names)
+        text += f"{' AND' if where else ' WHERE'} ({', '.join(table.key)}) > ({marks})"
+    return f"{text} ORDER BY {', '.join(table.key)} LIMIT :limit", parameters
+
+
+def known_tasks(keys: Sequence[tuple[str, int]]) -> Statement:
+    """The rows that exist for these attempts (and perhaps other attempts of the same tasks)."""
+    parameters: dict[str, Value] = {f"t{i}": key[0] for i, key in enumerate(keys)}
+    marks = ", ".join(f":{name}" for name in parameters)
+    return f"SELECT task_id, attempt, record FROM tasks WHERE task_id IN ({marks})", parameters
+
+
+def _where(matched: Mapping[str, Condition], parameters: dict[str, Value]) -> str:
+    parts = []
+    for name, wanted in matched.items():
+        if isinstance(wanted, Prefix):
+            parameters[f"w_{name}"] = wanted.text
+            mark = f"CAST(:w_{name} AS TEXT)"
+            parts.append(f"substr({name}, 1, length({mark})) = {mark}")
+        elif isinstance(wanted, tuple):
+            marks = {f"w_{name}_{i}": value for i, value in enumerate(wanted)}
+            parameters.update(marks)
+            parts.append(f"{name} IN ({', '.join(f':{mark}' for mark in marks)})" if marks else "1 = 0")
+        elif wanted is None:
+            parts.append(f"{name} IS NULL")
+        else:
+            parameters[f"w_{name}"] = wanted
+            parts.append(f"{name} = :w_{name}")
+    return f" WHERE {' AND '.join(parts)}" if parts else ""

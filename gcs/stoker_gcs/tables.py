@@ -1,0 +1,47 @@
+"""The schema as SQLAlchemy metadata. Migrations import this; the serving path never does on SQLite."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from stoker_gcs import schema
+
+_TYPES: dict[schema.Type, type[sa.types.TypeEngine[object]]] = {
+    schema.Type.TEXT: sa.Text,  # type: ignore[dict-item]
+    schema.Type.INT: sa.BigInteger,  # type: ignore[dict-item]
+    schema.Type.FLOAT: sa.Float,  # type: ignore[dict-item]
+    schema.Type.BYTES: sa.LargeBinary,  # type: ignore[dict-item]
+}
+
+
+def metadata() -> sa.MetaData:
+    """Return :data:`stoker_gcs.schema.TABLES` as metadata."""
+    found = sa.MetaData()
+    for table in schema.TABLES:
+        _table(table, found)
+    return found
+
+
+def _table(table: schema.Table, into: sa.MetaData) -> sa.Table:
+    columns: list[sa.Column[object]] = []
+    for column in table.columns:
+        counted = table.counted and (column.name,) == table.key
+        # SQLite counts up only in a column that is exactly INTEGER PRIMARY KEY; 8 bytes wide there.
+        kind: sa.types.TypeEngine[object] = _TYPES[column.type]()
+        if counted:
+            kind = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # type: ignore[assignment]
+        columns.append(
+            sa.Column(
+                column.name,
+                kind,
+                primary_key=column.name in table.key,
+                nullable=column.null,
+                autoincrement=counted,
+            )
+        )
+    indexes = [
+        sa.Index(schema.index_name(table, names, unique=unique), *names, unique=unique)
+        for group, unique in ((table.indexes, False), (table.unique, True))
+        for names in group
+    ]
+    return sa.Table(table.name, into, *columns, *indexes, sqlite_autoincrement=table.counted)
