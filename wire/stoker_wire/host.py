@@ -1,0 +1,26 @@
+"""Who shares memory with whom: one id for all processes that see the same /dev/shm.
+
+Two containers on one machine have different ids, two processes of one container the same. Used by
+nodelets when they register and by runtimes to choose Unix sockets and shared memory over TCP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from pathlib import Path
+
+
+def host_id() -> str:
+    """Return 16 hex digits that are equal for processes with a common /dev/shm."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = socket.gethostname()
+    try:
+        shm = os.stat("/dev/shm")
+        mount = f"{shm.st_dev}:{shm.st_ino}"
+    except OSError:
+        mount = socket.gethostname()
+    return hashlib.sha256(f"{boot}/{mount}".encode()).hexdigest()[:16]
