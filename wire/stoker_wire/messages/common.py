@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, dataclass_transform
 
 import msgspec
 
 
-
+# msgspec hands `frozen` and `kw_only` down to subclasses; type checkers learn it from this decorator.
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Root of requests: frozen, keyword-only, an unknown field is an error that names it."""
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Root of what servers reply: frozen, and lenient to fields that a newer peer adds."""
 

@@ -1,0 +1,99 @@
+"""Makes a POST that is sent twice happen once: replies are kept under the sender's Idempotency-Key.
+
+Called by the HTTP server base around each POST with such a key. Only successes are kept: a failed
+request changed nothing and may run again. The store in memory is the default; the gcs may put one
+over SQL in its place, so that a retry survives a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import Protocol
+
+import msgspec
+
+from stoker_wire.errors import IdempotencyError
+
+
+class StoredReply(msgspec.Struct, frozen=True):
+    """A finished reply, as it is sent again."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+class IdempotencyStore(Protocol):
+    """Where keys and replies are kept. ``key`` already includes the caller and the path."""
+
+    async def claim(self, key: str, fingerprint: bytes) -> StoredReply | None:
+        """Return the reply kept under ``key``, or None: the caller now holds the key.
+
+        If another request holds it, wait until that one ends. IdempotencyError if the key was used
+        with another ``fingerprint``.
+        """
+        ...
+
+    async def finish(self, key: str, fingerprint: bytes, reply: StoredReply) -> None:
+        """Keep ``reply`` and give the key free."""
+        ...
+
+    async def abandon(self, key: str) -> None:
+        """Give the key free without a reply: the request failed, and may be tried again."""
+        ...
+
+
+def fingerprint(body: bytes) -> bytes:
+    """Return what tells two bodies apart (16 bytes)."""
+    return blake2b(body, digest_size=16).digest()
+
+
+class MemoryStore:
+    """Keeps the most recent replies in memory, bounded by count and by bytes."""
+
+    def __init__(self, max_replies: int = 10_000, max_nbytes: int = 64 * 1024 * 1024) -> None:
+        self._max_replies = max_replies
+        self._max_nbytes = max_nbytes
+        self._nbytes = 0
+        self._done: OrderedDict[str, tuple[bytes, StoredReply]] = OrderedDict()
+        self._running: dict[str, tuple[bytes, asyncio.Event]] = {}
+
+    async def claim(self, key: str, fingerprint: bytes) -> StoredReply | None:
+        """See :class:`IdempotencyStore`."""
+        while True:
+            done = self._done.get(key)
+            if done is not None:
+                _check(done[0], fingerprint)
+                self._done.move_to_end(key)
+                return done[1]
+            running = self._running.get(key)
+            if running is None:
+                self._running[key] = (fingerprint, asyncio.Event())
+                return None
+            _check(running[0], fingerprint)
+            await running[1].wait()
+
+    async def finish(self, key: str, fingerprint: bytes, reply: StoredReply) -> None:
+        """See :class:`IdempotencyStore`."""
+        self._done[key] = (fingerprint, reply)
+        self._nbytes += len(reply.body)
+        while len(self._done) > self._max_replies or self._nbytes > self._max_nbytes:
+            _, (_, dropped) = self._done.popitem(last=False)
+            self._nbytes -= len(dropped.body)
+        await self.abandon(key)
+
+    async def abandon(self, key: str) -> None:
+        """See :class:`IdempotencyStore`."""
+        running = self._running.pop(key, None)
+        if running is not None:
+            running[1].set()
+
+
+def _check(kept: bytes, given: bytes) -> None:
+    if kept != given:
+        raise IdempotencyError(
+            "this Idempotency-Key was used before with another body; use a new key for a new request",
+            field="Idempotency-Key",
+        )

@@ -1,0 +1,29 @@
+"""Finds the name that somebody probably meant, for messages about unknown fields and options.
+
+Called only where an error is being made, so it may take its time (difflib is imported late).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name most like ``name``, or None if nothing is close."""
+    import difflib
+
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"``, or the list of known names, to end a message with."""
+    names = sorted(known)
+    found = nearest(name, names)
+    if found is not None:
+        return f"; did you mean {found!r}?"
+    if not names:
+        return "; none is accepted here"
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"; known: {shown}"

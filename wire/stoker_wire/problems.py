@@ -1,0 +1,84 @@
+"""Errors as RFC 9457 problem documents, both ways: the only translation between the two.
+
+Called by the HTTP server base (error -> problem) and the client base (problem -> error).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from stoker_wire.errors import InternalError, StokerError, UnavailableError, error_for
+
+_TITLES = {
+    400: "Bad request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Conflict",
+    410: "Gone",
+    413: "Content too large",
+    422: "Unprocessable",
+    500: "Internal error",
+    503: "Unavailable",
+    504: "Deadline exceeded",
+}
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as every Stoker service sends it (``application/problem+json``).
+
+    ``code`` is stable across versions; ``retryable`` says whether the same call may succeed later;
+    ``field`` names the input at fault; ``explain`` is a path that tells why something waits.
+    """
+
+    type: str = ""
+    title: str = ""
+    status: int = 500
+    detail: str = ""
+    code: str = "internal"
+    retryable: bool = False
+    field: str | None = None
+    explain: str | None = None
+    request_id: str | None = None
+    extra: dict[str, Any] = {}
+
+
+def problem_of(error: StokerError, *, request_id: str, status: int | None = None) -> Problem:
+    """Describe ``error``; ``status`` overrides the one of its class."""
+    status = status or error.status
+    return Problem(
+        type=f"urn:stoker:error:{error.code}",
+        title=_TITLES.get(status, "Error"),
+        status=status,
+        detail=error.message,
+        code=error.code,
+        retryable=error.retryable,
+        field=error.field,
+        explain=error.explain,
+        request_id=request_id,
+        extra=error.extra,
+    )
+
+
+def error_of(raw: bytes, *, status: int, source: str) -> StokerError:
+    """Rebuild the error that a reply with ``status`` carries; ``source`` says who replied.
+
+    A body that is no problem document (a proxy's page) becomes UnavailableError for 502, 503 and
+    504, which may be retried, else InternalError.
+    """
+    try:
+        problem = msgspec.json.decode(raw, type=Problem)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        text = raw[:200].decode("utf-8", "replace").strip()
+        cls = UnavailableError if status in (502, 503, 504) else InternalError
+        return cls(f"{source} answered {status}: {text}")
+    return error_for(
+        problem.code,
+        problem.detail,
+        field=problem.field,
+        explain=problem.explain,
+        extra=problem.extra,
+    )

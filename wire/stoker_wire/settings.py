@@ -1,0 +1,301 @@
+"""Every setting of Stoker in one typed, frozen object, read from ``STOKER_*`` variables.
+
+Read once by each entry point (services, CLI, driver, worker) and handed down; nothing else reads
+the environment for settings, and nothing changes a Settings after it was made. ``describe`` is what
+``stoker config`` prints.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from stoker_wire.errors import BadRequestError, UnknownOptionError
+from stoker_wire.nearest import nearest, suggestion
+
+PREFIX = "STOKER_"
+
+PASSED_ON_PREFIXES = ("STOKER_INTERNAL_", "STOKER_TEST_")
+"""Variables that processes of Stoker hand to their children, and those of the tests."""
+
+PASSED_ON = frozenset({"STOKER_NODE_ID", "STOKER_SESSION_DIR", "STOKER_WORKER_ID"})
+"""More of them, without a prefix of their own."""
+
+_log = logging.getLogger("stoker.settings")
+
+
+def default_session_root() -> str:
+    """``/tmp/stoker-<uid>``: short (Unix socket paths end at 107 bytes) and survives a log-out."""
+    return f"/tmp/stoker-{os.getuid()}"
+
+
+class SettingInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of ``stoker config``; ``source`` is ``default``, ``argument`` or the variable."""
+
+    name: str
+    variable: str
+    value: str
+    source: str
+    meaning: str
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings. Times are in seconds, sizes in bytes. An empty text means "not set"."""
+
+    address: Annotated[
+        str, Meta(description="URL of the gcs that a driver joins; empty: start a local cluster")
+    ] = ""
+    gcs_url: Annotated[str, Meta(description="URL of the gcs, for scheduler and nodelet")] = ""
+    database_url: Annotated[
+        str, Meta(description="SQLAlchemy URL of the gcs's database; empty: SQLite in the session")
+    ] = ""
+    redis_url: Annotated[
+        str, Meta(description="URL of the gcs's hot store; empty: its own memory")
+    ] = ""
+    host: Annotated[str, Meta(description="address that a service listens on")] = "127.0.0.1"
+    port: Annotated[
+        int,
+        Meta(ge=0, le=65535, description="port to listen on; 0: the service's own, or a free one"),
+    ] = 0
+    advertise_host: Annotated[
+        str, Meta(description="name by which others reach this service; empty: derived from host")
+    ] = ""
+    allowed_hosts: Annotated[
+        tuple[str, ...], Meta(description="more names that a request's Host may carry")
+    ] = ()
+    token: Annotated[
+        str, Meta(description="bearer token shared by all components; empty: use token_file")
+    ] = ""
+    token_file: Annotated[
+        str, Meta(description="file that holds the token, mode 0600; made at first start")
+    ] = "~/.stoker/token"
+    session_root: Annotated[
+        str, Meta(description="folder of sessions (sockets, logs, SQLite file), mode 0700")
+    ] = msgspec.field(default_factory=default_session_root)
+    job_id: Annotated[str, Meta(description="job that this driver belongs to; set by Stoker")] = ""
+    namespace: Annotated[
+        str, Meta(description="namespace of named actors; empty: the job's own")
+    ] = ""
+
+    request_timeout_s: Annotated[
+        float, Meta(gt=0, description="deadline of a request that names none")
+    ] = 30.0
+    retry_initial_s: Annotated[
+        float, Meta(gt=0, description="upper bound of the first random pause before a retry")
+    ] = 0.05
+    retry_max_s: Annotated[
+        float, Meta(gt=0, description="upper bound of any random pause before a retry")
+    ] = 2.0
+    stop_grace_s: Annotated[
+        float, Meta(ge=0, description="how long a stopping service lets requests finish")
+    ] = 5.0
+    max_body_bytes: Annotated[
+        int, Meta(ge=1024, description="largest request body, where a route names no other limit")
+    ] = 64 * 1024 * 1024
+    bookmark_s: Annotated[
+        float, Meta(gt=0, description="how often a quiet watch tells its cursor")
+    ] = 10.0
+
+    heartbeat_s: Annotated[
+        float, Meta(gt=0, description="pause between a nodelet's heartbeats")
+    ] = 1.0
+    suspect_after_s: Annotated[
+        float, Meta(gt=0, description="silence after which a node gets no new work")
+    ] = 3.0
+    dead_after_s: Annotated[
+        float, Meta(gt=0, description="silence after which a node and its work count as lost")
+    ] = 10.0
+    leader_ttl_s: Annotated[
+        float, Meta(gt=0, description="life of the scheduler's leadership unless renewed")
+    ] = 6.0
+    lease_ttl_s: Annotated[
+        float, Meta(gt=0, description="life of a lease that its owner does not renew")
+    ] = 10.0
+    lease_idle_s: Annotated[
+        float, Meta(ge=0, description="how long a runtime keeps a lease without work")
+    ] = 0.5
+    infeasible_grace_s: Annotated[
+        float, Meta(ge=0, description="how long to wait for a fitting node before giving up")
+    ] = 10.0
+    spread_threshold: Annotated[
+        float, Meta(ge=0, le=1, description="utilisation up to which the hybrid policy packs nodes")
+    ] = 0.5
+    driver_reconnect_s: Annotated[
+        float, Meta(ge=0, description="how long a job survives a lost driver session")
+    ] = 3.0
+    restart_reconnect_s: Annotated[
+        float, Meta(ge=0, description="how long drivers may take to return after a gcs restart")
+    ] = 10.0
+
+    num_cpus: Annotated[float | None, Meta(description="CPUs of this node; unset: as found")] = None
+    num_gpus: Annotated[float | None, Meta(description="GPUs of this node; unset: as found")] = None
+    memory: Annotated[
+        int | None, Meta(description="bytes of memory of this node; unset: as found")
+    ] = None
+    resources: Annotated[
+        dict[str, float], Meta(description="further resources of this node, as JSON")
+    ] = {}
+    labels: Annotated[dict[str, str], Meta(description="labels of this node, as JSON")] = {}
+    fake_gpus: Annotated[
+        int, Meta(ge=0, description="pretend that this node has so many GPUs (tests)")
+    ] = 0
+    worker_idle_s: Annotated[
+        float, Meta(ge=0, description="how long an idle worker process is kept")
+    ] = 60.0
+    prestart_workers: Annotated[
+        int | None, Meta(description="workers forked ahead of need; unset: one per CPU, at most 8")
+    ] = None
+    inline_max_bytes: Annotated[
+        int,
+        Meta(ge=0, description="largest value sent inside a message, not through shared memory"),
+    ] = 102_400
+    arena_max_bytes: Annotated[
+        int | None, Meta(description="shared memory for objects; unset: 30 % of the node's memory")
+    ] = None
+
+    log_level: Annotated[str, Meta(description="debug, info, warning, error or critical")] = "info"
+    log_format: Annotated[
+        str, Meta(description="json, text, or auto (text on a terminal, else json)")
+    ] = "auto"
+    log_to_driver: Annotated[bool, Meta(description="print workers' output at the driver")] = True
+    task_history: Annotated[bool, Meta(description="keep a record of every task in the gcs")] = True
+
+    sources: dict[str, str] = {}
+    """Where each value that is not a default came from; not a setting itself."""
+    unknown: tuple[str, ...] = ()
+    """``STOKER_*`` variables that name no setting; not a setting itself."""
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Read ``environ`` (default: the process's), then ``overrides`` (None means "not given").
+
+        Raises BadRequestError naming the variable and the fix; warns of unknown variables.
+        """
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {}
+        sources: dict[str, str] = {}
+        hints = _hints()
+        for name, hint in hints.items():
+            variable = PREFIX + name.upper()
+            text = environ.get(variable)
+            if text:
+                values[name] = _parse(variable, text, hint)
+                sources[name] = variable
+        for name, value in overrides.items():
+            if name not in hints:
+                raise UnknownOptionError(
+                    f"there is no setting {name!r}{suggestion(name, hints)}", field=name
+                )
+            if value is not None:
+                values[name] = _convert(name, value, hints[name])
+                sources[name] = "argument"
+        _check_words(values, sources)
+        unknown = _unknown(environ, hints)
+        return cls(**values, sources=sources, unknown=unknown)
+
+    def describe(self) -> list[SettingInfo]:
+        """Return name, value, source and meaning of every setting; the token is masked."""
+        rows = []
+        for name, hint in _hints().items():
+            value = getattr(self, name)
+            if name == "token" and value:
+                text = "(set)"
+            elif isinstance(value, (dict, tuple)):
+                text = msgspec.json.encode(value).decode()
+            else:
+                text = "" if value is None else str(value)
+            rows.append(
+                SettingInfo(
+                    name=name,
+                    variable=PREFIX + name.upper(),
+                    value=text,
+                    source=self.sources.get(name, "default"),
+                    meaning=_meaning(hint),
+                )
+            )
+        return rows
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    """Name -> annotated type of every setting."""
+    hints = get_type_hints(Settings, include_extras=True)
+    return {name: hint for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+def _meaning(hint: Any) -> str:
+    return next(m.description or "" for m in hint.__metadata__ if isinstance(m, Meta))
+
+
+def _parse(variable: str, text: str, hint: Any) -> Any:
+    """Turn a variable's text into the setting's type: JSON for objects, commas for lists."""
+    bare = get_args(hint)[0]
+    value: Any = text
+    if get_origin(bare) is dict:
+        try:
+            value = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise BadRequestError(
+                f"{variable}={text!r} is not JSON ({error}); write it like {variable}="
+                "'{\"name\": 1}'",
+                field=variable,
+            ) from None
+    elif get_origin(bare) is tuple:
+        value = [part.strip() for part in text.split(",") if part.strip()]
+    elif bare is bool:
+        value = {"yes": "true", "on": "true", "no": "false", "off": "false"}.get(text.lower(), text)
+    return _convert(variable, value, hint)
+
+
+def _convert(name: str, value: Any, hint: Any) -> Any:
+    try:
+        return msgspec.convert(value, hint, strict=False)
+    except msgspec.ValidationError as error:
+        raise BadRequestError(
+            f"{name}={value!r}: {_wanted(str(error))} (meaning: {_meaning(hint)})", field=name
+        ) from None
+
+
+def _wanted(message: str) -> str:
+    return "set it to a value that fits: " + message[:1].lower() + message[1:]
+
+
+_WORDS = {
+    "log_level": ("debug", "info", "warning", "error", "critical"),
+    "log_format": ("auto", "json", "text"),
+}
+
+
+def _check_words(values: dict[str, Any], sources: dict[str, str]) -> None:
+    for name, words in _WORDS.items():
+        if name in values:
+            values[name] = values[name].lower()
+            if values[name] not in words:
+                source = sources[name] if sources[name] != "argument" else name
+                raise BadRequestError(
+                    f"{source}={values[name]!r}: set it to one of {', '.join(words)}", field=source
+                )
+
+
+def _unknown(environ: Mapping[str, str], hints: Mapping[str, Any]) -> tuple[str, ...]:
+    known = {PREFIX + name.upper() for name in hints}
+    found = []
+    for variable in sorted(environ):
+        if (
+            not variable.startswith(PREFIX)
+            or variable in known
+            or variable in PASSED_ON
+            or variable.startswith(PASSED_ON_PREFIXES)
+        ):
+            continue
+        near = nearest(variable, known)
+        hint = f"; did you mean {near}?" if near else ""
+        _log.warning("%s names no setting and is ignored%s", variable, hint)
+        found.append(variable)
+    return tuple(found)
