@@ -1,0 +1,49 @@
+"""The command line of the head and node processes, which ``spawn_local`` writes and ``launch`` reads.
+
+Not the CLI that people type: that is ``stoker.cli``, and it ends up here.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker_wire.errors import BadRequestError
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of ``python -m stoker.launch``."""
+    root = argparse.ArgumentParser(prog="python -m stoker.launch")
+    modes = root.add_subparsers(dest="mode", required=True)
+    for mode in ("head", "node"):
+        each = modes.add_parser(mode)
+        each.add_argument("--host")
+        each.add_argument("--port", type=int)
+        each.add_argument("--num-cpus", type=float)
+        each.add_argument("--num-gpus", type=float)
+        each.add_argument("--memory", type=int, help="bytes")
+        each.add_argument("--resources", help="JSON object: name -> amount")
+        each.add_argument("--labels", help="JSON object: name -> value")
+        each.add_argument("--session-dir", type=Path)
+        each.add_argument("--ready-fd", type=int, help="where to write one JSON line when ready")
+        each.add_argument("--lifeline-fd", type=int, help="stop when this reaches its end")
+        if mode == "node":
+            each.add_argument("--address", required=True, help="URL of the gcs to join")
+    return root
+
+
+def json_object(name: str, text: str | None) -> dict[str, Any] | None:
+    """Read ``text``; a BadRequestError names the option and shows how to write it."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise BadRequestError(
+            f"--{name} {text!r} is not a JSON object ({error}); write it like "
+            f"""--{name} '{{"name": 1}}'""",
+            field=name,
+        ) from None

@@ -1,0 +1,343 @@
+"""The composition root: the one place that imports services, to run them in one process.
+
+``python -m stoker.launch head`` is a whole cluster in one process and one loop: gcs, scheduler and
+nodelet on SQLite and memory, which talk HTTP over loopback as they would between machines.
+``python -m stoker.launch node`` is a nodelet that joins a cluster. Both are spawned by
+``stoker.init()`` and ``stoker start``, through ``start_local`` (re-exported here, light to import).
+
+The order in ``_run`` is about time: fork the janitor while the process is small, start the fork
+server so that it imports on another core, and only then import the services.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from stoker._launch.cluster import LocalCluster, spawn_local, start_local
+from stoker._launch.ending import end_of, say, until_over
+from stoker._launch.janitor import Janitor, start_janitor
+from stoker._launch.options import json_object, parser
+from stoker._launch.sessions import (
+    DATABASE_NAME,
+    TOKEN_NAME,
+    LocalInfo,
+    find_running,
+    new_session,
+    prepare,
+    process_started,
+    session_root,
+    sweep,
+    write_info,
+)
+from stoker_wire.auth import find_token, is_loopback, load_or_create_token
+from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
+from stoker_wire.settings import Settings
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from stoker_nodelet.forkserver import ForkServerHandle
+
+__all__ = (
+    "LocalCluster",
+    "LocalInfo",
+    "find_running",
+    "main",
+    "spawn_local",
+    "start_local",
+)
+
+READY_TIMEOUT_S = 60.0
+"""How long the services may take until all of them can do their work."""
+
+_READY_POLL_S = 0.005
+
+
+class Running(Protocol):
+    """What a service's ``serve`` returns."""
+
+    @property
+    def url(self) -> str:
+        """Where the service listens."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop in good order."""
+        ...
+
+
+class RunningNodelet(Running, Protocol):
+    """What the nodelet's ``serve`` returns."""
+
+    @property
+    def unix(self) -> str:
+        """Path of its Unix socket."""
+        ...
+
+    @property
+    def node_id(self) -> str:
+        """The node's id."""
+        ...
+
+    @property
+    def host_id(self) -> str:
+        """Equal for processes that share a /dev/shm."""
+        ...
+
+    @property
+    def arena_dir(self) -> str | Path:
+        """The node's folder in /dev/shm."""
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a head or a node until a signal, or the end of its driver; return the exit code."""
+    options = parser().parse_args(argv)
+    try:
+        _run(options)
+    except StokerError as error:
+        say(options, {"error": {"code": error.code, "message": str(error)}})
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    for fd in (options.ready_fd, options.lifeline_fd):
+        if fd is not None:
+            os.set_inheritable(fd, False)
+    janitor = start_janitor()
+    root = session_root()
+    session = prepare(options.session_dir) if options.session_dir else new_session(root)
+
+    from stoker_nodelet.forkserver import start_forkserver
+
+    forkserver = start_forkserver(log_path=session / "logs" / "forkserver.log")
+    # Nothing that imports create is garbage; collecting meanwhile costs a tenth of the start.
+    gc.disable()
+    settings = Settings.from_env(
+        host=options.host,
+        port=options.port,
+        num_cpus=options.num_cpus,
+        num_gpus=options.num_gpus,
+        memory=options.memory,
+        resources=json_object("resources", options.resources),
+        labels=json_object("labels", options.labels),
+    )
+
+    from stoker_wire import log
+    from stoker_wire.running import loop_factory
+
+    log.configure(settings.log_level, settings.log_format)
+    serve = _serve_head if options.mode == "head" else _serve_node
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_life(serve, options, settings, session, forkserver, janitor))
+    sweep(root)
+
+
+class _Serve(Protocol):
+    async def __call__(
+        self,
+        options: argparse.Namespace,
+        settings: Settings,
+        session: Path,
+        forkserver: ForkServerHandle,
+        running: list[Running],
+    ) -> LocalInfo: ...
+
+
+async def _life(
+    serve: _Serve,
+    options: argparse.Namespace,
+    settings: Settings,
+    session: Path,
+    forkserver: ForkServerHandle,
+    janitor: Janitor,
+) -> None:
+    """Start, say so, wait for the end, stop in the reverse order."""
+    over = end_of(options)
+    running: list[Running] = []
+    try:
+        info = await serve(options, settings, session, forkserver, running)
+        janitor.remove_at_end(info.arena_dir)
+        janitor.remove_at_end(info.nodelet_unix)
+        write_info(info)
+        say(options, msgspec.to_builtins(info))
+        gc.freeze()
+        gc.enable()
+        await until_over(over, orphaned=options.lifeline_fd is not None)
+    finally:
+        for service in reversed(running):
+            await service.stop()
+
+
+async def _serve_head(
+    options: argparse.Namespace,
+    settings: Settings,
+    session: Path,
+    forkserver: ForkServerHandle,
+    running: list[Running],
+) -> LocalInfo:
+    """Start gcs, then scheduler and nodelet side by side; return when all can do their work."""
+    from stoker_gcs.service import serve as serve_gcs
+    from stoker_scheduler.service import serve as serve_scheduler
+
+    embedded = options.lifeline_fd is not None
+    token = _head_token(settings, session, embedded)
+    database = f"sqlite+aiosqlite:///{session / DATABASE_NAME}"
+    gcs = await serve_gcs(
+        settings,
+        token=token,
+        database_url=database if embedded else settings.database_url or database,
+        redis_url=None if embedded else settings.redis_url or None,
+        host=settings.host,
+        port=settings.port,
+    )
+    running.append(gcs)
+
+    async def scheduler_ready() -> Running:
+        scheduler = await serve_scheduler(
+            settings, token=token, gcs_url=gcs.url, host=settings.host, port=0
+        )
+        running.append(scheduler)
+        await _until_ready("scheduler", scheduler.url, token)
+        return scheduler
+
+    async def nodelet_ready() -> RunningNodelet:
+        nodelet = await _start_nodelet(settings, token, gcs.url, 0, session, forkserver)
+        running.append(nodelet)
+        await _until_ready("nodelet", nodelet.url, token)
+        return nodelet
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(_until_ready("gcs", gcs.url, token))
+        scheduler = group.create_task(scheduler_ready())
+        nodelet = group.create_task(nodelet_ready())
+    return _info(session, "head", gcs.url, scheduler.result().url, nodelet.result(), embedded)
+
+
+async def _serve_node(
+    options: argparse.Namespace,
+    settings: Settings,
+    session: Path,
+    forkserver: ForkServerHandle,
+    running: list[Running],
+) -> LocalInfo:
+    """Start a nodelet that joins the cluster at ``options.address``."""
+    token = find_token(settings)
+    _keep_token(session, token)
+    nodelet = await _start_nodelet(
+        settings, token, options.address, settings.port, session, forkserver
+    )
+    running.append(nodelet)
+    await _until_ready("nodelet", nodelet.url, token)
+    return _info(session, "node", options.address, "", nodelet, embedded=False)
+
+
+async def _start_nodelet(
+    settings: Settings,
+    token: str,
+    gcs_url: str,
+    port: int,
+    session: Path,
+    forkserver: ForkServerHandle,
+) -> RunningNodelet:
+    from stoker_nodelet.service import serve
+
+    return await serve(
+        settings,
+        token=token,
+        gcs_url=gcs_url,
+        host=settings.host,
+        port=port,
+        session_dir=session,
+        num_cpus=settings.num_cpus,
+        num_gpus=settings.num_gpus,
+        memory=settings.memory,
+        resources=settings.resources,
+        labels=settings.labels,
+        forkserver=forkserver,
+    )
+
+
+def _head_token(settings: Settings, session: Path, embedded: bool) -> str:
+    """Return the cluster's token, which lies in the session whatever its source.
+
+    A fresh one, unless the user gave one; beyond loopback it must be given (``find_token``).
+    """
+    given = settings.token or "token_file" in settings.sources or not is_loopback(settings.host)
+    if embedded or not given:
+        return load_or_create_token(session / TOKEN_NAME)
+    token = find_token(settings, host=settings.host)
+    _keep_token(session, token)
+    return token
+
+
+def _keep_token(session: Path, token: str) -> None:
+    path = session / TOKEN_NAME
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(f"{token}\n")
+
+
+def _info(
+    session: Path,
+    role: str,
+    gcs_url: str,
+    scheduler_url: str,
+    nodelet: RunningNodelet,
+    embedded: bool,
+) -> LocalInfo:
+    return LocalInfo(
+        role=role,
+        gcs_url=gcs_url,
+        scheduler_url=scheduler_url,
+        nodelet_url=nodelet.url,
+        nodelet_unix=nodelet.unix,
+        node_id=nodelet.node_id,
+        host_id=nodelet.host_id,
+        arena_dir=str(nodelet.arena_dir),
+        session_dir=str(session),
+        token_file=str(session / TOKEN_NAME),
+        pid=os.getpid(),
+        pid_started=process_started(os.getpid()),
+        embedded=embedded,
+        started_at_s=time.time(),
+    )
+
+
+async def _until_ready(name: str, url: str, token: str) -> None:
+    """Poll ``/readyz``: a service says there why it cannot do its work yet."""
+    from stoker_wire.client import Client
+
+    cause = "it has not answered"
+    try:
+        async with (
+            asyncio.timeout(READY_TIMEOUT_S),
+            Client(url, token=token, peer="head") as client,
+        ):
+            while True:
+                try:
+                    await client.call("GET", "/readyz", retry=False)
+                except UnavailableError as error:
+                    cause = str(error)
+                    await asyncio.sleep(_READY_POLL_S)
+                else:
+                    return
+    except TimeoutError:
+        raise DeadlineExceededError(
+            f"the {name} at {url} was not ready within {READY_TIMEOUT_S:g} s: {cause}"
+        ) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
