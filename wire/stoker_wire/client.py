@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Literal, TypeVar, overload
 
 import aiohttp
@@ -28,6 +28,7 @@ from stoker_wire.errors import (
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.control import Event
 from stoker_wire.problems import error_of
+from stoker_wire.request import REQUEST_ID
 from stoker_wire.settings import Settings
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, VERSION
 
@@ -165,6 +166,9 @@ class Client:
             headers["Content-Type"] = content_type
         if method == "POST":
             headers["Idempotency-Key"] = idempotency_key or self._next_key()
+        request_id = REQUEST_ID.get()
+        if request_id:
+            headers["X-Request-Id"] = request_id
         url = self._url(path, query)
         loop = asyncio.get_running_loop()
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -259,7 +263,7 @@ class Client:
         item: type[T],
         query: Mapping[str, object] | None = None,
         silence_s: float = _SILENCE_S,
-    ) -> AsyncIterator[T]:
+    ) -> AsyncGenerator[T, None]:
         """Yield the items of an NDJSON reply. UnavailableError when the connection breaks."""
         decoder = msgspec.json.Decoder(item)
         url = self._url(path, query)
@@ -280,26 +284,26 @@ class Client:
 
     async def watch(
         self, path: str, since: int = 0, query: Mapping[str, object] | None = None
-    ) -> AsyncIterator[Event]:
-        """Yield events after ``since``, for ever: a broken connection is opened again from the
-        last sequence number seen. CompactedError: list again, then watch from there.
+    ) -> AsyncGenerator[Event, None]:
+        """Yield events after ``since``, for ever; bookmarks are read and left out.
+
+        A broken connection is opened again from the last sequence number seen. CompactedError
+        means: list again, then watch from there. Leave early by ``contextlib.aclosing``.
         """
         seq, failures = since, 0
         while True:
             try:
                 watched = {**(query or {}), "watch": 1, "since": seq}
-                async for event in self.stream(path, item=Event, query=watched):
-                    failures = 0
-                    if event.kind == "error":
-                        payload = event.payload
-                        raise error_for(
-                            payload["code"], payload["detail"], extra=payload.get("extra")
-                        )
-                    seq = max(seq, event.seq)
-                    if event.kind != "bookmark":
-                        yield event
+                async with aclosing(self.stream(path, item=Event, query=watched)) as events:
+                    async for event in events:
+                        failures = 0
+                        if event.kind == "error":
+                            raise _failure(event)
+                        seq = max(seq, event.seq)
+                        if event.kind != "bookmark":
+                            yield event
             except StokerError as error:
-                if not error.retryable:
+                if not error.retryable or isinstance(error, NotLeaderError):
                     raise
             failures += 1
             self.retries += 1
@@ -373,6 +377,11 @@ class Client:
             f"{'try' if tries == 1 else 'tries'}{last}",
             explain=explain,
         )
+
+
+def _failure(event: Event) -> StokerError:
+    payload = event.payload
+    return error_for(payload["code"], payload["detail"], extra=payload.get("extra"))
 
 
 def _query(value: object) -> str:

@@ -62,7 +62,7 @@ def get_logger(service: str) -> FilteringBoundLogger:
     """
     if not structlog.is_configured():
         _configure_structlog(logging.WARNING, _renderers(sys.stderr, "auto"), sys.stderr)
-    return cast("FilteringBoundLogger", structlog.get_logger(service=service))
+    return cast("FilteringBoundLogger", structlog.get_logger().bind(service=service))
 
 
 def _renderers(stream: TextIO, format: str) -> list[Processor]:

@@ -43,7 +43,6 @@ class Metrics:
         self._seconds = self.histogram(
             "http_request_seconds", "Time to answer a request.", ("method", "route")
         )
-        self.in_flight = self.gauge("http_in_flight", "Requests being answered.")
         self._answered: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def counter(self, name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:

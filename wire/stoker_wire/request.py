@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from aiohttp import web
     from multidict import MultiMapping
     from structlog.typing import FilteringBoundLogger
+
+REQUEST_ID: ContextVar[str] = ContextVar("stoker_request_id", default="")
+"""Id of the request being answered: clients pass it on, so that one id follows a chain of calls."""
 
 Handler = Callable[["Request"], Awaitable[object]]
 SocketHandler = Callable[["Request", "web.WebSocketResponse"], Awaitable[None]]

@@ -12,9 +12,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import re
-import time
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,29 +19,21 @@ from aiohttp import web
 
 from stoker_wire import log
 from stoker_wire.admission import Admission, outward_address
-from stoker_wire.codec import BYTES, JSON, MSGPACK, PROBLEM, encode_json, encode_msgpack
+from stoker_wire.codec import JSON, encode_json
+from stoker_wire.dispatch import Dispatcher, Endpoint
 from stoker_wire.errors import (
-    BadRequestError,
-    DeadlineExceededError,
     InternalError,
-    NotFoundError,
     NotReadyError,
     OpenBindError,
-    PayloadTooLargeError,
     PortInUseError,
     StartError,
-    StokerError,
-    UnavailableError,
 )
-from stoker_wire.idempotency import IdempotencyStore, MemoryStore, StoredReply, fingerprint
-from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.idempotency import IdempotencyStore, MemoryStore
 from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.metrics import Metrics
-from stoker_wire.nearest import suggestion
-from stoker_wire.problems import problem_of
 from stoker_wire.request import Handler, Reply, Request, Route, SocketHandler
 from stoker_wire.running import run_service
-from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, VERSION, check_protocol
+from stoker_wire.version import VERSION
 from stoker_wire.watch import stream_response, watch_response
 
 if TYPE_CHECKING:
@@ -61,10 +50,6 @@ __all__ = (
     "stream_response",
     "watch_response",
 )
-
-_REQUEST_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
-_Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_NO_ROUTE = "(none)"
 
 
 class Service:
@@ -95,24 +80,25 @@ class Service:
         self.unix_path: str | None = None
         self.metrics = Metrics()
         self.log = log.get_logger(name)
-        self.stopping = asyncio.Event()
         self.routes: list[Route] = []
-        self.idempotency = idempotency or MemoryStore()
         self.admission = Admission(settings, token, authenticator)
-        self._ready = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-        self._by_handler: dict[object, Route] = {}
-        self._live: dict[int, Request] = {}
-        self._next_id = IdSource(Prefix.REQUEST)
+        self.dispatcher = Dispatcher(
+            name,
+            settings,
+            admission=self.admission,
+            idempotency=idempotency or MemoryStore(),
+            metrics=self.metrics,
+            log=self.log,
+        )
+        self.stopping = self.dispatcher.stopping
         self._openapi: bytes | None = None
 
         @web.middleware
-        async def answer(request: web.Request, handler: _Endpoint) -> web.StreamResponse:
-            return await self._answer(request, handler)
+        async def answer(request: web.Request, handler: Endpoint) -> web.StreamResponse:
+            return await self.dispatcher.answer(request, handler)
 
         self._app = web.Application(middlewares=[answer])
-        self._app.on_response_prepare.append(self._sign)
+        self._app.on_response_prepare.append(self.dispatcher.sign)
         self._runner: web.AppRunner | None = None
         self._add_own_routes()
 
@@ -202,7 +188,7 @@ class Service:
             raise InternalError("reached only through the service's own dispatch")
 
         self.routes.append(route)
-        self._by_handler[endpoint] = route
+        self.dispatcher.routes[endpoint] = route
         self._openapi = None
         self._app.router.add_route(route.method, route.path, endpoint)
 
@@ -219,11 +205,11 @@ class Service:
     @property
     def is_ready(self) -> bool:
         """Whether :meth:`ready` was called and the service does not stop."""
-        return self._ready and not self.stopping.is_set()
+        return self.dispatcher.is_ready and not self.stopping.is_set()
 
     def ready(self, is_ready: bool = True) -> None:
         """Open (or close) the ``/v1`` routes and ``/readyz``."""
-        self._ready = is_ready
+        self.dispatcher.is_ready = is_ready
 
     async def start(
         self, host: str | None, port: int = 0, unix_path: str | os.PathLike[str] | None = None
@@ -257,15 +243,15 @@ class Service:
         self.stopping.set()
         for site in list(runner.sites):
             await site.stop()
-        for request in list(self._live.values()):
+        for request in list(self.dispatcher.live.values()):
             if isinstance(request.response, web.WebSocketResponse):
                 await request.response.close(code=1001, message=b"the service stops")
         grace_s = self.settings.stop_grace_s if grace_s is None else grace_s
         try:
             async with asyncio.timeout(grace_s):
-                await self._idle.wait()
+                await self.dispatcher.idle.wait()
         except TimeoutError:
-            for request in list(self._live.values()):
+            for request in list(self.dispatcher.live.values()):
                 self.log.warning("cut off", route=request.route.path, waits=request.waits_for)
                 if request.task is not None:
                     request.task.cancel("the service stops")
@@ -300,206 +286,6 @@ class Service:
             os.chmod(path, 0o600)
         except OSError as error:
             raise StartError(f"{self.name} cannot listen on {path}: {error}") from None
-
-    # One request
-
-    async def _answer(self, http: web.Request, handler: _Endpoint) -> web.StreamResponse:
-        """Answer one request; whatever goes wrong becomes a problem document."""
-        started = time.perf_counter()
-        given_id = http.headers.get("X-Request-Id")
-        valid = given_id is not None and _REQUEST_ID.fullmatch(given_id)
-        request_id = given_id if valid and given_id else self._next_id()
-        route = self._by_handler.get(http.match_info.handler)
-        self._idle.clear()
-        self.metrics.in_flight.inc()
-        request: Request | None = None
-        response: web.StreamResponse
-        status = 499
-        try:
-            principal = await self.admission.check(http.headers, http.path)
-            if route is None:
-                response = await handler(http)
-            else:
-                request = self._request(http, route, request_id, principal)
-                self._live[id(http)] = request
-                response = await self._dispatch(request)
-            status = response.status
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            response = self._failed(error, http, request, request_id)
-            status = response.status
-        finally:
-            self._live.pop(id(http), None)
-            if not self._live:
-                self._idle.set()
-            seconds = time.perf_counter() - started
-            where = route.path if route else _NO_ROUTE
-            self.metrics.in_flight.dec()
-            self.metrics.answered(http.method, where, status, seconds)
-            self.log.debug(
-                "request",
-                method=http.method,
-                path=http.path,
-                status=status,
-                seconds=round(seconds, 6),
-                request_id=request_id,
-                peer=http.headers.get("Stoker-Peer", ""),
-            )
-        response.headers["X-Request-Id"] = request_id
-        return response
-
-    def _request(self, http: web.Request, route: Route, request_id: str, principal: str) -> Request:
-        peer = http.headers.get("Stoker-Peer", "the caller")
-        v1 = http.path.startswith("/v1")
-        if v1:
-            check_protocol(http.headers.get(PROTOCOL_HEADER), peer=peer, service=self.name)
-            if self.stopping.is_set():
-                raise UnavailableError(f"{self.name} is stopping")
-            if not self._ready and not route.before_ready:
-                raise NotReadyError(f"{self.name} has not finished starting")
-        request = Request(
-            http,
-            route,
-            request_id=request_id,
-            principal=principal,
-            peer=peer,
-            timeout_s=self._timeout_s(http.headers.get("Stoker-Timeout-S")),
-            now_s=asyncio.get_running_loop().time(),
-            stopping=self.stopping,
-            log=self.log,
-        )
-        request.task = asyncio.current_task()
-        return request
-
-    def _timeout_s(self, header: str | None) -> float:
-        if header is None:
-            return self.settings.request_timeout_s
-        try:
-            timeout_s = float(header)
-        except ValueError:
-            timeout_s = -1.0
-        if not 0 <= timeout_s <= 86_400:
-            raise BadRequestError(
-                f"Stoker-Timeout-S: expected seconds from 0 to 86400, got {header[:40]!r}",
-                field="Stoker-Timeout-S",
-            )
-        return timeout_s
-
-    async def _dispatch(self, request: Request) -> web.StreamResponse:
-        route = request.route
-        if route.stream:
-            return await self._call(request)
-        deadline = asyncio.timeout_at(request.deadline_at_s)
-        try:
-            async with deadline:
-                key = request.http.headers.get("Idempotency-Key")
-                if key is None:
-                    return await self._call(request)
-                request.idempotency_key = key
-                if not route.idempotency:
-                    return await self._call(request)
-                return await self._once(request, key)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            waits = request.waits_for or f"{self.name} to finish it"
-            raise DeadlineExceededError(
-                f"{route.method} {request.http.path} passed its deadline of "
-                f"{request.timeout_s:g} s while it waited for {waits}",
-                explain=request.explain,
-            ) from None
-
-    async def _once(self, request: Request, key: str) -> web.StreamResponse:
-        """Run the handler once per Idempotency-Key, and replay its reply after that."""
-        print_ = fingerprint(await request.read())
-        scope = f"{request.principal} {request.http.rel_url.raw_path_qs} {key}"
-        kept = await self.idempotency.claim(scope, print_)
-        if kept is not None:
-            return web.Response(
-                body=kept.body,
-                status=kept.status,
-                headers={"Content-Type": kept.content_type, "Idempotency-Replayed": "true"},
-            )
-        finished = False
-        try:
-            response = await self._call(request)
-            if isinstance(response, web.Response) and 200 <= response.status < 300:
-                body = response.body if isinstance(response.body, bytes) else b""
-                content_type = response.headers.get("Content-Type", BYTES)
-                reply = StoredReply(response.status, content_type, body)
-                finished = True
-                await asyncio.shield(self.idempotency.finish(scope, print_, reply))
-            return response
-        finally:
-            if not finished:
-                await asyncio.shield(self.idempotency.abandon(scope))
-
-    async def _call(self, request: Request) -> web.StreamResponse:
-        """Decode, call the handler, encode."""
-        route, http = request.route, request.http
-        request.query = route.decode_query(http.query) if http.query_string or route.query else None
-        if route.codec is not None:
-            raw = await request.read()
-            request.body = route.codec.decode(raw, http.headers.get("Content-Type", JSON))
-        value = await route.handler(request)
-        if isinstance(value, web.StreamResponse):
-            return value
-        reply = value if isinstance(value, Reply) else Reply(value)
-        return _encode(reply, http.headers.get("Accept", ""))
-
-    def _failed(
-        self, error: Exception, http: web.Request, request: Request | None, request_id: str
-    ) -> web.StreamResponse:
-        status: int | None = None
-        headers: dict[str, str] = {}
-        if isinstance(error, web.HTTPException):
-            status = error.status
-            headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
-            error = self._of_aiohttp(error, http)
-        elif not isinstance(error, StokerError):
-            self.log.error(
-                "crashed", method=http.method, path=http.path, request_id=request_id, exc_info=error
-            )
-            error = InternalError(
-                f"a bug in {self.name}; its log has the trace under request id {request_id}"
-            )
-        if request is not None and request.response is not None:
-            # The status is sent already: all that is left is to break the connection, so that the
-            # reader cannot take a cut reply for a whole one.
-            if http.transport is not None:
-                http.transport.abort()
-            return request.response
-        problem = problem_of(error, request_id=request_id, status=status)
-        headers["Content-Type"] = PROBLEM
-        if problem.status == 503:
-            headers["Retry-After"] = "1"
-        elif problem.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        return web.Response(body=encode_json(problem), status=problem.status, headers=headers)
-
-    def _of_aiohttp(self, error: web.HTTPException, http: web.Request) -> StokerError:
-        if error.status == 404:
-            known = {route.path for route in self.routes}
-            return NotFoundError(
-                f"{self.name} has no route {http.path}{suggestion(http.path, known)}"
-            )
-        if error.status == 405:
-            allowed = error.headers.get("Allow", "")
-            return BadRequestError(f"{http.path} takes {allowed}, not {http.method}")
-        if error.status == 413:
-            return PayloadTooLargeError(error.text or error.reason)
-        if error.status < 500:
-            return BadRequestError(error.text or error.reason)
-        return UnavailableError(error.text or error.reason)
-
-    async def _sign(self, http: web.Request, response: web.StreamResponse) -> None:
-        """Note that the reply begins, and put our protocol on it."""
-        request = self._live.get(id(http))
-        if request is not None:
-            request.response = response
-            response.headers["X-Request-Id"] = request.request_id
-        response.headers[PROTOCOL_HEADER] = PROTOCOL_TEXT
 
     # Routes of every service
 
@@ -536,19 +322,3 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     service: str
     version: str
     status: str
-
-
-def _encode(reply: Reply, accept: str) -> web.Response:
-    value = reply.value
-    if value is None:
-        status = 204 if reply.status == 200 else reply.status
-        return web.Response(status=status, headers=reply.headers)
-    if isinstance(value, (bytes, memoryview)):
-        body, content_type = bytes(value), BYTES
-    elif MSGPACK in accept:
-        body, content_type = encode_msgpack(value), MSGPACK
-    else:
-        body, content_type = encode_json(value), JSON
-    return web.Response(
-        body=body, status=reply.status, headers={"Content-Type": content_type, **reply.headers}
-    )

@@ -24,8 +24,10 @@ PREFIX = "STOKER_"
 PASSED_ON_PREFIXES = ("STOKER_INTERNAL_", "STOKER_TEST_")
 """Variables that processes of Stoker hand to their children, and those of the tests."""
 
-PASSED_ON = frozenset({"STOKER_NODE_ID", "STOKER_SESSION_DIR", "STOKER_WORKER_ID"})
-"""More of them, without a prefix of their own."""
+PASSED_ON = frozenset(
+    {"STOKER_KERNELS_BACKEND", "STOKER_NODE_ID", "STOKER_SESSION_DIR", "STOKER_WORKER_ID"}
+)
+"""More of them, and what stoker_kernels reads for itself (it imports nothing of ours)."""
 
 _log = logging.getLogger("stoker.settings")
 
