@@ -1,0 +1,424 @@
+"""The scheduler's state machine: ``step(state, event) -> commands``.
+
+Every event is handled by one function of the table below; then the cycle places what can be placed
+and makes room for what cannot, requests that have their leases are answered, and the next timer is
+set. Events may come late, twice or in another order: what names something that is over is ignored.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.commands import (
+    Command,
+    Lost,
+    Refusal,
+    Reject,
+    ReleaseLease,
+    Reply,
+    WakeAt,
+)
+from stoker_scheduler.core.cycle import run_cycle
+from stoker_scheduler.core.explain import waiting_note
+from stoker_scheduler.core.lifecycle import (
+    adopt_by,
+    block,
+    claim,
+    detach,
+    disclaim,
+    forget,
+    lose,
+    must_kill,
+    occupy,
+    reject,
+    release,
+    reply,
+)
+from stoker_scheduler.core.nodes import Health, Node
+from stoker_scheduler.core.queue import GCS_OWNER, Ask, account_of, keep_after_job
+from stoker_scheduler.core.state import LeaseState, Phase, State
+
+Out = list[Command]
+
+REMEMBER_JOBS = 10_000
+"""Finished jobs whose late requests are refused."""
+
+
+def step(state: State, event: ev.Event) -> list[Command]:
+    """Take in one event, and return what is to be done, in order."""
+    out: Out = []
+    state.at_s = max(state.at_s, event.at_s)
+    _HANDLERS[type(event)](state, event, out)
+    run_cycle(state, out)
+    _settle(state, out)
+    timers = state.timers
+    if timers and timers[0][0] < state.wake_at_s:
+        state.wake_at_s = timers[0][0]
+        out.append(WakeAt(at_s=state.wake_at_s))
+    return out
+
+
+def _settle(state: State, out: Out) -> None:
+    """Answer the requests whose leases are all there, as far as there were places."""
+    for request_id in list(state.unsettled):
+        ask = state.asks.get(request_id)
+        if ask is None or not ask.ready:
+            continue
+        if not ask.starting:
+            reply(state, ask, out)
+        else:
+            state.set_timer(state.at_s + state.policy.linger_s, "linger", request_id)
+    state.unsettled.clear()
+
+
+# Nodes
+
+
+def _node_joined(state: State, event: ev.NodeJoined, out: Out) -> None:
+    spec = event.spec
+    known = state.nodes.get(spec.node_id)
+    if known is not None:
+        if spec.incarnation < known.spec.incarnation:
+            return
+        if spec.incarnation == known.spec.incarnation:
+            _change_node(state, known, spec)
+            return
+        _remove_node(state, known, out)
+    if spec.health is Health.DEAD:
+        return
+    state.nodes[spec.node_id] = Node(spec)
+    state.touch(spec.node_id)
+    state.nodes_changed()
+
+
+def _node_changed(state: State, event: ev.NodeChanged, out: Out) -> None:
+    node = state.nodes.get(event.spec.node_id)
+    if node is None or event.spec.incarnation != node.spec.incarnation:
+        return
+    if event.spec.health is Health.DEAD:
+        _remove_node(state, node, out)
+    else:
+        _change_node(state, node, event.spec)
+
+
+def _change_node(state: State, node: Node, spec: Any) -> None:
+    node.change(spec)
+    state.touch(node.node_id)
+    state.nodes_changed()
+
+
+def _node_lost(state: State, event: ev.NodeLost, out: Out) -> None:
+    node = state.nodes.get(event.node_id)
+    if node is not None and event.incarnation in (0, node.spec.incarnation):
+        _remove_node(state, node, out)
+
+
+def _remove_node(state: State, node: Node, out: Out) -> None:
+    for lease_id in list(node.leases):
+        lose(state, state.leases[lease_id], out)
+    for need in [need for need, kept in state.reserved.items() if kept.node_id == node.node_id]:
+        del state.reserved[need]
+    del state.nodes[node.node_id]
+    state.touch(node.node_id)
+    state.nodes_changed()
+
+
+def _lease_adopted(state: State, event: ev.LeaseAdopted, out: Out) -> None:
+    node = state.nodes.get(event.node_id)
+    if node is None or node.spec.incarnation != event.incarnation or event.lease_id in state.leases:
+        return
+    free = node.devices.free
+    fits = all(free.get(index, 0) >= units for index, units in event.gpus.items())
+    if not fits or sum(event.gpus.values()) != event.need.gpu:
+        out.append(
+            ReleaseLease(
+                lease_id=event.lease_id,
+                node_id=event.node_id,
+                kill=True,
+                reason="its GPUs belong to another lease",
+            )
+        )
+        return
+    lease = LeaseState(
+        lease_id=event.lease_id,
+        owner_id=event.owner_id,
+        account=account_of(event.owner_id, event.job_id),
+        job_id=event.job_id,
+        kind=event.kind,
+        node_id=event.node_id,
+        incarnation=event.incarnation,
+        need=event.need,
+        gpus=event.gpus,
+        class_key="",
+        priority=0,
+        granted_at_s=event.granted_at_s,
+        phase=Phase.HELD,
+        blocked=event.blocked,
+        actor_id=event.actor_id,
+        name=event.name,
+    )
+    occupy(state, lease, node)
+    if lease.owner_id != GCS_OWNER:
+        lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
+        state.set_timer(lease.expires_at_s, "expire", lease.lease_id)
+
+
+# Requests
+
+
+def _lease_asked(state: State, event: ev.LeaseAsked, out: Out) -> None:
+    known = state.asks.get(event.request_id)
+    if known is not None:
+        known.deadline_s = max(known.deadline_s, event.deadline_s)
+        return
+    answer = state.answers.get(event.request_id)
+    if answer is not None:
+        still = (lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id))
+        out.append(Reply(request_id=event.request_id, lease_ids=tuple(still)))
+        return
+    if event.job_id in state.finished_jobs and not keep_after_job(event.kind, event.owner_id):
+        text = f"job {event.job_id} is finished"
+        out.append(Reject(request_id=event.request_id, refusal=Refusal.JOB_FINISHED, text=text))
+        return
+    account = account_of(event.owner_id, event.job_id)
+    ask = Ask(
+        asked=event,
+        account=account,
+        seq=state.next_number(),
+        since_s=state.queue.since(account, event.class_key, state.at_s),
+        deadline_s=event.deadline_s,
+        wanted=event.count,
+    )
+    state.asks[event.request_id] = ask
+    claim(state, ask)
+    if ask.wanted:
+        state.queue.put(ask)
+    state.set_timer(event.deadline_s, "deadline", event.request_id)
+
+
+def _is_held(state: State, lease_id: str) -> bool:
+    lease = state.leases.get(lease_id)
+    return lease is not None and lease.phase is Phase.HELD
+
+
+def _ask_cancelled(state: State, event: ev.LeaseAskCancelled, out: Out) -> None:
+    ask = state.asks.get(event.request_id)
+    if ask is not None:
+        disclaim(state, ask)
+
+
+# Leases
+
+
+def _lease_started(state: State, event: ev.LeaseStarted, out: Out) -> None:
+    lease = state.leases.get(event.lease_id)
+    if lease is None or lease.phase is not Phase.STARTING:
+        return
+    lease.move(Phase.READY)
+    node = state.nodes[lease.node_id]
+    node.refusals = 0
+    ask = state.asks.get(lease.request_id)
+    if ask is not None:
+        del ask.starting[lease.lease_id]
+        ask.ready[lease.lease_id] = None
+        state.unsettled[ask.request_id] = None
+        return
+    state.set_timer(state.at_s + state.policy.lease_ttl_s, "unclaimed", lease.lease_id)
+    lane = state.queue.lanes.get(lease.need)
+    waiting = lane.accounts.get(lease.account, {}) if lane is not None else {}
+    for other in waiting.values():
+        if other.asked.class_key == lease.class_key:
+            adopt_by(state, lease, other)
+            other.wanted -= 1
+            if other.wanted == 0:
+                state.queue.drop(other)
+            return
+
+
+def _start_failed(state: State, event: ev.LeaseStartFailed, out: Out) -> None:
+    lease = state.leases.get(event.lease_id)
+    if lease is None or lease.phase is not Phase.STARTING:
+        return
+    ask = detach(state, lease, again=event.failure is not ev.StartFailure.FATAL)
+    if event.failure is ev.StartFailure.UNKNOWN:
+        release(
+            state, lease, out, kill=True, reason=f"its start is unknown: {event.text}", tell=False
+        )
+    else:
+        forget(state, lease)
+    if event.failure is ev.StartFailure.FATAL:
+        if ask is not None:
+            reject(state, ask, Refusal.START_FAILED, event.text, out)
+        return
+    node, policy = state.nodes[lease.node_id], state.policy
+    pause_s = min(policy.shun_s * 2.0**node.refusals, policy.shun_max_s)
+    node.refusals = min(node.refusals + 1, 16)
+    node.shunned_because = event.text or "no reason given"
+    node.shunned_until_s = state.at_s + pause_s
+    state.set_timer(node.shunned_until_s, "unshun", node.node_id)
+    state.touch(node.node_id)
+
+
+def _lease_released(state: State, event: ev.LeaseReleased, out: Out) -> None:
+    for lease_id in event.lease_ids:
+        lease = state.leases.get(lease_id)
+        if lease is not None:
+            kill = event.kill or must_kill(lease)
+            release(state, lease, out, kill=kill, reason=event.reason, tell=False)
+
+
+def _lease_ended(state: State, event: ev.LeaseEnded, out: Out) -> None:
+    lease = state.leases.get(event.lease_id)
+    if lease is not None and lease.phase is Phase.RELEASING:
+        forget(state, lease)
+
+
+def _lease_blocked(state: State, event: ev.LeaseBlocked, out: Out) -> None:
+    lease = state.leases.get(event.lease_id)
+    if lease is not None:
+        block(state, lease, True)
+
+
+def _lease_unblocked(state: State, event: ev.LeaseUnblocked, out: Out) -> None:
+    lease = state.leases.get(event.lease_id)
+    if lease is not None:
+        block(state, lease, False)
+
+
+def _worker_exited(state: State, event: ev.WorkerExited, out: Out) -> None:
+    lease = state.leases.get(event.lease_id)
+    if lease is not None:
+        lose(state, lease, out)
+
+
+# Owners and jobs
+
+
+def _owner_polled(state: State, event: ev.OwnerPolled, out: Out) -> None:
+    lost = []
+    idle = dict.fromkeys(event.idle_lease_ids)
+    for lease_id in event.lease_ids:
+        lease = state.leases.get(lease_id)
+        if lease is None or lease.owner_id != event.owner_id or lease.phase is Phase.RELEASING:
+            lost.append(lease_id)
+            continue
+        if lease.phase is not Phase.HELD:
+            continue
+        if lease.expires_at_s is not None:
+            lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
+        lease.idle = lease_id in idle
+        if lease.idle and not lease.recalled:
+            state.idle[lease_id] = None
+        else:
+            state.idle.pop(lease_id, None)
+    if lost:
+        out.append(Lost(owner_id=event.owner_id, lease_ids=tuple(lost)))
+
+
+def _owner_lost(state: State, event: ev.OwnerLost, out: Out) -> None:
+    for ask in [ask for ask in state.asks.values() if ask.asked.owner_id == event.owner_id]:
+        reject(state, ask, Refusal.OWNER_LOST, f"owner {event.owner_id} is gone", out)
+    for lease in list(state.leases.values()):
+        if lease.owner_id == event.owner_id:
+            release(state, lease, out, kill=True, reason="its owner is gone", tell=False)
+
+
+def _job_finished(state: State, event: ev.JobFinished, out: Out) -> None:
+    job_id, finished = event.job_id, state.finished_jobs
+    finished[job_id] = state.at_s
+    if len(finished) > REMEMBER_JOBS:
+        del finished[next(iter(finished))]
+    for ask in [ask for ask in state.asks.values() if ask.asked.job_id == job_id]:
+        if not keep_after_job(ask.asked.kind, ask.asked.owner_id):
+            reject(state, ask, Refusal.JOB_FINISHED, f"job {job_id} is finished", out)
+    for lease in [lease for lease in state.leases.values() if lease.job_id == job_id]:
+        if not keep_after_job(lease.kind, lease.owner_id):
+            release(state, lease, out, kill=True, reason="its job is finished", tell=True)
+
+
+# Time
+
+
+def _tick(state: State, event: ev.Tick, out: Out) -> None:
+    state.wake_at_s = float("inf")
+    timers = state.timers
+    while timers and timers[0][0] <= state.at_s:
+        _, _, what, subject = heapq.heappop(timers)
+        handler = _TIMERS.get(what)
+        if handler is not None:
+            handler(state, subject, out)
+
+
+def _deadline_passed(state: State, request_id: str, out: Out) -> None:
+    ask = state.asks.get(request_id)
+    if ask is None:
+        return
+    if ask.deadline_s > state.at_s:
+        state.set_timer(ask.deadline_s, "deadline", request_id)
+        return
+    reply(state, ask, out, "" if ask.ready else waiting_note(state, ask))
+
+
+def _linger_passed(state: State, request_id: str, out: Out) -> None:
+    ask = state.asks.get(request_id)
+    if ask is not None and ask.ready:
+        reply(state, ask, out)
+
+
+def _expiry_due(state: State, lease_id: str, out: Out) -> None:
+    lease = state.leases.get(lease_id)
+    if lease is None or lease.phase is not Phase.HELD or lease.expires_at_s is None:
+        return
+    if lease.expires_at_s > state.at_s:
+        state.set_timer(lease.expires_at_s, "expire", lease_id)
+        return
+    ttl_s = state.policy.lease_ttl_s
+    reason = f"its owner {lease.owner_id} did not renew it for {ttl_s:g} s"
+    release(state, lease, out, kill=True, reason=reason, tell=True)
+
+
+def _unclaimed_due(state: State, lease_id: str, out: Out) -> None:
+    lease = state.leases.get(lease_id)
+    if lease is not None and lease_id in state.unclaimed:
+        kill = must_kill(lease)
+        release(state, lease, out, kill=kill, reason="nobody asked for it again", tell=False)
+
+
+def _unshun_due(state: State, node_id: str, out: Out) -> None:
+    node = state.nodes.get(node_id)
+    if node is not None and node.shunned_because and node.shunned_until_s <= state.at_s:
+        node.shunned_because = ""
+        state.touch(node_id)
+
+
+_TIMERS: dict[str, Callable[[State, str, Out], None]] = {
+    "deadline": _deadline_passed,
+    "linger": _linger_passed,
+    "expire": _expiry_due,
+    "unclaimed": _unclaimed_due,
+    "unshun": _unshun_due,
+}
+"""What a timer does; the others ("cycle") only make the cycle run."""
+
+_HANDLERS: dict[type, Callable[[State, Any, Out], None]] = {
+    ev.NodeJoined: _node_joined,
+    ev.NodeChanged: _node_changed,
+    ev.NodeLost: _node_lost,
+    ev.LeaseAdopted: _lease_adopted,
+    ev.LeaseAsked: _lease_asked,
+    ev.LeaseAskCancelled: _ask_cancelled,
+    ev.LeaseStarted: _lease_started,
+    ev.LeaseStartFailed: _start_failed,
+    ev.LeaseReleased: _lease_released,
+    ev.LeaseEnded: _lease_ended,
+    ev.LeaseBlocked: _lease_blocked,
+    ev.LeaseUnblocked: _lease_unblocked,
+    ev.OwnerPolled: _owner_polled,
+    ev.OwnerLost: _owner_lost,
+    ev.JobFinished: _job_finished,
+    ev.WorkerExited: _worker_exited,
+    ev.Tick: _tick,
+}

@@ -1,0 +1,72 @@
+"""What a lease needs of a node: the part of a demand on which placement depends.
+
+Two demands with equal needs fit on the same nodes. That is what lets the scheduler look at each
+kind of need once per event, however many requests wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stoker_scheduler.core.devices import check_gpu_units
+from stoker_scheduler.core.labels import Term, parse_selector
+from stoker_scheduler.core.resources import CPU, GPU, Units, to_units, units_text
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Resources and constraints of one lease.
+
+    ``items`` are all resources but GPUs, in units and ordered by name. ``node_id`` pins the lease
+    to a node, or only prefers it if ``soft``. ``spread`` asks for the least loaded node.
+    """
+
+    items: tuple[tuple[str, int], ...] = ()
+    gpu: int = 0
+    terms: tuple[Term, ...] = ()
+    node_id: str | None = None
+    soft: bool = False
+    spread: bool = False
+    names: frozenset[str] = field(default=frozenset(), compare=False)
+    but_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+
+    @property
+    def units(self) -> Units:
+        """All resources in units, GPUs included."""
+        return dict(self.vector)
+
+    @property
+    def vector(self) -> tuple[tuple[str, int], ...]:
+        """All resources in units as pairs, GPUs included."""
+        return (*self.items, (GPU, self.gpu)) if self.gpu else self.items
+
+    @property
+    def text(self) -> str:
+        """The resources in words."""
+        return units_text(self.vector)
+
+
+def make_need(
+    resources: Mapping[str, float],
+    *,
+    label_selector: Mapping[str, str] | None = None,
+    node_id: str | None = None,
+    soft: bool = False,
+    spread: bool = False,
+) -> Need:
+    """Return the need of a demand; raises :class:`InvalidDemandError` for what makes no sense."""
+    units = to_units(resources)
+    gpu = units.pop(GPU, 0)
+    check_gpu_units(gpu)
+    items = tuple(units.items())
+    return Need(
+        items=items,
+        gpu=gpu,
+        terms=parse_selector(label_selector or {}),
+        node_id=node_id or None,
+        soft=soft,
+        spread=spread,
+        names=frozenset(units) | ({GPU} if gpu else set()),
+        but_cpu=tuple((name, count) for name, count in items if name != CPU),
+    )

@@ -1,0 +1,85 @@
+"""Amounts of resources as whole numbers, so that taking and giving back always ends at zero.
+
+An amount is counted in units of 1e-4 (a third of a CPU is 3333 units), except for memory, which is
+counted in bytes. Zero amounts are dropped: a vector without a name asks for none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+UNIT = 10_000
+"""Units in 1.0 of a resource that is not counted in bytes."""
+
+CPU = "CPU"
+GPU = "GPU"
+MEMORY = "memory"
+COUNTED_IN_BYTES = frozenset({MEMORY, "object_store_memory"})
+
+Units = dict[str, int]
+"""Resource name -> units; never holds a zero."""
+
+_GIB = 1 << 30
+
+
+class InvalidDemandError(ValueError):
+    """A demand that makes no sense on any cluster; ``field`` names the part at fault."""
+
+    def __init__(self, field: str, text: str) -> None:
+        super().__init__(text)
+        self.field = field
+
+
+def to_units(amounts: Mapping[str, float]) -> Units:
+    """Return ``amounts`` in units, ordered by name; refuse what is negative, not finite or tiny."""
+    units: Units = {}
+    for name in sorted(amounts):
+        amount = amounts[name]
+        if not 0 <= amount < float("inf"):
+            raise InvalidDemandError(
+                f"resources.{name}",
+                f"resources: {name}={amount} must be a number that is 0 or more",
+            )
+        whole = -int(-amount // 1) if name in COUNTED_IN_BYTES else round(amount * UNIT)
+        if whole == 0 and amount > 0:
+            raise InvalidDemandError(
+                f"resources.{name}",
+                f"resources: {name}={amount} is less than 0.0001, the smallest part",
+            )
+        if whole:
+            units[name] = whole
+    return units
+
+
+def to_amount(name: str, units: int) -> float:
+    """Return ``units`` of ``name`` as the amount that users write."""
+    return float(units) if name in COUNTED_IN_BYTES else units / UNIT
+
+
+def to_amounts(units: Mapping[str, int]) -> dict[str, float]:
+    """Return a vector of units as amounts."""
+    return {name: to_amount(name, count) for name, count in units.items()}
+
+
+def amount_text(name: str, units: int) -> str:
+    """Say an amount: ``2 CPU``, ``0.25 GPU``, ``1.5 GiB memory``."""
+    if name in COUNTED_IN_BYTES:
+        if abs(units) >= _GIB // 100:
+            return f"{units / _GIB:.4g} GiB {name}"
+        return f"{units} bytes {name}"
+    return f"{units / UNIT:.10g} {name}"
+
+
+def units_text(units: Iterable[tuple[str, int]]) -> str:
+    """Say a vector: ``2 CPU, 1 GPU``; an empty one is ``no resources``."""
+    return ", ".join(amount_text(name, count) for name, count in units) or "no resources"
+
+
+def add(into: Units, what: Iterable[tuple[str, int]], sign: int = 1) -> None:
+    """Add ``what`` to ``into`` (or take it away), keeping zeros out."""
+    for name, count in what:
+        total = into.get(name, 0) + sign * count
+        if total:
+            into[name] = total
+        else:
+            into.pop(name, None)

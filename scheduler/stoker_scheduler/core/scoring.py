@@ -1,0 +1,69 @@
+"""Which of the nodes that fit is best: a cost, lower is better, and a tie-break that never moves.
+
+Hybrid: nodes are filled one after the other until the scarcest resource of the demand passes a
+threshold, then the least loaded is used; work without GPUs avoids nodes that have some; large
+arguments pull work to where they lie. Spread: the least loaded node, always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stoker_scheduler.core.need import Need
+    from stoker_scheduler.core.nodes import Node
+
+GPU_NODE_COST = 2.0
+"""Beats any utilisation: an overloaded CPU node is still better than a GPU node for CPU work."""
+LOCALITY_GAIN = 3.0
+"""Times the share of the argument bytes that lie there; beats the GPU cost when most of them do."""
+LOCALITY_FLOOR_BYTES = 1 << 20
+"""Less than this is fetched faster than a decision pays."""
+PREFERRED_GAIN = 10.0
+
+Key = tuple[float, int]
+"""Cost, then the leases on the node where that matters; the node id breaks what is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScorePolicy:
+    """``pack_threshold`` is the utilisation up to which nodes are filled in order."""
+
+    pack_threshold: float = 0.5
+
+
+def utilisation(node: Node, need: Need) -> float:
+    """Return the scarcest demanded resource's utilisation if ``need`` were placed there."""
+    worst, total, available = 0.0, node.spec.total, node.available
+    for name, count in need.items:
+        has = total.get(name, 0)
+        if has:
+            used = (has - available.get(name, 0) + count) / has
+            if used > worst:
+                worst = used
+    if need.gpu and node.spec.gpus:
+        has = node.devices.total_units
+        worst = max(worst, (has - node.devices.free_units + need.gpu) / has)
+    return worst
+
+
+def key(node: Node, need: Need, policy: ScorePolicy) -> Key:
+    """Return how good ``node`` is for ``need``, before locality; lower is better."""
+    load = utilisation(node, need)
+    cost = load if need.spread or load > policy.pack_threshold else 0.0
+    if not need.gpu and node.spec.gpus:
+        cost += GPU_NODE_COST
+    if need.soft and need.node_id == node.spec.node_id:
+        cost -= PREFERRED_GAIN
+    # Without resources nothing tells nodes apart, and all such leases would pile up on one.
+    return cost, len(node.leases) if need.spread or not need.vector else 0
+
+
+def locality_gain(node_id: str, locality: Mapping[str, int]) -> float:
+    """Return how much the arguments that lie on ``node_id`` lower its cost."""
+    here = locality.get(node_id, 0)
+    if here < LOCALITY_FLOOR_BYTES:
+        return 0.0
+    return LOCALITY_GAIN * here / sum(locality.values())
