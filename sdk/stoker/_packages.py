@@ -1,0 +1,167 @@
+"""Packages: a folder of code as one zip with a name made from its content.
+
+Equal folders give equal bytes (sorted names, fixed times and permissions), so a package is uploaded
+once per cluster and unpacked once per node. Called by ``_runtime_env``; it talks to nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import stat
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker_wire.errors import BadRequestError, PayloadTooLargeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MAX_BYTES = 512 * 2**20
+"""Largest package, as the sum of its files before compression."""
+
+ALWAYS_LEFT_OUT = frozenset(
+    {".git", ".hg", ".svn", ".venv", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
+)
+"""Folders that are never packed, at any depth."""
+
+IGNORE_FILES = (".gitignore", ".stokerignore")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_NAMED = 5
+
+
+class Package(msgspec.Struct, frozen=True):
+    """A zip, named by the SHA-256 of its bytes (64 hex digits)."""
+
+    hash: str
+    content: bytes
+
+
+def pack(path: str | Path, *, inside: str = "", max_bytes: int = MAX_BYTES) -> Package:
+    """Return the folder (or one ``.py`` file) at ``path`` as a package.
+
+    ``inside`` puts everything below a folder of that name. A ``.zip`` or ``.whl`` is taken as it
+    is. Left out: what the folder's ``.gitignore`` and ``.stokerignore`` say, and ALWAYS_LEFT_OUT.
+    Raises BadRequestError, or PayloadTooLargeError naming the largest files.
+    """
+    path = Path(path).expanduser()
+    if path.is_file() and path.suffix in (".zip", ".whl"):
+        content = path.read_bytes()
+        _check_size([(path.name, len(content))], max_bytes, path)
+    elif path.is_dir():
+        content = _zip(list(_members(path)), path, inside, max_bytes)
+    elif path.is_file() and path.suffix == ".py":
+        content = _zip([(path.name, path)], path.parent, inside, max_bytes)
+    else:
+        what = "does not exist" if not path.exists() else "is no folder, .py, .zip or .whl file"
+        raise BadRequestError(f"cannot pack {path}: it {what}", field="working_dir")
+    return Package(hashlib.sha256(content).hexdigest(), content)
+
+
+def _zip(members: list[tuple[str, Path]], root: Path, inside: str, max_bytes: int) -> bytes:
+    try:
+        _check_size([(name, path.stat().st_size) for name, path in members], max_bytes, root)
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
+            for name, path in sorted(members):
+                info = zipfile.ZipInfo(f"{inside}/{name}" if inside else name, _EPOCH)
+                executable = path.stat().st_mode & stat.S_IXUSR
+                info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+                info.compress_type = zipfile.ZIP_DEFLATED
+                info.create_system = 3
+                archive.writestr(info, path.read_bytes())
+    except OSError as error:
+        raise BadRequestError(
+            f"cannot pack {error.filename or root}: {error.strerror}; name it in "
+            f"{root / '.stokerignore'} to leave it out",
+            field="working_dir",
+        ) from None
+    return buffer.getvalue()
+
+
+def _check_size(sizes: list[tuple[str, int]], max_bytes: int, root: Path) -> None:
+    total = sum(nbytes for _, nbytes in sizes)
+    if total <= max_bytes:
+        return
+    largest = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:_NAMED]
+    named = ", ".join(f"{name} ({_mib(nbytes)})" for name, nbytes in largest)
+    raise PayloadTooLargeError(
+        f"{root} is {_mib(total)}, more than the {_mib(max_bytes)} that a package may hold; "
+        f"name what the job does not need in {root / '.stokerignore'}. Largest: {named}",
+        field="working_dir",
+    )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.1f} MiB"
+
+
+def _members(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield (name with slashes, path) of every file to pack. Links are followed, loops are not."""
+    ignored = _ignored(root)
+    seen: set[str] = set()
+
+    def walk(folder: Path, prefix: str) -> Iterator[tuple[str, Path]]:
+        real = os.path.realpath(folder)
+        if real in seen:
+            return
+        seen.add(real)
+        for entry in sorted(folder.iterdir(), key=lambda path: path.name):
+            name = prefix + entry.name
+            if entry.is_dir():
+                if entry.name not in ALWAYS_LEFT_OUT and not ignored(name, True):
+                    yield from walk(entry, name + "/")
+            elif entry.is_file() and not ignored(name, False):
+                yield name, entry
+        seen.discard(real)
+
+    return walk(root, "")
+
+
+def _ignored(root: Path) -> Callable[[str, bool], bool]:
+    """Read the ignore files of ``root``; return whether (name, is a folder) is left out.
+
+    The common part of git's rules: comments, ``!``, a leading or inner slash anchors, a trailing
+    slash means folders, ``*``, ``?``, ``[...]`` and ``**``. The last rule that matches decides.
+    """
+    rules: list[tuple[re.Pattern[str], bool, bool]] = []
+    for file in IGNORE_FILES:
+        path = root / file
+        if not path.is_file():
+            continue
+        for line in path.read_text(errors="replace").splitlines():
+            pattern = line.strip()
+            if not pattern or pattern.startswith("#"):
+                continue
+            keep = pattern.startswith("!")
+            pattern = pattern[1:] if keep else pattern.removeprefix("\\")
+            folders_only = pattern.endswith("/")
+            pattern = pattern.rstrip("/")
+            anchored = "/" in pattern
+            expression = ("" if anchored else "(?:.*/)?") + _glob(pattern.lstrip("/"))
+            rules.append((re.compile(expression), keep, folders_only))
+
+    def ignored(name: str, is_folder: bool) -> bool:
+        verdict = False
+        for expression, keep, folders_only in rules:
+            if (is_folder or not folders_only) and expression.fullmatch(name):
+                verdict = not keep
+        return verdict
+
+    return ignored
+
+
+def _glob(pattern: str) -> str:
+    parts = re.split(r"(\*\*/|/\*\*|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    special = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    return "".join(
+        special.get(part)
+        or (part.replace("[!", "[^") if part.startswith("[") and part.endswith("]") else "")
+        or re.escape(part)
+        for part in parts
+    )

@@ -1,0 +1,156 @@
+"""Submit, list, follow and stop jobs from any Python program, without joining the cluster.
+
+``JobSubmissionClient`` speaks HTTP with the standard library alone, synchronously; the CLI's ``stoker
+job`` is made of it. To run tasks from this process, use ``stoker.init()`` instead.
+
+    client = JobSubmissionClient("http://127.0.0.1:7600")
+    job_id = client.submit_job(entrypoint="python train.py", runtime_env={"working_dir": "."})
+    for line in client.tail_job_logs(job_id):
+        print(line.text)
+    assert client.wait(job_id).exit_code == 0
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from stoker._address import resolve
+from stoker._http import HttpClient
+from stoker._runtime_env import make_runtime_env, uploader
+from stoker_wire.errors import DeadlineExceededError, UnavailableError
+from stoker_wire.messages.control import Explanation, LogLine, Page
+from stoker_wire.messages.work import Job, JobState, SubmitJob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ("Job", "JobState", "JobSubmissionClient", "LogLine")
+
+_POLL_FIRST_S = 0.02
+_POLL_MAX_S = 0.5
+
+
+class JobSubmissionClient:
+    """Talks to one cluster. May be shared by threads.
+
+    ``address`` defaults to STOKER_ADDRESS, then to the newest cluster of this machine; ``token`` to
+    STOKER_TOKEN, STOKER_TOKEN_FILE, then that cluster's own. ``timeout_s`` bounds each call.
+    """
+
+    def __init__(
+        self, address: str | None = None, token: str | None = None, *, timeout_s: float = 30.0
+    ) -> None:
+        target = resolve(address, token)
+        self.address = target.address
+        self.http = HttpClient(target.address, token=target.token, timeout_s=timeout_s)
+
+    def submit_job(
+        self,
+        *,
+        entrypoint: str,
+        job_id: str | None = None,
+        name: str = "",
+        runtime_env: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, str] | None = None,
+        entrypoint_num_cpus: float = 0.0,
+        entrypoint_num_gpus: float = 0.0,
+        entrypoint_memory: int = 0,
+        entrypoint_resources: Mapping[str, float] | None = None,
+        label_selector: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+    ) -> str:
+        """Run the shell command ``entrypoint`` as a driver on the cluster; return the job's id.
+
+        ``runtime_env`` as for ``stoker.init``; folders are uploaded once, by content. The
+        ``entrypoint_*`` are resources of the driver process itself (default: none; memory in bytes).
+        ConflictError if ``job_id`` exists already.
+        """
+        own = {
+            "CPU": entrypoint_num_cpus,
+            "GPU": entrypoint_num_gpus,
+            "memory": float(entrypoint_memory),
+        }
+        resources = {name: amount for name, amount in own.items() if amount}
+        resources |= entrypoint_resources or {}
+        body = SubmitJob(
+            entrypoint=entrypoint,
+            job_id=job_id,
+            name=name,
+            runtime_env=make_runtime_env(runtime_env, uploader(self.http)),
+            metadata=dict(metadata or {}),
+            resources=resources,
+            label_selector=dict(label_selector or {}),
+            namespace=namespace,
+        )
+        return self.http.call("POST", "/v1/jobs", body, reply=Job).job_id
+
+    def list_jobs(self, *, limit: int = 1000) -> list[Job]:
+        """Return up to ``limit`` jobs, those of drivers included."""
+        found: list[Job] = []
+        cursor = ""
+        while len(found) < limit:
+            query = {"limit": min(limit - len(found), 1000), "cursor": cursor or None}
+            page = self.http.call("GET", "/v1/jobs", reply=Page[Job], query=query)
+            found += page.items
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        return found
+
+    def get_job(self, job_id: str) -> Job:
+        """Return what the cluster knows of a job; NotFoundError if there is none."""
+        return self.http.call("GET", f"/v1/jobs/{job_id}", reply=Job)
+
+    def get_job_status(self, job_id: str) -> JobState:
+        """Return the state of a job."""
+        return self.get_job(job_id).state
+
+    def explain_job(self, job_id: str) -> Explanation:
+        """Return why a job waits, or what became of it."""
+        return self.http.call("GET", f"/v1/jobs/{job_id}/explain", reply=Explanation)
+
+    def get_job_logs(self, job_id: str) -> str:
+        """Return what the job's driver has printed so far."""
+        lines = self.http.lines(f"/v1/jobs/{job_id}/logs", item=LogLine)
+        return "".join(f"{line.text}\n" for line in lines)
+
+    def tail_job_logs(self, job_id: str) -> Iterator[LogLine]:
+        """Yield the lines of the job's driver from the first one, as they come, until it ends.
+
+        A broken connection is opened again behind the last line seen.
+        """
+        path = f"/v1/jobs/{job_id}/logs"
+        cursor, pause_s = 0, _POLL_FIRST_S
+        while True:
+            ended = self.get_job(job_id).state.terminal
+            query = {"follow": not ended, "since": cursor}
+            try:
+                for line in self.http.lines(path, item=LogLine, query=query):
+                    cursor, pause_s = max(cursor, line.cursor), _POLL_FIRST_S
+                    yield line
+            except UnavailableError:
+                if ended:
+                    raise
+            if ended:  # known before the read, which therefore saw all there is
+                return
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _POLL_MAX_S)
+
+    def stop_job(self, job_id: str) -> Job:
+        """Ask a job to end: SIGTERM to its driver, SIGKILL 3 s later. Idempotent."""
+        return self.http.call("POST", f"/v1/jobs/{job_id}/stop", reply=Job)
+
+    def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
+        """Wait until the job ended and return it; DeadlineExceededError after ``timeout_s``."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        pause_s = _POLL_FIRST_S
+        while not (job := self.get_job(job_id)).state.terminal:
+            if deadline_s is not None and time.monotonic() + pause_s > deadline_s:
+                raise DeadlineExceededError(
+                    f"job {job_id} is {job.state} after {timeout_s:g} s",
+                    explain=f"/v1/jobs/{job_id}/explain",
+                )
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, _POLL_MAX_S)
+        return job
