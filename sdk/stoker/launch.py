@@ -16,6 +16,7 @@ import gc
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -43,9 +44,9 @@ from stoker_wire.settings import Settings
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
-    from pathlib import Path
 
     from stoker_nodelet.forkserver import ForkServerHandle
+    from stoker_nodelet.service import Running as RunningNodelet
 
 __all__ = (
     "LocalCluster",
@@ -72,30 +73,6 @@ class Running(Protocol):
 
     async def stop(self) -> None:
         """Stop in good order."""
-        ...
-
-
-class RunningNodelet(Running, Protocol):
-    """What the nodelet's ``serve`` returns."""
-
-    @property
-    def unix(self) -> str:
-        """Path of its Unix socket."""
-        ...
-
-    @property
-    def node_id(self) -> str:
-        """The node's id."""
-        ...
-
-    @property
-    def host_id(self) -> str:
-        """Equal for processes that share a /dev/shm."""
-        ...
-
-    @property
-    def arena_dir(self) -> str | Path:
-        """The node's folder in /dev/shm."""
         ...
 
 
@@ -169,7 +146,7 @@ async def _life(
     try:
         info = await serve(options, settings, session, forkserver, running)
         janitor.remove_at_end(info.arena_dir)
-        janitor.remove_at_end(info.nodelet_unix)
+        janitor.remove_at_end(str(Path(info.nodelet_unix).parent))
         write_info(info)
         say(options, msgspec.to_builtins(info))
         gc.freeze()
@@ -218,11 +195,19 @@ async def _serve_head(
         await _until_ready("nodelet", nodelet.url, token)
         return nodelet
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(_until_ready("gcs", gcs.url, token))
-        scheduler = group.create_task(scheduler_ready())
-        nodelet = group.create_task(nodelet_ready())
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_until_ready("gcs", gcs.url, token))
+            scheduler = group.create_task(scheduler_ready())
+            nodelet = group.create_task(nodelet_ready())
+    except ExceptionGroup as failed:
+        raise _first(failed) from failed
     return _info(session, "head", gcs.url, scheduler.result().url, nodelet.result(), embedded)
+
+
+def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = failed.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _serve_node(
@@ -302,10 +287,10 @@ def _info(
         gcs_url=gcs_url,
         scheduler_url=scheduler_url,
         nodelet_url=nodelet.url,
-        nodelet_unix=nodelet.unix,
+        nodelet_unix=nodelet.identity.unix,
         node_id=nodelet.node_id,
-        host_id=nodelet.host_id,
-        arena_dir=str(nodelet.arena_dir),
+        host_id=nodelet.identity.host_id,
+        arena_dir=str(nodelet.identity.arena_dir),
         session_dir=str(session),
         token_file=str(session / TOKEN_NAME),
         pid=os.getpid(),

@@ -49,15 +49,16 @@ class LocalCluster:
         self,
         proc: subprocess.Popen[bytes],
         session_dir: Path,
+        mode: str,
         ready_fd: int,
         lifeline_fd: int | None,
-        embedded: bool,
     ) -> None:
         self.session_dir = session_dir
+        self._mode = mode
         self._proc = proc
         self._ready_fd: int | None = ready_fd
         self._lifeline_fd = lifeline_fd
-        self._embedded = embedded
+        self._embedded = lifeline_fd is not None
         self._info: LocalInfo | None = None
         self._owner_pid = os.getpid()
 
@@ -76,7 +77,7 @@ class LocalCluster:
     @property
     def log_path(self) -> Path:
         """What the head prints."""
-        return self.session_dir / "logs" / "head.log"
+        return self.session_dir / "logs" / f"{self._mode}.log"
 
     def is_alive(self) -> bool:
         """Whether the head still runs."""
@@ -93,7 +94,7 @@ class LocalCluster:
                 raise error_for(said["error"]["code"], said["error"]["message"])
             if not said:
                 code = self._proc.wait(timeout=5)
-                raise StartError(f"the local cluster's head {_ended(code)}{self._last_lines()}")
+                raise StartError(f"the {self._mode} of the local cluster {_ended(code)}{self._last_lines()}")
             self._info = with_token(msgspec.convert(said, LocalInfo))
         except BaseException:
             self.stop(timeout_s=2.0)
@@ -151,7 +152,7 @@ class LocalCluster:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0 or not select.select([self._ready_fd], [], [], left_s)[0]:
                 raise StartError(
-                    f"the local cluster was not ready within {timeout_s:g} s (its head, pid "
+                    f"the local cluster was not ready within {timeout_s:g} s (its {self._mode}, pid "
                     f"{self.pid}, runs but has not said so){self._last_lines()}"
                 )
             chunk = os.read(self._ready_fd, 65536)
@@ -217,19 +218,59 @@ def spawn_local(
     in its session, and ends with this process; else it is one to be joined by others.
     """
     env = _environment(environ, embedded)
-    root = session_root(env)
-    session = prepare(Path(session_dir).absolute()) if session_dir else new_session(root)
-    command = [sys.executable, "-P", "-m", "stoker.launch", "head"]
-    options: dict[str, Any] = {
+    options = {"host": host, **_offer(port, num_cpus, num_gpus, memory, resources, labels)}
+    return _spawn("head", options, env, session_dir, embedded)
+
+
+def spawn_node(
+    address: str,
+    *,
+    token: str,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    host: str | None = None,
+    port: int = 0,
+    session_dir: str | Path | None = None,
+) -> LocalCluster:
+    """Start a nodelet that joins the cluster at ``address``; the parameters as ``spawn_local``'s."""
+    env = _environment({"STOKER_TOKEN": token}, embedded=False)
+    options = {"address": address, "host": host}
+    options |= _offer(port, num_cpus, num_gpus, memory, resources, labels)
+    return _spawn("node", options, env, session_dir, embedded=False)
+
+
+def _offer(
+    port: int,
+    num_cpus: float | None,
+    num_gpus: float | None,
+    memory: int | None,
+    resources: Mapping[str, float] | None,
+    labels: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    return {
         "port": port,
-        "host": host,
         "num-cpus": num_cpus,
         "num-gpus": num_gpus,
         "memory": memory,
         "resources": msgspec.json.encode(dict(resources)).decode() if resources else None,
         "labels": msgspec.json.encode(dict(labels)).decode() if labels else None,
-        "session-dir": session,
     }
+
+
+def _spawn(
+    mode: str,
+    options: dict[str, Any],
+    env: dict[str, str],
+    session_dir: str | Path | None,
+    embedded: bool,
+) -> LocalCluster:
+    session = (
+        prepare(Path(session_dir).absolute()) if session_dir else new_session(session_root(env))
+    )
+    command = [sys.executable, "-P", "-m", "stoker.launch", mode, "--session-dir", str(session)]
     for name, value in options.items():
         if value is not None:
             command += [f"--{name}", str(value)]
@@ -237,12 +278,12 @@ def spawn_local(
         ready_r, ready_w = _pipe(on_error)
         passed = [ready_w]
         command += ["--ready-fd", str(ready_w)]
-        lifeline_r = lifeline_w = None
+        lifeline_w = None
         if embedded:
             lifeline_r, lifeline_w = _pipe(on_error)
             passed.append(lifeline_r)
             command += ["--lifeline-fd", str(lifeline_r)]
-        with (session / "logs" / "head.log").open("ab") as log:
+        with (session / "logs" / f"{mode}.log").open("ab") as log:
             proc = subprocess.Popen(
                 command,
                 pass_fds=passed,
@@ -255,7 +296,7 @@ def spawn_local(
         on_error.pop_all()
     for fd in passed:
         os.close(fd)
-    return LocalCluster(proc, session, ready_r, lifeline_w, embedded)
+    return LocalCluster(proc, session, mode, ready_r, lifeline_w)
 
 
 def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:
