@@ -1,0 +1,253 @@
+"""The nodelet's routes: decode, ask the part that knows, encode. No decisions here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from stoker_nodelet.exits import Exits
+from stoker_nodelet.logs import LogFilter, Logs
+from stoker_nodelet.objects import Objects
+from stoker_nodelet.spool import Spool
+from stoker_nodelet.workers import Workers
+from stoker_wire.codec import BYTES
+from stoker_wire.errors import DeadlineExceededError, NotFoundError
+from stoker_wire.messages.cluster import (
+    HeldLeases,
+    RegisterWorker,
+    ReleaseLeases,
+    StartedLease,
+    StartLease,
+    Worker,
+    WorkerExit,
+    WorkerSetup,
+)
+from stoker_wire.messages.common import Empty, Message, Record
+from stoker_wire.messages.control import ListQuery, LogLine, Page
+from stoker_wire.messages.work import (
+    FreeObjects,
+    ObjectInfo,
+    ReportTasks,
+    SealObjects,
+    TaskHistoryStatus,
+)
+from stoker_wire.paging import page_of
+from stoker_wire.server import Request, Service, stream_response
+
+_LARGEST = 10
+
+
+class WorkersQuery(ListQuery):
+    """Which workers; empty means all."""
+
+    job_id: str = ""
+
+
+class ExitQuery(Message):
+    """How long to wait for the exit of a worker that lives."""
+
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+
+
+class KillWorker(Message):
+    """Why a worker shall die."""
+
+    reason: str = "killed over the API"
+
+
+class ObjectsQuery(ListQuery):
+    """Which objects; empty means all."""
+
+    job_id: str = ""
+    owner_id: str = ""
+
+
+class LogsQuery(Message):
+    """Which lines. ``kind`` is ``worker``, ``driver`` or empty (both).
+
+    ``since`` is the cursor of the last line seen, with a ``worker_id``; ``tail`` starts so many
+    lines before the end.
+    """
+
+    job_id: str = ""
+    worker_id: str = ""
+    kind: str = ""
+    follow: bool = False
+    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+
+
+class ArenaUsage(Record):
+    """How full the node's shared memory is, and with what."""
+
+    arena_dir: str
+    limit_bytes: int
+    used_bytes: int
+    free_bytes: int
+    objects: int
+    largest: tuple[ObjectInfo, ...] = ()
+
+
+class Freed(Record):
+    """How many of the objects were here."""
+
+    freed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """The parts that the routes lead to."""
+
+    workers: Workers
+    exits: Exits
+    objects: Objects
+    logs: Logs
+    spool: Spool
+    arena_max_bytes: int
+
+    def add_to(self, service: Service) -> None:
+        """Register all routes."""
+        add = service.route
+        add(
+            "POST", "/v1/leases", self.start_lease,
+            body=StartLease, reply=StartedLease, summary="Give a worker to a lease",
+        )  # fmt: skip
+        add("GET", "/v1/leases", self.list_leases, reply=HeldLeases, summary="All leases held here")
+        add(
+            "POST", "/v1/leases/release", self.release,
+            body=ReleaseLeases, reply=Empty, summary="Take leases back",
+        )  # fmt: skip
+        add(
+            "POST", "/v1/workers/register", self.register, before_ready=True,
+            body=RegisterWorker, reply=WorkerSetup, summary="A worker is up",
+        )  # fmt: skip
+        add(
+            "GET", "/v1/workers", self.list_workers,
+            query=WorkersQuery, reply=Page[Worker], summary="The workers of this node",
+        )  # fmt: skip
+        add("GET", "/v1/workers/{id}", self.get_worker, reply=Worker, summary="One worker")
+        add(
+            "GET", "/v1/workers/{id}/exit", self.get_exit,
+            query=ExitQuery, reply=WorkerExit, summary="How a worker ended; may wait for it",
+        )  # fmt: skip
+        add(
+            "POST", "/v1/workers/{id}/kill", self.kill_worker,
+            body=KillWorker, reply=Empty, summary="End a worker and all that it started",
+        )  # fmt: skip
+        add(
+            "POST", "/v1/objects", self.seal, before_ready=True,
+            body=SealObjects, reply=Empty, summary="Objects were written to the arena",
+        )  # fmt: skip
+        add(
+            "POST", "/v1/objects/free", self.free, before_ready=True,
+            body=FreeObjects, reply=Freed, summary="Delete objects",
+        )  # fmt: skip
+        add(
+            "GET", "/v1/objects", self.list_objects,
+            query=ObjectsQuery, reply=Page[ObjectInfo], summary="The objects in the arena",
+        )  # fmt: skip
+        add(
+            "GET", "/v1/objects/{id}", self.get_object, before_ready=True, stream=True,
+            summary="An object's bytes; takes Range",
+        )  # fmt: skip
+        add("GET", "/v1/arena", self.arena, reply=ArenaUsage, summary="How full the arena is")
+        add(
+            "GET", "/v1/logs", self.read_logs, stream=True,
+            query=LogsQuery, reply=LogLine, summary="Lines of output, as NDJSON; may follow",
+        )  # fmt: skip
+        add(
+            "POST", "/v1/tasks/report", self.report_tasks, before_ready=True,
+            body=ReportTasks, reply=TaskHistoryStatus, summary="Task history, to be forwarded",
+        )  # fmt: skip
+
+    async def start_lease(self, req: Request) -> StartedLease:
+        req.waiting_for(f"the worker of {req.body.lease.lease_id} to start")
+        return await self.workers.start_lease(req.body)
+
+    async def list_leases(self, _: Request) -> HeldLeases:
+        return self.workers.held()
+
+    async def release(self, req: Request) -> Empty:
+        await self.workers.release(req.body)
+        return Empty()
+
+    async def register(self, req: Request) -> WorkerSetup:
+        return self.workers.register(req.body)
+
+    async def list_workers(self, req: Request) -> Page[Worker]:
+        chosen = (
+            self.workers.describe(worker)
+            for worker in self.workers.state.workers.values()
+            if req.query.job_id in ("", worker.job_id)
+        )
+        return page_of(chosen, req.query, key=lambda worker: worker.worker_id)
+
+    async def get_worker(self, req: Request) -> Worker:
+        worker = self.workers.state.workers.get(req.path["id"])
+        if worker is None:
+            raise NotFoundError(f"{req.path['id']} is not a worker of this node")
+        return self.workers.describe(worker)
+
+    async def get_exit(self, req: Request) -> WorkerExit:
+        worker_id = req.path["id"]
+        if worker_id not in self.workers.state.workers and self.exits.get(worker_id) is None:
+            raise NotFoundError(f"{worker_id} was not a worker of this node, or long ago")
+        wait_s = min(req.query.wait_s, max(0.0, req.deadline_s - 0.5))
+        one = await self.exits.wait(worker_id, wait_s)
+        if one is None:
+            raise DeadlineExceededError(f"{worker_id} still runs after {wait_s:g} s")
+        return one
+
+    async def kill_worker(self, req: Request) -> Empty:
+        self.workers.kill(req.path["id"], req.body.reason)
+        return Empty()
+
+    async def seal(self, req: Request) -> Empty:
+        self.objects.seal(req.body.objects)
+        return Empty()
+
+    async def free(self, req: Request) -> Freed:
+        return Freed(freed=self.objects.free(req.body.object_ids))
+
+    async def list_objects(self, req: Request) -> Page[ObjectInfo]:
+        query = req.query
+        items = self.objects.page(
+            query.cursor, query.limit + 1, job_id=query.job_id, owner_id=query.owner_id
+        )
+        more = len(items) > query.limit
+        shown = items[: query.limit]
+        return Page(items=tuple(shown), next_cursor=shown[-1].object_id if more else "")
+
+    async def get_object(self, req: Request) -> web.StreamResponse:
+        # aiohttp sends files with sendfile, and answers Range and If-Range itself.
+        path = self.objects.path(req.path["id"])
+        return web.FileResponse(path, headers={"Content-Type": BYTES}, chunk_size=1 << 20)
+
+    async def arena(self, _: Request) -> ArenaUsage:
+        return ArenaUsage(
+            arena_dir=str(self.objects.arena_dir),
+            limit_bytes=self.arena_max_bytes,
+            used_bytes=self.objects.nbytes,
+            free_bytes=self.objects.free_bytes(self.arena_max_bytes),
+            objects=len(self.objects),
+            largest=self.objects.largest(_LARGEST),
+        )
+
+    async def read_logs(self, req: Request) -> web.StreamResponse:
+        return await stream_response(req, self._lines(req.query))
+
+    async def _lines(self, query: LogsQuery) -> AsyncIterator[LogLine]:
+        chosen = LogFilter(query.job_id, query.worker_id, query.kind)
+        async for batch in self.logs.read(
+            chosen, since=query.since, follow=query.follow, last=query.tail
+        ):
+            for line in batch:
+                yield line
+
+    async def report_tasks(self, req: Request) -> TaskHistoryStatus:
+        self.spool.add(req.body.records)
+        return TaskHistoryStatus(accepted=len(req.body.records))

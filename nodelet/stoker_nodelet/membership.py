@@ -1,0 +1,162 @@
+"""Being a node of the cluster: registration, heartbeats, fencing, and the events that concern us.
+
+While the gcs is away the node keeps running and keeps trying. When the gcs answers that this node's
+incarnation is over, what runs here belongs to nobody: it is killed, and the node registers anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import psutil
+
+from stoker_nodelet.core.events import NodeFenced, NodeRegistered
+from stoker_nodelet.workers import Workers
+from stoker_wire.client import Client
+from stoker_wire.errors import CompactedError, FencedError, NotFoundError, StokerError
+from stoker_wire.messages.cluster import Heartbeat, Node, RegisteredNode, RegisterNode
+from stoker_wire.messages.control import Event, Page
+from stoker_wire.messages.work import Job
+
+_LEAVE_S = 2.0
+_KILLED_S = 5.0
+_KINDS = "job.finished,actor.died,worker.exited"
+
+_log = logging.getLogger("stoker.nodelet.membership")
+
+
+@dataclass(slots=True)
+class Membership:
+    """One node's place in the cluster. ``on_member`` is called when it has one, or lost it."""
+
+    registration: RegisterNode
+    gcs: Client
+    workers: Workers
+    on_member: Callable[[bool], None]
+    heartbeat_s: float = 1.0
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def incarnation(self) -> int:
+        return self.workers.state.incarnation
+
+    async def run(self) -> None:
+        """Register, then send heartbeats; again after every fencing."""
+        while True:
+            await self._register()
+            with contextlib.suppress(FencedError, NotFoundError):
+                await self._beat()
+            _log.warning("the cluster gave this node up; killing its workers and registering anew")
+            self.on_member(False)
+            await self._abandon_work()
+
+    async def _register(self) -> None:
+        answer: RegisteredNode | None = None
+        while answer is None:
+            try:
+                answer = await self.gcs.call(
+                    "POST", "/v1/nodes", self.registration, reply=RegisteredNode
+                )
+            except StokerError as error:
+                if error.status < 500:
+                    _log.error("the gcs refused this node: %s", error)
+                else:
+                    _log.warning("the gcs does not answer yet: %s", error)
+                await asyncio.sleep(self.heartbeat_s)
+        self.heartbeat_s = answer.heartbeat_s
+        self.workers.dispatch(NodeRegistered(incarnation=answer.incarnation))
+        self.joined.set()
+        self.on_member(True)
+
+    async def _beat(self) -> None:
+        path = f"/v1/nodes/{self.registration.node_id}/heartbeat"
+        psutil.cpu_percent()  # the first call only starts the measurement
+        while True:
+            await asyncio.sleep(self.heartbeat_s)
+            beat = Heartbeat(incarnation=self.incarnation, usage=self.usage())
+            try:
+                # A late heartbeat is worthless: the next one follows.
+                await self.gcs.call(
+                    "POST", path, beat, timeout_s=max(1.0, self.heartbeat_s), retry=False
+                )
+            except (FencedError, NotFoundError):
+                raise
+            except StokerError as error:
+                _log.warning("heartbeat: %s", error)
+
+    async def _abandon_work(self) -> None:
+        gone = [process.exited for process in self.workers.processes.values()]
+        self.workers.dispatch(NodeFenced())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KILLED_S):
+                for exited in gone:
+                    await exited.wait()
+
+    def usage(self) -> dict[str, float]:
+        """Return measured facts for a heartbeat."""
+        state = self.workers.state
+        memory = psutil.virtual_memory()
+        facts = {
+            "cpu_percent": psutil.cpu_percent(),
+            "memory_bytes": float(memory.total - memory.available),
+            "load1": os.getloadavg()[0],
+            "workers": float(len(state.workers)),
+            "leases": float(len(state.leases)),
+            "objects": float(len(self.workers.objects)),
+            "object_bytes": float(self.workers.objects.nbytes),
+        }
+        for index, share in sorted(state.gpu_use().items()):
+            facts[f"gpu{index}_held"] = share
+        return facts
+
+    async def leave(self) -> None:
+        """Say good-bye; a gcs that does not hear it will notice the missing heartbeats."""
+        path = f"/v1/nodes/{self.registration.node_id}/leave"
+        beat = Heartbeat(incarnation=self.incarnation)
+        with contextlib.suppress(StokerError):
+            await self.gcs.call("POST", path, beat, timeout_s=_LEAVE_S, retry=False)
+
+    async def watch(self) -> None:
+        """Follow the events of the cluster that end something here, for ever."""
+        await self.joined.wait()
+        while True:
+            try:
+                page = await self.gcs.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1})
+                await self._ask_for_missed()
+                async for event in self.gcs.watch("/v1/events", page.seq, {"kind": _KINDS}):
+                    self._heard(event)
+            except CompactedError:
+                continue
+            except StokerError as error:
+                _log.warning("watching the cluster: %s", error)
+                await asyncio.sleep(self.heartbeat_s)
+
+    async def _ask_for_missed(self) -> None:
+        """Ask for the state of every job that has something here: its end may be long past."""
+        workers = self.workers.state.workers.values()
+        for job_id in sorted({worker.job_id for worker in workers} - {""}):
+            with contextlib.suppress(NotFoundError):
+                job = await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)
+                if job.state.terminal:
+                    self.workers.finish_job(job_id)
+
+    def _heard(self, event: Event) -> None:
+        match event.kind:
+            case "job.finished":
+                self.workers.finish_job(event.subject)
+            case "actor.died":
+                self._end_actor(event.subject)
+            case "worker.exited":
+                worker_id = event.payload.get("worker_id", event.subject)
+                self.workers.objects.free_owner(worker_id)
+
+    def _end_actor(self, actor_id: str) -> None:
+        """Normally its worker is gone or being killed; this is for a lost order to kill it."""
+        for worker in list(self.workers.state.workers.values()):
+            if worker.actor_id == actor_id:
+                self.workers.kill(worker.worker_id, f"{actor_id} is dead")

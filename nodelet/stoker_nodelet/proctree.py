@@ -1,0 +1,114 @@
+"""Walks the process tree under /proc: who descends from whom, and how much memory a tree holds.
+
+The fork server uses it to leave nothing behind, the memory guard to measure a worker together with
+the processes that it started. It imports the standard library only and never waits.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def children(pid: int) -> list[int]:
+    """Return the direct children of ``pid`` (of all its threads), without order."""
+    found: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for thread in threads:
+        try:
+            text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+        except FileNotFoundError:
+            if not os.path.exists(f"/proc/{pid}/task/{thread}"):
+                continue
+            return _children_by_scan(pid)
+        except OSError:
+            continue
+        found.extend(map(int, text.split()))
+    return found
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    # Kernels built without CONFIG_PROC_CHILDREN.
+    return [child for child, parent in _parents().items() if parent == pid]
+
+
+def _parents() -> dict[int, int]:
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat(int(name))):
+            parents[int(name)] = int(fields[1])
+    return parents
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/<pid>/stat behind the command: state, ppid, pgrp, ..."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes under ``pid``, parents before their children."""
+    found: list[int] = []
+    frontier = children(pid)
+    while frontier:
+        found.extend(frontier)
+        frontier = [grandchild for child in frontier for grandchild in children(child)]
+    return found
+
+
+def start_time(pid: int) -> int:
+    """Return when ``pid`` started, in clock ticks since boot; 0 if it is gone or a zombie.
+
+    Together with the pid it names a process for ever: pids are used again, the pair is not.
+    """
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else 0
+
+
+def rss_bytes(pid: int) -> int:
+    """Return the resident memory of one process; 0 if it is gone."""
+    fields = _stat(pid)
+    return int(fields[21]) * _PAGE if fields else 0
+
+
+def tree_bytes(pid: int) -> int:
+    """Return the memory of ``pid`` and all its descendants, counting shared pages once.
+
+    Proportional set sizes where the kernel gives them (a forked worker shares most of its pages
+    with the fork server), else resident sizes.
+    """
+    return sum(_proportional_bytes(member) for member in (pid, *descendants(pid)))
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as lines:
+            for line in lines:
+                if line.startswith(b"Pss:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return rss_bytes(pid)
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Return the processes that were started with ``variable=value`` in their environment."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue
+        if wanted in environment.split(b"\0"):
+            found.append(int(name))
+    return found
