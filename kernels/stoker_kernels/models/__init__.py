@@ -1,0 +1,1 @@
+"""Small models whose every hot op is ours; the training examples and the convergence tests use them."""
