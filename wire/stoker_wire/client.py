@@ -34,7 +34,7 @@ from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, VERSION
 
 T = TypeVar("T")
 
-_BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, ConnectionError, OSError)
+_BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 _SKIP = frozenset({"User-Agent", "Accept-Encoding"})
 _SILENCE_S = 35.0
 """A watch that says nothing for so long (no bookmark either) is dead."""
@@ -88,6 +88,11 @@ class Client:
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The pooled session, with this client's headers; opened at first use, in its loop."""
+        return self._session or self._open_session()
 
     @overload
     async def call(
@@ -185,14 +190,14 @@ class Client:
                     headers["Stoker-Timeout-S"] = f"{max(left_s - min(0.2, left_s * 0.1), 0):.3f}"
                     try:
                         return await self._once(method, url, data, headers, reply, raw)
-                    except _BROKEN as error:
-                        cause = UnavailableError(f"{method} {url}: {_text(error)}")
-                        if not retry:
-                            raise cause from error
                     except StokerError as error:
                         if not (retry and error.retryable) or isinstance(error, NotLeaderError):
                             raise
                         cause = error
+                    except _BROKEN as error:
+                        cause = UnavailableError(f"{method} {url}: {_text(error)}")
+                        if not retry:
+                            raise cause from error
                     tries += 1
                     self.retries += 1
                     pause_s = self._pause_s(tries)
@@ -200,7 +205,8 @@ class Client:
                         raise self._too_late(method, url, timeout_s, tries, cause)
                     await asyncio.sleep(pause_s)
         except TimeoutError as error:
-            if not deadline.expired():
+            # A StokerError may be a TimeoutError too: it says more than we could.
+            if isinstance(error, StokerError) or not deadline.expired():
                 raise
             raise self._too_late(method, url, timeout_s, tries + 1, cause) from error
 
@@ -213,7 +219,7 @@ class Client:
         reply: type[Any] | None,
         raw: bool,
     ) -> Any:
-        session = self._session or self._open_session()
+        session = self.session
         async with session.request(
             method, url, data=data, headers=headers, allow_redirects=False
         ) as response:
@@ -244,7 +250,7 @@ class Client:
         No deadline but the caller's. Problems are raised like those of :meth:`call`.
         """
         url = self._url(path, query)
-        session = self._session or self._open_session()
+        session = self.session
         try:
             async with session.request(
                 method, url, data=data, headers=headers, allow_redirects=False
@@ -320,7 +326,7 @@ class Client:
     ) -> aiohttp.ClientWebSocketResponse:
         """Open a WebSocket; ``max_msg_bytes`` 0 means no limit. UnavailableError if it fails."""
         url = self._url(path, query)
-        session = self._session or self._open_session()
+        session = self.session
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             async with asyncio.timeout(timeout_s):

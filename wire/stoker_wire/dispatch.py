@@ -177,8 +177,8 @@ class Dispatcher:
                 if not route.idempotency:
                     return await self._call(request)
                 return await self._once(request, key)
-        except TimeoutError:
-            if not deadline.expired():
+        except TimeoutError as error:
+            if isinstance(error, StokerError) or not deadline.expired():
                 raise
             waits = request.waits_for or f"{self.name} to finish it"
             raise DeadlineExceededError(

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from stoker_wire.errors import BadRequestError
 
-_SHAPE = re.compile(r"^[a-z]+_[0-9a-z_.-]{1,120}$")
+_SHAPE = re.compile(r"[a-z]+_[0-9a-z_.-]{1,120}")
 
 
 class Prefix(StrEnum):
@@ -51,14 +51,14 @@ class IdSource:
         return f"{self._stem}{next(self._count):x}"
 
 
-def return_id(task_id: str, index: int) -> str:
+def return_id(task_id: str, index: int | str) -> str:
     """Name the ``index``-th return value of a task: ``t_ab12`` -> ``o_ab12.0``."""
     return f"o{task_id[1:]}.{index}"
 
 
 def check_id(value: str, prefix: Prefix, *, field: str) -> str:
     """Return ``value`` if it names a ``prefix``, else raise an error that names the field."""
-    if not value.startswith(f"{prefix.value}_") or not _SHAPE.match(value):
+    if not value.startswith(f"{prefix.value}_") or not _SHAPE.fullmatch(value):
         raise BadRequestError(
             f"{field}: {value!r} is not a {prefix.name.lower()} id "
             f"(expected '{prefix.value}_' and letters, digits, '.', '-' or '_')",

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -196,7 +197,9 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where others reach this service."""
+        """Where others reach this service; ``http://localhost`` if only by a Unix socket."""
+        if not self.port:
+            return "http://localhost"
         host = self.settings.advertise_host or self.host
         if host in ("0.0.0.0", "::", ""):
             host = outward_address()
@@ -281,11 +284,16 @@ class Service:
             )
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
         try:
-            await web.UnixSite(runner, path, backlog=1024).start()
-            os.chmod(path, 0o600)
+            listener.bind(path)
         except OSError as error:
+            listener.close()
             raise StartError(f"{self.name} cannot listen on {path}: {error}") from None
+        finally:
+            os.umask(before)
+        await web.SockSite(runner, listener, backlog=1024).start()
 
     # Routes of every service
 

@@ -1,0 +1,203 @@
+"""The token file is private from its first moment, and every comparison takes constant time."""
+
+from __future__ import annotations
+
+import hmac
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker_wire import auth
+from stoker_wire.errors import ForbiddenError, OpenBindError, StartError, UnauthorizedError
+from stoker_wire.messages.common import Empty
+from stoker_wire.server import Service
+from stoker_wire.settings import Settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker_wire.server import Request
+
+    from .conftest import Cluster
+
+
+async def whoami(req: Request) -> dict[str, str]:
+    return {"principal": req.principal}
+
+
+def test_a_token_is_made_once_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "token"
+    token = auth.load_or_create_token(path)
+    assert len(token) == 48
+    assert auth.load_or_create_token(path) == token
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert [p.name for p in path.parent.iterdir()] == ["token"]
+
+
+def test_all_who_start_at_once_get_the_same_token(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(16) as threads:
+        tokens = list(threads.map(auth.load_or_create_token, [tmp_path / "token"] * 64))
+    assert len(set(tokens)) == 1
+
+
+def test_a_file_that_others_can_read_is_refused_with_the_fix(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    auth.load_or_create_token(path)
+    path.chmod(0o640)
+    with pytest.raises(StartError, match=f"mode 0640.*chmod 600 {path}"):
+        auth.load_or_create_token(path)
+
+
+def test_an_empty_or_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    with pytest.raises(StartError, match="copy it from the head node"):
+        auth.load_token(path)
+    path.touch(mode=0o600)
+    with pytest.raises(StartError, match="delete it"):
+        auth.load_token(path)
+
+
+def test_find_token_makes_one_on_loopback_only(tmp_path: Path) -> None:
+    settings = Settings(token_file=str(tmp_path / "token"))
+    with pytest.raises(OpenBindError, match="set STOKER_TOKEN"):
+        auth.find_token(settings, host="0.0.0.0")
+    made = auth.find_token(settings, host="127.0.0.1")
+    assert auth.find_token(settings) == auth.find_token(settings, host="0.0.0.0") == made
+    assert auth.find_token(Settings(token="given"), host="0.0.0.0") == "given"
+
+
+def test_check_compares_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return a == b
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    assert auth.check("Bearer right", "right")
+    assert auth.check("bearer right", "right")
+    assert not auth.check("Bearer wrong", "right")
+    assert not auth.check("Basic right", "right")
+    assert not auth.check(None, "right")
+    assert len(compared) == 5
+
+
+def test_a_private_dir_is_made_private_again(tmp_path: Path) -> None:
+    path = auth.private_dir(tmp_path / "a" / "b")
+    path.chmod(0o755)
+    auth.private_dir(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(StartError):
+        auth.private_dir(tmp_path / "link")
+
+
+def test_a_service_without_a_token_is_refused() -> None:
+    with pytest.raises(OpenBindError):
+        Service("gcs", Settings(), token="")
+
+
+async def test_no_token_and_a_wrong_token_are_told_apart(cluster: Cluster) -> None:
+    service = cluster.service()
+    service.route("GET", "/v1/who", whoami, reply=dict[str, str], summary="Who am I.")
+    await cluster.start(service)
+    with pytest.raises(UnauthorizedError, match="not the cluster's"):
+        await cluster.client(service, token="wrong").call("GET", "/v1/who")
+    client = cluster.client(service)
+    assert await client.call("GET", "/v1/who", reply=dict[str, str]) == {"principal": "cluster"}
+    session = client.session
+    async with session.get(f"{service.url}/v1/who", headers={"Authorization": ""}) as reply:
+        assert reply.status == 401
+        assert reply.headers["WWW-Authenticate"] == "Bearer"
+        assert "no token" not in reply.headers
+    async with session.get(f"{service.url}/v1/nothing", headers={"Authorization": "x"}) as reply:
+        assert reply.status == 401, "an unknown route must not be told from a known one"
+
+
+async def test_further_tokens_come_from_the_authenticator(cluster: Cluster) -> None:
+    class Tokens:
+        async def principal(self, token: str) -> str | None:
+            return "alice" if token == "alices" else None
+
+    service = cluster.service()
+    service.admission.authenticator = Tokens()
+    service.route("GET", "/v1/who", whoami, reply=dict[str, str], summary="Who am I.")
+    await cluster.start(service)
+    client = cluster.client(service, token="alices")
+    assert await client.call("GET", "/v1/who", reply=dict[str, str]) == {"principal": "alice"}
+    with pytest.raises(UnauthorizedError):
+        await cluster.client(service, token="bobs").call("GET", "/v1/who")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/openapi.json"])
+async def test_operational_routes_are_open_on_loopback(cluster: Cluster, path: str) -> None:
+    service = await cluster.start(cluster.service())
+    assert await cluster.client(service, token="wrong").call("GET", path, raw=True)
+
+
+async def test_only_healthz_is_open_beyond_loopback(cluster: Cluster) -> None:
+    service = await cluster.start(cluster.service(advertise_host="127.0.0.1"), host="0.0.0.0")
+    client = cluster.client(service, token="wrong")
+    assert await client.call("GET", "/healthz", raw=True)
+    with pytest.raises(UnauthorizedError):
+        await client.call("GET", "/metrics", raw=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "accepted"),
+    [
+        ("Host", "localhost", True),
+        ("Host", "LOCALHOST:1234", True),
+        ("Host", "127.0.0.1:99", True),
+        ("Host", "127.9.9.9", True),
+        ("Host", "[::1]:80", True),
+        ("Host", "head.example:6380", True),
+        ("Host", "other.example", True),
+        ("Host", "evil.example", False),
+        ("Host", "localhost.evil.example", False),
+        ("Host", "10.0.0.1", False),
+        ("Host", "127.0.0.1.evil.example", False),
+        ("Origin", "http://evil.example", False),
+        ("Origin", "null", False),
+        ("Origin", "http://localhost:9999", False),
+        ("Origin", "https://other.example", True),
+    ],
+)
+async def test_host_and_origin_are_checked(
+    cluster: Cluster, header: str, value: str, accepted: bool
+) -> None:
+    service = cluster.service(advertise_host="head.example", allowed_hosts=("other.example",))
+    await cluster.start(service)
+    session = cluster.client(service).session
+    url = f"http://127.0.0.1:{service.port}/healthz"
+    async with session.get(url, headers={header: value}) as reply:
+        assert reply.status == (200 if accepted else 403)
+        if not accepted:
+            problem = await reply.json(content_type=None)
+            assert (problem["code"], problem["field"]) == (ForbiddenError.code, header)
+
+
+async def test_any_address_but_no_other_name_reaches_a_wildcard_bind(cluster: Cluster) -> None:
+    service = await cluster.start(cluster.service(advertise_host="127.0.0.1"), host="0.0.0.0")
+    session = cluster.client(service).session
+    statuses = {}
+    for host in ("10.1.2.3:80", "evil.example"):
+        async with session.get(f"{service.url}/healthz", headers={"Host": host}) as reply:
+            statuses[host] = reply.status
+    assert statuses == {"10.1.2.3:80": 200, "evil.example": 403}
+
+
+async def test_same_origin_is_accepted(cluster: Cluster) -> None:
+    service = cluster.service()
+
+    async def touch(req: Request) -> Empty:
+        return Empty()
+
+    service.route("POST", "/v1/touch", touch, reply=Empty, summary="Touch.")
+    await cluster.start(service)
+    session = cluster.client(service).session
+    async with session.post(f"{service.url}/v1/touch", headers={"Origin": service.url}) as reply:
+        assert reply.status == 200

@@ -1,0 +1,101 @@
+"""Every error keeps its class, message, field and facts over pickle and over a real connection."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker_wire import errors
+from stoker_wire.errors import StokerError, error_for
+from stoker_wire.problems import error_of
+
+if TYPE_CHECKING:
+    from stoker_wire.server import Request
+
+    from .conftest import Cluster
+
+
+def _all(cls: type[StokerError]) -> list[type[StokerError]]:
+    found = [cls]
+    for sub in cls.__subclasses__():
+        if sub.__module__ == errors.__name__:
+            found += _all(sub)
+    return found
+
+
+CLASSES = _all(StokerError)
+
+
+def test_codes_are_unique() -> None:
+    codes = [cls.code for cls in CLASSES]
+    assert sorted(codes) == sorted(set(codes))
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
+def test_an_error_survives_pickle(cls: type[StokerError]) -> None:
+    error = error_for(cls.code, "what", field="a.b", explain="/v1/x", extra={"n": [1]})
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error) is cls
+    assert (str(copy), copy.field, copy.explain, copy.extra) == ("what", "a.b", "/v1/x", {"n": [1]})
+
+
+async def test_every_error_is_raised_again_at_the_client(cluster: Cluster) -> None:
+    service = cluster.service()
+
+    async def fail(req: Request) -> None:
+        raise error_for(
+            req.path["code"], "what went wrong", field="f", explain="/v1/why", extra={"n": 1}
+        )
+
+    service.route("POST", "/v1/fail/{code}", fail, summary="Fails.")
+    client = cluster.client(await cluster.start(service))
+    for cls in CLASSES:
+        with pytest.raises(StokerError) as caught:
+            await client.call("POST", f"/v1/fail/{cls.code}", retry=False)
+        error = caught.value
+        assert type(error) is cls
+        assert (error.message, error.field, error.explain) == ("what went wrong", "f", "/v1/why")
+        assert error.extra == {"n": 1}
+
+
+async def test_a_problem_document_has_all_its_members(cluster: Cluster) -> None:
+    service = cluster.service()
+
+    async def fail(req: Request) -> None:
+        raise errors.UnavailableError("not now", explain="/v1/why")
+
+    service.route("GET", "/v1/fail", fail, summary="Fails.")
+    client = cluster.client(await cluster.start(service))
+    session = client.session
+    async with session.get(f"{service.url}/v1/fail", headers={"X-Request-Id": "mine-1"}) as reply:
+        assert (reply.status, reply.content_type) == (503, "application/problem+json")
+        assert (reply.headers["Retry-After"], reply.headers["X-Request-Id"]) == ("1", "mine-1")
+        assert await reply.json(content_type=None) == {
+            "type": "urn:stoker:error:unavailable",
+            "title": "Unavailable",
+            "status": 503,
+            "detail": "not now",
+            "code": "unavailable",
+            "retryable": True,
+            "explain": "/v1/why",
+            "request_id": "mine-1",
+        }
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"), [(502, errors.UnavailableError), (500, errors.InternalError)]
+)
+def test_a_proxys_page_becomes_an_error_that_quotes_it(
+    status: int, expected: type[StokerError]
+) -> None:
+    error = error_of(b"<h1>Bad gateway</h1>", status=status, source="GET http://x/")
+    assert type(error) is expected
+    assert "Bad gateway" in str(error)
+
+
+def test_a_code_from_the_future_is_still_an_error() -> None:
+    assert (
+        type(error_of(b'{"code":"from_2050","detail":"d"}', status=400, source="s")) is StokerError
+    )

@@ -1,0 +1,429 @@
+"""A service by the rules of the protocol: what it takes, how it waits, starts and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import pytest
+
+from stoker_wire.errors import (
+    BadRequestError,
+    DeadlineExceededError,
+    InternalError,
+    NotFoundError,
+    NotReadyError,
+    PayloadTooLargeError,
+    PortInUseError,
+    ProtocolError,
+    StartError,
+    StokerError,
+    UnavailableError,
+)
+from stoker_wire.messages.common import Message, Record
+from stoker_wire.server import Reply
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from stoker_wire.server import Request, Service
+
+    from .conftest import Cluster
+
+
+class Part(Message):
+    weight: float = 1.0
+    tags: dict[str, int] = {}
+
+
+class Order(Message):
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    count: Annotated[int, msgspec.Meta(ge=1)] = 1
+    resources: dict[str, float] = {}
+    parts: tuple[Part, ...] = ()
+    extra: Part | None = None
+
+
+class Receipt(Record):
+    name: str
+    count: int
+    path: str = ""
+
+
+class Filter(Message):
+    limit: Annotated[int, msgspec.Meta(ge=1)] = 100
+    verbose: bool = False
+    name: str = ""
+
+
+async def take(req: Request) -> Receipt:
+    return Receipt(name=req.body.name, count=req.body.count, path=req.path.get("id", ""))
+
+
+def orders(cluster: Cluster, **changes: Any) -> Service:
+    service = cluster.service(**changes)
+    service.route("POST", "/v1/orders/{id}", take, body=Order, reply=Receipt, summary="Take.")
+    return service
+
+
+async def test_messages_go_both_ways_in_msgpack_and_in_json(cluster: Cluster) -> None:
+    service = await cluster.start(orders(cluster))
+    client = cluster.client(service)
+    reply = await client.call("POST", "/v1/orders/7", Order(name="x", count=2), reply=Receipt)
+    assert reply == Receipt(name="x", count=2, path="7")
+    async with client.session.post(f"{service.url}/v1/orders/7", data=b'{"name": "x"}') as answer:
+        assert answer.content_type == "application/json"
+        assert await answer.json() == {"name": "x", "count": 1, "path": "7"}
+        assert answer.headers["Stoker-Protocol"] == "1.0"
+        assert answer.headers["X-Request-Id"].startswith("r_")
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "says"),
+    [
+        ({"nam": "x"}, "nam", "did you mean 'name'?"),
+        ({}, "name", "required"),
+        ({"name": 3}, "name", "expected `str`, got `int`"),
+        ({"name": "x", "count": 0}, "count", ">= 1"),
+        ({"name": "x", "resources": {"GPU": 1, "CPU": "two"}}, "resources.CPU", "`float`"),
+        ({"name": "x", "parts": [{}, {"weigth": 1}]}, "parts.1.weigth", "'weight'"),
+        ({"name": "x", "parts": [{"tags": {"a": 1, "b": "c"}}]}, "parts.0.tags.b", "`int`"),
+        ({"name": "x", "extra": {"tag": {}}}, "extra.tag", "'tags'"),
+        ([], None, "expected `object`, got `array`"),
+    ],
+)
+@pytest.mark.parametrize("format", ["json", "msgpack"])
+async def test_a_bad_member_is_named(
+    cluster: Cluster, body: object, field: str | None, says: str, format: str
+) -> None:
+    service = await cluster.start(orders(cluster))
+    encode = getattr(msgspec, format).encode
+    session = cluster.client(service).session
+    async with session.post(
+        f"{service.url}/v1/orders/7",
+        data=encode(body),
+        headers={"Content-Type": f"application/{format}"},
+    ) as reply:
+        problem = await reply.json(content_type=None)
+    assert (reply.status, problem.get("field")) == (400, field)
+    assert says in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "content_type"), [(b'{"name', "application/json"), (b"\x82\xa1", "application/msgpack")]
+)
+async def test_a_broken_body_is_a_bad_request(
+    cluster: Cluster, raw: bytes, content_type: str
+) -> None:
+    service = await cluster.start(orders(cluster))
+    session = cluster.client(service).session
+    async with session.post(
+        f"{service.url}/v1/orders/7", data=raw, headers={"Content-Type": content_type}
+    ) as reply:
+        assert (await reply.json(content_type=None))["code"] == "bad_request"
+
+
+async def test_queries_are_converted_and_unknown_ones_named(cluster: Cluster) -> None:
+    service = cluster.service()
+
+    async def show(req: Request) -> Filter:
+        found: Filter = req.query
+        return found
+
+    service.route("GET", "/v1/things", show, query=Filter, reply=Filter, summary="Things.")
+    client = cluster.client(await cluster.start(service))
+    query = {"limit": 3, "verbose": True, "name": "a&b=c", "absent": None}
+    found = await client.call("GET", "/v1/things", query=query, reply=Filter)
+    assert found == Filter(limit=3, verbose=True, name="a&b=c")
+    for query, field in (({"limt": 3}, "limt"), ({"limit": "x"}, "limit"), ({"limit": 0}, "limit")):
+        with pytest.raises(BadRequestError) as caught:
+            await client.call("GET", "/v1/things", query=query)
+        assert caught.value.field == field
+
+
+async def test_unknown_routes_and_methods_are_problems(cluster: Cluster) -> None:
+    service = await cluster.start(orders(cluster))
+    client = cluster.client(service)
+    with pytest.raises(NotFoundError, match="no route /v1/order"):
+        await client.call("GET", "/v1/order")
+    async with client.session.get(f"{service.url}/v1/orders/7") as reply:
+        assert (reply.status, reply.headers["Allow"]) == (405, "POST")
+        assert (await reply.json(content_type=None))["code"] == "bad_request"
+
+
+async def test_raw_bodies_replies_and_statuses(cluster: Cluster) -> None:
+    service = cluster.service()
+
+    async def store(req: Request) -> Reply:
+        return Reply((await req.read())[::-1], status=201, headers={"ETag": '"1"'})
+
+    async def nothing(req: Request) -> None:
+        return None
+
+    service.route("PUT", "/v1/blob", store, raw_body=True, summary="Store.")
+    service.route("DELETE", "/v1/blob", nothing, summary="Delete.")
+    client = cluster.client(await cluster.start(service))
+    assert await client.call("PUT", "/v1/blob", b"abc", raw=True) == b"cba"
+    assert await client.call("DELETE", "/v1/blob", raw=True) == b""
+    await client.call("DELETE", "/v1/blob")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+async def test_a_body_over_the_limit_is_refused_by_name(cluster: Cluster, chunked: bool) -> None:
+    service = orders(cluster, max_body_bytes=2000)
+    session = cluster.client(await cluster.start(service)).session
+
+    async def parts() -> Any:
+        for _ in range(30):
+            yield b"x" * 100
+
+    data = parts() if chunked else b"x" * 3000
+    async with session.post(f"{service.url}/v1/orders/7", data=data) as reply:
+        problem = await reply.json(content_type=None)
+    assert (reply.status, problem["code"]) == (413, PayloadTooLargeError.code)
+    assert "2000 bytes of POST /v1/orders/{id}" in problem["detail"]
+
+
+async def test_a_passed_deadline_says_what_it_waited_for(cluster: Cluster) -> None:
+    service = cluster.service()
+    cancelled = asyncio.Event()
+
+    async def wait(req: Request) -> None:
+        req.waiting_for("a lease on node n_1", explain="/v1/tasks/t_1/explain")
+        assert 0 < req.deadline_s <= 0.05
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    service.route("GET", "/v1/wait", wait, summary="Waits.")
+    session = cluster.client(await cluster.start(service)).session
+    async with session.get(f"{service.url}/v1/wait", headers={"Stoker-Timeout-S": "0.05"}) as reply:
+        problem = await reply.json(content_type=None)
+    assert (reply.status, problem["code"]) == (504, DeadlineExceededError.code)
+    assert problem["detail"] == (
+        "GET /v1/wait passed its deadline of 0.05 s while it waited for a lease on node n_1"
+    )
+    assert problem["explain"] == "/v1/tasks/t_1/explain"
+    assert cancelled.is_set()
+
+
+@pytest.mark.parametrize("header", ["soon", "-1", "nan", "1e9"])
+async def test_a_bad_timeout_header_is_named(cluster: Cluster, header: str) -> None:
+    service = await cluster.start(cluster.service())
+    session = cluster.client(service).session
+    async with session.get(f"{service.url}/healthz", headers={"Stoker-Timeout-S": header}) as reply:
+        assert (await reply.json(content_type=None))["field"] == "Stoker-Timeout-S"
+
+
+async def test_a_bug_is_a_500_with_the_request_id_and_no_trace(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    service = cluster.service()
+
+    async def crash(req: Request) -> None:
+        raise ZeroDivisionError("the secret")
+
+    service.route("GET", "/v1/crash", crash, summary="Crashes.")
+    client = cluster.client(await cluster.start(service))
+    with pytest.raises(InternalError, match=r"a bug in gcs; .* request id r_\w+") as caught:
+        await client.call("GET", "/v1/crash")
+    assert "secret" not in str(caught.value)
+
+
+async def test_an_error_in_a_started_stream_breaks_the_connection(cluster: Cluster) -> None:
+    from aiohttp import web
+
+    service = cluster.service()
+
+    async def cut(req: Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(req.http)
+        await response.write(b"half")
+        raise NotFoundError("gone")
+
+    service.route("GET", "/v1/cut", cut, stream=True, summary="Cuts.")
+    client = cluster.client(await cluster.start(service))
+    with pytest.raises(UnavailableError):
+        await client.call("GET", "/v1/cut", raw=True, retry=False)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "accepted"),
+    [("1.0", True), ("1.1", True), ("1.2", False), ("2.0", False), ("0.9", False), ("x", False)],
+)
+async def test_protocols_may_be_one_minor_version_apart(
+    cluster: Cluster, theirs: str, accepted: bool
+) -> None:
+    service = await cluster.start(orders(cluster))
+    session = cluster.client(service, peer="nodelet n_1").session
+    async with session.post(
+        f"{service.url}/v1/orders/7",
+        data=b'{"name":"x"}',
+        headers={"Stoker-Protocol": theirs},
+    ) as reply:
+        if accepted:
+            assert reply.status == 200
+            return
+        problem = await reply.json(content_type=None)
+        if theirs == "x":
+            assert problem["field"] == "Stoker-Protocol"
+            return
+        assert (reply.status, problem["code"]) == (409, ProtocolError.code)
+        older = "nodelet n_1" if theirs == "0.9" else "gcs"
+        assert problem["detail"].endswith(f"upgrade {older}")
+
+
+async def test_v1_waits_for_readiness_and_health_does_not(cluster: Cluster) -> None:
+    service = orders(cluster)
+
+    async def early(req: Request) -> None:
+        return None
+
+    service.route("GET", "/v1/early", early, before_ready=True, summary="Early.")
+    await cluster.start(service)
+    service.ready(False)
+    client = cluster.client(service)
+    await client.call("GET", "/healthz")
+    await client.call("GET", "/v1/early")
+    for method, path in (("GET", "/readyz"), ("POST", "/v1/orders/7")):
+        with pytest.raises(NotReadyError):
+            await client.call(method, path, retry=False)
+    service.ready()
+    await client.call("GET", "/readyz")
+    await client.call("POST", "/v1/orders/7", Order(name="x"))
+
+
+async def test_a_port_in_use_is_named_with_the_fix(cluster: Cluster) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=f"127.0.0.1:{port}.*STOKER_PORT"):
+            await cluster.service().start("127.0.0.1", port)
+
+
+async def test_an_address_of_another_machine_cannot_be_bound(cluster: Cluster) -> None:
+    with pytest.raises(StartError, match=r"cannot listen on 192\.0\.2\.1"):
+        await cluster.service().start("192.0.2.1", 0)
+
+
+async def test_a_unix_socket_is_private_and_gone_after_stop(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    path.touch()  # Left by a process that was killed.
+    service = orders(cluster)
+    await cluster.start(service, host=None, unix_path=path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    client = cluster.client(service, unix_path=str(path))
+    assert (await client.call("POST", "/v1/orders/7", Order(name="x"), reply=Receipt)).count == 1
+    await service.stop()
+    assert not path.exists()
+    with pytest.raises(StartError, match="107 bytes"):
+        await cluster.service().start(None, unix_path=tmp_path / ("x" * 120))
+
+
+async def test_stop_lets_a_request_finish_and_takes_no_new_one(cluster: Cluster) -> None:
+    service = cluster.service()
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def slow(req: Request) -> Receipt:
+        entered.set()
+        await leave.wait()
+        return Receipt(name="done", count=1)
+
+    service.route("GET", "/v1/slow", slow, reply=Receipt, summary="Slow.")
+    client = cluster.client(await cluster.start(service))
+    async with asyncio.TaskGroup() as group:
+        answer = group.create_task(client.call("GET", "/v1/slow", reply=Receipt))
+        await entered.wait()
+        stop = group.create_task(service.stop(grace_s=10))
+        await service.stopping.wait()
+        assert not service.is_ready
+        with pytest.raises(UnavailableError):
+            await cluster.client(service).call("GET", "/v1/slow", retry=False)
+        assert not stop.done()
+        leave.set()
+    assert answer.result().name == "done"
+
+
+async def test_stop_cuts_off_a_request_after_the_grace(cluster: Cluster) -> None:
+    service = cluster.service()
+    entered = asyncio.Event()
+
+    async def endless(req: Request) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    service.route("GET", "/v1/endless", endless, summary="Endless.")
+    client = cluster.client(await cluster.start(service))
+    async with asyncio.TaskGroup() as group:
+        call = group.create_task(_outcome(client.call("GET", "/v1/endless", retry=False)))
+        await entered.wait()
+        await service.stop(grace_s=0.01)
+    assert isinstance(call.result(), UnavailableError)
+
+
+async def _outcome(call: Any) -> object:
+    try:
+        return await call
+    except StokerError as error:
+        return error
+
+
+async def test_a_websocket_carries_bytes_and_closes_when_the_service_stops(
+    cluster: Cluster,
+) -> None:
+    service = cluster.service()
+
+    async def echo(req: Request, ws: Any) -> None:
+        async for message in ws:
+            await ws.send_bytes(message.data * 2)
+
+    service.websocket("/v1/echo/{id}", echo, summary="Echoes.")
+    client = cluster.client(await cluster.start(service))
+    ws = await client.ws("/v1/echo/1")
+    await ws.send_bytes(b"x" * (5 * 1024 * 1024))
+    assert len((await ws.receive()).data) == 10 * 1024 * 1024
+    async with asyncio.TaskGroup() as group:
+        group.create_task(service.stop(grace_s=5))
+        closed = await ws.receive()
+        await ws.close()
+    assert closed.data == 1001
+    with pytest.raises(UnavailableError):
+        await client.ws("/v1/echo/1")
+
+
+async def test_metrics_count_by_route_template(cluster: Cluster) -> None:
+    service = orders(cluster)
+    jobs = service.metrics.counter("jobs_total", "Jobs.", ("state",))
+    client = cluster.client(await cluster.start(service))
+    for id_ in ("1", "2"):
+        await client.call("POST", f"/v1/orders/{id_}", Order(name="x"))
+    jobs.labels("done").inc()
+    text = (await client.call("GET", "/metrics", raw=True)).decode()
+    line = 'stoker_http_requests_total{method="POST",route="/v1/orders/{id}",status="200"} 2.0'
+    assert line in text
+    assert 'stoker_jobs_total{state="done"} 1.0' in text
+    assert "stoker_http_in_flight 1.0" in text
+
+
+async def test_a_request_id_follows_a_chain_of_calls(cluster: Cluster) -> None:
+    back, front = cluster.service(), cluster.service()
+    seen: list[str] = []
+
+    async def last(req: Request) -> None:
+        seen.append(req.request_id)
+
+    back.route("POST", "/v1/last", last, summary="Last.")
+    behind = cluster.client(await cluster.start(back))
+
+    async def first(req: Request) -> None:
+        seen.append(req.request_id)
+        await behind.call("POST", "/v1/last")
+
+    front.route("POST", "/v1/first", first, summary="First.")
+    await cluster.client(await cluster.start(front)).call("POST", "/v1/first")
+    assert len(seen) == 2
+    assert seen[0] == seen[1]
