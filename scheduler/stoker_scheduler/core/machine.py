@@ -359,6 +359,12 @@ def _deadline_passed(state: State, request_id: str, out: Out) -> None:
     if ask.deadline_s > state.at_s:
         state.set_timer(ask.deadline_s, "deadline", request_id)
         return
+    if ask.starting and not ask.ready:
+        # A worker is on its way: hand it over rather than let the owner ask again for it.
+        late_s = ask.deadline_s + state.policy.start_grace_s
+        if state.at_s < late_s:
+            state.set_timer(late_s, "deadline", request_id)
+            return
     reply(state, ask, out, "" if ask.ready else waiting_note(state, ask))
 
 

@@ -36,6 +36,8 @@ class Policy:
     max_reserved: int = 4
     linger_s: float = 0.05
     """How long a reply with some leases waits for others that are starting."""
+    start_grace_s: float = 2.0
+    """How long a request whose wait has passed still waits for a worker that is starting."""
     shun_s: float = 0.2
     shun_max_s: float = 5.0
     recall_pause_s: float = 0.25

@@ -1,0 +1,109 @@
+"""Who leads: the scheduler's campaign at the gcs, and what begins and ends with a term.
+
+The leader renews a third into its time. While the gcs cannot be reached it goes on, because nobody
+else can be elected then and nodelets refuse any epoch older than one they have seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from stoker_wire.errors import ConflictError, StokerError
+from stoker_wire.messages.control import Campaign, Leader
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from stoker_wire.client import Client
+
+NAME = "scheduler"
+UNREACHABLE_PAUSE_S = 0.2
+
+
+class Leadership:
+    """Campaigns for ever. ``begin(leader)`` starts a term, ``end(url of the new leader)`` ends it.
+
+    ``renewed`` is told of an epoch that grew while nobody else led.
+    """
+
+    def __init__(
+        self,
+        gcs: Client,
+        *,
+        holder: str,
+        url: str,
+        ttl_s: float,
+        begin: Callable[[Leader], Awaitable[None]],
+        renewed: Callable[[Leader], None],
+        end: Callable[[str], Awaitable[None]],
+        log: FilteringBoundLogger,
+    ) -> None:
+        self._gcs = gcs
+        self._holder = holder
+        self._url = url
+        self._ttl_s = ttl_s
+        self._begin = begin
+        self._renewed = renewed
+        self._end = end
+        self._log = log
+        self._doubt = asyncio.Event()
+        self.epoch = 0
+        self.leader_url = ""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this scheduler holds a term."""
+        return self.epoch > 0
+
+    def doubt(self) -> None:
+        """Ask the gcs at once: a nodelet knows a later leader."""
+        self._doubt.set()
+
+    async def run(self) -> None:
+        """Campaign until cancelled."""
+        while True:
+            pause_s = self._ttl_s / 3
+            try:
+                await self._campaign()
+            except ConflictError as error:
+                self.leader_url = str(error.extra.get("leader", ""))
+                if self.leads:
+                    self._log.warning("leadership lost", to=self.leader_url)
+                    self.epoch = 0
+                    await self._end(self.leader_url)
+            except StokerError as error:
+                self._log.warning("the gcs does not answer the campaign", why=str(error))
+                pause_s = UNREACHABLE_PAUSE_S
+            await self._pause(pause_s)
+
+    async def _campaign(self) -> None:
+        body = Campaign(holder=self._holder, url=self._url, ttl_s=self._ttl_s, epoch=self.epoch)
+        leader = await self._gcs.call(
+            "POST", f"/v1/leaders/{NAME}", body, reply=Leader, timeout_s=self._ttl_s / 2
+        )
+        before, self.leader_url = self.epoch, leader.url
+        if before == leader.epoch:
+            return
+        if before and leader.epoch == before + 1:
+            # The term lapsed while the gcs was away and nobody else had one in between.
+            self.epoch = leader.epoch
+            self._renewed(leader)
+            return
+        if before:
+            self.epoch = 0
+            await self._end("")
+        self._log.info("leading", epoch=leader.epoch)
+        await self._begin(leader)
+        self.epoch = leader.epoch
+
+    async def _pause(self, pause_s: float) -> None:
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._doubt.wait()
+            # Not faster than this, whatever nodelets say.
+            await asyncio.sleep(UNREACHABLE_PAUSE_S)
+        except TimeoutError:
+            pass
+        self._doubt.clear()

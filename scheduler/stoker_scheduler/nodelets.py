@@ -1,0 +1,176 @@
+"""The scheduler's calls to nodelets: start a lease, end leases, ask what is held.
+
+Starts are tried twice at most, so that another node can be used soon; releases are repeated until
+the nodelet confirms or its node is gone, because what they hold is not given to others before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from stoker_scheduler.core.events import StartFailure
+from stoker_wire.client import Client
+from stoker_wire.errors import (
+    DeadlineExceededError,
+    FencedError,
+    NotReadyError,
+    RuntimeEnvSetupError,
+    StokerError,
+    UnavailableError,
+)
+from stoker_wire.messages.cluster import (
+    HeldLeases,
+    Node,
+    ReleaseLeases,
+    StartedLease,
+    StartLease,
+)
+
+if TYPE_CHECKING:
+    from stoker_wire.background import Background
+    from stoker_wire.settings import Settings
+
+START_TIMEOUT_S = 60.0
+START_WITH_PIP_TIMEOUT_S = 900.0
+RELEASE_TIMEOUT_S = 10.0
+HELD_TIMEOUT_S = 5.0
+RELEASE_PAUSE_S = 0.1
+RELEASE_PAUSE_MAX_S = 2.0
+
+
+class StartFailedError(Exception):
+    """A lease did not start; ``failure`` says whether it may run all the same."""
+
+    def __init__(self, failure: StartFailure, text: str, *, fenced: bool = False) -> None:
+        super().__init__(text)
+        self.failure = failure
+        self.text = text
+        self.fenced = fenced
+
+
+@dataclass(slots=True)
+class _Peer:
+    """One nodelet: its client, and the releases that it has not confirmed (lease -> kill, why)."""
+
+    url: str
+    client: Client
+    releases: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    releasing: bool = False
+
+
+class Nodelets:
+    """Clients of all nodelets. ``ended`` is called when a nodelet has confirmed a release."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        token: str,
+        background: Background,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._token = token
+        self._background = background
+        self._ended = ended
+        self._peers: dict[str, _Peer] = {}
+        self.epoch = 0
+
+    def add(self, node: Node) -> None:
+        """Know a node, or its new address."""
+        known = self._peers.get(node.node_id)
+        if known is not None and known.url == node.url:
+            return
+        self.remove(node.node_id)
+        client = Client(node.url, token=self._token, peer="scheduler", settings=self._settings)
+        self._peers[node.node_id] = _Peer(node.url, client)
+
+    def remove(self, node_id: str) -> None:
+        """Forget a node; releases that it has not confirmed are moot."""
+        peer = self._peers.pop(node_id, None)
+        if peer is not None:
+            peer.releases.clear()
+            self._background.spawn(peer.client.close(), name=f"close {node_id}")
+
+    async def close(self) -> None:
+        """Close all connections."""
+        peers, self._peers = self._peers, {}
+        for peer in peers.values():
+            peer.releases.clear()
+            await peer.client.close()
+
+    async def held(self, node: Node) -> HeldLeases:
+        """Ask a nodelet which leases it holds."""
+        self.add(node)
+        return await self._peers[node.node_id].client.call(
+            "GET", "/v1/leases", reply=HeldLeases, timeout_s=HELD_TIMEOUT_S
+        )
+
+    async def start(self, node_id: str, order: StartLease) -> StartedLease:
+        """Have a nodelet give a worker to a lease; StartFailedError says what became of it."""
+        timeout_s = START_WITH_PIP_TIMEOUT_S if order.worker.runtime_env.pip else START_TIMEOUT_S
+        deadline_s = time.monotonic() + timeout_s
+        tries = 0
+        while True:
+            peer = self._peers.get(node_id)
+            if peer is None:
+                raise StartFailedError(StartFailure.UNKNOWN, f"node {node_id} is gone")
+            tries += 1
+            try:
+                return await peer.client.call(
+                    "POST",
+                    "/v1/leases",
+                    order,
+                    reply=StartedLease,
+                    timeout_s=max(0.1, deadline_s - time.monotonic()),
+                    retry=False,
+                )
+            except RuntimeEnvSetupError as error:
+                raise StartFailedError(StartFailure.FATAL, str(error)) from None
+            except NotReadyError as error:
+                raise StartFailedError(StartFailure.REFUSED, str(error)) from None
+            except (UnavailableError, DeadlineExceededError) as error:
+                if tries == 2 or isinstance(error, DeadlineExceededError):
+                    raise StartFailedError(StartFailure.UNKNOWN, str(error)) from None
+            except StokerError as error:
+                fenced = isinstance(error, FencedError)
+                raise StartFailedError(StartFailure.REFUSED, str(error), fenced=fenced) from None
+
+    def release(self, node_id: str, lease_id: str, *, kill: bool, reason: str) -> None:
+        """End a lease on its node, sooner or later; ``ended`` is called when that is sure."""
+        peer = self._peers.get(node_id)
+        if peer is None:
+            return
+        known = peer.releases.get(lease_id)
+        peer.releases[lease_id] = (kill or (known is not None and known[0]), reason)
+        if not peer.releasing:
+            peer.releasing = True
+            self._background.spawn(self._release_all(peer), name=f"release on {node_id}")
+
+    async def _release_all(self, peer: _Peer) -> None:
+        pause_s = RELEASE_PAUSE_S
+        try:
+            while peer.releases:
+                kill, reason = next(iter(peer.releases.values()))
+                batch = tuple(i for i, order in peer.releases.items() if order == (kill, reason))
+                order = ReleaseLeases(lease_ids=batch, kill=kill, reason=reason, epoch=self.epoch)
+                try:
+                    await peer.client.call(
+                        "POST", "/v1/leases/release", order, timeout_s=RELEASE_TIMEOUT_S
+                    )
+                except StokerError:
+                    # The node is declared dead if this goes on; until then its leases are not free.
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, RELEASE_PAUSE_MAX_S)
+                    continue
+                pause_s = RELEASE_PAUSE_S
+                for lease_id in batch:
+                    if peer.releases.get(lease_id) == (kill, reason):
+                        del peer.releases[lease_id]
+                        self._ended(lease_id)
+        finally:
+            peer.releasing = False

@@ -1,0 +1,355 @@
+"""The scheduler service over real HTTP, with a small gcs and nodelets behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker_scheduler.messages import PlanQuery, PlanReply
+from stoker_scheduler.service import Running, serve
+from stoker_wire.client import Client
+from stoker_wire.errors import (
+    BadRequestError,
+    InfeasibleError,
+    NotLeaderError,
+    RuntimeEnvSetupError,
+    StartError,
+)
+from stoker_wire.messages.cluster import (
+    BlockLease,
+    ClusterResources,
+    Demand,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    OwnerOrders,
+    OwnerPoll,
+    ReleaseLeases,
+)
+from stoker_wire.messages.control import Explanation, Fit, Page, QueueEntry
+from stoker_wire.settings import Settings
+from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeGcs, FakeNodelet
+
+SETTINGS = Settings(infeasible_grace_s=0.1, lease_ttl_s=1.0, leader_ttl_s=1.0)
+_numbers = itertools.count(1)
+
+
+class Setup:
+    """One gcs, some nodelets, a scheduler and a client of it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self.stack = stack
+        self.gcs = FakeGcs(SETTINGS)
+        self.nodelets: list[FakeNodelet] = []
+        self.running: Running
+        self.client: Client
+
+    async def node(self, **resources: float) -> FakeNodelet:
+        nodelet = FakeNodelet(SETTINGS, f"n_{len(self.nodelets) + 1}", resources)
+        self.nodelets.append(nodelet)
+        await nodelet.start()
+        self.stack.push_async_callback(nodelet.service.stop, 0.1)
+        await self.gcs.register(nodelet.node)
+        return nodelet
+
+    async def scheduler(self) -> Running:
+        running = await serve(SETTINGS, token=TOKEN, gcs_url=self.gcs.service.url, port=0)
+        self.stack.push_async_callback(running.stop)
+        return running
+
+    def client_of(self, running: Running) -> Client:
+        client = Client(running.url, token=TOKEN, peer="test", settings=SETTINGS)
+        self.stack.push_async_callback(client.close)
+        return client
+
+    async def lead(self) -> None:
+        self.running = await self.scheduler()
+        await self.running.until_leads(5)
+        self.client = self.client_of(self.running)
+
+    async def ask(
+        self,
+        count: int = 1,
+        *,
+        owner: str = "p_1",
+        wait_s: float = 5.0,
+        request_id: str = "",
+        job: str = "job_1",
+        options: dict[str, Any] | None = None,
+        **resources: float,
+    ) -> LeaseReply:
+        request = LeaseRequest(
+            request_id=request_id or f"r_{next(_numbers)}",
+            owner_id=owner,
+            demand=Demand(job_id=job, resources=resources, name="train", **(options or {})),
+            count=count,
+            wait_s=wait_s,
+        )
+        return await self.client.call("POST", "/v1/leases", request, reply=LeaseReply)
+
+    async def release(self, *lease_ids: str, kill: bool = False) -> None:
+        body = ReleaseLeases(lease_ids=lease_ids, kill=kill)
+        await self.client.call("POST", "/v1/leases/release", body)
+
+    async def poll(
+        self, owner: str, *ids: str, idle: bool = False, wait_s: float = 0
+    ) -> OwnerOrders:
+        body = OwnerPoll(lease_ids=ids, idle_lease_ids=ids if idle else (), wait_s=wait_s)
+        return await self.client.call("POST", f"/v1/owners/{owner}/poll", body, reply=OwnerOrders)
+
+    async def resources(self) -> ClusterResources:
+        return await self.client.call("GET", "/v1/resources", reply=ClusterResources)
+
+    async def leases(self) -> tuple[Lease, ...]:
+        return (await self.client.call("GET", "/v1/leases", reply=Page[Lease])).items
+
+
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 5.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not await condition():  # noqa: ASYNC110 (it is the other process that changes)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def setup() -> AsyncIterator[Setup]:
+    async with AsyncExitStack() as stack:
+        made = Setup(stack)
+        await made.gcs.start()
+        stack.push_async_callback(made.gcs.service.stop, 0.1)
+        yield made
+
+
+def ids(reply: LeaseReply) -> list[str]:
+    return [granted.lease.lease_id for granted in reply.granted]
+
+
+async def test_grants_what_fits_now_and_returns_it_all_on_release(setup: Setup) -> None:
+    nodelet = await setup.node(CPU=4)
+    await setup.lead()
+    reply = await setup.ask(10, CPU=1)
+    assert len(reply.granted) == 4
+    assert reply.granted[0].worker_id and reply.granted[0].address.node_id == "n_1"
+    assert (await setup.resources()).available["CPU"] == 0
+    assert len(nodelet.held) == 4 and nodelet.orders[0].epoch == 1
+    await setup.release(*ids(reply))
+
+    async def all_free() -> bool:
+        return (await setup.resources()).available == (await setup.resources()).total
+
+    await until(all_free)
+    assert not nodelet.held
+    assert await setup.leases() == ()
+
+
+async def test_a_repeated_request_gets_the_same_leases(setup: Setup) -> None:
+    nodelet = await setup.node(CPU=4)
+    await setup.lead()
+    first, second = await asyncio.gather(
+        setup.ask(2, request_id="r_same", CPU=1), setup.ask(2, request_id="r_same", CPU=1)
+    )
+    third = await setup.ask(2, request_id="r_same", CPU=1)
+    assert ids(first) == ids(second) == ids(third)
+    assert len(nodelet.held) == 2
+
+
+async def test_a_request_waits_for_a_release_and_empty_polls_say_why(setup: Setup) -> None:
+    await setup.node(CPU=1)
+    await setup.lead()
+    held = await setup.ask(CPU=1)
+    empty = await setup.ask(CPU=1, owner="p_2", wait_s=0.05)
+    assert empty.granted == () and "fits on none of 1 node now" in empty.note
+    waiting = asyncio.create_task(setup.ask(CPU=1, owner="p_2"))
+
+    async def queued() -> bool:
+        page = await setup.client.call("GET", "/v1/queue", reply=Page[QueueEntry])
+        return len(page.items) == 1
+
+    await until(queued)
+    explanation = await setup.client.call(
+        "POST",
+        "/v1/explain",
+        Demand(job_id="job_1", resources={"CPU": 1}, name="train"),
+        reply=Explanation,
+    )
+    assert explanation.state == "QUEUED" and explanation.queue_position == 0
+    assert explanation.verdicts[0].fit is Fit.BUSY
+    assert "0 CPU of 1 CPU is free" in explanation.verdicts[0].detail
+    assert ids(held)[0] in explanation.remedy
+    await setup.release(*ids(held))
+    assert len((await waiting).granted) == 1
+
+
+async def test_infeasible_demands_fail_with_the_table_and_the_remedy(setup: Setup) -> None:
+    await setup.node(CPU=4)
+    await setup.lead()
+    with pytest.raises(InfeasibleError) as caught:
+        await setup.ask(CPU=1, GPU=2)
+    text = str(caught.value)
+    assert "needs 2 GPU, the node has 0 GPU in all" in text
+    assert "start a node with 1 CPU, 2 GPU" in text
+    patient = await setup.ask(GPU=2, wait_s=0.3, options={"on_infeasible": "wait"})
+    assert patient.granted == () and patient.note.startswith("infeasible")
+
+
+@pytest.mark.parametrize(
+    ("resources", "field"),
+    [({"GPU": 1.5}, "demand.resources.GPU"), ({"CPU": -1.0}, "demand.resources.CPU")],
+)
+async def test_senseless_demands_are_refused(
+    setup: Setup, resources: dict[str, float], field: str
+) -> None:
+    await setup.lead()
+    with pytest.raises(BadRequestError) as caught:
+        await setup.ask(**resources)
+    assert caught.value.field == field
+
+
+async def test_failed_starts_go_to_another_node_and_bad_environments_to_the_asker(
+    setup: Setup,
+) -> None:
+    bad = await setup.node(CPU=4)
+    good = await setup.node(CPU=4)
+    await setup.lead()
+    bad.fail_next.append(StartError("fork failed"))
+    reply = await setup.ask(CPU=1)
+    assert reply.granted[0].lease.node_id == "n_2" and len(good.held) == 1
+    good.fail_next.append(BAD_ENV)
+    bad.fail_next.append(BAD_ENV)
+    with pytest.raises(RuntimeEnvSetupError, match="nonesuch"):
+        await setup.ask(CPU=1)
+    assert len(bad.held) + len(good.held) == 1
+
+
+async def test_idle_leases_are_recalled_for_another_owner(setup: Setup) -> None:
+    await setup.node(CPU=2)
+    await setup.lead()
+    mine = ids(await setup.ask(2, CPU=1))
+    polling = asyncio.create_task(setup.poll("p_1", *mine, idle=True, wait_s=0.3))
+    waiting = asyncio.create_task(setup.ask(CPU=1, owner="p_2"))
+    orders = await polling
+    assert len(orders.recall) == 1
+    await setup.release(*orders.recall)
+    assert len((await waiting).granted) == 1
+
+
+async def test_leases_expire_without_polls_and_the_owner_is_told(setup: Setup) -> None:
+    nodelet = await setup.node(CPU=2)
+    await setup.lead()
+    kept, dropped = ids(await setup.ask(2, CPU=1))
+
+    async def expired() -> bool:
+        orders = await setup.poll("p_1", kept, wait_s=0.05)
+        return dropped in orders.lost
+
+    await until(expired)
+    await until(_released(nodelet, dropped))
+
+    async def only_one() -> bool:
+        return [lease.lease_id for lease in await setup.leases()] == [kept]
+
+    await until(only_one)
+    assert (await setup.poll("p_1", dropped)).lost == (dropped,)
+
+
+def _released(nodelet: FakeNodelet, lease_id: str) -> Callable[[], Awaitable[bool]]:
+    async def check() -> bool:
+        return any(lease_id in order.lease_ids and order.kill for order in nodelet.released)
+
+    return check
+
+
+async def test_a_blocked_lease_lends_its_cpu(setup: Setup) -> None:
+    await setup.node(CPU=1)
+    await setup.lead()
+    (parent,) = ids(await setup.ask(CPU=1))
+    path = f"/v1/leases/{parent}/blocked"
+    await setup.client.call("POST", path, BlockLease(blocked=True))
+    child = await setup.ask(CPU=1, owner="p_child")
+    assert len(child.granted) == 1
+    await setup.client.call("POST", path, BlockLease(blocked=False))
+    assert (await setup.resources()).available["CPU"] == -1
+
+
+async def test_a_finished_job_frees_everything_it_held(setup: Setup) -> None:
+    nodelet = await setup.node(CPU=2)
+    await setup.lead()
+    await setup.ask(2, CPU=1)
+    waiting = asyncio.create_task(setup.ask(CPU=1))
+    await asyncio.sleep(0)
+    await setup.gcs.tell("job.finished", "job_1")
+    with pytest.raises(Exception, match="job_1 is finished"):
+        await waiting
+
+    async def all_free() -> bool:
+        return (await setup.resources()).available["CPU"] == 2
+
+    await until(all_free)
+    assert all(order.kill for order in nodelet.released)
+
+
+async def test_worker_exits_and_node_deaths_are_losses(setup: Setup) -> None:
+    nodelet = await setup.node(CPU=1)
+    await setup.lead()
+    (lease_id,) = ids(await setup.ask(CPU=1))
+    await setup.gcs.tell("worker.exited", "w_1", nodelet.exit_of(lease_id))
+    assert (await setup.poll("p_1", wait_s=0.3)).lost == (lease_id,)
+    (lease_id,) = ids(await setup.ask(CPU=1))
+    dead = msgspec.structs.replace(nodelet.node, state="DEAD", reason="silent for 10 s")
+    await setup.gcs.tell("node.died", "n_1", dead)
+    assert (await setup.poll("p_1", lease_id, wait_s=0.3)).lost == (lease_id,)
+    assert (await setup.resources()).total == {}
+
+
+async def test_a_new_scheduler_adopts_what_nodelets_hold(setup: Setup) -> None:
+    await setup.node(CPU=2, GPU=1)
+    await setup.lead()
+    (lease_id,) = ids(await setup.ask(CPU=1, GPU=1))
+    await setup.running.stop()
+    setup.gcs.leader = None
+    await setup.lead()
+    assert [lease.lease_id for lease in await setup.leases()] == [lease_id]
+    assert (await setup.poll("p_1", lease_id)).lost == ()
+    assert (await setup.resources()).available["GPU"] == 0
+    assert (await setup.ask(GPU=1, owner="p_2", wait_s=0.05)).granted == ()
+
+
+async def test_a_standby_names_the_leader_and_takes_over(setup: Setup) -> None:
+    nodelet = await setup.node(CPU=2)
+    await setup.lead()
+    standby = await setup.scheduler()
+    client = setup.client_of(standby)
+
+    async def knows() -> bool:
+        try:
+            await client.call("GET", "/v1/resources", reply=ClusterResources, retry=False)
+        except NotLeaderError as error:
+            return bool(error.extra["leader"] == setup.running.url)
+        except Exception:
+            return False
+        return False
+
+    await until(knows)
+    await setup.running.stop()
+    await standby.until_leads(5)
+    setup.client = client
+    await setup.ask(CPU=1)
+    assert nodelet.epoch == 2
+
+
+async def test_a_plan_is_what_asking_would_do_and_takes_nothing(setup: Setup) -> None:
+    await setup.node(CPU=1)
+    await setup.node(CPU=4, GPU=2)
+    await setup.lead()
+    demands = [Demand(job_id="job_1", resources=r) for r in ({"CPU": 1}, {"CPU": 1}, {"GPU": 3})]
+    made = await setup.client.call(
+        "POST", "/v1/plan", PlanQuery(demands=tuple(demands)), reply=PlanReply
+    )
+    assert [p.node_id for p in made.placements] == ["n_1", "n_2", None]
+    assert {v.fit for v in made.placements[2].verdicts} == {Fit.NEVER}
+    assert (await setup.ask(CPU=1)).granted[0].lease.node_id == "n_1"
