@@ -45,6 +45,7 @@ class HttpClient:
     def __init__(self, base_url: str, *, token: str, timeout_s: float = TIMEOUT_S) -> None:
         self.base_url = checked_url(base_url)
         self.timeout_s = timeout_s
+        self._token = token
         parts = urlsplit(self.base_url)
         self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host = parts.hostname or ""
@@ -56,6 +57,10 @@ class HttpClient:
             "Stoker-Peer": "client",
             PROTOCOL_HEADER: PROTOCOL_TEXT,
         }
+
+    def to(self, base_url: str) -> HttpClient:
+        """Return a client of another server of the same cluster."""
+        return HttpClient(base_url, token=self._token, timeout_s=self.timeout_s)
 
     @overload
     def call(

@@ -1,0 +1,47 @@
+"""``stoker config`` and ``stoker version``: what this installation is, asking no cluster."""
+
+from __future__ import annotations
+
+import click
+
+from stoker.cli.options import json_option
+
+
+@click.command()
+@json_option
+def version(as_json: bool) -> None:
+    """Show the version and the protocol."""
+    from stoker_wire.version import PROTOCOL_TEXT, VERSION
+
+    if as_json:
+        from stoker.cli.output import print_json
+
+        print_json({"version": VERSION, "protocol": PROTOCOL_TEXT})
+    else:
+        click.echo(f"stoker {VERSION} (protocol {PROTOCOL_TEXT})")
+
+
+@click.command()
+@click.option("--changed", is_flag=True, help="Only what differs from the default.")
+@json_option
+def config(changed: bool, as_json: bool) -> None:
+    """Show every setting, its value and where that comes from."""
+    import msgspec
+
+    from stoker.cli.output import print_json, print_table
+    from stoker_wire.nearest import suggestion
+    from stoker_wire.settings import PREFIX, Settings
+
+    settings = Settings.from_env()
+    rows = [msgspec.to_builtins(info) for info in settings.describe()]
+    if changed:
+        rows = [row for row in rows if row["source"] != "default"]
+    if as_json:
+        print_json(rows)
+        return
+    columns = {"variable": "variable", "value": "value", "source": "source", "meaning": "meaning"}
+    print_table(rows, columns, empty="every setting has its default")
+    known = [PREFIX + row["name"].upper() for row in rows]
+    for variable in settings.unknown:
+        hint = suggestion(variable, known)
+        click.echo(f"warning: {variable} names no setting{hint}", err=True)

@@ -1,0 +1,170 @@
+"""``stoker start`` and ``stoker stop``: clusters and nodes on this machine that outlive a command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from stoker.cli.options import json_mapping, json_option, node_options
+
+if TYPE_CHECKING:
+    from stoker._launch.cluster import LocalCluster
+    from stoker._launch.sessions import LocalInfo
+
+DEFAULT_PORT = 7600
+_POLL_S = 0.02
+
+
+@click.command()
+@click.option("--head", is_flag=True, help="Start a new cluster: control plane and one node.")
+@click.option("--address", metavar="URL", help="Join the cluster at URL with one more node.")
+@click.option("--token", metavar="TEXT", help="With --address: its token. [default: STOKER_TOKEN]")
+@node_options
+@click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C stops it.")
+@click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True)
+@json_option
+def start(
+    head: bool,
+    address: str | None,
+    token: str | None,
+    host: str | None,
+    port: int | None,
+    num_cpus: float | None,
+    num_gpus: float | None,
+    memory: int | None,
+    resources: str | None,
+    labels: str | None,
+    session_dir: str | None,
+    block: bool,
+    timeout_s: float,
+    as_json: bool,
+) -> None:
+    """Start a cluster on this machine (--head), or join one (--address URL).
+
+    It listens on loopback unless --host says otherwise; beyond loopback a token must be given by
+    STOKER_TOKEN or STOKER_TOKEN_FILE, the same on every node.
+    """
+    from stoker._launch.cluster import spawn_local, spawn_node
+
+    if head == bool(address):
+        raise click.UsageError(
+            "give --head for a new cluster, or --address URL to join one",
+            ctx=click.get_current_context(),
+        )
+    amounts = json_mapping(resources, "--resources")
+    marks = json_mapping(labels, "--labels")
+    if address:
+        from stoker._address import resolve
+
+        target = resolve(address, token)
+        cluster = spawn_node(
+            target.address,
+            token=target.token,
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            memory=memory,
+            resources=amounts,
+            labels=marks,
+            host=host,
+            port=port or 0,
+            session_dir=session_dir,
+        )
+    else:
+        cluster = spawn_local(
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            memory=memory,
+            resources=amounts,
+            labels=marks,
+            host=host,
+            port=DEFAULT_PORT if port is None else port,
+            session_dir=session_dir,
+            environ={"STOKER_TOKEN": token} if token else None,
+            embedded=False,
+        )
+    info = cluster.wait_ready(timeout_s)
+    _tell(info, as_json)
+    if block:
+        _stay(cluster)
+    else:
+        cluster.detach()
+
+
+def _tell(info: LocalInfo, as_json: bool) -> None:
+    if as_json:
+        import msgspec
+
+        from stoker.cli.output import print_json
+
+        print_json(msgspec.structs.replace(info, token=""))
+        return
+    what = "a cluster" if info.role == "head" else "a node of"
+    click.echo(f"Started {what} {'at ' if info.role == 'head' else ''}{info.gcs_url}")
+    click.echo(f"  node     {info.node_id}")
+    click.echo(f"  logs     {os.path.join(info.session_dir, 'logs')}")
+    click.echo(f"  token    in {info.token_file}")
+    if info.role == "head":
+        click.echo("\nOn this machine `stoker status`, `stoker job submit` and")
+        click.echo('`stoker.init(address="auto")` find it by themselves. Elsewhere:')
+        click.echo(f"  export STOKER_ADDRESS={info.gcs_url}")
+        click.echo(f"  export STOKER_TOKEN=$(cat {info.token_file})")
+        click.echo("\nStop it with `stoker stop`.")
+
+
+def _stay(cluster: LocalCluster) -> None:
+    try:
+        while cluster.is_alive():
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        click.echo("stopping", err=True)
+        cluster.stop()
+        return
+    raise click.ClickException(f"the process ended by itself; see {cluster.log_path}")
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Also clusters inside running drivers.")
+@click.option("--timeout", "timeout_s", type=float, default=10.0, show_default=True,
+              help="Seconds after which what still runs is killed.")  # fmt: skip
+@json_option
+def stop(everything: bool, timeout_s: float, as_json: bool) -> None:
+    """Stop the clusters and nodes that `stoker start` started on this machine."""
+    from stoker._launch.sessions import is_alive, running_sessions
+    from stoker.cli.output import print_json
+
+    infos = [info for info in running_sessions() if everything or not info.embedded]
+    infos.sort(key=lambda info: info.role == "head")  # nodes leave before their head goes
+    for info in infos:
+        _signal(info, signal.SIGTERM)
+    deadline_s = time.monotonic() + timeout_s
+    killed = []
+    for info in infos:
+        while is_alive(info) and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        if is_alive(info):
+            _signal(info, signal.SIGKILL)
+            killed.append(info.pid)
+    if as_json:
+        print_json([{"pid": i.pid, "address": i.gcs_url, "killed": i.pid in killed} for i in infos])
+        return
+    for info in infos:
+        how = f" (killed: it did not end within {timeout_s:g} s)" if info.pid in killed else ""
+        what = "cluster" if info.role == "head" else "node of"
+        click.echo(f"Stopped the {what} {info.gcs_url}{how}")
+    if not infos:
+        click.echo("Nothing runs on this machine that `stoker start` started.")
+
+
+def _signal(info: LocalInfo, signum: int) -> None:
+    try:
+        os.kill(info.pid, signum)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        raise click.ClickException(
+            f"process {info.pid} belongs to another user; stop it as that user"
+        ) from None

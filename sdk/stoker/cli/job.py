@@ -1,0 +1,221 @@
+"""``stoker job``: run programs on the cluster as drivers, follow them, stop them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker.cli.options import Bytes, cluster_options, job_client, json_mapping, pairs
+
+if TYPE_CHECKING:
+    from stoker.jobs import JobSubmissionClient
+    from stoker_wire.messages.work import Job
+
+_EXIT = {"SUCCEEDED": 0, "STOPPED": 143}
+
+
+@click.group()
+def job() -> None:
+    """Submit, list, follow and stop jobs."""
+
+
+@job.command(context_settings={"ignore_unknown_options": False})
+@click.option("--working-dir", metavar="DIR", help="Folder to send along; the job starts in it.")
+@click.option(
+    "--env", "env", multiple=True, metavar="K=V", help="Environment variable; repeatable."
+)
+@click.option("--py-module", "modules", multiple=True, metavar="PATH",
+              help="Folder, .py file or wheel to make importable; repeatable.")  # fmt: skip
+@click.option("--pip", "pip", multiple=True, metavar="REQ", help="Requirement; repeatable.")
+@click.option(
+    "--runtime-env-json", metavar="JSON", help="The whole runtime_env; options add to it."
+)
+@click.option("--name", default="", help="A name for people.")
+@click.option("--job-id", help="An id of your own; submitting it twice is an error.")
+@click.option("--metadata", multiple=True, metavar="K=V", help="Kept with the job; repeatable.")
+@click.option(
+    "--num-cpus", type=click.FloatRange(0), default=0.0, help="CPUs of the driver itself."
+)
+@click.option(
+    "--num-gpus", type=click.FloatRange(0), default=0.0, help="GPUs of the driver itself."
+)
+@click.option("--memory", type=Bytes(), default=0, help="Memory of the driver itself, as 8GiB.")
+@click.option("--no-wait", is_flag=True, help="Print the job's id and leave.")
+@cluster_options
+@click.argument("entrypoint", nargs=-1, required=True, type=click.UNPROCESSED)
+def submit(
+    working_dir: str | None,
+    env: tuple[str, ...],
+    modules: tuple[str, ...],
+    pip: tuple[str, ...],
+    runtime_env_json: str | None,
+    name: str,
+    job_id: str | None,
+    metadata: tuple[str, ...],
+    num_cpus: float,
+    num_gpus: float,
+    memory: int,
+    no_wait: bool,
+    address: str | None,
+    token: str | None,
+    as_json: bool,
+    entrypoint: tuple[str, ...],
+) -> None:
+    """Run a command on the cluster: stoker job submit --working-dir . -- python train.py --lr 0.1
+
+    Follows the output and exits with the job's exit code. Ctrl-C only stops following.
+    """
+    client = job_client(address, token)
+    submitted = client.submit_job(
+        entrypoint=entrypoint[0] if len(entrypoint) == 1 else shlex.join(entrypoint),
+        job_id=job_id,
+        name=name,
+        runtime_env=_runtime_env(working_dir, env, modules, pip, runtime_env_json),
+        metadata=pairs(metadata, "--metadata"),
+        entrypoint_num_cpus=num_cpus,
+        entrypoint_num_gpus=num_gpus,
+        entrypoint_memory=memory,
+    )
+    if no_wait:
+        _print_job(client.get_job(submitted), as_json)
+        return
+    click.echo(f"submitted {submitted}", err=True)
+    ended = _follow(client, submitted)
+    if as_json:
+        _print_job(ended, as_json)
+    else:
+        _tell_end(ended)
+    sys.exit(_exit_code(ended))
+
+
+def _runtime_env(
+    working_dir: str | None,
+    env: tuple[str, ...],
+    modules: tuple[str, ...],
+    pip: tuple[str, ...],
+    text: str | None,
+) -> dict[str, Any]:
+    found = json_mapping(text, "--runtime-env-json") or {}
+    if working_dir is not None:
+        found["working_dir"] = working_dir
+    if env:
+        found["env_vars"] = {**found.get("env_vars", {}), **pairs(env, "--env")}
+    if modules:
+        found["py_modules"] = [*found.get("py_modules", ()), *modules]
+    if pip:
+        found["pip"] = [*found.get("pip", ()), *pip]
+    return found
+
+
+def _follow(client: JobSubmissionClient, job_id: str) -> Job:
+    try:
+        for line in client.tail_job_logs(job_id):
+            click.echo(line.text)
+        return client.wait(job_id)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\nno longer following; {job_id} goes on. Follow it again: stoker job logs -f {job_id}"
+            f"   Stop it: stoker job stop {job_id}",
+            err=True,
+        )
+        sys.exit(130)
+
+
+def _tell_end(ended: Job) -> None:
+    from stoker.cli.output import duration, state
+
+    took_s = (ended.ended_at_s or 0.0) - (ended.started_at_s or ended.ended_at_s or 0.0)
+    message = f": {ended.message}" if ended.message and ended.state != "SUCCEEDED" else ""
+    click.echo(f"{ended.job_id} {state(ended.state)} after {duration(took_s)}{message}", err=True)
+
+
+def _exit_code(ended: Job) -> int:
+    """The driver's own code; as a shell has it (128 + signal) for one that was killed."""
+    if ended.exit_code is not None:
+        return 128 - ended.exit_code if ended.exit_code < 0 else ended.exit_code
+    return _EXIT.get(ended.state, 1)
+
+
+def _print_job(found: Job, as_json: bool) -> None:
+    if as_json:
+        from stoker.cli.output import print_json
+
+        print_json(found)
+    else:
+        click.echo(found.job_id)
+
+
+@job.command("list")
+@cluster_options
+@click.pass_context
+def list_jobs(ctx: click.Context, /, **options: Any) -> None:
+    """List jobs, the newest last."""
+    from stoker.cli.lists import list_group
+
+    ctx.invoke(list_group.commands["jobs"], limit=100, filters=(), **options)
+
+
+@job.command()
+@cluster_options
+@click.argument("job_id")
+def status(job_id: str, address: str | None, token: str | None, as_json: bool) -> None:
+    """Show the state of a job; exit code 0 whatever it is."""
+    from stoker.cli.output import ago, print_json, state
+
+    found = job_client(address, token).get_job(job_id)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{found.job_id}  {state(found.state)}  {found.name or found.entrypoint}")
+    for label, text in (
+        ("entrypoint", found.entrypoint),
+        ("submitted", ago(found.created_at_s)),
+        ("started", ago(found.started_at_s)),
+        ("ended", ago(found.ended_at_s)),
+        ("exit code", "" if found.exit_code is None else str(found.exit_code)),
+        ("node", found.node_id),
+        ("message", found.message),
+    ):
+        if text:
+            click.echo(f"  {label:<11}{text}")
+
+
+@job.command()
+@cluster_options
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends; exit with its code.")
+@click.argument("job_id")
+def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_json: bool) -> None:
+    """Show what the driver of a job has printed."""
+    client = job_client(address, token)
+    if not follow:
+        if as_json:
+            from stoker.cli.output import print_json
+
+            print_json({"job_id": job_id, "text": client.get_job_logs(job_id)})
+        else:
+            click.echo(client.get_job_logs(job_id), nl=False)
+        return
+    ended = _follow(client, job_id)
+    _tell_end(ended)
+    sys.exit(_exit_code(ended))
+
+
+@job.command()
+@cluster_options
+@click.option("--no-wait", is_flag=True, help="Do not wait until it has ended.")
+@click.argument("job_id")
+def stop(job_id: str, no_wait: bool, address: str | None, token: str | None, as_json: bool) -> None:
+    """End a job: SIGTERM to its driver, SIGKILL 3 seconds later."""
+    client = job_client(address, token)
+    found = client.stop_job(job_id)
+    if not no_wait:
+        found = client.wait(job_id, timeout_s=30.0)
+    if as_json:
+        from stoker.cli.output import print_json
+
+        print_json(found)
+    else:
+        click.echo(f"{job_id} {found.state}")

@@ -1,0 +1,119 @@
+"""Options that many commands share: which cluster, with which token, and for whom the output is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker._http import HttpClient
+    from stoker.jobs import JobSubmissionClient
+
+    _IntType = click.ParamType[int]
+else:
+    _IntType = click.ParamType  # generic only in newer versions of click
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+
+
+def cluster_options(command: F) -> F:
+    """Add ``--address``, ``--token`` and ``--json``."""
+    command = json_option(command)
+    command = click.option(
+        "--token",
+        metavar="TEXT",
+        help="Bearer token. [default: STOKER_TOKEN, STOKER_TOKEN_FILE, the local cluster's]",
+    )(command)
+    return click.option(
+        "--address",
+        metavar="URL",
+        help="URL of the cluster. [default: STOKER_ADDRESS, the newest cluster of this machine]",
+    )(command)
+
+
+def node_options(command: F) -> F:
+    """Add what a node offers, and where it listens."""
+    for option in reversed(
+        [
+            click.option(
+                "--host", metavar="ADDR", help="Address to listen on. [default: 127.0.0.1]"
+            ),
+            click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one."),
+            click.option("--num-cpus", type=click.FloatRange(0), help="[default: as found]"),
+            click.option("--num-gpus", type=click.FloatRange(0), help="[default: as found]"),
+            click.option("--memory", type=Bytes(), help="Such as 8GiB. [default: as found]"),
+            click.option("--resources", metavar="JSON", help="""Such as '{"disk": 2}'."""),
+            click.option("--labels", metavar="JSON", help="""Such as '{"zone": "a"}'."""),
+            click.option("--session-dir", metavar="DIR", help="Folder for logs, sockets, state."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+class Bytes(_IntType):
+    """A number of bytes, with an optional suffix: 8GiB, 512M, 1e9."""
+
+    name = "bytes"
+    _units = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value).strip().lower()
+        number = text.rstrip("ib").rstrip("kmgt")
+        suffix = text[len(number) :].rstrip("b").rstrip("i")
+        try:
+            nbytes = int(float(number) * self._units[suffix])
+        except (ValueError, KeyError, OverflowError):
+            self.fail(f"{value!r} is no size; write it like 8GiB, 512MiB or 1000000", param, ctx)
+        if nbytes < 0:
+            self.fail(f"{value!r} is negative", param, ctx)
+        return nbytes
+
+
+def http_client(address: str | None, token: str | None) -> HttpClient:
+    """Return a client of the cluster that is meant."""
+    from stoker._address import resolve
+    from stoker._http import HttpClient
+
+    target = resolve(address, token)
+    return HttpClient(target.address, token=target.token)
+
+
+def job_client(address: str | None, token: str | None) -> JobSubmissionClient:
+    """Return a client for jobs of the cluster that is meant."""
+    from stoker.jobs import JobSubmissionClient
+
+    return JobSubmissionClient(address, token)
+
+
+def pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
+    """Turn ``K=V`` texts into a mapping; a usage error names the one that is none."""
+    found = {}
+    for value in values:
+        key, sign, text = value.partition("=")
+        if not sign or not key:
+            raise click.BadParameter(f"{value!r} is not KEY=VALUE", param_hint=option)
+        found[key] = text
+    return found
+
+
+def json_mapping(text: str | None, option: str) -> dict[str, Any] | None:
+    """Read the JSON object of an option; a usage error shows how to write it."""
+    import msgspec
+
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise click.BadParameter(
+            f"""{text!r} is no JSON object ({error}); write it like '{{"name": 1}}'""",
+            param_hint=option,
+        ) from None
