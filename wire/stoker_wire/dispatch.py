@@ -141,6 +141,7 @@ class Dispatcher:
             request_id=request_id,
             principal=principal,
             peer=peer,
+            settings=self.settings,
             timeout_s=self._timeout_s(http.headers.get("Stoker-Timeout-S")),
             now_s=asyncio.get_running_loop().time(),
             stopping=self.stopping,
@@ -173,6 +174,11 @@ class Dispatcher:
                 key = request.http.headers.get("Idempotency-Key")
                 if key is None:
                     return await self._call(request)
+                if not 1 <= len(key) <= 255:
+                    raise BadRequestError(
+                        f"Idempotency-Key: expected 1 to 255 characters, got {len(key)}",
+                        field="Idempotency-Key",
+                    )
                 request.idempotency_key = key
                 if not route.idempotency:
                     return await self._call(request)

@@ -5,6 +5,7 @@ Called by the HTTP server base at the first ``GET /openapi.json``.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,9 @@ def _operation(
             "default": {"$ref": "#/components/responses/Problem"},
         },
     }
+    about = inspect.getdoc(route.handler if route.socket is None else route.socket)
+    if about:
+        operation["description"] = about
     if route.body is not None:
         schema = {"schema": schema_of[repr(route.body)]}
         operation["requestBody"] = {"required": True, "content": {JSON: schema, MSGPACK: schema}}

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from multidict import MultiMapping
     from structlog.typing import FilteringBoundLogger
 
+    from stoker_wire.settings import Settings
+
 REQUEST_ID: ContextVar[str] = ContextVar("stoker_request_id", default="")
 """Id of the request being answered: clients pass it on, so that one id follows a chain of calls."""
 
@@ -112,6 +114,7 @@ class Request:
         "request_id",
         "response",
         "route",
+        "settings",
         "stopping",
         "task",
         "timeout_s",
@@ -126,6 +129,7 @@ class Request:
         request_id: str,
         principal: str,
         peer: str,
+        settings: Settings,
         timeout_s: float,
         now_s: float,
         stopping: asyncio.Event,
@@ -139,6 +143,7 @@ class Request:
         self.peer = peer
         self.timeout_s = timeout_s
         self.deadline_at_s = now_s + timeout_s
+        self.settings = settings
         self.stopping = stopping
         self.log = log
         self.idempotency_key: str | None = None

@@ -246,12 +246,13 @@ class Service:
         self.stopping.set()
         for site in list(runner.sites):
             await site.stop()
-        for request in list(self.dispatcher.live.values()):
-            if isinstance(request.response, web.WebSocketResponse):
-                await request.response.close(code=1001, message=b"the service stops")
         grace_s = self.settings.stop_grace_s if grace_s is None else grace_s
         try:
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(grace_s), asyncio.TaskGroup() as group:
+                for request in self.dispatcher.live.values():
+                    if isinstance(request.response, web.WebSocketResponse):
+                        close = request.response.close(code=1001, message=b"the service stops")
+                        group.create_task(close)
                 await self.dispatcher.idle.wait()
         except TimeoutError:
             for request in list(self.dispatcher.live.values()):

@@ -32,7 +32,7 @@ FAILED = "error"
 
 
 async def watch_response(
-    req: Request, source: AsyncIterator[Event], *, since: int = 0, bookmark_s: float = 10.0
+    req: Request, source: AsyncIterator[Event], *, since: int = 0, bookmark_s: float | None = None
 ) -> web.StreamResponse:
     """Send the events of ``source`` as NDJSON, or as SSE if the reader accepts that.
 
@@ -40,12 +40,13 @@ async def watch_response(
     the reader gets status 410); an error in mid-stream is sent as a last event of kind ``error``.
     A source may itself yield events of kind ``bookmark`` to move the cursor over what it filtered.
     """
+    beat_s = req.settings.bookmark_s if bookmark_s is None else bookmark_s
     sse = EVENT_STREAM in req.http.headers.get("Accept", "")
     encode: Callable[[Event], bytes] = _sse if sse else _line
     response = await _open(req, EVENT_STREAM if sse else NDJSON)
     seq = since
     try:
-        async for event in _beats(req, source, bookmark_s):
+        async for event in _beats(req, source, beat_s):
             if event is None:
                 event = Event(seq=seq, at_s=time.time(), kind=BOOKMARK, subject="")
             seq = max(seq, event.seq)
@@ -59,10 +60,10 @@ async def watch_response(
 
 
 async def stream_response(req: Request, source: AsyncIterator[T]) -> web.StreamResponse:
-    """Send each item of ``source`` as a line of JSON; an empty line every 10 s keeps it alive."""
+    """Send each item of ``source`` as a line of JSON; empty lines keep it alive."""
     response = await _open(req, NDJSON)
     try:
-        async for item in _beats(req, source, 10.0):
+        async for item in _beats(req, source, req.settings.bookmark_s):
             await response.write(b"\n" if item is None else _line(item))
     except (ConnectionError, ClientConnectionResetError):
         return response

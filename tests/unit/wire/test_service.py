@@ -83,12 +83,12 @@ async def test_messages_go_both_ways_in_msgpack_and_in_json(cluster: Cluster) ->
 @pytest.mark.parametrize(
     ("body", "field", "says"),
     [
-        ({"nam": "x"}, "nam", "did you mean 'name'?"),
+        ({"names": "x"}, "names", "did you mean 'name'?"),
         ({}, "name", "required"),
         ({"name": 3}, "name", "expected `str`, got `int`"),
         ({"name": "x", "count": 0}, "count", ">= 1"),
         ({"name": "x", "resources": {"GPU": 1, "CPU": "two"}}, "resources.CPU", "`float`"),
-        ({"name": "x", "parts": [{}, {"weigth": 1}]}, "parts.1.weigth", "'weight'"),
+        ({"name": "x", "parts": [{}, {"weights": 1}]}, "parts.1.weights", "'weight'"),
         ({"name": "x", "parts": [{"tags": {"a": 1, "b": "c"}}]}, "parts.0.tags.b", "`int`"),
         ({"name": "x", "extra": {"tag": {}}}, "extra.tag", "'tags'"),
         ([], None, "expected `object`, got `array`"),
@@ -137,7 +137,11 @@ async def test_queries_are_converted_and_unknown_ones_named(cluster: Cluster) ->
     query = {"limit": 3, "verbose": True, "name": "a&b=c", "absent": None}
     found = await client.call("GET", "/v1/things", query=query, reply=Filter)
     assert found == Filter(limit=3, verbose=True, name="a&b=c")
-    for query, field in (({"limt": 3}, "limt"), ({"limit": "x"}, "limit"), ({"limit": 0}, "limit")):
+    for query, field in (
+        ({"limits": 3}, "limits"),
+        ({"limit": "x"}, "limit"),
+        ({"limit": 0}, "limit"),
+    ):
         with pytest.raises(BadRequestError) as caught:
             await client.call("GET", "/v1/things", query=query)
         assert caught.value.field == field
@@ -427,3 +431,32 @@ async def test_a_request_id_follows_a_chain_of_calls(cluster: Cluster) -> None:
     await cluster.client(await cluster.start(front)).call("POST", "/v1/first")
     assert len(seen) == 2
     assert seen[0] == seen[1]
+
+
+async def test_stop_does_not_wait_for_a_reader_that_never_says_goodbye(cluster: Cluster) -> None:
+    service = cluster.service()
+
+    async def listen(req: Request, ws: Any) -> None:
+        async for _ in ws:
+            pass
+
+    service.websocket("/v1/listen", listen, summary="Listens.")
+    client = cluster.client(await cluster.start(service))
+    sockets = [await client.ws("/v1/listen", heartbeat_s=None) for _ in range(3)]
+    async with asyncio.timeout(5):
+        await service.stop(grace_s=0.05)
+    assert not service.dispatcher.live
+    for ws in sockets:
+        await ws.close()
+
+
+async def test_a_key_that_is_too_long_is_named(cluster: Cluster) -> None:
+    client = cluster.client(await cluster.start(orders(cluster)))
+    with pytest.raises(BadRequestError, match="1 to 255 characters, got 300"):
+        await client.call("POST", "/v1/orders/1", Order(name="x"), idempotency_key="k" * 300)
+
+
+async def test_a_reply_of_another_shape_is_an_error_that_says_so(cluster: Cluster) -> None:
+    client = cluster.client(await cluster.start(orders(cluster)))
+    with pytest.raises(InternalError, match="same version"):
+        await client.call("POST", "/v1/orders/1", Order(name="x"), reply=Filter)

@@ -51,7 +51,7 @@ class Log:
         self.asked.append(since)
         if since < self.oldest:
             raise CompactedError(f"events before {self.oldest} are gone")
-        return await watch_response(req, self.read(since), since=since, bookmark_s=0.02)
+        return await watch_response(req, self.read(since), since=since)
 
     async def read(self, since: int) -> AsyncIterator[Event]:
         self.readers += 1
@@ -74,7 +74,7 @@ class Log:
 
 
 async def _log(cluster: Cluster) -> tuple[Log, Service, Client]:
-    log, service = Log(), cluster.service()
+    log, service = Log(), cluster.service(bookmark_s=0.02)
     service.route(
         "GET", "/v1/events", log.watch, query=EventQuery, reply=Event, stream=True, summary="Watch."
     )
