@@ -157,8 +157,15 @@ def _ignored(root: Path) -> Callable[[str, bool], bool]:
 
 
 def _glob(pattern: str) -> str:
-    parts = re.split(r"(\*\*/|/\*\*|\*\*|\*|\?|\[[^\]]+\])", pattern)
-    special = {"**/": "(?:.*/)?", "/**": "/.*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(/\*\*/|\*\*/|/\*\*|\*\*|\*|\?|\[[^\]]+\])", pattern)
+    special = {
+        "/**/": "/(?:.*/)?",
+        "**/": "(?:.*/)?",
+        "/**": "/.*",
+        "**": ".*",
+        "*": "[^/]*",
+        "?": "[^/]",
+    }
     return "".join(
         special.get(part)
         or (part.replace("[!", "[^") if part.startswith("[") and part.endswith("]") else "")

@@ -1,0 +1,167 @@
+"""Packages are deterministic, leave out what they should, and fail with the largest files named."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker import _packages
+from stoker._packages import Package, pack
+from stoker._runtime_env import make_runtime_env
+from stoker_wire.errors import BadRequestError, PayloadTooLargeError, UnknownOptionError
+from stoker_wire.messages.common import RuntimeEnv
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+def names(package: Package) -> list[str]:
+    return zipfile.ZipFile(io.BytesIO(package.content)).namelist()
+
+
+def test_equal_folders_make_equal_packages_whatever_their_times_and_order(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", {"train.py": "print(1)", "lib/x.py": "x = 1"})
+    second = write(tmp_path / "b", {"lib/x.py": "x = 1", "train.py": "print(1)"})
+    os.utime(second / "train.py", (1, 1))
+    assert pack(first) == pack(second)
+    (second / "train.py").write_text("print(2)")
+    assert pack(first).hash != pack(second).hash
+
+
+def test_the_hash_is_that_of_the_bytes(tmp_path: Path) -> None:
+    import hashlib
+
+    package = pack(write(tmp_path, {"a.py": "1"}))
+    assert package.hash == hashlib.sha256(package.content).hexdigest()
+
+
+def test_caches_and_version_control_are_left_out_at_any_depth(tmp_path: Path) -> None:
+    left_out = (".git/HEAD", "deep/.venv/bin/python", "deep/__pycache__/a.pyc")
+    write(tmp_path, {"a.py": "", **dict.fromkeys(left_out, "")})
+    assert names(pack(tmp_path)) == ["a.py"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ("*.log", {"a.py", "data/x.bin", "data/deep/y.bin", "out/r.txt"}),
+        ("data/", {"a.py", "b.log", "out/r.txt", "out/b.log"}),
+        ("/out", {"a.py", "b.log", "data/x.bin", "data/deep/y.bin"}),
+        ("data/*.bin", {"a.py", "b.log", "data/deep/y.bin", "out/r.txt", "out/b.log"}),
+        ("data/**/*.bin", {"a.py", "b.log", "out/r.txt", "out/b.log"}),
+        ("*.log\n!b.log", {"a.py", "b.log", "data/x.bin", "data/deep/y.bin", "out/r.txt", "out/b.log"}),
+        ("# no rule\n\n?.py", {"b.log", "data/x.bin", "data/deep/y.bin", "out/r.txt", "out/b.log"}),
+        ("[ab].*", {"data/x.bin", "data/deep/y.bin", "out/r.txt"}),
+    ],
+)  # fmt: skip
+def test_ignore_files_speak_the_common_part_of_gits_rules(
+    tmp_path: Path, rules: str, kept: set[str]
+) -> None:
+    write(tmp_path, {"a.py": "", "b.log": "", "data/x.bin": "", "data/deep/y.bin": ""})
+    write(tmp_path, {"out/r.txt": "", "out/b.log": "", ".stokerignore": rules})
+    assert set(names(pack(tmp_path))) - {".stokerignore"} == kept
+
+
+def test_stokerignore_has_the_last_word_over_gitignore(tmp_path: Path) -> None:
+    write(tmp_path, {".gitignore": "*.bin", ".stokerignore": "!w.bin", "w.bin": "1", "v.bin": "2"})
+    assert {"w.bin"} == {name for name in names(pack(tmp_path)) if name.endswith(".bin")}
+
+
+def test_scripts_stay_executable(tmp_path: Path) -> None:
+    write(tmp_path, {"run.sh": "#!/bin/sh"})
+    (tmp_path / "run.sh").chmod(0o700)
+    (info,) = zipfile.ZipFile(io.BytesIO(pack(tmp_path).content)).infolist()
+    assert stat.S_IMODE(info.external_attr >> 16) == 0o755
+
+
+def test_links_are_followed_and_loops_are_not(tmp_path: Path) -> None:
+    write(tmp_path / "real", {"a.py": "1"})
+    project = write(tmp_path / "project", {"b.py": "2"})
+    (project / "lib").symlink_to(tmp_path / "real")
+    (project / "loop").symlink_to(project)
+    assert names(pack(project)) == ["b.py", "lib/a.py"]
+
+
+def test_a_package_that_is_too_large_names_its_largest_files(tmp_path: Path) -> None:
+    write(tmp_path, {"small.py": "1", "weights/big.bin": "x" * 5000, "mid.bin": "x" * 2000})
+    with pytest.raises(PayloadTooLargeError, match=r"\.stokerignore.*Largest: weights/big\.bin"):
+        pack(tmp_path, max_bytes=4096)
+
+
+def test_a_path_that_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(BadRequestError, match="does not exist"):
+        pack(tmp_path / "nothing")
+
+
+def test_a_runtime_env_becomes_the_message_that_travels(tmp_path: Path) -> None:
+    uploaded: list[Package] = []
+    project = write(tmp_path / "project", {"train.py": ""})
+    write(tmp_path / "lib", {"__init__.py": ""})
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("# pinned\nnumpy>=2  # arrays\n\ntorch\n")
+    env = make_runtime_env(
+        {
+            "env_vars": {"A": 1, "B": "two"},
+            "working_dir": project,
+            "py_modules": [tmp_path / "lib"],
+            "pip": str(requirements),
+            "preload": ["torch.nn"],
+        },
+        uploaded.append,
+    )
+    assert env.env_vars == {"A": "1", "B": "two"}
+    assert [env.working_dir, *env.py_modules] == [package.hash for package in uploaded]
+    assert all(name.startswith("lib/") for name in names(uploaded[1]))
+    assert env.pip == ("numpy>=2", "torch")
+    assert env.preload == ("torch.nn",)
+
+
+def test_nothing_and_a_finished_environment_pass_through() -> None:
+    assert make_runtime_env(None, no_upload) == RuntimeEnv()
+    made = RuntimeEnv(pip=("x",))
+    assert make_runtime_env(made, no_upload) is made
+    assert make_runtime_env({"working_dir": "a" * 64}, no_upload).working_dir == "a" * 64
+
+
+def no_upload(package: Package) -> None:
+    raise AssertionError(f"uploads {package.hash}")
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "message"),
+    [
+        ({"env_var": {}}, UnknownOptionError, "did you mean 'env_vars'"),
+        ({"env_vars": ["A"]}, BadRequestError, "runtime_env.env_vars: expected a mapping"),
+        ({"env_vars": {"A-B": "1"}}, BadRequestError, "a name of letters"),
+        ({"env_vars": {"A": None}}, BadRequestError, "runtime_env.env_vars.A: expected text"),
+        ({"working_dir": "/no/such/folder"}, BadRequestError, "a folder that exists"),
+        ({"working_dir": 3}, BadRequestError, "the path of a folder"),
+        ({"py_modules": "lib"}, BadRequestError, "a list of folders"),
+        ({"pip": "no-such-file.txt"}, BadRequestError, "a list of requirements"),
+        ({"pip": [1]}, BadRequestError, "a list of requirements"),
+        ({"preload": ["not a module"]}, BadRequestError, "a module's name"),
+        ("working_dir", BadRequestError, "runtime_env: expected a mapping"),
+    ],
+)
+def test_a_wrong_runtime_env_is_named_with_its_fix(
+    env: object, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        make_runtime_env(env, no_upload)  # type: ignore[arg-type]
+
+
+def test_the_limit_is_the_one_that_the_message_promises() -> None:
+    assert _packages.MAX_BYTES == 512 * 1024 * 1024
