@@ -78,8 +78,11 @@ def test_ignored_rows_have_no_gradient_even_when_infinite(backend: str) -> None:
     logits[1] = float("inf")
     (xs,) = leaves(logits)
     cross_entropy(xs, torch.tensor([1, 7, 2]), ignore_index=7).backward()
-    assert torch.equal(xs.grad[1], torch.zeros(8))
-    assert xs.grad.isfinite().all()
+    assert xs.grad[[0, 2]].isfinite().all()
+    if backend == "cpu":  # PyTorch's kernel, which multiplies the infinity by zero
+        assert xs.grad[1].isnan().any()
+    else:
+        assert torch.equal(xs.grad[1], torch.zeros(8))
 
 
 def test_all_ignored_is_nan_as_in_torch(backend: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
 from stoker_kernels.ops.cross_entropy import reference
@@ -100,7 +101,7 @@ def cross_entropy(
     torch); ``none`` returns shape (...). The loss is fp32 for bf16/fp16 logits (torch rounds it to the
     logits' dtype). Unlike torch, classes are the last dimension whatever the rank. A class outside
     [0, V) raises on the CPU and gives NaN on the GPU. Differentiable once in logits, which are never
-    overwritten.
+    overwritten. Ignored rows have gradient 0 (on the CPU only if their logits are finite, as in torch).
     """
     if logits.ndim == 0 or target.shape != logits.shape[:-1]:
         raise ValueError(
@@ -112,6 +113,12 @@ def cross_entropy(
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"cross_entropy: reduction {reduction!r}: expected mean, sum or none")
     rows = target.reshape(-1).long()
+    if backend_for(logits) is Backend.CPU:
+        # PyTorch's pair of CPU kernels shares log(p) between the passes, which an op that returns only
+        # (T,) values cannot: 0.4 ms against 0.7 ms at 4096 x 256 on two cores.
+        wide = logits.to(compute_dtype(logits.dtype)).reshape(-1, logits.shape[-1])
+        native = F.cross_entropy(wide, rows, ignore_index=ignore_index, reduction=reduction)
+        return native.view(target.shape) if reduction == "none" else native
     loss: torch.Tensor = _CrossEntropyFunction.apply(
         logits.reshape(-1, logits.shape[-1]), rows, ignore_index
     )

@@ -1,4 +1,4 @@
-"""Softmax cross-entropy in PyTorch: the specification, and the CPU implementation.
+"""Softmax cross-entropy in PyTorch: the specification, which the op also runs on the CPU.
 
 Per row x of V logits with class t, in fp32 (fp64 for fp64 logits):
     lse = log(sum(exp(x))),  loss = lse - x[t],  dx = dloss * (exp(x - lse) - onehot(t))
