@@ -21,6 +21,7 @@ from stoker_wire.messages.cluster import (
     Demand,
     HeldLease,
     HeldLeases,
+    LeaseKind,
     Node,
     NodeState,
     StartedLease,
@@ -183,6 +184,13 @@ class Cluster:
 
     def _adopt(self, held: HeldLeases, report: HeldLease) -> None:
         engine, lease = self._engine, report.lease
+        unborn = not (report.pid if lease.kind is LeaseKind.DRIVER else report.address.peer_id)
+        if unborn:
+            # Its asker was never told, and asks again under the same request.
+            engine.nodelets.release(
+                held.node_id, lease.lease_id, kill=True, reason="its scheduler is gone"
+            )
+            return
         demand = Demand(job_id=lease.job_id, resources=lease.resources)
         engine.started[lease.lease_id] = StartedLease(
             worker_id=report.worker_id, address=report.address, pid=report.pid

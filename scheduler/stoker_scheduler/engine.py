@@ -27,7 +27,7 @@ from stoker_wire.errors import (
     RuntimeEnvSetupError,
     StokerError,
 )
-from stoker_wire.ids import Prefix, new_id
+from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import (
     GrantedLease,
     LeaseReply,
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 REPLY_MARGIN_S = 5.0
 """The core answers by its own timers; this much later something is wrong."""
-START_SETTLES_S = 2.0
-"""A release waits so long for the start that it overtakes."""
 MAILBOX_LIFE_S = 60.0
 
 _REFUSALS: dict[cmd.Refusal, type[StokerError]] = {
@@ -85,7 +83,7 @@ class Engine:
             lease_ttl_s=settings.lease_ttl_s,
             infeasible_grace_s=settings.infeasible_grace_s,
         )
-        self.state = State(policy=policy, stem=new_id(Prefix.LEASE))
+        self.state = State(policy=policy, term=f"{epoch:x}")
         self.background = Background("scheduler")
         self.nodelets = Nodelets(
             settings, token=token, background=self.background, ended=self._lease_ended
@@ -97,7 +95,6 @@ class Engine:
         self._fenced = fenced
         self._requests: dict[str, LeaseRequest] = {}
         self._replies: dict[str, asyncio.Future[LeaseReply]] = {}
-        self._starts: dict[str, asyncio.Task[None]] = {}
         self._mail: dict[str, _Mailbox] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._at_s = 0.0
@@ -139,6 +136,7 @@ class Engine:
 
     async def ask(self, request: LeaseRequest, wait_s: float) -> LeaseReply:
         """Ask for leases; the reply comes when some are there or ``wait_s`` has passed."""
+        check_id(request.request_id, Prefix.REQUEST, field="request_id")
         demand, now_s = request.demand, self.now()
         need = need_of(demand)
         future = self._replies.get(request.request_id)
@@ -214,10 +212,12 @@ class Engine:
         match command:
             case cmd.StartLease():
                 work = self._start(command.node_id, self._order(command))
-                task = self.background.spawn(work, name=f"start {command.lease_id}")
-                self._starts[command.lease_id] = task
+                self.background.spawn(work, name=f"start {command.lease_id}")
             case cmd.ReleaseLease():
-                self._release(command)
+                # It may overtake the start: a nodelet refuses a start that comes after its release.
+                self.nodelets.release(
+                    command.node_id, command.lease_id, kill=command.kill, reason=command.reason
+                )
             case cmd.Reply():
                 granted = [self.granted(lease_id) for lease_id in command.lease_ids]
                 reply = LeaseReply(
@@ -262,7 +262,6 @@ class Engine:
         try:
             started = await self.nodelets.start(node_id, order)
         except StartFailedError as error:
-            self._starts.pop(lease_id, None)
             self._log.warning(
                 "lease did not start", lease_id=lease_id, node_id=node_id, why=error.text
             )
@@ -274,7 +273,6 @@ class Engine:
             if error.fenced:
                 self._fenced()
             return
-        self._starts.pop(lease_id, None)
         if lease_id not in self.state.leases:
             # Given up meanwhile, and perhaps released before it started: end it for certain.
             self.nodelets.release(node_id, lease_id, kill=True, reason="given up while it started")
@@ -283,23 +281,6 @@ class Engine:
         self.apply(ev.LeaseStarted(at_s=self.now(), lease_id=lease_id))
         if len(self.started) > 2 * len(self.state.leases) + 64:
             self.started = {i: s for i, s in self.started.items() if i in self.state.leases}
-
-    def _release(self, command: cmd.ReleaseLease) -> None:
-        def send() -> None:
-            self.nodelets.release(
-                command.node_id, command.lease_id, kill=command.kill, reason=command.reason
-            )
-
-        start = self._starts.get(command.lease_id)
-        if start is None:
-            send()
-            return
-
-        async def send_when_settled() -> None:
-            await asyncio.wait((start,), timeout=START_SETTLES_S)
-            send()
-
-        self.background.spawn(send_when_settled(), name=f"release {command.lease_id}")
 
     def _lease_ended(self, lease_id: str) -> None:
         lease = self.state.leases.get(lease_id)

@@ -54,12 +54,13 @@ class StartFailedError(Exception):
 
 @dataclass(slots=True)
 class _Peer:
-    """One nodelet: its client, and the releases that it has not confirmed (lease -> kill, why)."""
+    """One nodelet: its client, and the releases to send: (kill, why) -> leases."""
 
     url: str
     client: Client
-    releases: dict[str, tuple[bool, str]] = field(default_factory=dict)
-    releasing: bool = False
+    releases: dict[tuple[bool, str], dict[str, None]] = field(default_factory=dict)
+    collecting: bool = False
+    gone: bool = False
 
 
 class Nodelets:
@@ -93,14 +94,14 @@ class Nodelets:
         """Forget a node; releases that it has not confirmed are moot."""
         peer = self._peers.pop(node_id, None)
         if peer is not None:
-            peer.releases.clear()
+            peer.gone = True
             self._background.spawn(peer.client.close(), name=f"close {node_id}")
 
     async def close(self) -> None:
         """Close all connections."""
         peers, self._peers = self._peers, {}
         for peer in peers.values():
-            peer.releases.clear()
+            peer.gone = True
             await peer.client.close()
 
     async def held(self, node: Node) -> HeldLeases:
@@ -145,32 +146,36 @@ class Nodelets:
         peer = self._peers.get(node_id)
         if peer is None:
             return
-        known = peer.releases.get(lease_id)
-        peer.releases[lease_id] = (kill or (known is not None and known[0]), reason)
-        if not peer.releasing:
-            peer.releasing = True
-            self._background.spawn(self._release_all(peer), name=f"release on {node_id}")
+        peer.releases.setdefault((kill, reason), {})[lease_id] = None
+        if not peer.collecting:
+            peer.collecting = True
+            self._background.spawn(self._collect(peer), name=f"release on {node_id}")
 
-    async def _release_all(self, peer: _Peer) -> None:
+    async def _collect(self, peer: _Peer) -> None:
+        """Send what this turn of the loop has gathered, one request per kind of order.
+
+        Requests do not wait for each other: ending a worker that holds a GPU may take seconds.
+        """
+        releases, peer.releases, peer.collecting = peer.releases, {}, False
+        async with asyncio.TaskGroup() as group:
+            for (kill, reason), lease_ids in releases.items():
+                group.create_task(self._release(peer, tuple(lease_ids), kill, reason))
+
+    async def _release(
+        self, peer: _Peer, lease_ids: tuple[str, ...], kill: bool, reason: str
+    ) -> None:
         pause_s = RELEASE_PAUSE_S
-        try:
-            while peer.releases:
-                kill, reason = next(iter(peer.releases.values()))
-                batch = tuple(i for i, order in peer.releases.items() if order == (kill, reason))
-                order = ReleaseLeases(lease_ids=batch, kill=kill, reason=reason, epoch=self.epoch)
-                try:
-                    await peer.client.call(
-                        "POST", "/v1/leases/release", order, timeout_s=RELEASE_TIMEOUT_S
-                    )
-                except StokerError:
-                    # The node is declared dead if this goes on; until then its leases are not free.
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, RELEASE_PAUSE_MAX_S)
-                    continue
-                pause_s = RELEASE_PAUSE_S
-                for lease_id in batch:
-                    if peer.releases.get(lease_id) == (kill, reason):
-                        del peer.releases[lease_id]
-                        self._ended(lease_id)
-        finally:
-            peer.releasing = False
+        while not peer.gone:
+            order = ReleaseLeases(lease_ids=lease_ids, kill=kill, reason=reason, epoch=self.epoch)
+            try:
+                await peer.client.call(
+                    "POST", "/v1/leases/release", order, timeout_s=RELEASE_TIMEOUT_S
+                )
+            except StokerError:
+                # The node is declared dead if this goes on; until then its leases are not free.
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RELEASE_PAUSE_MAX_S)
+                continue
+            for lease_id in lease_ids:
+                self._ended(lease_id)
+            return

@@ -5,6 +5,8 @@ Each function makes one move and leaves the state's books balanced; ``machine`` 
 
 from __future__ import annotations
 
+import itertools
+
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import (
@@ -31,7 +33,7 @@ def place(state: State, ask: Ask, node: Node, out: list[Command]) -> None:
     asked, need = ask.asked, ask.need
     gpus = node.devices.choose(need.gpu) or {}
     lease = LeaseState(
-        lease_id=f"{state.stem}{state.next_number():x}",
+        lease_id=lease_id_of(asked.request_id, state.term, state.next_number()),
         owner_id=asked.owner_id,
         account=ask.account,
         job_id=asked.job_id,
@@ -204,8 +206,7 @@ def reply(state: State, ask: Ask, out: list[Command], note: str = "") -> None:
     ask.ready.clear()
     disclaim(state, ask)
     if granted:
-        state.answers[ask.request_id] = Answer(at_s, granted)
-        _forget_answers(state)
+        remember_answer(state, ask.request_id, granted)
     out.append(
         Reply(request_id=ask.request_id, lease_ids=granted, queue_position=position, note=note)
     )
@@ -217,12 +218,30 @@ def reject(state: State, ask: Ask, refusal: Refusal, text: str, out: list[Comman
     out.append(Reject(request_id=ask.request_id, refusal=refusal, text=text))
 
 
-def _forget_answers(state: State) -> None:
-    oldest_s = state.at_s - state.policy.remember_answers_s
-    for request_id in list(state.answers):
-        if state.answers[request_id].at_s >= oldest_s:
+def lease_id_of(request_id: str, term: str, number: int) -> str:
+    """Name a lease after its request: ``r_ab`` -> ``l_ab.1.2f``.
+
+    A later scheduler that adopts the lease so knows which request it has answered.
+    """
+    return f"l_{request_id.removeprefix('r_')}.{term}.{number:x}"
+
+
+def request_id_of(lease_id: str) -> str:
+    """Return the request that a lease was granted to, by its id."""
+    return "r_" + lease_id.removeprefix("l_").rsplit(".", 2)[0]
+
+
+def remember_answer(state: State, request_id: str, lease_ids: tuple[str, ...]) -> None:
+    """Keep what a request was told for as long as its leases live, and a while at least."""
+    answers = state.answers
+    answers[request_id] = Answer(state.at_s, lease_ids)
+    for oldest_id in list(itertools.islice(answers, 2)):
+        oldest = answers[oldest_id]
+        if oldest.at_s >= state.at_s - state.policy.remember_answers_s:
             return
-        del state.answers[request_id]
+        del answers[oldest_id]
+        if any(lease_id in state.leases for lease_id in oldest.lease_ids):
+            answers[oldest_id] = Answer(state.at_s, oldest.lease_ids)
 
 
 def must_kill(lease: LeaseState) -> bool:

@@ -35,7 +35,9 @@ from stoker_scheduler.core.lifecycle import (
     occupy,
     reject,
     release,
+    remember_answer,
     reply,
+    request_id_of,
 )
 from stoker_scheduler.core.nodes import Health, Node
 from stoker_scheduler.core.queue import GCS_OWNER, Ask, account_of, keep_after_job
@@ -142,6 +144,7 @@ def _lease_adopted(state: State, event: ev.LeaseAdopted, out: Out) -> None:
             )
         )
         return
+    request_id = request_id_of(event.lease_id)
     lease = LeaseState(
         lease_id=event.lease_id,
         owner_id=event.owner_id,
@@ -156,11 +159,16 @@ def _lease_adopted(state: State, event: ev.LeaseAdopted, out: Out) -> None:
         priority=0,
         granted_at_s=event.granted_at_s,
         phase=Phase.HELD,
+        request_id=request_id,
         blocked=event.blocked,
         actor_id=event.actor_id,
         name=event.name,
     )
     occupy(state, lease, node)
+    known = state.answers.get(request_id)
+    remember_answer(
+        state, request_id, (*(known.lease_ids if known is not None else ()), lease.lease_id)
+    )
     if lease.owner_id != GCS_OWNER:
         lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
         state.set_timer(lease.expires_at_s, "expire", lease.lease_id)
@@ -176,9 +184,10 @@ def _lease_asked(state: State, event: ev.LeaseAsked, out: Out) -> None:
         return
     answer = state.answers.get(event.request_id)
     if answer is not None:
-        still = (lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id))
-        out.append(Reply(request_id=event.request_id, lease_ids=tuple(still)))
-        return
+        still = tuple(lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id))
+        if still:
+            out.append(Reply(request_id=event.request_id, lease_ids=still))
+            return
     if event.job_id in state.finished_jobs and not keep_after_job(event.kind, event.owner_id):
         text = f"job {event.job_id} is finished"
         out.append(Reject(request_id=event.request_id, refusal=Refusal.JOB_FINISHED, text=text))

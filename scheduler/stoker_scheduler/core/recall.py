@@ -26,11 +26,23 @@ MAX_UNITS = 64
 
 
 def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
-    """Recall idle leases until the waiting ones fit, as far as they go."""
+    """Recall idle leases until the waiting ones fit, as far as they go.
+
+    An owner's lease is not recalled for more of the same class: it would only ask for it again.
+    """
     limit = _units_missing(state, lane)
     if not state.idle or limit <= 0:
         return
+    askers = {(ask.account, ask.asked.class_key) for ask in lane.asks()}
     victims = [state.leases[lease_id] for lease_id in state.idle]
+    if len(askers) == 1:
+        ((account, class_key),) = askers
+        victims = [
+            lease
+            for lease in victims
+            if lease.account != account
+            or (lease.class_key != class_key and (lease.class_key or lease.need != lane.need))
+        ]
     _recall(state, lane.need, victims, limit, out)
 
 

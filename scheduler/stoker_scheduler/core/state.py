@@ -127,10 +127,10 @@ MAX_RANKINGS = 256
 
 @dataclass(slots=True)
 class State:
-    """Nodes, leases, asks and timers. ``stem`` begins the ids of the leases that it makes."""
+    """Nodes, leases, asks and timers. ``term`` is part of the ids of the leases it makes."""
 
     policy: Policy = field(default_factory=Policy)
-    stem: str = "l_"
+    term: str = "0"
     nodes: dict[str, Node] = field(default_factory=dict)
     leases: dict[str, LeaseState] = field(default_factory=dict)
     asks: dict[str, Ask] = field(default_factory=dict)
