@@ -1,1 +1,87 @@
-"""Stoker keeps GPUs fed: a cluster scheduler for Python."""
+"""Stoker keeps GPUs fed: remote functions, actors and objects on a cluster, or on this laptop.
+
+::
+
+    import stoker
+
+    @stoker.remote
+    def square(x: int) -> int:
+        return x * x
+
+    stoker.init()
+    print(stoker.get([square.remote(i) for i in range(4)]))   # [0, 1, 4, 9]
+
+Importing this module is cheap: the runtime (and aiohttp with it) loads at ``init()``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker import exceptions
+from stoker._actors import ActorClass, ActorHandle, method
+from stoker._api import (
+    available_resources,
+    cancel,
+    cluster_resources,
+    get,
+    get_actor,
+    get_gpu_ids,
+    get_runtime_context,
+    is_initialized,
+    kill,
+    nodes,
+    put,
+    timeline,
+    wait,
+)
+from stoker._init import ClusterInfo, init, shutdown
+from stoker._options import NodeAffinity
+from stoker._refs import ObjectRef, ObjectRefGenerator
+from stoker._remote import RemoteFunction, remote
+from stoker_wire.version import VERSION as __version__
+
+if TYPE_CHECKING:
+    from stoker import jobs, kernels, util
+
+__all__ = (
+    "ActorClass",
+    "ActorHandle",
+    "ClusterInfo",
+    "NodeAffinity",
+    "ObjectRef",
+    "ObjectRefGenerator",
+    "RemoteFunction",
+    "__version__",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "exceptions",
+    "get",
+    "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "jobs",
+    "kernels",
+    "kill",
+    "method",
+    "nodes",
+    "put",
+    "remote",
+    "shutdown",
+    "timeline",
+    "util",
+    "wait",
+)
+
+_LAZY = ("jobs", "kernels", "util")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        import importlib
+
+        return importlib.import_module(f"stoker.{name}")
+    raise AttributeError(f"module 'stoker' has no attribute {name!r}")

@@ -12,6 +12,7 @@ job`` is made of it. To run tasks from this process, use ``stoker.init()`` inste
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ("Job", "JobState", "JobSubmissionClient", "LogLine")
 
+_LONG_POLL_S = 20.0
 _POLL_FIRST_S = 0.02
 _POLL_MAX_S = 0.5
 
@@ -143,14 +145,16 @@ class JobSubmissionClient:
 
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
         """Wait until the job ended and return it; DeadlineExceededError after ``timeout_s``."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        pause_s = _POLL_FIRST_S
-        while not (job := self.get_job(job_id)).state.terminal:
-            if deadline_s is not None and time.monotonic() + pause_s > deadline_s:
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            wait_s = max(0.0, min(_LONG_POLL_S, deadline_s - time.monotonic()))
+            job = self.http.call(
+                "GET", f"/v1/jobs/{job_id}", reply=Job, query={"wait_s": f"{wait_s:.3f}"}
+            )
+            if job.state.terminal:
+                return job
+            if time.monotonic() >= deadline_s:
                 raise DeadlineExceededError(
                     f"job {job_id} is {job.state} after {timeout_s:g} s",
                     explain=f"/v1/jobs/{job_id}/explain",
                 )
-            time.sleep(pause_s)
-            pause_s = min(pause_s * 2, _POLL_MAX_S)
-        return job

@@ -18,7 +18,7 @@ from stoker_wire import version
 from stoker_wire.errors import ProtocolError, StokerError, UnavailableError
 from stoker_wire.frames import FrameCodec
 from stoker_wire.messages.common import Address
-from stoker_wire.messages.data import DataMessage, Hello
+from stoker_wire.messages.data import DataMessage, Hello, Template
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
@@ -40,9 +40,11 @@ class Channel:
         self.peer = peer
         self.job_id = job_id
         self.closed = False
-        self.templates: dict[int, object] = {}
-        """Templates that this line has carried, by number (kept by whoever reads or writes them)."""
-        self._socket = socket
+        self.templates: dict[int, Template] = {}
+        """Templates that came in on this line, by number."""
+        self.templates_sent: set[int] = set()
+        """Numbers of the templates that went out on it."""
+        self.socket = socket
         self._codec = FrameCodec()
         self._reader_codec = FrameCodec()
         self._outbox: list[DataMessage] = []
@@ -56,28 +58,28 @@ class Channel:
 
     async def run(self, on_messages: Callable[[Channel, list[DataMessage]], None]) -> None:
         """Carry messages both ways until the line closes; then return."""
-        writer = asyncio.ensure_future(self._write())
         try:
-            async for message in self._socket:
-                if message.type is not aiohttp.WSMsgType.BINARY:
-                    break
-                on_messages(self, self._reader_codec.decode(message.data))
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._write(), name="channel.write")
+                async for message in self.socket:
+                    if message.type is not aiohttp.WSMsgType.BINARY:
+                        break
+                    on_messages(self, self._reader_codec.decode(message.data))
+                writer.cancel()
         finally:
             self.closed = True
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-            await self._socket.close()
+            await self.socket.close()
 
     async def close(self) -> None:
         """Send what is posted, then close."""
         if self._outbox and not self.closed:
             messages, self._outbox = self._outbox, []
             try:
-                await asyncio.wait_for(self._socket.send_bytes(self._codec.encode(messages)), 2.0)
+                await asyncio.wait_for(self.socket.send_bytes(self._codec.encode(messages)), 2.0)
             except (OSError, aiohttp.ClientError, TimeoutError):
                 pass
         self.closed = True
-        await self._socket.close()
+        await self.socket.close()
 
     async def _write(self) -> None:
         try:
@@ -86,9 +88,9 @@ class Channel:
                 self._wake.clear()
                 messages, self._outbox = self._outbox, []
                 if messages:
-                    await self._socket.send_bytes(self._codec.encode(messages))
+                    await self.socket.send_bytes(self._codec.encode(messages))
         except (OSError, aiohttp.ClientError):
-            await self._socket.close()
+            await self.socket.close()
 
 
 def usable_path(address: Address, host_id: str) -> str:

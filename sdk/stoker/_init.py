@@ -1,0 +1,259 @@
+"""``init()`` and ``shutdown()``: how a driver joins a cluster, or starts one of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stoker._session import CELL
+from stoker.exceptions import StokerError
+from stoker_wire.ids import Prefix, new_id
+
+if TYPE_CHECKING:
+    from stoker._launch.sessions import LocalInfo
+    from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.common import RuntimeEnv
+    from stoker_wire.settings import Settings
+
+_CALL_S = 15.0
+AUTO = "auto"
+
+
+class LocalNode(NamedTuple):
+    """The nodelet whose shared memory this process can see."""
+
+    node_id: str
+    url: str
+    arena_dir: str
+    session_dir: str = ""
+
+
+class ClusterInfo(NamedTuple):
+    """What ``init()`` returns: where the cluster's HTTP API is, and which job this driver is."""
+
+    address: str
+    job_id: str
+    namespace: str
+    node_id: str
+    session_dir: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"ClusterInfo(address={self.address!r}, job_id={self.job_id!r})"
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    namespace: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    token: str | None = None,
+    port: int = 0,
+    log_to_driver: bool | None = None,
+    ignore_reinit_error: bool = False,
+) -> ClusterInfo:
+    """Connect this process to a cluster as a driver.
+
+    Without ``address`` (and without ``STOKER_ADDRESS``) a cluster is started on this machine, with
+    ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
+    process. ``"auto"`` joins the cluster that ``stoker start --head`` started here, and
+    ``"http://host:port"`` one elsewhere (its token from ``token`` or ``STOKER_TOKEN``).
+    """
+    with CELL.lock:
+        if CELL.runtime is not None:
+            if ignore_reinit_error:
+                return _info_of(CELL.runtime)
+            raise StokerError(
+                "stoker.init() was called already in this process: call stoker.shutdown() first, "
+                "or pass ignore_reinit_error=True"
+            )
+        address = address or os.environ.get("STOKER_ADDRESS") or None
+        offer = {
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "memory": memory,
+            "resources": resources,
+            "labels": labels,
+        }
+        if address is None:
+            return _init_local(offer, port, namespace, runtime_env, log_to_driver)
+        given = [name for name, value in offer.items() if value is not None]
+        if given:
+            raise StokerError(
+                f"{', '.join(given)}: describe a cluster that init() starts; {address!r} names one "
+                "that runs already"
+            )
+        return _init_remote(address, token, namespace, runtime_env, log_to_driver)
+
+
+def _init_local(
+    offer: dict[str, Any],
+    port: int,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    log_to_driver: bool | None,
+) -> ClusterInfo:
+    from stoker._launch.cluster import spawn_local
+
+    cluster = spawn_local(port=port, **offer)
+    try:
+        # The head starts on another core while this process imports its own half.
+        import stoker.runtime.runtime  # noqa: F401
+
+        info: LocalInfo = cluster.wait_ready()
+        node = LocalNode(info.node_id, info.nodelet_url, info.arena_dir, info.session_dir)
+        found = _connect(
+            info.gcs_url, info.token, node, namespace, runtime_env, log_to_driver, tcp_host=None
+        )
+    except BaseException:
+        cluster.stop()
+        raise
+    CELL.cluster = cluster
+    return found
+
+
+def _init_remote(
+    address: str,
+    token: str | None,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    log_to_driver: bool | None,
+) -> ClusterInfo:
+    from stoker._address import resolve
+    from stoker._http import HttpClient
+    from stoker_wire import host
+    from stoker_wire.auth import is_loopback
+    from stoker_wire.messages.cluster import Node, NodeState
+    from stoker_wire.messages.control import Page
+
+    target = resolve(address, token, embedded=False)
+    client = HttpClient(target.address, token=target.token)
+    nodes = client.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1000}).items
+    mine = host.host_id()
+    here = [n for n in nodes if n.host_id == mine and n.state is not NodeState.DEAD]
+    node = None
+    if here:
+        near = here[0]
+        node = LocalNode(near.node_id, near.url, near.arena_dir, near.session_dir)
+    gcs_host = target.address.split("//", 1)[-1].rsplit(":", 1)[0]
+    tcp_host = None if is_loopback(gcs_host) else _local_address(target.address)
+    return _connect(
+        target.address, target.token, node, namespace, runtime_env, log_to_driver, tcp_host=tcp_host
+    )
+
+
+def _local_address(url: str) -> str:
+    """Return the address by which this machine reaches ``url`` (no packet is sent)."""
+    host, _, port = url.split("//", 1)[-1].partition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port.rstrip("/") or 80)))
+        return str(probe.getsockname()[0])
+
+
+def _connect(
+    gcs_url: str,
+    token: str,
+    node: LocalNode | None,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    log_to_driver: bool | None,
+    *,
+    tcp_host: str | None,
+) -> ClusterInfo:
+    from stoker.runtime.driver import Driver
+    from stoker.runtime.runtime import Identity, Runtime
+    from stoker_wire.settings import Settings
+
+    settings = Settings.from_env()
+    peer_id = new_id(Prefix.PEER)
+    socket_path = ""
+    if node is not None and node.session_dir:
+        socket_path = str(Path(node.session_dir) / "sockets" / f"{peer_id}.sock")
+    identity = Identity(
+        peer_id=peer_id,
+        job_id="",
+        namespace=namespace or "",
+        gcs_url=gcs_url,
+        token=token,
+        node=node,
+        socket_path=socket_path,
+        tcp_host=tcp_host,
+    )
+    runtime = Runtime(identity, settings)
+    runtime.start()
+    try:
+        driver = Driver(runtime)
+        wanted = _driver_env(runtime, node, runtime_env, settings)
+        driver.attach(settings.job_id or None, namespace, wanted)
+        show = settings.log_to_driver if log_to_driver is None else log_to_driver
+        driver.begin(follow_logs=show)
+    except BaseException:
+        runtime.stop()
+        raise
+    runtime.driver = driver
+    CELL.runtime = runtime
+    CELL.auto_init = True
+    atexit.register(shutdown)
+    return _info_of(runtime)
+
+
+def _driver_env(
+    runtime: Runtime,
+    node: LocalNode | None,
+    runtime_env: Mapping[str, Any] | None,
+    settings: Settings,
+) -> RuntimeEnv:
+    """Return the job's environment: what the user gave and, on this machine, where its code lies."""
+    import msgspec
+
+    made = runtime.uploaded_env(runtime_env)
+    if node is None or settings.job_id or made.working_dir:
+        return made
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    folder = os.path.dirname(os.path.abspath(main_file)) if main_file else ""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        cwd = ""
+    paths = tuple(dict.fromkeys(p for p in (folder, cwd) if p))
+    return msgspec.structs.replace(made, sys_path=paths, cwd=cwd or None)
+
+
+def shutdown() -> None:
+    """Leave the cluster: the job ends, and a cluster that ``init()`` started stops with it."""
+    with CELL.lock:
+        runtime, CELL.runtime = CELL.runtime, None
+        cluster, CELL.cluster = CELL.cluster, None
+        if runtime is None:
+            return
+        CELL.auto_init = False
+        atexit.unregister(shutdown)
+        if runtime.driver is not None:
+            with contextlib.suppress(StokerError):
+                runtime.driver.finish()
+        runtime.stop()
+        if cluster is not None:
+            cluster.stop()
+
+
+def _info_of(runtime: Runtime) -> ClusterInfo:
+    node = runtime.node
+    return ClusterInfo(
+        address=runtime.identity.gcs_url,
+        job_id=runtime.job_id,
+        namespace=runtime.namespace,
+        node_id=node.node_id if node else "",
+        session_dir=node.session_dir if node else "",
+        token=runtime.token,
+    )

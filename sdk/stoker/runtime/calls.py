@@ -1,0 +1,198 @@
+"""What a call is before it is sent: its function, its packed arguments, its state at the caller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker._options import TaskOptions
+from stoker._refs import ObjectRef
+from stoker.runtime.serialization import pack
+from stoker_wire.channel import Channel
+from stoker_wire.ids import return_id
+from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.data import Buffer, Call, Dep, Inline, Place, Ref, Run, Template
+
+if TYPE_CHECKING:
+    from stoker.core.dispatch import ClassQueue, Slot
+    from stoker.core.objects import Entry
+    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.streams import Stream
+
+FRAME_MAX_BYTES = 4 << 20
+"""Larger arguments go through shared memory instead of the frame."""
+
+_NO_ARGUMENTS = Inline(pack(((), {}, ()), what="").data)
+
+
+class Phase(IntEnum):
+    """Where a task is on its way, as its owner sees it."""
+
+    NEW = 0
+    WAITING = 1
+    """For arguments, or for the delay before a retry."""
+    REGISTERING = 2
+    QUEUED = 3
+    SENT = 4
+    ENDED = 5
+
+
+class FunctionSpec:
+    """A remote function with one set of options: what all its calls share."""
+
+    def __init__(
+        self,
+        *,
+        function: str,
+        blob: bytes,
+        name: str,
+        template: Template,
+        options: TaskOptions,
+        demand: Demand,
+        actor_id: str = "",
+    ) -> None:
+        self.function = function
+        self.blob = blob
+        self.name = name
+        self.template = template
+        self.options = options
+        self.demand = demand
+        self.demand_key = msgspec.msgpack.encode(demand)
+        self.actor_id = actor_id
+        self.registered = False
+        self.awaiting_registration: list[PendingTask] = []
+
+
+class PendingTask:
+    """One task of this process until it is settled. ``deps`` and ``nested`` keep refs alive."""
+
+    __slots__ = (
+        "args",
+        "attempt",
+        "cancelled",
+        "deps",
+        "entries",
+        "line",
+        "nested",
+        "parent_task_id",
+        "phase",
+        "queue",
+        "reported",
+        "retries_left",
+        "slot",
+        "spec",
+        "stream",
+        "submitted_at_s",
+        "task_id",
+        "waiting_deps",
+    )
+
+    def __init__(
+        self,
+        task_id: str,
+        spec: FunctionSpec,
+        args: Place,
+        deps: Sequence[ObjectRef[Any]],
+        nested: Sequence[ObjectRef[Any]],
+        parent_task_id: str,
+    ) -> None:
+        self.task_id = task_id
+        self.spec = spec
+        self.args = args
+        self.deps: Sequence[ObjectRef[Any]] = deps
+        self.nested: Sequence[ObjectRef[Any]] = nested
+        self.parent_task_id = parent_task_id
+        self.phase = Phase.NEW
+        self.entries: list[Entry] = []
+        self.stream: Stream | None = None
+        self.queue: ClassQueue[PendingTask] | None = None
+        self.slot: Slot[PendingTask] | None = None
+        self.line: Channel | None = None
+        self.attempt = 0
+        self.retries_left = spec.options.max_retries
+        self.submitted_at_s = time.time()
+        self.cancelled = False
+        self.reported = False
+        self.waiting_deps = 0
+
+    def take_retry(self) -> bool:
+        """Use up one retry; False if none was left (-1 means without limit)."""
+        if self.retries_left == 0:
+            return False
+        if self.retries_left > 0:
+            self.retries_left -= 1
+        self.attempt += 1
+        return True
+
+
+def pack_arguments(
+    runtime: Runtime, task_id: str, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Place, Sequence[ObjectRef[Any]], Sequence[ObjectRef[Any]]]:
+    """Return (packed arguments, top-level refs in order, refs nested inside values).
+
+    The stream is a pickle of ``(args, kwargs, where)``; ``where`` lists the position or name of
+    each top-level ref, in the order of the call's ``deps``.
+    """
+    if not args and not kwargs:
+        return _NO_ARGUMENTS, (), ()
+    deps: list[ObjectRef[Any]] = []
+    where: list[int | str] = []
+    plain = list(args)
+    for index, value in enumerate(args):
+        if isinstance(value, ObjectRef):
+            deps.append(value)
+            where.append(index)
+            plain[index] = None
+    if kwargs:
+        for name, value in kwargs.items():
+            if isinstance(value, ObjectRef):
+                deps.append(value)
+                where.append(name)
+                kwargs = {**kwargs, name: None}
+    packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
+    refs = tuple(runtime.wire_ref(r) for r in packed.refs)
+    if packed.nbytes > FRAME_MAX_BYTES and runtime.arena.directory:
+        place = runtime.objects.place(return_id(task_id, "args"), packed)
+    else:
+        # The user may change an array after the call: what is sent later must be a copy.
+        place = Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
+    return place, deps, packed.refs
+
+
+def call_of(task: PendingTask, mine: Address) -> Call:
+    """Return a task as it travels."""
+    deps: tuple[Dep, ...] = ()
+    if task.deps:
+        deps = tuple(_dep(ref, mine) for ref in task.deps)
+    return Call(
+        task.task_id,
+        task.spec.template.number,
+        task.args,
+        deps,
+        task.attempt,
+        task.submitted_at_s,
+        task.parent_task_id,
+    )
+
+
+def _dep(ref: ObjectRef[Any], mine: Address) -> Dep:
+    entry = ref._entry
+    place = entry.place
+    assert place is not None
+    return Dep(Ref(entry.object_id, entry.owner or mine), place)
+
+
+def run_frame(line: Channel, batch: Sequence[PendingTask], mine: Address) -> Run:
+    """Return the message that runs a batch, with the templates that the line has not carried."""
+    templates: list[Template] = []
+    for task in batch:
+        template = task.spec.template
+        if template.number not in line.templates_sent:
+            line.templates_sent.add(template.number)
+            templates.append(template)
+    return Run([call_of(t, mine) for t in batch], templates)

@@ -1,0 +1,438 @@
+"""The worker's half: takes calls from lines, runs them on the main thread, sends results back.
+
+Three ways to run, chosen by what the worker is: tasks and sync actors one at a time on the main
+thread; threaded actors on pools; async actors on one event loop on the main thread. All share
+:class:`stoker.runtime.invocation.Invocation` for what one call does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
+from stoker.runtime.failures import failed_with, info_of
+from stoker_wire.channel import Channel
+from stoker_wire.messages.cluster import BlockLease, Lease
+from stoker_wire.messages.data import (
+    Call,
+    Cancel,
+    Credit,
+    DataMessage,
+    Done,
+    Failed,
+    Item,
+    Release,
+    Result,
+    Retire,
+    Returned,
+    Revoke,
+    Run,
+    Stored,
+    Template,
+)
+from stoker_wire.messages.work import TaskRecord, TaskState
+
+if TYPE_CHECKING:
+    from stoker.runtime.actor_host import ActorHost
+    from stoker.runtime.invocation import Outcome
+    from stoker.runtime.runtime import Runtime
+
+_LONG_S = 0.1
+_STUBBORN_S = 3.0
+"""A task that goes on for so long after it was told to stop takes its worker with it."""
+
+
+class Work:
+    """One call at this worker."""
+
+    __slots__ = ("call", "interrupt", "line", "reported", "started_at_s", "template")
+
+    def __init__(self, line: Channel, call: Call, template: Template) -> None:
+        self.line = line
+        self.call = call
+        self.template = template
+        self.started_at_s = 0.0
+        self.reported = False
+        self.interrupt: StokerError | None = None
+        """Set once the task was told to stop: the error that it ends with."""
+
+
+class Execution:
+    """All calls at this worker. Messages come in on the loop thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+        self.lease: Lease | None = None
+        self.actor: ActorHost | None = None
+        self.unstarted: dict[str, Work] = {}
+        """Popped by whoever gets there first: the main thread to run, the loop to give back."""
+        self.running: dict[str, Work] = {}
+        self.credits: dict[str, int] = {}
+        self.credit_changed = threading.Condition()
+        self._inbox: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._outcomes: list[Outcome] = []
+        self._outcomes_awake = False
+        self._escaped: dict[str, tuple[Channel, Any]] = {}
+        self._calls_of: dict[str, int] = {}
+        self._main = threading.main_thread().ident
+        self._interruptible: str | None = None
+        self._blocked = 0
+        self._told_blocked = False
+        self._telling = False
+        signal.signal(signal.SIGUSR1, self._on_signal)
+
+    # -- the main thread -------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Run calls until :meth:`stop`; the main thread's whole life."""
+        from stoker.runtime.invocation import invoke
+
+        while (task_id := self._inbox.get()) is not None:
+            if task_id == _BECOME_ACTOR:
+                assert self.actor is not None
+                self.actor.serve()
+                return
+            work = self.unstarted.pop(task_id, None)
+            if work is not None:
+                self.running[task_id] = work
+                self.report(invoke(self, work))
+
+    def stop(self) -> None:
+        """End :meth:`serve`."""
+        self._inbox.put(None)
+
+    def take_lease(self, lease: Lease) -> None:
+        """Another lease has this worker (loop thread)."""
+        self.lease = lease
+        self._told_blocked = False
+        self.runtime.job_id = lease.job_id
+
+    def become(self, actor: ActorHost) -> None:
+        """From now on this worker is an actor (loop thread)."""
+        self.actor = actor
+        self._inbox.put(_BECOME_ACTOR)
+
+    def next_call(self) -> Work | None:
+        """Wait for the next call of a sync actor, in order; None at the end."""
+        while (task_id := self._inbox.get()) is not None:
+            work = self.unstarted.pop(task_id, None)
+            if work is not None:
+                self.running[task_id] = work
+                return work
+        return None
+
+    @contextlib.contextmanager
+    def interruptible(self, work: Work) -> Iterator[None]:
+        """User code runs inside: a cancel may raise in it (main thread only)."""
+        if threading.get_ident() != self._main:
+            yield
+            return
+        self._interruptible = work.call.task_id
+        try:
+            if work.interrupt is not None:
+                raise work.interrupt
+            yield
+        finally:
+            self._interruptible = None
+
+    def _on_signal(self, signum: int, frame: object) -> None:
+        work = self.running.get(self._interruptible or "")
+        if work is not None and work.interrupt is not None:
+            self._interruptible = None
+            raise work.interrupt
+
+    def on_task_thread(self) -> bool:
+        """Whether the calling thread runs a task whose wait gives the CPU back."""
+        return self.lease is not None and threading.get_ident() == self._main
+
+    @contextlib.contextmanager
+    def blocked(self) -> Iterator[None]:
+        """The task waits inside: others may have its CPU, and the calls behind it."""
+        self._blocked += 1
+        self.runtime.call_soon(self._tell_blocked)
+        try:
+            yield
+        finally:
+            self._blocked -= 1
+            self.runtime.call_soon(self._tell_blocked)
+
+    def report(self, outcome: Outcome) -> None:
+        """A call ended (any thread): its result leaves with all others of this moment."""
+        self._outcomes.append(outcome)
+        if not self._outcomes_awake:
+            self._outcomes_awake = True
+            self.runtime.loop.call_soon_threadsafe(self._flush)
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def on_message(self, line: Channel, message: DataMessage) -> None:
+        """A caller sent something."""
+        match message:
+            case Run():
+                self._on_run(line, message)
+            case Revoke():
+                self._give_back(line, message.task_ids)
+            case Cancel():
+                self._on_cancel(message)
+            case Credit():
+                with self.credit_changed:
+                    self.credits[message.task_id] = message.consumed
+                    self.credit_changed.notify_all()
+            case Release():
+                for task_id in message.task_ids:
+                    self._escaped.pop(task_id, None)
+            case _:
+                return
+
+    def _on_run(self, line: Channel, message: Run) -> None:
+        for template in message.templates:
+            line.templates[template.number] = template
+        batch = [Work(line, call, line.templates[call.template]) for call in message.calls]
+        for work in batch:
+            self.unstarted[work.call.task_id] = work
+            if work.template.timeout_s:
+                self.runtime.loop.call_later(work.template.timeout_s, self._on_timeout, work)
+        if self.actor is not None:
+            self.actor.take(batch)
+        elif self._blocked:
+            self._give_back(line, [w.call.task_id for w in batch])
+        else:
+            for work in batch:
+                self.enqueue(work)
+
+    def enqueue(self, work: Work) -> None:
+        """Hand a call to the main thread (any thread)."""
+        self._inbox.put(work.call.task_id)
+
+    def _give_back(self, line: Channel, task_ids: list[str]) -> None:
+        if self.actor is not None:
+            return  # an actor's calls have nowhere else to go
+        back = [i for i in task_ids if self.unstarted.pop(i, None) is not None]
+        if back:
+            line.post(Returned(back))
+
+    def _tell_blocked(self) -> None:
+        if self._blocked and self.actor is None:
+            by_line: dict[Channel, list[str]] = {}
+            for task_id, work in self.unstarted.items():
+                by_line.setdefault(work.line, []).append(task_id)
+            for line, task_ids in by_line.items():
+                self._give_back(line, task_ids)
+        if not self._telling:
+            self._telling = True
+            self.runtime.background.spawn(self._tell_scheduler(), name="blocked")
+
+    async def _tell_scheduler(self) -> None:
+        """Tell the scheduler the latest truth until it has it; quick changes are skipped."""
+        try:
+            while self.lease is not None and self._told_blocked != (blocked := self._blocked > 0):
+                try:
+                    await self.runtime.scheduler_call(
+                        f"/v1/leases/{self.lease.lease_id}/blocked",
+                        BlockLease(blocked=blocked),
+                        None,
+                        timeout_s=10,
+                    )
+                except StokerError:
+                    return
+                self._told_blocked = blocked
+        finally:
+            self._telling = False
+
+    def _on_cancel(self, message: Cancel) -> None:
+        task_id = message.task_id
+        work = self.unstarted.get(task_id) or self.running.get(task_id)
+        if work is None:
+            return
+        error = TaskCancelledError(f"task {work.template.name} ({task_id}) was cancelled")
+        if message.recursive:
+            self.runtime.tasks.cancel_children(task_id, force=message.force)
+        self._interrupt(work, error, grace_s=0.0 if message.force else None)
+
+    def _on_timeout(self, work: Work) -> None:
+        task_id = work.call.task_id
+        if task_id in self.unstarted and not work.started_at_s:
+            # The clock of `timeout` starts with the task, not with its arrival.
+            self.runtime.loop.call_later(work.template.timeout_s, self._on_timeout, work)
+        elif task_id in self.running:
+            left_s = work.started_at_s + work.template.timeout_s - time.time()
+            if left_s > 0.001:
+                self.runtime.loop.call_later(left_s, self._on_timeout, work)
+                return
+            error = TaskTimeoutError(
+                f"task {work.template.name} ({task_id}) ran longer than its timeout of "
+                f"{work.template.timeout_s:g} s"
+            )
+            self._interrupt(work, error, grace_s=_STUBBORN_S)
+
+    def _interrupt(self, work: Work, error: StokerError, *, grace_s: float | None) -> None:
+        """Stop a call: drop it, or raise in it; after ``grace_s`` end this process instead."""
+        task_id = work.call.task_id
+        if self.unstarted.pop(task_id, None) is not None:
+            self._answer(work, failed_with(error))
+            return
+        work.interrupt = error
+        if self.actor is not None and self.actor.interrupt(work):
+            return
+        if grace_s == 0.0:
+            self._die_with(work)
+            return
+        if self._main is not None and self._interruptible == task_id:
+            signal.pthread_kill(self._main, signal.SIGUSR1)
+        if grace_s is not None and self.actor is None:
+            self.runtime.loop.call_later(grace_s, self._die_if_running, work)
+
+    def _die_if_running(self, work: Work) -> None:
+        if work.call.task_id in self.running:
+            self._die_with(work)
+
+    def _die_with(self, work: Work) -> None:
+        """User code does not stop: tell the caller, then end the process under it."""
+        assert work.interrupt is not None
+        self._answer(work, failed_with(work.interrupt))
+        back: dict[Channel, list[str]] = {}
+        for other in list(self.unstarted.values()):
+            back.setdefault(other.line, []).append(other.call.task_id)
+        for line, task_ids in back.items():
+            self._give_back(line, task_ids)
+        work.line.post(Retire())
+
+        async def leave() -> None:
+            with contextlib.suppress(StokerError, TimeoutError):
+                await asyncio.wait_for(self.runtime.history.flush(), 1.0)
+            await asyncio.wait_for(work.line.close(), 1.0)
+            os._exit(0)
+
+        self.runtime.background.spawn(leave(), name="leave")
+
+    def _answer(self, work: Work, failed: Failed) -> None:
+        call = work.call
+        self._record(work, failed, time.time(), 0)
+        work.line.post(Done([Result(call.task_id, call.attempt, (failed,))]))
+
+    def _flush(self) -> None:
+        self._outcomes_awake = False
+        outcomes, self._outcomes = self._outcomes, []
+        if self.runtime.objects.borrowing:
+            # The caller stops holding what it passed once it has the result: owners must know of
+            # the refs that were kept here before that.
+            self.runtime.background.spawn(self._send_later(outcomes), name="results")
+        else:
+            self._send(outcomes)
+
+    async def _send_later(self, outcomes: list[Outcome]) -> None:
+        await self.runtime.objects.borrows_acknowledged()
+        self._send(outcomes)
+
+    def _send(self, outcomes: list[Outcome]) -> None:
+        by_line: dict[Channel, list[Result]] = {}
+        retiring: list[Channel] = []
+        for outcome in outcomes:
+            work = outcome.work
+            call, result = work.call, outcome.result
+            self.running.pop(call.task_id, None)
+            self.credits.pop(call.task_id, None)
+            if outcome.escaped:
+                result.escaped = True
+                self._escaped[call.task_id] = (work.line, outcome.escaped)
+            failed = result.returns[0] if result.returns else None
+            self._record(
+                work,
+                failed if isinstance(failed, Failed) else None,
+                outcome.ended_at_s,
+                outcome.result_nbytes,
+            )
+            by_line.setdefault(work.line, []).append(result)
+            if work.template.max_calls:
+                count = self._calls_of[work.template.function] = (
+                    self._calls_of.get(work.template.function, 0) + 1
+                )
+                if count >= work.template.max_calls:
+                    retiring.append(work.line)
+        for line, results in by_line.items():
+            line.post(Done(results))
+        for line in retiring:
+            for task_id, work in list(self.unstarted.items()):
+                self._give_back(work.line, [task_id])
+            line.post(Retire())
+
+    def send_item(self, work: Work, item: Item) -> None:
+        """A generator yielded (any thread)."""
+        self.runtime.call_soon(work.line.post, item)
+
+    def _record(
+        self, work: Work, failed: Failed | None, ended_at_s: float, result_nbytes: int
+    ) -> None:
+        call, lease = work.call, self.lease
+        state = TaskState.FINISHED
+        if failed is not None:
+            cancelled = failed.code == TaskCancelledError.code
+            state = TaskState.CANCELLED if cancelled else TaskState.FAILED
+        address = self.runtime.address
+        self.runtime.history.add(
+            TaskRecord(
+                task_id=call.task_id,
+                attempt=call.attempt,
+                state=state,
+                job_id=work.line.job_id or self.runtime.job_id,
+                name=work.template.name,
+                actor_id=lease.actor_id if lease is not None else "",
+                parent_task_id=call.parent_task_id,
+                submitted_at_s=call.submitted_at_s,
+                started_at_s=work.started_at_s or None,
+                ended_at_s=ended_at_s,
+                node_id=address.node_id,
+                worker_id=address.peer_id,
+                args_nbytes=call.args.nbytes if isinstance(call.args, Stored) else 0,
+                result_nbytes=result_nbytes,
+                error=info_of(failed) if failed is not None else None,
+            )
+        )
+
+    def tick(self) -> None:
+        """Ten times a second: report calls that run long, while they run."""
+        horizon = time.time() - _LONG_S
+        for work in list(self.running.values()):
+            if not work.reported and 0 < work.started_at_s < horizon:
+                work.reported = True
+                call, address = work.call, self.runtime.address
+                self.runtime.history.add(
+                    TaskRecord(
+                        task_id=call.task_id,
+                        attempt=call.attempt,
+                        state=TaskState.RUNNING,
+                        job_id=work.line.job_id or self.runtime.job_id,
+                        name=work.template.name,
+                        actor_id=self.lease.actor_id if self.lease is not None else "",
+                        parent_task_id=call.parent_task_id,
+                        submitted_at_s=call.submitted_at_s,
+                        started_at_s=work.started_at_s,
+                        node_id=address.node_id,
+                        worker_id=address.peer_id,
+                    )
+                )
+
+    def lost_line(self, line: Channel) -> None:
+        """A caller is gone: nobody waits for its calls that have not started."""
+        for task_id, work in list(self.unstarted.items()):
+            if work.line is line:
+                self.unstarted.pop(task_id, None)
+        for task_id, (owner, _) in list(self._escaped.items()):
+            if owner is line:
+                del self._escaped[task_id]
+
+    @property
+    def busy(self) -> bool:
+        """Whether this worker runs or holds anything that others need."""
+        return bool(self.running or self.unstarted or self._escaped)
+
+
+_BECOME_ACTOR = "become-actor"

@@ -1,0 +1,278 @@
+"""What one call does: its function, its arguments, the user's code, its results as places."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import msgspec
+
+from stoker._context import TaskInfo, current_task
+from stoker.exceptions import BadRequestError, SerializationError, StokerError
+from stoker.runtime.failures import error_of, failed_by, failed_with
+from stoker.runtime.serialization import pack, unpack
+from stoker.runtime.streams import AHEAD
+from stoker_wire.ids import return_id
+from stoker_wire.messages.data import Call, Dep, Failed, Item, Place, Result, Stored
+
+if TYPE_CHECKING:
+    from stoker.runtime.execution import Execution, Work
+
+_LOAD_S = 60.0
+_CREDIT_WAIT_S = 600.0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a call ended, before it is sent. ``escaped`` are refs inside its results."""
+
+    work: Work
+    result: Result
+    ended_at_s: float
+    result_nbytes: int = 0
+    escaped: tuple[Any, ...] = ()
+
+
+def invoke(
+    execution: Execution, work: Work, method: Callable[..., Any] | None = None
+) -> Outcome:
+    """Run one call to its end on the calling thread. Never raises."""
+    call, template = work.call, work.template
+    actor_id = execution.lease.actor_id if execution.lease is not None else ""
+    token = current_task.set(TaskInfo(call.task_id, template.name, call.attempt, actor_id))
+    work.started_at_s = time.time()
+    began = time.perf_counter()
+    try:
+        try:
+            function = method or load_function(execution, template.function)
+            args, kwargs = load_arguments(execution, call)
+            with execution.interruptible(work):
+                value = function(*args, **kwargs)
+                if inspect.iscoroutine(value):
+                    value = _run_coroutine(value)
+                if template.streaming:
+                    return _streamed(execution, work, value, began)
+            return _outcome(execution, work, value, began)
+        except BaseException as error:
+            return failure(execution, work, error, began)
+    finally:
+        current_task.reset(token)
+
+
+def _run_coroutine(coroutine: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(coroutine)
+
+
+def load_function(execution: Execution, digest: str) -> Callable[..., Any]:
+    """Return a function (or class) by its hash; fetched from the gcs the first time."""
+    cache = execution.runtime.function_cache
+    found = cache.get(digest)
+    if found is None:
+        runtime = execution.runtime
+        blob = runtime.run(runtime.load_function(digest), _LOAD_S)
+        try:
+            found = cache[digest] = cloudpickle.loads(blob)
+        except Exception as error:
+            raise SerializationError(
+                f"the function cannot be unpickled on this worker: {type(error).__name__}: {error}."
+                " A module that it imports must be importable here: ship it with "
+                "runtime_env={'working_dir': ...} or 'py_modules'."
+            ) from error
+    return found  # type: ignore[no-any-return]
+
+
+def load_arguments(execution: Execution, call: Call) -> tuple[Any, dict[str, Any]]:
+    """Return the arguments, with the values of top-level refs in their places."""
+    objects = execution.runtime.objects
+    if isinstance(call.args, Failed):
+        raise error_of(call.args)
+    data, buffers = objects.bytes_of(call.args, "")
+    args, kwargs, where = unpack(data, buffers)
+    for position, dep in zip(where, call.deps, strict=True):
+        value = _value_of(execution, dep)
+        if isinstance(position, int):
+            args[position] = value
+        else:
+            kwargs[position] = value
+    return args, kwargs
+
+
+def _value_of(execution: Execution, dep: Dep) -> Any:
+    if isinstance(dep.place, Failed):
+        raise error_of(dep.place)
+    data, buffers = execution.runtime.objects.bytes_of(dep.place, dep.ref.object_id)
+    return unpack(data, buffers)
+
+
+def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outcome:
+    duration_s = time.perf_counter() - began
+    call, template = work.call, work.template
+    count = template.num_returns
+    if count == 1:
+        values = [value]
+    elif count == 0:
+        values = []
+    else:
+        values = list(value) if isinstance(value, (tuple, list)) else None  # type: ignore[assignment]
+        if values is None or len(values) != count:
+            got = type(value).__name__ if values is None else f"{len(values)} values"
+            raise BadRequestError(
+                f"{template.name} has num_returns={count} but returned {got}", field="num_returns"
+            )
+    places: list[Place] = []
+    escaped: list[Any] = []
+    nbytes = 0
+    for index, item in enumerate(values):
+        place, refs, size = _place(execution, return_id(call.task_id, index), item, template.name)
+        places.append(place)
+        escaped += refs
+        nbytes += size
+    result = Result(call.task_id, call.attempt, tuple(places), duration_s)
+    return Outcome(work, result, time.time(), nbytes, tuple(escaped))
+
+
+def _place(
+    execution: Execution, object_id: str, value: Any, name: str
+) -> tuple[Place, list[Any], int]:
+    packed = pack(value, what=f"result of {name}")
+    return execution.runtime.objects.place(object_id, packed), packed.refs, packed.nbytes
+
+
+def failure(execution: Execution, work: Work, error: BaseException, began: float) -> Outcome:
+    """Return the outcome of a call whose code (or whose packing) raised."""
+    call = work.call
+    if work.interrupt is not None:
+        failed, retry = failed_with(work.interrupt), False
+    elif isinstance(error, (SystemExit, KeyboardInterrupt)):
+        failed, retry = failed_by(RuntimeError(f"user code raised {error!r}")), False
+    else:
+        failed, retry = failed_by(error, skip_frames=1), _should_retry(work, error)
+    result = Result(
+        call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry
+    )
+    return Outcome(work, result, time.time())
+
+
+def _should_retry(work: Work, error: BaseException) -> bool:
+    wanted = work.template.retry_exceptions
+    if not wanted or isinstance(error, StokerError):
+        return False
+    kinds = cloudpickle.loads(wanted)
+    return kinds is True or isinstance(error, tuple(kinds))
+
+
+def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Outcome:
+    call = work.call
+    if not isinstance(values, Iterator):
+        raise BadRequestError(
+            f"{work.template.name} has num_returns='streaming' but returned a "
+            f"{type(values).__name__}, not a generator",
+            field="num_returns",
+        )
+    index, nbytes = 0, 0
+    escaped: list[Any] = []
+    for value in values:
+        wait_for_credit(execution, work, index)
+        item, refs, size = _item(execution, work, index, value)
+        execution.send_item(work, item)
+        escaped += refs
+        nbytes += size
+        index += 1
+    result = Result(
+        call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index
+    )
+    return Outcome(work, result, time.time(), nbytes, tuple(escaped))
+
+
+def _item(
+    execution: Execution, work: Work, index: int, value: Any
+) -> tuple[Item, list[Any], int]:
+    call = work.call
+    place, refs, size = _place(
+        execution, return_id(call.task_id, index), value, work.template.name
+    )
+    return Item(call.task_id, call.attempt, index, place), refs, size
+
+
+def wait_for_credit(execution: Execution, work: Work, index: int) -> None:
+    """Wait until the caller has taken enough of the items yielded before."""
+    task_id = work.call.task_id
+    if index - execution.credits.get(task_id, 0) < AHEAD:
+        return
+    with execution.credit_changed:
+        if not execution.credit_changed.wait_for(
+            lambda: index - execution.credits.get(task_id, 0) < AHEAD or work.line.closed,
+            timeout=_CREDIT_WAIT_S,
+        ):
+            raise StokerError(
+                f"{work.template.name} yielded {index} items and its caller took none for "
+                f"{_CREDIT_WAIT_S:g} s"
+            )
+
+
+async def invoke_async(execution: Execution, work: Work, method: Callable[..., Any]) -> Outcome:
+    """Run one call of an async actor on its event loop. Never raises, but for its loop's end."""
+    call, template = work.call, work.template
+    actor_id = execution.lease.actor_id if execution.lease is not None else ""
+    current_task.set(TaskInfo(call.task_id, template.name, call.attempt, actor_id))
+    work.started_at_s = time.time()
+    began = time.perf_counter()
+    try:
+        if _is_remote(execution, call):
+            import asyncio
+
+            args, kwargs = await asyncio.to_thread(load_arguments, execution, call)
+        else:
+            args, kwargs = load_arguments(execution, call)
+        value = method(*args, **kwargs)
+        if inspect.isawaitable(value):
+            value = await value
+        if template.streaming:
+            if isinstance(value, AsyncIterator):
+                return await _streamed_async(execution, work, value, began)
+            return _streamed(execution, work, value, began)
+        return _outcome(execution, work, value, began)
+    except BaseException as error:
+        return failure(execution, work, error, began)
+
+
+async def _streamed_async(
+    execution: Execution, work: Work, values: AsyncIterator[Any], began: float
+) -> Outcome:
+    import asyncio
+
+    call = work.call
+    index, nbytes = 0, 0
+    escaped: list[Any] = []
+    async for value in values:
+        if index - execution.credits.get(call.task_id, 0) >= AHEAD:
+            await asyncio.to_thread(wait_for_credit, execution, work, index)
+        item, refs, size = _item(execution, work, index, value)
+        execution.send_item(work, item)
+        escaped += refs
+        nbytes += size
+        index += 1
+    result = Result(call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index)
+    return Outcome(work, result, time.time(), nbytes, tuple(escaped))
+
+
+def _is_remote(execution: Execution, call: Call) -> bool:
+    """Whether an argument lies on another node, so that loading it would block the loop."""
+    places = [call.args, *(d.place for d in call.deps)]
+    arenas = execution.runtime._arenas
+    return any(isinstance(p, Stored) and arenas.get(p.node_id) is None for p in places)
+
+
+class ActorPayload(msgspec.Struct, frozen=True):
+    """What the creator of an actor tells its worker. ``frame`` is a data frame with one call."""
+
+    frame: bytes
+    max_concurrency: int | None = None
+    concurrency_groups: dict[str, int] = {}
+

@@ -1,0 +1,239 @@
+"""Asking for leases, keeping them alive, and giving them back: the shell around the class queues.
+
+One request per scheduling class is under way while tasks of it wait; one poll per process renews
+all leases and brings recalls. A lease that nothing used for ``lease_idle_s`` goes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from stoker.core.dispatch import ClassQueue
+from stoker.exceptions import StokerError, WorkerDiedError
+from stoker.runtime.calls import PendingTask
+from stoker_wire.channel import Channel
+from stoker_wire.errors import DeadlineExceededError, UnavailableError
+from stoker_wire.ids import Prefix, new_id
+from stoker_wire.messages.cluster import (
+    Demand,
+    GrantedLease,
+    LeaseReply,
+    LeaseRequest,
+    OwnerOrders,
+    OwnerPoll,
+    ReleaseLeases,
+)
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.tasks import Tasks
+
+_ASK_WAIT_S = 5.0
+_POLL_WAIT_S = 2.0
+_RELEASE_S = 10.0
+_EXAMPLES = 5
+
+
+class _ClassLeases:
+    """What is known of one class: its demand, and why it waits."""
+
+    def __init__(self, demand: Demand) -> None:
+        self.demand = demand
+        self.asking = False
+        self.note = ""
+
+
+class Leases:
+    """The leases of this process, by scheduling class."""
+
+    def __init__(self, runtime: Runtime, tasks: Tasks) -> None:
+        self._runtime = runtime
+        self._tasks = tasks
+        self._classes: dict[bytes, _ClassLeases] = {}
+        self._held: dict[str, tuple[bytes, GrantedLease]] = {}
+        self._polling = False
+
+    def add_class(self, key: bytes, demand: Demand) -> None:
+        """A scheduling class is met for the first time."""
+        self._classes[key] = _ClassLeases(demand)
+
+    def describe(self, key: bytes) -> str:
+        """Say why a class waits."""
+        found = self._classes.get(key)
+        resources = found.demand.resources if found else {}
+        need = ", ".join(f"{v:g} {k}" for k, v in resources.items()) or "a worker"
+        note = found.note if found else ""
+        return f"it waits for a lease of {need}" + (f" ({note})" if note else "")
+
+    def ask(self, key: bytes) -> None:
+        """More leases would help: ask for them, unless that is under way."""
+        leases = self._classes[key]
+        if not leases.asking and self._tasks.queues[key].wanted:
+            leases.asking = True
+            self._runtime.background.spawn(self._ask(key, leases), name="lease")
+
+    async def _ask(self, key: bytes, leases: _ClassLeases) -> None:
+        queue = self._tasks.queues[key]
+        try:
+            while (count := queue.wanted) and self._runtime.running:
+                request = LeaseRequest(
+                    request_id=new_id(Prefix.REQUEST),
+                    owner_id=self._runtime.address.peer_id,
+                    demand=leases.demand,
+                    count=count,
+                    wait_s=_ASK_WAIT_S,
+                    task_ids=tuple(t.task_id for t in list(queue.ready)[:_EXAMPLES]),
+                )
+                try:
+                    reply = await self._runtime.scheduler_call(
+                        "/v1/leases", request, LeaseReply, timeout_s=_ASK_WAIT_S + 30
+                    )
+                except (UnavailableError, DeadlineExceededError) as error:
+                    leases.note = str(error)
+                    await asyncio.sleep(0.2)
+                    continue
+                except StokerError as error:
+                    self._tasks.fail_class(key, error)
+                    return
+                leases.note = reply.note
+                if reply.granted:
+                    await asyncio.gather(*(self._take(key, queue, g) for g in reply.granted))
+        finally:
+            leases.asking = False
+
+    async def _take(
+        self, key: bytes, queue: ClassQueue[PendingTask], granted: GrantedLease
+    ) -> None:
+        lease_id = granted.lease.lease_id
+        if not queue.ready:
+            await self._release([lease_id])
+            return
+        try:
+            line = await self._runtime.peers.line(granted.address)
+        except StokerError as error:
+            self._classes[key].note = f"worker {granted.worker_id} cannot be reached: {error}"
+            await self._release([lease_id], kill=True, reason=str(error))
+            return
+        self._held[lease_id] = (key, granted)
+        queue.add_slot(lease_id, line, self._runtime.loop.time())
+        if not self._polling:
+            self._polling = True
+            self._runtime.background.spawn(self._poll(), name="poll")
+        self._tasks.pump(key)
+
+    async def _poll(self) -> None:
+        try:
+            while self._held and self._runtime.running:
+                idle = tuple(
+                    lease_id
+                    for lease_id, (key, _) in self._held.items()
+                    if (slot := self._tasks.queues[key].slots.get(lease_id)) and not slot.inflight
+                )
+                poll = OwnerPoll(
+                    lease_ids=tuple(self._held), idle_lease_ids=idle, wait_s=_POLL_WAIT_S
+                )
+                try:
+                    orders = await self._runtime.scheduler_call(
+                        f"/v1/owners/{self._runtime.address.peer_id}/poll",
+                        poll,
+                        OwnerOrders,
+                        timeout_s=_POLL_WAIT_S + 8,
+                    )
+                except StokerError:
+                    await asyncio.sleep(0.5)
+                    continue
+                self._obey(orders)
+        finally:
+            self._polling = False
+
+    def _obey(self, orders: OwnerOrders) -> None:
+        give_back = []
+        for lease_id in orders.recall:
+            held = self._held.get(lease_id)
+            slot = self._tasks.queues[held[0]].slots.get(lease_id) if held else None
+            if slot is None:
+                continue
+            slot.closing = True
+            if not slot.inflight:
+                give_back.append(lease_id)
+        for lease_id in orders.lost:
+            held = self._held.pop(lease_id, None)
+            if held is not None:
+                self._runtime.background.spawn(
+                    self._lost(held[0], held[1], "the scheduler took the lease back"), name="lost"
+                )
+        self._give_back(give_back)
+
+    def _give_back(
+        self, lease_ids: list[str], *, kill: bool = False, reason: str = ""
+    ) -> None:
+        for lease_id in lease_ids:
+            held = self._held.pop(lease_id, None)
+            if held is not None:
+                self._tasks.queues[held[0]].slots.pop(lease_id, None)
+        if lease_ids:
+            self._runtime.background.spawn(
+                self._release(lease_ids, kill=kill, reason=reason), name="release"
+            )
+
+    async def _release(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
+        try:
+            await self._runtime.scheduler_call(
+                "/v1/leases/release",
+                ReleaseLeases(lease_ids=tuple(lease_ids), kill=kill, reason=reason),
+                None,
+                timeout_s=_RELEASE_S,
+            )
+        except StokerError:
+            # The lease expires by itself when nobody renews it.
+            return
+
+    def tick(self, key: bytes, queue: ClassQueue[PendingTask], now_s: float) -> None:
+        """Give back what is idle, or recalled and done."""
+        idle = [s.lease_id for s in queue.idle_slots(now_s, self._runtime.settings.lease_idle_s)]
+        idle += [
+            s.lease_id
+            for s in queue.slots.values()
+            if s.closing and not s.inflight and s.lease_id not in idle
+        ]
+        if idle:
+            self._give_back(idle)
+        if queue.ready:
+            self.ask(key)
+
+    def retire(self, line: Channel) -> None:
+        """The worker of a line takes no more calls: end it once its results are here."""
+        for lease_id, (key, _) in list(self._held.items()):
+            slot = self._tasks.queues[key].slots.get(lease_id)
+            if slot is not None and slot.line is line:
+                self._tasks.on_returned(list(slot.inflight))
+                self._give_back([lease_id], kill=True, reason="max_calls reached")
+
+    def lost_line(self, line: Channel) -> None:
+        """A line closed: if a lease's worker was behind it, that worker died."""
+        for lease_id, (key, granted) in list(self._held.items()):
+            slot = self._tasks.queues[key].slots.get(lease_id)
+            if slot is not None and slot.line is line:
+                slot.closing = True
+                del self._held[lease_id]
+                self._runtime.background.spawn(
+                    self._lost(key, granted, "its connection closed"), name="worker-lost"
+                )
+
+    async def _lost(self, key: bytes, granted: GrantedLease, how: str) -> None:
+        lease_id = granted.lease.lease_id
+        slot = self._tasks.queues[key].slots.get(lease_id)
+        if slot is not None:
+            slot.closing = True
+        cause: WorkerDiedError = WorkerDiedError("its worker was not used")
+        if slot is not None and slot.inflight:
+            cause = await self._runtime.death_of(granted.lease.node_id, granted.worker_id, how)
+        await self._tasks.on_worker_lost(key, lease_id, cause)
+        await self._release([lease_id], kill=True, reason=how)
+
+    async def close(self) -> None:
+        """Give everything back (the end of this process's work)."""
+        lease_ids, self._held = list(self._held), {}
+        if lease_ids:
+            await self._release(lease_ids)

@@ -1,0 +1,441 @@
+"""One runtime per process: the loop thread, and what user threads may ask of it.
+
+Made by ``stoker.init()`` in drivers and by :mod:`stoker.worker` in workers. It composes objects,
+tasks, actors, peers and history, and knows the services' clients; it decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from stoker._context import current_task
+from stoker._http import HttpClient
+from stoker._refs import ObjectRef
+from stoker._runtime_env import make_runtime_env, uploader
+from stoker.core.objects import Entry
+from stoker.exceptions import NodeDiedError, OutOfMemoryError, StokerError, WorkerDiedError
+from stoker.runtime.actors import ActorCalls
+from stoker.runtime.arena import Arena
+from stoker.runtime.history import History
+from stoker.runtime.objects import Objects
+from stoker.runtime.peers import Handler, Peers
+from stoker.runtime.tasks import Tasks
+from stoker.runtime.waiting import ThreadWaiter
+from stoker_wire import host
+from stoker_wire.background import Background
+from stoker_wire.channel import Channel
+from stoker_wire.client import Client
+from stoker_wire.errors import DeadlineExceededError, NotFoundError, NotLeaderError
+from stoker_wire.messages.cluster import Node, WorkerExit
+from stoker_wire.messages.common import Address, RuntimeEnv
+from stoker_wire.messages.control import Leader
+from stoker_wire.messages.data import (
+    Borrow,
+    Borrowed,
+    DataMessage,
+    Done,
+    Item,
+    Ref,
+    Resolve,
+    Resolved,
+    Retire,
+    Returned,
+    Unborrow,
+)
+from stoker_wire.messages.work import Job
+from stoker_wire.settings import Settings
+
+if TYPE_CHECKING:
+    from stoker._init import LocalNode
+    from stoker.runtime.driver import Driver
+    from stoker.runtime.execution import Execution
+
+T = TypeVar("T")
+
+_TICK_S = 0.1
+_START_S = 20.0
+_FORENSICS_S = 5.0
+_BRIEF_S = 0.002
+"""A wait shorter than this does not give the CPU back: telling the scheduler would cost more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Who this process is and whom it talks to. ``node`` is the nodelet it shares memory with."""
+
+    peer_id: str
+    job_id: str
+    namespace: str
+    gcs_url: str
+    token: str
+    node: LocalNode | None
+    socket_path: str
+    tcp_host: str | None = None
+    is_worker: bool = False
+
+
+class Runtime:
+    """The runtime of this process. Thread-safe where a method does not say "loop thread"."""
+
+    def __init__(self, identity: Identity, settings: Settings) -> None:
+        self.settings = settings
+        self.identity = identity
+        self.job_id = identity.job_id
+        self.namespace = identity.namespace
+        self.token = identity.token
+        self.node = identity.node
+        self.host_id = host.host_id()
+        self.address = Address(
+            identity.peer_id,
+            identity.node.node_id if identity.node else "",
+            self.host_id,
+            identity.socket_path,
+            "",
+        )
+        self.arena = Arena(identity.node.arena_dir if identity.node else "")
+        self.running = True
+        self.execution: Execution | None = None
+        self.driver: Driver | None = None
+        self._job_env: RuntimeEnv | None = None
+        self.loop = _new_loop()
+        self.function_cache: dict[str, Any] = {}
+        self._arenas: dict[str, Arena | None] = {}
+        if identity.node is not None:
+            self._arenas[identity.node.node_id] = self.arena
+        self._clients: dict[str, Client] = {}
+        self._leader: Leader | None = None
+        self._awake = False
+        self._thread: threading.Thread | None = None
+        self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    # -- life ------------------------------------------------------------------------------------
+
+    def start(self, routes: dict[tuple[str, str], Handler] | None = None) -> None:
+        """Start the loop thread; returns when the process can be reached by others."""
+        self._thread = threading.Thread(target=self._run_loop, name="stoker-io", daemon=True)
+        self._thread.start()
+        self.run(self._start(routes or {}), _START_S)
+
+    def _run_loop(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    async def _start(self, routes: dict[tuple[str, str], Handler]) -> None:
+        self.background = Background(self.identity.peer_id)
+        self.gcs = self.client_of(self.identity.gcs_url)
+        self.objects = Objects(self)
+        self.history = History(self)
+        self.peers = Peers(self, self._on_messages, self._on_lost)
+        self.tasks = Tasks(self)
+        self.actors = ActorCalls(self)
+        port = await self.peers.listen(self.identity.socket_path, self.identity.tcp_host, routes)
+        if port:
+            self.address = Address(
+                self.address.peer_id,
+                self.address.node_id,
+                self.address.host_id,
+                self.address.unix,
+                f"http://{self.identity.tcp_host}:{port}",
+            )
+        self.background.spawn(self.history.run(), name="history")
+        self.loop.call_later(_TICK_S, self._tick)
+
+    def stop(self) -> None:
+        """Give leases back, send the last records, close lines, end the loop thread."""
+        if not self.running:
+            return
+        self.running = False
+        with contextlib.suppress(StokerError, TimeoutError):
+            self.run(self._stop(), 8.0)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        if self._thread is not None:
+            self._thread.join(5.0)
+        if not self.loop.is_running():
+            self.loop.close()
+
+    async def _stop(self) -> None:
+        await self.tasks.close()
+        self.objects.flush()
+        with contextlib.suppress(StokerError, TimeoutError):
+            await asyncio.wait_for(self.history.flush(), 3.0)
+        await self.peers.close()
+        await self.background.close(2.0)
+        await asyncio.gather(*(c.close() for c in self._clients.values()), return_exceptions=True)
+        await self.loop.shutdown_default_executor()
+
+    # -- threads ---------------------------------------------------------------------------------
+
+    def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call ``function`` on the loop thread."""
+        self.loop.call_soon_threadsafe(function, *args)
+
+    def wake(self) -> None:
+        """Have the loop thread take in what user threads left (one wake-up per batch)."""
+        if not self._awake:
+            self._awake = True
+            self.loop.call_soon_threadsafe(self._flush)
+
+    def _flush(self) -> None:
+        self._awake = False
+        self.tasks.flush()
+        self.actors.flush()
+        self.objects.flush()
+
+    def _tick(self) -> None:
+        if self.running:
+            self.objects.flush()
+            self.tasks.tick()
+            if self.execution is not None:
+                self.execution.tick()
+            self.loop.call_later(_TICK_S, self._tick)
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        """Run a coroutine on the loop thread and wait for it. Not from the loop thread."""
+        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            if future.done():
+                raise
+            future.cancel()
+            name = getattr(work, "__qualname__", "a call")
+            raise DeadlineExceededError(f"{name} passed its deadline of {timeout_s:g} s") from None
+
+    def wait_on(self, waiter: ThreadWaiter, timeout_s: float | None) -> bool:
+        """Wait for objects; a worker gives its CPU back meanwhile. False if the time passed."""
+        execution = self.execution
+        if execution is None or not execution.on_task_thread():
+            return waiter.wait(timeout_s)
+        brief = _BRIEF_S if timeout_s is None else min(_BRIEF_S, timeout_s)
+        if waiter.wait(brief):
+            return True
+        with execution.blocked():
+            return waiter.wait(None if timeout_s is None else timeout_s - brief)
+
+    # -- services --------------------------------------------------------------------------------
+
+    def client_of(self, url: str) -> Client:
+        """Return the client of a service (loop thread)."""
+        client = self._clients.get(url)
+        if client is None:
+            client = self._clients[url] = Client(
+                url, token=self.token, peer=self.identity.peer_id, settings=self.settings
+            )
+        return client
+
+    async def scheduler_call(
+        self, path: str, body: object, reply: type[Any] | None, *, timeout_s: float
+    ) -> Any:
+        """POST to the scheduler that leads; asks the gcs for it again when it changes."""
+        for _ in range(3):
+            if self._leader is None:
+                self._leader = await self.gcs.call("GET", "/v1/leaders/scheduler", reply=Leader)
+            client = self.client_of(self._leader.url)
+            try:
+                return await client.call("POST", path, body, reply=reply, timeout_s=timeout_s)  # type: ignore[call-overload]
+            except NotLeaderError:
+                self._leader = None
+            except DeadlineExceededError:
+                self._leader = None
+                raise
+        raise NotLeaderError("no scheduler leads at the moment; it is being elected")
+
+    async def store_function(self, digest: str, blob: bytes) -> None:
+        """Store a pickled function in the gcs, under its hash."""
+        await self.gcs.call("PUT", f"/v1/functions/{digest}", blob)
+
+    async def load_function(self, digest: str) -> bytes:
+        """Return a pickled function."""
+        return bytes(await self.gcs.call("GET", f"/v1/functions/{digest}", raw=True))
+
+    async def node_of(self, node_id: str) -> Node:
+        """Return what the gcs knows of a node."""
+        node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
+        self._arenas.setdefault(
+            node_id, Arena(node.arena_dir) if node.host_id == self.host_id else None
+        )
+        return node
+
+    def arena_of(self, node_id: str) -> Arena | None:
+        """Return the arena of a node whose memory this process can see, else None."""
+        if node_id in self._arenas:
+            return self._arenas[node_id]
+        if threading.current_thread() is self._thread:
+            return None
+        with contextlib.suppress(StokerError):
+            self.run(self.node_of(node_id), 10.0)
+        return self._arenas.get(node_id)
+
+    async def death_of(self, node_id: str, worker_id: str, how: str) -> WorkerDiedError:
+        """Return why a worker died, as its nodelet knows it."""
+        try:
+            node = await self.node_of(node_id)
+            dead = await self.client_of(node.url).call(
+                "GET",
+                f"/v1/workers/{worker_id}/exit",
+                reply=WorkerExit,
+                query={"wait_s": _FORENSICS_S - 1},
+                timeout_s=_FORENSICS_S,
+            )
+        except (NotFoundError, StokerError) as error:
+            died = NodeDiedError.__doc__ if isinstance(error, DeadlineExceededError) else str(error)
+            return WorkerDiedError(
+                f"worker {worker_id} on node {node_id} is gone ({how}), and its nodelet cannot "
+                f"say why: {died}"
+            )
+        return death_error(dead)
+
+    def largest_holders(self) -> str:
+        """Say what fills the node's shared memory (for the error of a full arena)."""
+        node = self.node
+        if node is None:
+            return ""
+        try:
+            facts = self.run(
+                self.client_of(node.url).call("GET", "/v1/arena", reply=dict[str, Any]), 5.0
+            )
+        except StokerError as error:
+            return f"(its nodelet cannot say what fills it: {error})"
+        holders = ", ".join(
+            f"{h.get('object_id')} {h.get('nbytes')} bytes" for h in facts.get("largest", [])[:3]
+        )
+        return f"Largest holders: {holders or 'none'}. Drop refs to free them."
+
+    # -- the job ---------------------------------------------------------------------------------
+
+    def join_job(self, job: Job) -> None:
+        """This process works for ``job`` from now on."""
+        self.job_id, self.namespace, self._job_env = job.job_id, job.namespace, job.runtime_env
+
+    def runtime_env_of(self, user: Any) -> RuntimeEnv:
+        """Return the environment for a task or actor: the job's, with what its options add."""
+        if self._job_env is None:  # a worker that submits tasks of its own
+            job = self.run(self.gcs.call("GET", f"/v1/jobs/{self.job_id}", reply=Job), 15.0)
+            self.join_job(job)
+        assert self._job_env is not None
+        if not user:
+            return self._job_env
+        made = self.uploaded_env(user)
+        base = self._job_env
+        return RuntimeEnv(
+            env_vars={**base.env_vars, **made.env_vars},
+            working_dir=made.working_dir or base.working_dir,
+            py_modules=(*base.py_modules, *made.py_modules),
+            pip=made.pip or base.pip,
+            preload=made.preload or base.preload,
+            sys_path=base.sys_path,
+            cwd=None if made.working_dir else base.cwd,
+        )
+
+    def uploaded_env(self, user: Any) -> RuntimeEnv:
+        """Check a user's runtime_env, upload the folders that it names, return it as it travels."""
+        if not user:
+            return RuntimeEnv()
+        return make_runtime_env(user, uploader(self.http))
+
+    @functools.cached_property
+    def http(self) -> HttpClient:
+        """A synchronous client of the gcs, for user threads."""
+        return HttpClient(self.identity.gcs_url, token=self.token)
+
+    # -- messages (loop thread) ------------------------------------------------------------------
+
+    def _on_messages(self, line: Channel, messages: list[DataMessage]) -> None:
+        for message in messages:
+            kind = type(message)
+            if kind is Done:
+                self._on_done(line, message)  # type: ignore[arg-type]
+            elif kind is Resolve:
+                self.objects.on_resolve(line, message)  # type: ignore[arg-type]
+            elif kind is Resolved:
+                self.objects.on_resolved(message)  # type: ignore[arg-type]
+            elif kind is Borrow:
+                self.objects.on_borrow(line, message)  # type: ignore[arg-type]
+            elif kind is Borrowed:
+                self.objects.on_borrowed(message)  # type: ignore[arg-type]
+            elif kind is Unborrow:
+                self.objects.on_unborrow(line, message)  # type: ignore[arg-type]
+            elif kind is Returned:
+                self.tasks.on_returned(message.task_ids)  # type: ignore[union-attr]
+            elif kind is Item:
+                if not self.actors.on_item(line, message):  # type: ignore[arg-type]
+                    self.tasks.on_item(line, message)  # type: ignore[arg-type]
+            elif kind is Retire:
+                self.tasks.on_retire(line)
+            elif self.execution is not None:
+                self.execution.on_message(line, message)
+
+    def _on_done(self, line: Channel, message: Done) -> None:
+        rest = self.actors.on_done(line, message.results)
+        if rest:
+            self.tasks.on_done(line, rest)
+
+    def _on_lost(self, line: Channel) -> None:
+        if self.running:
+            self.objects.on_line_lost(line)
+            self.tasks.lost_line(line)
+            self.actors.lost_line(line)
+        if self.execution is not None:
+            self.execution.lost_line(line)
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    def current_task_id(self) -> str:
+        """Return the id of the task that the calling thread or coroutine runs, or ''."""
+        info = current_task.get()
+        return info.task_id if info is not None else ""
+
+    def wire_ref(self, ref: ObjectRef[Any]) -> Ref:
+        """Return a ref as it travels."""
+        return Ref(ref._entry.object_id, ref._entry.owner or self.address)
+
+    def cancel_task(self, task_id: str, *, force: bool = False, recursive: bool = True) -> None:
+        """Stop a task of this process, wherever it is."""
+        self.call_soon(self._cancel, task_id, force, recursive)
+
+    def _cancel(self, task_id: str, force: bool, recursive: bool) -> None:
+        if not self.actors.cancel(task_id, force=force, recursive=recursive):
+            self.tasks.cancel(task_id, force=force, recursive=recursive)
+
+    def describe_wait(self, entries: list[Entry]) -> str:
+        """Say what unsettled objects wait for (at most three of them)."""
+        shown = "; ".join(self.tasks.describe_entry(e) for e in entries[:3])
+        return shown + (f"; and {len(entries) - 3} more" if len(entries) > 3 else "")
+
+
+def death_error(dead: WorkerExit) -> WorkerDiedError:
+    """Return the error for a worker's exit: one cause and its evidence."""
+    log = "".join(f"\n    {line}" for line in dead.last_log_lines[-10:])
+    text = (
+        f"worker {dead.worker_id} (pid {dead.pid}) on node {dead.node_id} died: {dead.cause}"
+        f"; peak memory {dead.peak_rss_bytes / 2**20:.0f} MiB"
+    )
+    if log:
+        text += f"; its last output:{log}"
+    cls = OutOfMemoryError if dead.oom else WorkerDiedError
+    return cls(
+        text,
+        extra={
+            "exit_code": dead.exit_code,
+            "signal": dead.signal,
+            "oom": dead.oom,
+            "peak_rss_bytes": dead.peak_rss_bytes,
+            "node_id": dead.node_id,
+            "worker_id": dead.worker_id,
+        },
+    )
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

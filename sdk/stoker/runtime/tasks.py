@@ -1,0 +1,462 @@
+"""Submitting tasks: from ``.remote()`` to the settled result.
+
+A user thread packs the arguments and leaves a :class:`PendingTask`; the loop thread waits for the
+refs among them, hands the task to the :class:`ClassQueue` of its demand, sends it to a leased worker
+and settles its results. Retries, cancellation and deadlines are decided here, by the owner.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from stoker._refs import ObjectRef, ObjectRefGenerator
+from stoker.core.dispatch import ClassQueue
+from stoker.core.objects import Entry
+from stoker.exceptions import (
+    StokerError,
+    TaskCancelledError,
+    TaskTimeoutError,
+    WorkerDiedError,
+)
+from stoker.runtime.calls import FunctionSpec, PendingTask, Phase, pack_arguments, run_frame
+from stoker.runtime.failures import failed_with, info_of
+from stoker.runtime.leases import Leases
+from stoker.runtime.streams import Stream
+from stoker_wire.channel import Channel
+from stoker_wire.ids import IdSource, Prefix, return_id
+from stoker_wire.messages.data import Cancel, Failed, Inline, Item, Release, Result, Revoke
+from stoker_wire.messages.work import TaskRecord, TaskState
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+
+_REPORT_AFTER_S = 0.1
+_REPORT_BATCH = 1000
+
+
+class Tasks:
+    """The tasks that this process submitted and that are not settled."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._ids = IdSource(Prefix.TASK)
+        self._submitted: deque[PendingTask] = deque()
+        self.pending: dict[str, PendingTask] = {}
+        self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
+        self._leases = Leases(runtime, self)
+        self._cache: dict[tuple[str, bytes], ObjectRef[Any]] = {}
+
+    # -- user threads ----------------------------------------------------------------------------
+
+    def submit(
+        self, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> ObjectRef[Any] | list[ObjectRef[Any]] | ObjectRefGenerator[Any] | None:
+        """Submit one call; return its refs at once. Raises only for arguments that do not pickle."""
+        runtime = self._runtime
+        task_id = self._ids()
+        place, deps, nested = pack_arguments(runtime, task_id, spec, args, kwargs)
+        key = None
+        if spec.options.cache and isinstance(place, Inline) and not deps and not nested:
+            key = (spec.function, b"".join((place.data, *(bytes(b.view) for b in place.buffers))))
+            found = self._cache.get(key)
+            if found is not None and not isinstance(found._entry.place, Failed):
+                return found
+        task = PendingTask(task_id, spec, place, deps, nested, runtime.current_task_id())
+        result = self.make_refs(task)
+        if key is not None and isinstance(result, ObjectRef):
+            self._cache[key] = result
+        self.pending[task_id] = task
+        self._submitted.append(task)
+        runtime.wake()
+        return result
+
+    def make_refs(self, task: PendingTask) -> Any:
+        """Return the refs (or the generator) of a new task."""
+        objects, spec = self._runtime.objects, task.spec
+        if spec.template.streaming:
+            task.stream = Stream(self._runtime, task)
+            return ObjectRefGenerator(task.stream)
+        refs = [objects.new_ref(return_id(task.task_id, i)) for i in range(spec.template.num_returns)]
+        task.entries = [r._entry for r in refs]
+        for entry in task.entries:
+            entry.task = task
+        if len(refs) == 1:
+            return refs[0]
+        return refs or None
+
+    def cancel(self, task_id: str, *, force: bool, recursive: bool) -> None:
+        """Stop a task (loop thread): drop it if it waits, tell its worker if it runs."""
+        task = self.pending.get(task_id)
+        if task is None:
+            return
+        task.cancelled = True
+        if task.phase is Phase.SENT and task.line is not None:
+            task.line.post(Cancel(task_id, force, recursive))
+        elif task.phase is not Phase.SENT:
+            if task.queue is not None and task in task.queue.ready:
+                task.queue.ready.remove(task)
+            self.fail(task, failed_with(cancelled(task)))
+
+    def cancel_children(self, parent_task_id: str, *, force: bool) -> None:
+        """Stop all tasks that a task has submitted (``cancel(recursive=True)``)."""
+        for task in list(self.pending.values()):
+            if task.parent_task_id == parent_task_id:
+                self.cancel(task.task_id, force=force, recursive=True)
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Take in what user threads submitted, and send what can be sent."""
+        submitted = self._submitted
+        touched: dict[bytes, ClassQueue[PendingTask]] = {}
+        while submitted:
+            task = submitted.popleft()
+            if task.spec.options.start_deadline is not None:
+                self._runtime.loop.call_later(
+                    task.spec.options.start_deadline, self._start_deadline, task
+                )
+            if self._deps_ready(task):
+                self._enqueue(task, touched)
+        for key in touched:
+            self.pump(key)
+
+    def _deps_ready(self, task: PendingTask) -> bool:
+        waiting = [d for d in task.deps if d._entry.place is None]
+        if waiting:
+            task.phase, task.waiting_deps = Phase.WAITING, len(waiting)
+
+            def settled() -> None:
+                task.waiting_deps -= 1
+                if task.waiting_deps == 0 and task.phase is Phase.WAITING:
+                    self._arguments_ready(task)
+
+            for ref in waiting:
+                self._runtime.objects.when_settled(ref._entry, settled)
+            return False
+        failed = failed_dep(task)
+        if failed is not None:
+            self.fail(task, failed)
+            return False
+        return True
+
+    def _arguments_ready(self, task: PendingTask) -> None:
+        failed = failed_dep(task)
+        if failed is not None:
+            self.fail(task, failed)
+            return
+        touched: dict[bytes, ClassQueue[PendingTask]] = {}
+        self._enqueue(task, touched)
+        # Many of one batch may become ready in this turn of the loop: pump once, after them.
+        for key in touched:
+            self._runtime.loop.call_soon(self.pump, key)
+
+    def _enqueue(self, task: PendingTask, touched: dict[bytes, ClassQueue[PendingTask]]) -> None:
+        spec = task.spec
+        if not spec.registered:
+            self._register(task)
+            return
+        queue = self.queues.get(spec.demand_key)
+        if queue is None:
+            queue = self.queues[spec.demand_key] = ClassQueue()
+            self._leases.add_class(spec.demand_key, spec.demand)
+        task.phase, task.queue = Phase.QUEUED, queue
+        queue.ready.append(task)
+        touched[spec.demand_key] = queue
+
+    def _register(self, task: PendingTask) -> None:
+        """Store the function in the gcs before the first call that names it is sent."""
+        spec = task.spec
+        task.phase = Phase.REGISTERING
+        spec.awaiting_registration.append(task)
+        if len(spec.awaiting_registration) == 1:
+            self._runtime.background.spawn(self._store_function(spec), name="function")
+
+    async def _store_function(self, spec: FunctionSpec) -> None:
+        failure: Failed | None = None
+        try:
+            await self._runtime.store_function(spec.function, spec.blob)
+            spec.registered = True
+        except StokerError as error:
+            failure = failed_with(error)
+        waiting, spec.awaiting_registration = spec.awaiting_registration, []
+        touched: dict[bytes, ClassQueue[PendingTask]] = {}
+        for task in waiting:
+            if failure is not None:
+                self.fail(task, failure)
+            elif task.phase is Phase.REGISTERING:
+                self._enqueue(task, touched)
+        for key in touched:
+            self.pump(key)
+
+    def pump(self, key: bytes) -> None:
+        """Send waiting tasks of a class to the workers that have room; ask for more leases."""
+        queue = self.queues[key]
+        now = self._runtime.loop.time()
+        for slot, batch in queue.pump(now):
+            line = slot.line
+            assert isinstance(line, Channel)
+            for task in batch:
+                task.phase, task.slot, task.line = Phase.SENT, slot, line
+            line.post(run_frame(line, batch, self._runtime.address))
+        if queue.ready:
+            self._leases.ask(key)
+
+    def on_done(self, line: Channel, results: list[Result]) -> None:
+        """Results came back."""
+        now = self._runtime.loop.time()
+        touched: set[bytes] = set()
+        escaped: list[str] = []
+        for result in results:
+            task = self.pending.get(result.task_id)
+            if result.escaped:
+                escaped.append(result.task_id)
+            if task is None or task.attempt != result.attempt or task.slot is None:
+                continue
+            assert task.queue is not None
+            task.queue.finished(task.slot, result.task_id, result.duration_s, now)
+            task.slot = None
+            touched.add(task.spec.demand_key)
+            if result.retry and not task.cancelled and task.take_retry():
+                self._again(task, delay_s=task.spec.options.retry_delay)
+            else:
+                self.complete(task, result)
+        for key in touched:
+            self.pump(key)
+        if escaped:
+            self._runtime.background.spawn(self.release(line, escaped), name="release")
+
+    async def release(self, line: Channel, task_ids: list[str]) -> None:
+        """Tell a worker that the refs inside its results are borrowed by us now."""
+        await self._runtime.objects.borrows_acknowledged()
+        line.post(Release(task_ids))
+
+    def complete(self, task: PendingTask, result: Result) -> None:
+        """Settle a task's results and forget it."""
+        self._forget(task)
+        settle = self._runtime.objects.settle
+        places = result.returns
+        if task.stream is not None:
+            failure = places[0] if places and isinstance(places[0], Failed) else None
+            task.stream.ended(result.nitems, failure)
+        elif len(places) == len(task.entries):
+            for entry, place in zip(task.entries, places, strict=True):
+                settle(entry, place)
+        else:
+            for entry in task.entries:
+                settle(entry, places[0])
+
+    def fail(self, task: PendingTask, failed: Failed, *, report: bool = True) -> None:
+        """Settle all results of a task with an error that its worker did not report."""
+        if task.task_id not in self.pending:
+            return
+        self._forget(task)
+        if task.stream is not None:
+            task.stream.ended(None, failed)
+        for entry in task.entries:
+            self._runtime.objects.settle(entry, failed)
+        if report:
+            state = (
+                TaskState.CANCELLED if failed.code == TaskCancelledError.code else TaskState.FAILED
+            )
+            self._runtime.history.add(
+                self.record(task, state, ended_at_s=time.time(), error=info_of(failed))
+            )
+
+    def _forget(self, task: PendingTask) -> None:
+        self.pending.pop(task.task_id, None)
+        if task.slot is not None:
+            task.slot.inflight.pop(task.task_id, None)
+        self._runtime.objects.free_stored(task.args)
+        task.phase, task.slot, task.line, task.deps, task.nested = Phase.ENDED, None, None, (), ()
+
+    def _again(self, task: PendingTask, *, delay_s: float = 0.0) -> None:
+        """Queue a task for another attempt."""
+        task.slot = task.line = None
+        task.phase = Phase.WAITING
+
+        def enqueue() -> None:
+            if task.phase is Phase.WAITING:
+                touched: dict[bytes, ClassQueue[PendingTask]] = {}
+                self._enqueue(task, touched)
+                for key in touched:
+                    self.pump(key)
+
+        if delay_s:
+            self._runtime.loop.call_later(delay_s * task.attempt, enqueue)
+        else:
+            enqueue()
+
+    def on_returned(self, task_ids: list[str]) -> None:
+        """A worker gave calls back unstarted: to take them elsewhere, or because it waits in get."""
+        by_slot: dict[str, list[PendingTask]] = {}
+        for task_id in task_ids:
+            task = self.pending.get(task_id)
+            if task is not None and task.slot is not None:
+                by_slot.setdefault(task.slot.lease_id, []).append(task)
+        for tasks in by_slot.values():
+            queue, slot = tasks[0].queue, tasks[0].slot
+            assert queue is not None
+            assert slot is not None
+            queue.taken_back(slot, [t.task_id for t in tasks])
+            for task in tasks:
+                task.slot = task.line = None
+                task.phase = Phase.QUEUED
+                if task.cancelled:
+                    queue.ready.remove(task)
+                    self.fail(task, failed_with(cancelled(task)))
+            self.pump(tasks[0].spec.demand_key)
+
+    def on_item(self, line: Channel, message: Item) -> None:
+        """A streaming task yielded."""
+        task = self.pending.get(message.task_id)
+        if task is not None and task.stream is not None and task.attempt == message.attempt:
+            task.stream.produced(line, message.index, message.place)
+
+    def on_retire(self, line: Channel) -> None:
+        """A worker takes no more calls: end its lease when it has none of ours."""
+        self._leases.retire(line)
+
+    async def on_worker_lost(self, key: bytes, lease_id: str, cause: WorkerDiedError) -> None:
+        """The worker of a lease died: the call it ran may be tried again, the others simply move."""
+        queue = self.queues[key]
+        lost = queue.drop_slot(lease_id)
+        for position, task in enumerate(lost):
+            task.slot = task.line = None
+            ran = position == 0
+            if task.cancelled:
+                self.fail(task, failed_with(cancelled(task)))
+            elif not ran:
+                self._again(task)
+            elif task.take_retry():
+                self._runtime.history.add(
+                    self.record(
+                        task,
+                        TaskState.FAILED,
+                        attempt=task.attempt - 1,
+                        ended_at_s=time.time(),
+                        error=info_of(failed_with(cause)),
+                    )
+                )
+                self._again(task, delay_s=task.spec.options.retry_delay)
+            else:
+                text = f"task {task.spec.name} ({task.task_id}): {cause.message}"
+                self.fail(task, failed_with(type(cause)(text, extra=cause.extra)))
+        if queue.ready:
+            self.pump(key)
+
+    def fail_class(self, key: bytes, error: StokerError) -> None:
+        """No lease will ever come for a class: fail all that waits in it."""
+        queue = self.queues[key]
+        waiting = list(queue.ready)
+        queue.ready.clear()
+        for task in waiting:
+            text = f"task {task.spec.name} ({task.task_id}): {error.message}"
+            self.fail(task, failed_with(type(error)(text, extra=error.extra)))
+
+    def _start_deadline(self, task: PendingTask) -> None:
+        if task.phase in (Phase.WAITING, Phase.REGISTERING, Phase.QUEUED):
+            if task.queue is not None and task in task.queue.ready:
+                task.queue.ready.remove(task)
+            error = TaskTimeoutError(
+                f"task {task.spec.name} ({task.task_id}) did not start within its start_deadline "
+                f"of {task.spec.options.start_deadline:g} s: {self.describe(task)}"
+            )
+            self.fail(task, failed_with(error))
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Ten times a second: release idle leases, take back stuck calls, report long waits."""
+        now = self._runtime.loop.time()
+        for key, queue in self.queues.items():
+            for slot, task_ids in queue.to_revoke(now):
+                assert isinstance(slot.line, Channel)
+                slot.line.post(Revoke(task_ids))
+            self._leases.tick(key, queue, now)
+        self._report_waiting()
+
+    def _report_waiting(self) -> None:
+        horizon = time.time() - _REPORT_AFTER_S
+        reported = 0
+        for task in list(self.pending.values())[:_REPORT_BATCH]:
+            if (
+                not task.reported
+                and task.submitted_at_s < horizon
+                and task.phase is not Phase.SENT
+                and not task.spec.actor_id
+                and reported < _REPORT_BATCH
+            ):
+                task.reported = True
+                reported += 1
+                state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
+                self._runtime.history.add(
+                    self.record(task, state, demand=task.spec.demand, waiting_for=self.describe(task))
+                )
+
+    def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
+        """Return what the history keeps of a task."""
+        facts.setdefault("attempt", task.attempt)
+        return TaskRecord(
+            task_id=task.task_id,
+            state=state,
+            job_id=self._runtime.job_id,
+            name=task.spec.name,
+            actor_id=task.spec.actor_id,
+            parent_task_id=task.parent_task_id,
+            submitted_at_s=task.submitted_at_s,
+            **facts,
+        )
+
+    def describe(self, task: PendingTask) -> str:
+        """Say what a task waits for, in words."""
+        if task.spec.actor_id:
+            return self._runtime.actors.describe(task)
+        match task.phase:
+            case Phase.WAITING:
+                missing = [d.id for d in task.deps if d._entry.place is None]
+                if not missing:
+                    return "it waits for its next attempt"
+                return f"it waits for {len(missing)} argument(s), first {missing[0]}"
+            case Phase.QUEUED:
+                return self._leases.describe(task.spec.demand_key)
+            case Phase.REGISTERING:
+                return "its function is being stored in the gcs"
+            case Phase.SENT:
+                where = task.line.peer.peer_id if task.line is not None else "a worker"
+                return f"it was sent to worker {where} and has not finished"
+        return "it has ended"
+
+    def lost_line(self, line: Channel) -> None:
+        """A line to a worker closed."""
+        self._leases.lost_line(line)
+
+    def describe_entry(self, entry: Entry) -> str:
+        """Say what an unsettled object waits for."""
+        task = entry.task
+        if isinstance(task, PendingTask):
+            return f"{entry.object_id} of {task.spec.name} ({task.task_id}): {self.describe(task)}"
+        owner = entry.owner
+        return f"{entry.object_id}: its owner {owner.peer_id if owner else 'here'} has not made it yet"
+
+    async def close(self) -> None:
+        """Give all leases back."""
+        await self._leases.close()
+
+
+def cancelled(task: PendingTask) -> TaskCancelledError:
+    """Return the error of a task that was cancelled."""
+    return TaskCancelledError(f"task {task.spec.name} ({task.task_id}) was cancelled")
+
+
+def failed_dep(task: PendingTask) -> Failed | None:
+    """Return the failure of the first argument that failed, if one did."""
+    for ref in task.deps:
+        place = ref._entry.place
+        if isinstance(place, Failed):
+            return place
+    return None
+
+

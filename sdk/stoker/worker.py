@@ -1,0 +1,108 @@
+"""The worker: what a forked process becomes. Its main thread runs user code, its loop thread talks.
+
+``main`` is the fork server's target: this module is imported once, before the forks, and starts no
+thread at import.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+from aiohttp import web
+
+from stoker._init import LocalNode
+from stoker._session import CELL
+from stoker.runtime.actor_host import ActorHost
+from stoker.runtime.execution import Execution
+from stoker.runtime.invocation import ActorPayload
+from stoker.runtime.runtime import Identity, Runtime
+from stoker_wire.auth import is_loopback
+from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
+from stoker_wire.messages.common import Empty
+from stoker_wire.settings import Settings
+
+_REGISTER_S = 30.0
+_MSGPACK = "application/msgpack"
+
+
+def main(boot: WorkerBoot) -> None:
+    """Be a worker until the nodelet ends this process."""
+    host = boot.nodelet_url.split("//", 1)[-1].rsplit(":", 1)[0]
+    identity = Identity(
+        peer_id=boot.worker_id,
+        job_id=boot.job_id,
+        namespace="",
+        gcs_url=boot.gcs_url,
+        token=boot.token,
+        node=LocalNode(boot.node_id, boot.nodelet_url, boot.arena_dir),
+        socket_path=boot.socket_path,
+        tcp_host=None if is_loopback(host) else host,
+        is_worker=True,
+    )
+    runtime = Runtime(identity, Settings.from_env())
+    CELL.runtime = runtime
+    runtime.execution = Execution(runtime)
+    worker = _Worker(runtime, runtime.execution)
+    runtime.start({("POST", "/v1/assign"): worker.assign, ("POST", "/v1/retire"): worker.retire})
+    runtime.run(worker.register(boot), _REGISTER_S)
+    runtime.execution.serve()
+    runtime.stop()
+
+
+class _Worker:
+    """What the nodelet may ask of a worker."""
+
+    def __init__(self, runtime: Runtime, execution: Execution) -> None:
+        self._runtime = runtime
+        self._execution = execution
+
+    async def register(self, boot: WorkerBoot) -> None:
+        """Tell the nodelet where this worker listens; learn what it is for."""
+        setup = await self._runtime.client_of(boot.nodelet_url).call(
+            "POST",
+            "/v1/workers/register",
+            RegisterWorker(
+                worker_id=boot.worker_id, pid=os.getpid(), address=self._runtime.address
+            ),
+            reply=WorkerSetup,
+            timeout_s=_REGISTER_S,
+        )
+        self._apply(setup)
+
+    async def assign(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/assign``: a lease has this worker now."""
+        self._apply(msgspec.msgpack.decode(await request.read(), type=WorkerSetup))
+        return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
+
+    async def retire(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/retire``: end, unless others still need what this process owns."""
+        held = sum(1 for e in self._runtime.objects.table.entries.values() if e.borrowers)
+        if held or self._execution.busy or self._runtime.tasks.pending:
+            problem = {
+                "type": "about:blank",
+                "title": "conflict",
+                "status": 409,
+                "code": "conflict",
+                "retryable": False,
+                "detail": f"worker {self._runtime.identity.peer_id} owns {held} borrowed objects",
+            }
+            return web.json_response(problem, status=409, content_type="application/problem+json")
+        self._execution.stop()
+        return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
+
+    def _apply(self, setup: WorkerSetup) -> None:
+        lease = setup.lease
+        os.environ.update(setup.env_vars)
+        for path in reversed(setup.sys_path):
+            if path not in sys.path:
+                sys.path.insert(0, path)
+        if setup.cwd and os.path.isdir(setup.cwd):
+            os.chdir(setup.cwd)
+        if lease is None:
+            return
+        self._execution.take_lease(lease)
+        if setup.actor is not None and self._execution.actor is None:
+            payload = msgspec.msgpack.decode(setup.actor.payload, type=ActorPayload)
+            self._execution.become(ActorHost(self._execution, setup.actor, payload))
