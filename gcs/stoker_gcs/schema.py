@@ -78,7 +78,14 @@ EVENTS = Table(
 META = Table("meta", (_TEXT("name"), _TEXT("value")), key=("name",))
 NODES = Table(
     "nodes",
-    (_TEXT("node_id"), _TEXT("state"), _int("incarnation"), _float("heartbeat_at_s"), _VERSION, _RECORD),
+    (
+        _TEXT("node_id"),
+        _TEXT("state"),
+        _int("incarnation"),
+        _float("heartbeat_at_s"),
+        _VERSION,
+        _RECORD,
+    ),
     key=("node_id",),
 )
 JOBS = Table(
@@ -157,18 +164,22 @@ LEADERS = Table(
     (_TEXT("name"), _TEXT("holder"), _TEXT("url"), _int("epoch"), _float("expires_at_s")),
     key=("name",),
 )
-IDEMPOTENCY = Table(
-    "idempotency",
+FACTS = Table(
+    "facts",
+    (_TEXT("kind"), _TEXT("key"), _bytes("value"), _float("expires_at_s")),
+    key=("kind", "key"),
+)
+REPLIES = Table(
+    "replies",
     (
         _TEXT("key"),
-        _TEXT("path"),
-        _TEXT("body_hash"),
+        _bytes("fingerprint"),
         _int("status"),
         _TEXT("content_type"),
         _bytes("body"),
         _float("created_at_s"),
     ),
-    key=("key", "path"),
+    key=("key",),
     indexes=(("created_at_s",),),
 )
 
@@ -184,7 +195,8 @@ TABLES: tuple[Table, ...] = (
     BLOBS,
     TOKENS,
     LEADERS,
-    IDEMPOTENCY,
+    FACTS,
+    REPLIES,
 )
 BY_NAME = {table.name: table for table in TABLES}
 
@@ -202,14 +214,20 @@ def sqlite_ddl() -> list[str]:
     for table in TABLES:
         lines = []
         for column in table.columns:
-            kind = "INTEGER" if table.counted and (column.name,) == table.key else _SQLITE_TYPES[column.type]
+            kind = (
+                "INTEGER"
+                if table.counted and (column.name,) == table.key
+                else _SQLITE_TYPES[column.type]
+            )
             lines.append(f"{column.name} {kind}{'' if column.null else ' NOT NULL'}")
         if table.counted:
             lines[0] += " PRIMARY KEY AUTOINCREMENT"
         else:
             lines.append(f"PRIMARY KEY ({', '.join(table.key)})")
         found.append(f"CREATE TABLE {table.name} ({', '.join(lines)})")
-        for columns, unique in [(c, False) for c in table.indexes] + [(c, True) for c in table.unique]:
+        for columns, unique in [(c, False) for c in table.indexes] + [
+            (c, True) for c in table.unique
+        ]:
             found.append(
                 f"CREATE {'UNIQUE ' if unique else ''}INDEX {index_name(table, columns, unique=unique)} "
                 f"ON {table.name} ({', '.join(columns)})"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 from stoker_gcs import schema
 
-_TYPES: dict[schema.Type, type[sa.types.TypeEngine[object]]] = {
-    schema.Type.TEXT: sa.Text,  # type: ignore[dict-item]
-    schema.Type.INT: sa.BigInteger,  # type: ignore[dict-item]
-    schema.Type.FLOAT: sa.Float,  # type: ignore[dict-item]
-    schema.Type.BYTES: sa.LargeBinary,  # type: ignore[dict-item]
+_TYPES: dict[schema.Type, Any] = {
+    schema.Type.TEXT: sa.Text,
+    schema.Type.INT: sa.BigInteger,
+    schema.Type.FLOAT: sa.Float,
+    schema.Type.BYTES: sa.LargeBinary,
 }
 
 

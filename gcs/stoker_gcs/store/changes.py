@@ -7,13 +7,11 @@ operation that meets another row than it expected undoes its whole change with :
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from stoker_gcs.schema import Table
+from stoker_gcs.schema import Table
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = dict[str, Any]
@@ -59,12 +57,13 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Change one row where the key and all of ``expect`` match; a Clash if there is none."""
+    """Change one row where the key and all of ``expect`` match; none is a Clash if ``must_exist``."""
 
     table: Table
     key: Mapping[str, Value]
     values: Mapping[str, Value]
     expect: Mapping[str, Value] = field(default_factory=dict)
+    must_exist: bool = True
 
 
 @dataclass(frozen=True, slots=True)

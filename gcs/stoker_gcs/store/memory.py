@@ -71,6 +71,8 @@ class MemoryStore:
         elif isinstance(operation, Update):
             found = rows.get(_key(table, dict(operation.key)))
             if found is None or not _matches(found, operation.expect):
+                if not operation.must_exist:
+                    return
                 raise Clash(table.name, "no row is as expected")
             row = {**found, **operation.values}
             self._check_unique(table, row)
@@ -108,7 +110,9 @@ class MemoryStore:
         """Rows that match, in key order."""
         rows = sorted(self._tables[table.name].items())
         found = [
-            row for key, row in rows if (not after or key > tuple(after)) and _matches(row, where or {})
+            row
+            for key, row in rows
+            if (not after or key > tuple(after)) and _matches(row, where or {})
         ]
         wanted = columns or table.names
         return [{name: row[name] for name in wanted} for row in found[:limit]]

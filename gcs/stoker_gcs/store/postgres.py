@@ -62,7 +62,9 @@ class PostgresStore:
         """Connect and check the schema; the wait for a server that is not there is bounded."""
         try:
             async with asyncio.timeout(2 * CONNECT_TIMEOUT_S), self._engine.connect() as connection:
-                found = (await connection.execute(_text("SELECT version_num FROM alembic_version"))).all()
+                found = (
+                    await connection.execute(_text("SELECT version_num FROM alembic_version"))
+                ).all()
         except (OSError, TimeoutError) as error:
             await self._engine.dispose()
             raise self._unreachable(error) from error
@@ -102,7 +104,9 @@ class PostgresStore:
             raise self._gone(error) from error
 
     def _gone(self, error: BaseException) -> UnavailableError:
-        return UnavailableError(f"the database {self._shown} does not answer: {type(error).__name__}")
+        return UnavailableError(
+            f"the database {self._shown} does not answer: {type(error).__name__}"
+        )
 
     async def _change(
         self, connection: AsyncConnection, change: Change
@@ -188,7 +192,7 @@ class PostgresStore:
                     for row in (await connection.execute(_text(statement), parameters)).mappings():
                         key = (row["task_id"], row["attempt"])
                         if key in merged:
-                            merged[key] = merge(task_of(row), merged[key])
+                            merged[key] = merge(task_of(dict(row)), merged[key])
                 if keys:
                     await connection.execute(
                         _text(sql.UPSERT_TASKS), [task_row(merged[key]) for key in keys]
@@ -200,7 +204,7 @@ class PostgresStore:
 def _clash(change: Change, error: IntegrityError) -> Clash:
     words = str(error.orig)
     tables = [op.table.name for op in change.operations]
-    named = next((name for name in tables if f"_{name}_" in words or f'"{name}' in words), tables[0])
+    named = next(
+        (name for name in tables if f"_{name}_" in words or f'"{name}' in words), tables[0]
+    )
     return Clash(named, words.splitlines()[0])
-
-

@@ -23,9 +23,7 @@ _task = msgspec.msgpack.Decoder(TaskRecord)
 def numbered(event: Append, seq: int) -> Event:
     """The event as watchers see it."""
     payload = _payload.decode(event.payload)
-    return Event(
-        seq=seq, at_s=event.at_s, kind=event.kind, subject=event.subject, payload=payload
-    )
+    return Event(seq=seq, at_s=event.at_s, kind=event.kind, subject=event.subject, payload=payload)
 
 
 def event_of(row: Mapping[str, Any]) -> Event:

@@ -49,7 +49,9 @@ class SqliteStore:
         self._writer = ThreadPoolExecutor(1, "gcs-sqlite-write")
         in_memory = path == ":memory:"
         # A database in memory exists in one connection only, so its reads go through the writer.
-        self._readers = self._writer if in_memory else ThreadPoolExecutor(READERS, "gcs-sqlite-read")
+        self._readers = (
+            self._writer if in_memory else ThreadPoolExecutor(READERS, "gcs-sqlite-read")
+        )
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
 

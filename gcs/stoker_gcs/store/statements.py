@@ -24,7 +24,8 @@ APPEND = (
     "VALUES (:at_s, :kind, :subject, :payload) RETURNING seq"
 )
 EVENTS_AFTER = (
-    "SELECT seq, at_s, kind, subject, payload FROM events WHERE seq > :after ORDER BY seq LIMIT :limit"
+    "SELECT seq, at_s, kind, subject, payload FROM events "
+    "WHERE seq > :after ORDER BY seq LIMIT :limit"
 )
 LAST_SEQ = "SELECT MAX(seq) AS seq FROM events"
 FORGET = "DELETE FROM events WHERE seq <= :seq"
@@ -58,7 +59,11 @@ def operate(operation: Operation) -> tuple[str, dict[str, Value], bool]:
         changed = ", ".join(f"{name} = :v_{name}" for name in operation.values)
         matched = {**operation.key, **operation.expect}
         where = _where(matched, parameters)
-        return f"UPDATE {operation.table.name} SET {changed}{where}", parameters, True
+        return (
+            f"UPDATE {operation.table.name} SET {changed}{where}",
+            parameters,
+            operation.must_exist,
+        )
     parameters = {}
     where = _where(dict(operation.where), parameters)
     return f"DELETE FROM {operation.table.name}{where}", parameters, operation.must_exist
@@ -100,7 +105,9 @@ def _where(matched: Mapping[str, Condition], parameters: dict[str, Value]) -> st
         elif isinstance(wanted, tuple):
             marks = {f"w_{name}_{i}": value for i, value in enumerate(wanted)}
             parameters.update(marks)
-            parts.append(f"{name} IN ({', '.join(f':{mark}' for mark in marks)})" if marks else "1 = 0")
+            parts.append(
+                f"{name} IN ({', '.join(f':{mark}' for mark in marks)})" if marks else "1 = 0"
+            )
         elif wanted is None:
             parts.append(f"{name} IS NULL")
         else:

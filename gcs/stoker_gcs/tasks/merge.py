@@ -83,6 +83,8 @@ def inferred_end(record: TaskRecord, reason: str, at_s: float) -> TaskRecord:
         ended_at_s=at_s,
         waiting_for="",
         error=ErrorInfo(
-            code="worker_died" if ran else "task_cancelled", message=reason, extra={"inferred": True}
+            code="worker_died" if ran else "task_cancelled",
+            message=reason,
+            extra={"inferred": True},
         ),
     )

@@ -1,0 +1,1 @@
+"""Actors: durable creation, names, placement, restarts, and an end with a cause."""

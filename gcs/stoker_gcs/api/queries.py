@@ -1,0 +1,108 @@
+"""Query strings of the gcs's routes, as types: OpenAPI and the checks come from them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from stoker_wire.messages.common import Message
+from stoker_wire.messages.control import ListQuery
+
+WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
+
+
+class WatchQuery(ListQuery):
+    """A list that can be watched: with ``watch``, events after ``since`` instead of a page."""
+
+    watch: bool = False
+    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class NodeQuery(WatchQuery):
+    """Filters of nodes."""
+
+    state: str = ""
+
+
+class JobQuery(WatchQuery):
+    """Filters of jobs."""
+
+    state: str = ""
+    namespace: str = ""
+
+
+class ActorQuery(WatchQuery):
+    """Filters of actors."""
+
+    job_id: str = ""
+    state: str = ""
+    name: str = ""
+    namespace: str = ""
+    node_id: str = ""
+    class_name: str = ""
+
+
+class TaskQuery(ListQuery):
+    """Filters of task attempts."""
+
+    job_id: str = ""
+    state: str = ""
+    name: str = ""
+    node_id: str = ""
+    actor_id: str = ""
+
+
+class ObjectQuery(ListQuery):
+    """Filters of objects."""
+
+    node_id: str = ""
+    job_id: str = ""
+
+
+class LeaseQuery(ListQuery):
+    """Filters of leases."""
+
+    job_id: str = ""
+    owner_id: str = ""
+    node_id: str = ""
+
+
+class WaitQuery(Message):
+    """``wait_s``: how long the reply may wait for what was asked."""
+
+    wait_s: WaitS = 0.0
+
+
+class KvPutQuery(Message):
+    """``if_absent``: leave a key that exists as it is (409)."""
+
+    if_absent: bool = False
+
+
+class KvListQuery(ListQuery):
+    """Keys that start with ``prefix``."""
+
+    prefix: str = ""
+
+
+class LogQuery(Message):
+    """``follow`` goes on with new lines; ``since`` is a line's cursor; ``tail``: only the last so many."""
+
+    follow: bool = False
+    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+    tail: Annotated[int, msgspec.Meta(ge=0)] = 0
+    worker_id: str = ""
+
+
+class ResignQuery(Message):
+    """Who gives up leading."""
+
+    holder: str
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True):
+    """A nodelet's good-bye; ``incarnation`` fences one that comes late."""
+
+    incarnation: int | None = None
+    reason: str = ""

@@ -1,0 +1,61 @@
+"""Routes of the task history."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker_gcs.api.queries import TaskQuery
+from stoker_wire.messages.control import Page
+from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord
+
+if TYPE_CHECKING:
+    from stoker_gcs.parts import Parts
+    from stoker_wire.server import Request, Service
+
+FILTERS = ("job_id", "state", "name", "node_id", "actor_id")
+
+
+def add_routes(service: Service, parts: Parts) -> None:
+    """Add the routes."""
+
+    async def report(req: Request) -> TaskHistoryStatus:
+        return await parts.history.report(req.body.records)
+
+    async def listing(req: Request) -> Page[TaskRecord]:
+        where = {name: getattr(req.query, name) for name in FILTERS}
+        return await parts.history.page(req.query, where)
+
+    async def one(req: Request) -> TaskRecord:
+        return (await parts.history.attempts(req.path["task_id"]))[-1]
+
+    async def attempts(req: Request) -> Page[TaskRecord]:
+        return Page(items=tuple(await parts.history.attempts(req.path["task_id"])))
+
+    service.route(
+        "POST",
+        "/v1/tasks/report",
+        report,
+        body=ReportTasks,
+        reply=TaskHistoryStatus,
+        # Reports merge, so a repeated one changes nothing and its reply need not be kept.
+        idempotency=False,
+        summary="Add to the task history",
+    )
+    service.route(
+        "GET",
+        "/v1/tasks",
+        listing,
+        query=TaskQuery,
+        reply=Page[TaskRecord],
+        summary="List task attempts",
+    )
+    service.route(
+        "GET", "/v1/tasks/{task_id}", one, reply=TaskRecord, summary="A task's last attempt"
+    )
+    service.route(
+        "GET",
+        "/v1/tasks/{task_id}/attempts",
+        attempts,
+        reply=Page[TaskRecord],
+        summary="All attempts of a task",
+    )

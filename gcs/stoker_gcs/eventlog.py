@@ -1,0 +1,150 @@
+"""The event log as readers see it: recent events in memory, older ones from SQL, and wake-ups.
+
+Writers' commits arrive through :meth:`EventLog.committed`, those of other replicas by reading SQL
+when they announce news, and every so often in any case. All readers (watches, long polls, the
+reconciling loops) see the same events in the same order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+from stoker_wire.errors import CompactedError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+    from stoker_gcs.store.protocol import Store
+    from stoker_wire.messages.control import Event
+
+RING_SIZE = 8192
+POLL_S = 0.25
+READ_SIZE = 1000
+
+
+class EventLog:
+    """See the module. ``announce`` tells other replicas of a new sequence number."""
+
+    def __init__(self, store: Store, announce: Callable[[int], None]) -> None:
+        self._store = store
+        self._announce = announce
+        self._ring: deque[Event] = deque()
+        self._floor = 0
+        self._moved = asyncio.Event()
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._news = asyncio.Event()
+        self.last = 0
+        self.compacted = 0
+
+    async def start(self) -> None:
+        """Learn where the log ends."""
+        self.compacted, self.last = await self._store.bounds()
+        self._floor = self.last
+
+    def committed(self, events: Sequence[Event]) -> None:
+        """Take the events of a commit of this process."""
+        if not events:
+            return
+        self._announce(events[-1].seq)
+        if self._store.shared and events[0].seq != self.last + 1:
+            # Another replica committed before; its events must be seen first.
+            self._news.set()
+        else:
+            self._advance(events)
+
+    def poke(self, seq: int) -> None:
+        """Another replica has committed up to ``seq``."""
+        if seq > self.last:
+            self._news.set()
+
+    async def tail(self) -> None:
+        """Read what other replicas commit, forever; only shared stores need it."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S):
+                    await self._news.wait()
+            self._news.clear()
+            await self.catch_up()
+
+    async def catch_up(self) -> None:
+        """Read until nothing newer is in SQL."""
+        while True:
+            events = await self._store.events(self.last, READ_SIZE)
+            fresh = [event for event in events if event.seq > self.last]
+            self._advance(fresh)
+            if len(events) < READ_SIZE:
+                return
+
+    def _advance(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        self._ring.extend(events)
+        self.last = events[-1].seq
+        while len(self._ring) > RING_SIZE:
+            self._floor = self._ring.popleft().seq
+        for event in events:
+            for signal in self._waiting.get(event.subject, ()):
+                signal.set()
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    async def compact(self, keep: int) -> None:
+        """Forget all but the newest ``keep`` events."""
+        upto = self.last - keep
+        if upto > self.compacted:
+            await self._store.compact(upto)
+            self.compacted = upto
+
+    async def read(self, since: int, limit: int = READ_SIZE) -> list[Event]:
+        """Events with ``seq > since``, at most ``limit``; CompactedError if some are gone."""
+        if since >= self.last:
+            return []
+        if since < self.compacted:
+            raise CompactedError(
+                f"events up to {self.compacted} are gone and {since} is before: list again, then "
+                f"watch with since={self.last}",
+                extra={"compacted": self.compacted, "last": self.last},
+            )
+        if since >= self._floor:
+            found = []
+            for event in reversed(self._ring):
+                if event.seq <= since:
+                    break
+                found.append(event)
+            found.reverse()
+            return found[:limit]
+        # Not beyond what readers of the ring have seen: one order for all.
+        return [e for e in await self._store.events(since, limit) if e.seq <= self.last]
+
+    async def wait_beyond(self, seq: int) -> None:
+        """Return once an event newer than ``seq`` is there."""
+        while self.last <= seq:
+            await self._moved.wait()
+
+    async def follow(self, since: int) -> AsyncIterator[list[Event]]:
+        """Yield batches of events newer than ``since``, forever."""
+        while True:
+            await self.wait_beyond(since)
+            events = await self.read(since)
+            if events:
+                since = events[-1].seq
+                yield events
+
+    @contextlib.contextmanager
+    def signal(self, subject: str) -> Iterator[asyncio.Event]:
+        """Give an event that is set whenever something happens to ``subject``.
+
+        Enter before reading the state, so that no change falls between reading and waiting.
+        """
+        signal = asyncio.Event()
+        self._waiting.setdefault(subject, set()).add(signal)
+        try:
+            yield signal
+        finally:
+            waiting = self._waiting[subject]
+            waiting.discard(signal)
+            if not waiting:
+                del self._waiting[subject]

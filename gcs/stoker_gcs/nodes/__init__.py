@@ -1,0 +1,1 @@
+"""Nodes: registration, heartbeats, and the sweep that declares silent ones dead."""

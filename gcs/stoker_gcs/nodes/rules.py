@@ -1,0 +1,94 @@
+"""What may become of a node: pure rules over its record (called by ``nodes.registry``).
+
+==========  ==========================  =========
+from        event                       to
+==========  ==========================  =========
+(none)      registers                   ALIVE
+any         registers again             ALIVE, next incarnation
+ALIVE       silent for suspect_after_s  SUSPECT
+SUSPECT     heartbeat                   ALIVE
+ALIVE       silent for dead_after_s     DEAD
+SUSPECT     silent for dead_after_s     DEAD
+ALIVE       leaves                      DEAD
+SUSPECT     leaves                      DEAD
+==========  ==========================  =========
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from stoker_gcs import schema
+from stoker_gcs.truth import Shelf, Step
+from stoker_wire.errors import FencedError
+from stoker_wire.messages.cluster import Node, NodeState, RegisterNode
+
+NODES: Shelf[Node] = Shelf(
+    schema.NODES,
+    Node,
+    lambda node: {
+        "node_id": node.node_id,
+        "state": node.state.value,
+        "incarnation": node.incarnation,
+        "heartbeat_at_s": node.heartbeat_at_s,
+    },
+    label="node",
+    fences=("incarnation",),
+)
+TRANSITIONS = {
+    NodeState.ALIVE: frozenset({NodeState.SUSPECT, NodeState.DEAD}),
+    NodeState.SUSPECT: frozenset({NodeState.ALIVE, NodeState.DEAD}),
+    NodeState.DEAD: frozenset[NodeState](),
+}
+KINDS = {
+    NodeState.SUSPECT: "node.suspected",
+    NodeState.ALIVE: "node.recovered",
+    NodeState.DEAD: "node.died",
+}
+
+
+def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
+    """The node as of its registration: one incarnation after the one before."""
+    facts = {name: getattr(body, name) for name in body.__struct_fields__}
+    return Node(
+        **facts,
+        incarnation=1 if before is None else before.incarnation + 1,
+        state=NodeState.ALIVE,
+        registered_at_s=now_s,
+        heartbeat_at_s=now_s,
+    )
+
+
+def moved(
+    node: Node, to: NodeState, *, incarnation: int, reason: str, heartbeat_at_s: float
+) -> Step[Node] | None:
+    """The step to ``to``, or None where the table has none or the incarnation is over."""
+    if node.incarnation != incarnation or to not in TRANSITIONS[node.state]:
+        return None
+    then = msgspec.structs.replace(
+        node, state=to, reason=reason, heartbeat_at_s=max(node.heartbeat_at_s, heartbeat_at_s)
+    )
+    return Step(then, KINDS[to])
+
+
+def verdict(
+    node: Node, silent_s: float, *, suspect_after_s: float, dead_after_s: float
+) -> NodeState:
+    """The state that a node's silence calls for."""
+    if node.state is NodeState.DEAD or silent_s >= dead_after_s:
+        return NodeState.DEAD
+    return NodeState.SUSPECT if silent_s >= suspect_after_s else NodeState.ALIVE
+
+
+def check_incarnation(node: Node, incarnation: int) -> None:
+    """Refuse a nodelet that speaks for an incarnation that is over."""
+    if node.incarnation != incarnation or node.state is NodeState.DEAD:
+        why = (
+            f"was declared dead ({node.reason})"
+            if node.state is NodeState.DEAD
+            else f"is at incarnation {node.incarnation}"
+        )
+        raise FencedError(
+            f"node {node.node_id} {why}; you speak for incarnation {incarnation}: "
+            "stop its workers and register again"
+        )

@@ -1,0 +1,125 @@
+"""Everything a gcs process is made of, wired once; the HTTP API and the service share it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from stoker_gcs.actors.placement import ActorPlacement
+from stoker_gcs.actors.registry import ActorRegistry
+from stoker_gcs.eventlog import EventLog
+from stoker_gcs.hot.fallback import FallbackHot
+from stoker_gcs.jobs.launch import Launcher
+from stoker_gcs.jobs.ledger import JobLedger
+from stoker_gcs.jobs.sessions import Sessions
+from stoker_gcs.kv import Blobs, KeyValues
+from stoker_gcs.leaders import Leaders
+from stoker_gcs.links import Links
+from stoker_gcs.nodes.registry import NodeRegistry
+from stoker_gcs.placing import Releases
+from stoker_gcs.reconcile import Reconciler
+from stoker_gcs.store.journal import Journal
+from stoker_gcs.tasks.history import TaskHistory
+from stoker_gcs.tokens import Tokens
+from stoker_gcs.truth import Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stoker_gcs.hot.protocol import HotStore
+    from stoker_gcs.store.protocol import Store
+    from stoker_wire.background import Background
+    from stoker_wire.messages.control import Event
+    from stoker_wire.settings import Settings
+
+COMPACT_EVERY_S = 60.0
+KEEP_EVENTS = 200_000
+
+
+@dataclass(slots=True)
+class Parts:
+    """See the module."""
+
+    truth: Truth
+    hot: FallbackHot
+    nodes: NodeRegistry
+    leaders: Leaders
+    links: Links
+    kv: KeyValues
+    blobs: Blobs
+    tokens: Tokens
+    ledger: JobLedger
+    sessions: Sessions
+    actors: ActorRegistry
+    history: TaskHistory
+    reconciler: Reconciler
+    replica_id: str
+    loaded_at_seq: int = 0
+
+    async def load(self) -> None:
+        """Read what is kept in memory from SQL, at a known point of the log."""
+        await self.truth.log.start()
+        self.loaded_at_seq = self.truth.log.last
+        await self.leaders.load()
+        await self.nodes.load()
+        await self.ledger.load()
+
+    async def observe(self) -> None:
+        """Keep the views in step with the log, forever."""
+        async for events in self.truth.log.follow(self.loaded_at_seq):
+            for event in events:
+                self.nodes.observe(event)
+                self.leaders.observe(event)
+                self.ledger.observe(event)
+                self.tokens.observe(event)
+
+
+def assemble(
+    store: Store, hot: HotStore, settings: Settings, token: str, background: Background
+) -> Parts:
+    """Wire the parts over a store and a hot store."""
+    log: EventLog
+
+    def committed(events: Sequence[Event]) -> None:
+        log.committed(events)
+
+    journal = Journal(store, committed)
+    with_fallback = FallbackHot(hot, store, journal)
+    log = EventLog(store, with_fallback.announce)
+    truth = Truth(store, journal, log, with_fallback)
+    leaders = Leaders(truth)
+    nodes = NodeRegistry(truth, settings)
+    links = Links(leaders, lambda: nodes.view, settings, token)
+    releases = Releases(truth, links, background)
+    ledger = JobLedger(truth)
+    actors = ActorRegistry(truth, ledger, releases)
+    history = TaskHistory(truth, ledger)
+    reconciler = Reconciler(
+        truth,
+        nodes=nodes,
+        ledger=ledger,
+        launcher=Launcher(truth, links, ledger, releases),
+        actors=actors,
+        placement=ActorPlacement(
+            truth, links, actors, releases, restart_grace_s=settings.infeasible_grace_s
+        ),
+        releases=releases,
+        history=history,
+    )
+    return Parts(
+        truth=truth,
+        hot=with_fallback,
+        nodes=nodes,
+        leaders=leaders,
+        links=links,
+        kv=KeyValues(truth),
+        blobs=Blobs(truth),
+        tokens=Tokens(truth, token),
+        ledger=ledger,
+        sessions=Sessions(truth, ledger, settings),
+        actors=actors,
+        history=history,
+        reconciler=reconciler,
+        replica_id=f"gcs_{os.urandom(6).hex()}",
+    )

@@ -1,0 +1,140 @@
+"""Migrates the database of a gcs: what operators run before a new version, and containers at start.
+
+``upgrade`` brings any older schema to this version's, ``check`` says whether that is needed (exit
+status 1), ``history`` lists the revisions. The gcs itself never migrates: it refuses to start and
+names this command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from stoker_gcs.schema import REVISION
+from stoker_wire.errors import DatabaseError, StokerError
+from stoker_wire.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+CONNECT_TIMEOUT_S = 10.0
+_UPGRADE_LOCK = 7310578
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m stoker_migrations", description=__doc__)
+    parser.add_argument("command", choices=("upgrade", "check", "history"))
+    parser.add_argument("--database-url", help="default: STOKER_DATABASE_URL")
+    chosen = parser.parse_args(arguments)
+    out = sys.stdout.write
+    if chosen.command == "history":
+        for revision in reversed(list(scripts().walk_revisions())):
+            out(f"{revision.revision}  {revision.doc}\n")
+        return 0
+    url = chosen.database_url or Settings.from_env().database_url
+    if not url:
+        parser.error("name the database: --database-url URL, or STOKER_DATABASE_URL")
+    try:
+        if chosen.command == "upgrade":
+            upgrade(url)
+            out(f"the database is at {REVISION}\n")
+            return 0
+        found = revision_of(url)
+    except StokerError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    if found == REVISION:
+        out(f"the database is at {REVISION}: nothing to do\n")
+        return 0
+    out(
+        f"the database is at {found or 'no revision'}, this version needs {REVISION}: run upgrade\n"
+    )
+    return 1
+
+
+def upgrade(database_url: str) -> None:
+    """Bring the database to :data:`REVISION`; several at once wait for each other (PostgreSQL)."""
+
+    def run(connection: Connection) -> None:
+        config = _config()
+        config.attributes["connection"] = connection
+        if connection.dialect.name == "postgresql":
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
+        command.upgrade(config, "head")
+
+    _with_connection(database_url, run)
+
+
+def revision_of(database_url: str) -> str | None:
+    """Return the revision that the database is at, or None when it was never migrated."""
+    found: list[str | None] = []
+
+    def run(connection: Connection) -> None:
+        found.append(MigrationContext.configure(connection).get_current_revision())
+
+    _with_connection(database_url, run)
+    return found[0]
+
+
+def scripts() -> ScriptDirectory:
+    """The revisions, oldest to newest by their links."""
+    return ScriptDirectory.from_config(_config())
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _with_connection(database_url: str, work: Callable[[Connection], None]) -> None:
+    async def run() -> None:
+        engine = create_async_engine(async_url(database_url))
+        shown = engine.url.render_as_string(hide_password=True)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await engine.connect()
+            try:
+                await connection.run_sync(work)
+                await connection.commit()
+            finally:
+                await connection.close()
+        except (OSError, TimeoutError, SQLAlchemyError) as error:
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DatabaseError(
+                f"cannot use the database {shown}: {why}. Start the server or correct "
+                "--database-url (or STOKER_DATABASE_URL)"
+            ) from error
+        finally:
+            await engine.dispose()
+
+    asyncio.run(run())
+
+
+def async_url(url: str) -> str:
+    """Name the asyncio driver in a URL that names none: ``sqlite:///x``, ``postgresql://...``."""
+    scheme, mark, rest = url.partition("://")
+    dialect = scheme.partition("+")[0]
+    drivers = {
+        "sqlite": "sqlite+aiosqlite",
+        "postgresql": "postgresql+asyncpg",
+        "postgres": "postgresql+asyncpg",
+    }
+    if not mark or dialect not in drivers:
+        raise DatabaseError(
+            f"{url!r} is not a database URL; use sqlite:///PATH or postgresql://..."
+        )
+    return f"{drivers[dialect]}://{rest}"
