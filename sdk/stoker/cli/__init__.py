@@ -28,7 +28,11 @@ _COMMANDS = {
     "stop": ("cluster", "stop", "Stop what `stoker start` started on this machine."),
     "status": ("status", "status", "Show nodes, resources in use, jobs, and what waits and why."),
     "job": ("job", "job", "Submit, list, follow and stop jobs."),
-    "list": ("lists", "list_group", "List nodes, jobs, tasks, actors, objects, leases or events."),
+    "list": (
+        "lists",
+        "list_group",
+        "List nodes, jobs, tasks, actors, objects, leases, workers, events.",
+    ),
     "get": ("lists", "get", "Show everything known of one node, job, task or actor."),
     "explain": ("explain", "explain", "Say why a task, actor or job waits, or what became of it."),
     "logs": ("logs", "logs", "Show the output of a job, task, actor or worker."),

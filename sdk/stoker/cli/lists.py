@@ -111,6 +111,17 @@ TABLES = {
         },
         "no leases",
     ),
+    "workers": _Table(
+        "/v1/workers",
+        "Worker processes of all nodes.",
+        {
+            "worker": "worker_id", "state": "state", "node": "node_id", "pid": "pid",
+            "job": "job_id", "actor": "actor_id",
+            "memory": lambda row: nbytes(row.get("rss_bytes", 0)),
+            "started": lambda row: ago(row.get("started_at_s")),
+        },
+        "no workers",
+    ),
     "events": _Table(
         "/v1/events",
         "The log of all that happened.",
@@ -125,7 +136,7 @@ KINDS = {"n": "nodes", "job": "jobs", "t": "tasks", "a": "actors"}
 
 @click.group("list")
 def list_group() -> None:
-    """List nodes, jobs, tasks, actors, objects, leases or events."""
+    """List nodes, jobs, tasks, actors, objects, leases, workers or events."""
 
 
 def _list(

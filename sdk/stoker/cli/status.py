@@ -64,7 +64,7 @@ def _collect(client: HttpClient) -> _Status:
     jobs = fetch(client, "/v1/jobs", 1000)
     total, pending, scheduler = None, [], "none leads"
     try:
-        leader = client.call("GET", "/v1/leaders/scheduler", reply=Leader)
+        leader = client.call("GET", "/v1/leaders/scheduler", reply=Leader, timeout_s=2.0)
         scheduler = leader.url
         lead = client.to(leader.url)
         total = lead.call("GET", "/v1/resources", reply=ClusterResources, timeout_s=5.0)

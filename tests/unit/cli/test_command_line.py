@@ -1,0 +1,192 @@
+"""The command line without a cluster: help, errors in one line, sizes, settings, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from stoker.cli import root
+from stoker.cli.options import Bytes
+from stoker.cli.output import duration, nbytes, print_table, resources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from click.testing import Result
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in [name for name in os.environ if name.startswith("STOKER_")]:
+        if not name.startswith("STOKER_TEST_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("STOKER_SESSION_ROOT", str(tmp_path / "sessions"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def stoker(*args: str) -> Result:
+    return CliRunner().invoke(root, args)
+
+
+def commands(group: click.Group, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    found = [path]
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            found += commands(command, (*path, name))
+        else:
+            found.append((*path, name))
+    return found
+
+
+@pytest.mark.parametrize("path", commands(root), ids=" ".join)
+def test_every_command_has_help_with_a_sentence(path: tuple[str, ...]) -> None:
+    shown = stoker(*path, "--help")
+    assert shown.exit_code == 0
+    sentence = shown.output.split("\n\n")[1].strip()
+    assert sentence.partition("\n\n")[0].rstrip()[-1] in ".:)1"
+
+
+def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
+    local = {"start", "stop", "config", "version"}
+    for path in commands(root):
+        if path and path[0] not in local and path not in [("job",), ("list",)]:
+            shown = stoker(*path, "--help").output
+            assert all(option in shown for option in ("--address", "--token", "--json")), path
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["strat"], "no command 'strat'; did you mean 'start'?"),
+        (["job", "sumbit"], "Did you mean 'submit'?"),
+        (["start", "--hed"], "--head"),
+        (["start"], "give --head for a new cluster, or --address URL"),
+        (["start", "--head", "--memory", "8XB"], "write it like 8GiB"),
+        (["start", "--head", "--resources", "disk=2"], "is no JSON object"),
+        (["list", "nodes", "--limit", "0"], "--limit"),
+        (["job", "submit"], "missing argument"),
+        (["job", "submit", "--address", "http://127.0.0.1:1", "--token", "x", "--env", "A",
+          "--", "true"], "'A' is not KEY=VALUE"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_is_one_line_with_the_fix_and_exit_code_2(args: list[str], said: str) -> None:
+    shown = stoker(*args)
+    assert shown.exit_code == 2
+    assert shown.output.startswith("error: ")
+    assert shown.output.count("\n") == 1
+    assert said in shown.output
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["status"], "no running cluster was found on this machine; start one with"),
+        (["list", "nodes", "--address", "http://127.0.0.1:1"], "cannot read the token file"),
+        (["status", "--address", "ftp://x", "--token", "t"], "is not an address of a cluster"),
+        (["explain", "x_1", "--address", "http://127.0.0.1:1", "--token", "t"], "is no id of a"),
+        (["explain", "n_1", "--address", "http://127.0.0.1:1", "--token", "t"], "stoker get"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_with_the_fix_and_exit_code_1(
+    args: list[str], said: str
+) -> None:
+    shown = stoker(*args)
+    assert (shown.exit_code, shown.output.count("\n")) == (1, 1), shown.output
+    assert shown.output.startswith("error: ")
+    assert said in shown.output
+
+
+def test_stop_with_nothing_to_stop_is_no_error() -> None:
+    shown = stoker("stop")
+    assert (shown.exit_code, shown.output.startswith("Nothing runs")) == (0, True)
+
+
+def test_config_shows_value_and_source_and_masks_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STOKER_TOKEN", "very-secret")
+    monkeypatch.setenv("STOKER_HEARTBEAT_S", "2.5")
+    monkeypatch.setenv("STOKER_HEARTBEATS", "3")
+    shown = CliRunner().invoke(root, ["config", "--changed", "--json"])
+    rows = {row["name"]: row for row in json.loads(shown.stdout)}
+    assert rows["heartbeat_s"]["value"] == "2.5"
+    assert rows["heartbeat_s"]["source"] == "STOKER_HEARTBEAT_S"
+    assert "very-secret" not in shown.stdout
+    text = stoker("config", "--changed")
+    assert "STOKER_HEARTBEATS names no setting; did you mean 'STOKER_HEARTBEAT_S'?" in text.output
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1000", 1000),
+        ("8GiB", 8 * 2**30),
+        ("8g", 8 * 2**30),
+        ("1.5MB", 1_572_864),
+        ("512 kib", 524_288),
+        ("1e9", 10**9),
+        ("2TiB", 2**41),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text: str, value: int) -> None:
+    assert Bytes().convert(text, None, None) == value
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "8XB", "-1", "inf", "1..2G"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Bytes().convert(text, None, None)
+
+
+def test_amounts_are_short() -> None:
+    assert resources({"CPU": 2.0, "GPU": 0.5, "memory": 8.0 * 2**30}) == (
+        "CPU 2, GPU 0.5, memory 8.0 GiB"
+    )
+    assert resources(None) == "-"
+    assert [nbytes(v) for v in (0, 1023, 1536, 3 * 2**40)] == [
+        "0 B",
+        "1023 B",
+        "1.5 KiB",
+        "3.0 TiB",
+    ]
+    assert [duration(v) for v in (0.123, 59.6, 61, 3720, 90_000)] == [
+        "0.12s", "1m00s", "1m01s", "1h02m", "1d01h",
+    ]  # fmt: skip
+
+
+def test_a_table_in_a_pipe_is_plain_and_aligned(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"id": "n_1", "state": "ALIVE"}, {"id": "n_22", "state": None}]
+    print_table(rows, {"node": "id", "state": "state"}, empty="none")
+    assert capsys.readouterr().out == "NODE  STATE\nn_1   ALIVE\nn_22\n"
+    print_table([], {"node": "id"}, empty="no nodes")
+    assert capsys.readouterr().out == "no nodes\n"
+
+
+def test_help_and_completion_import_nothing_heavy() -> None:
+    heavy = {"rich", "aiohttp", "asyncio", "http.client", "sqlalchemy", "stoker.jobs"}
+    program = (
+        "import sys\nfrom stoker.cli import root\n"
+        "try:\n    root(['--help'], prog_name='stoker')\nexcept SystemExit:\n    pass\n"
+        f"print('LOADED', *sorted({heavy!r} & set(sys.modules)))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert shown.stdout.rstrip().endswith("LOADED")
+    completed = subprocess.run(
+        [sys.executable, "-m", "stoker.cli"],
+        env={**os.environ, "_STOKER_COMPLETE": "bash_complete", "COMP_WORDS": "stoker st",
+             "COMP_CWORD": "1"},
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert {line.partition(",")[2] for line in completed.stdout.split()} == {
+        "start", "stop", "status",
+    }, completed.stderr  # fmt: skip
