@@ -1,0 +1,171 @@
+"""What contract tests of the gcs share: migrated databases, running services, a fake scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from stoker_gcs.service import Running, serve
+from stoker_migrations.command import upgrade
+from stoker_wire.client import Client
+from stoker_wire.errors import InfeasibleError
+from stoker_wire.messages.cluster import (
+    ClusterResources,
+    Demand,
+    GrantedLease,
+    Lease,
+    LeaseReply,
+    LeaseRequest,
+    RegisteredNode,
+    RegisterNode,
+    ReleaseLeases,
+)
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.control import Campaign, Explanation, Leader
+from stoker_wire.messages.work import AttachDriver, Job
+from stoker_wire.server import Request, Service
+from stoker_wire.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+TOKEN = "test-token"
+FAST = Settings(
+    suspect_after_s=0.4,
+    dead_after_s=0.9,
+    driver_reconnect_s=0.3,
+    restart_reconnect_s=0.8,
+    infeasible_grace_s=0.5,
+    bookmark_s=0.2,
+)
+
+
+async def migrate(database_url: str) -> None:
+    """Bring a database to the present schema, as an operator does."""
+    await asyncio.to_thread(upgrade, database_url)
+
+
+async def eventually(
+    condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 10.0
+) -> None:
+    """Return once the condition holds, or fail with what was waited for."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not await condition():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise AssertionError(f"not within {timeout_s} s: {what}") from None
+
+
+@asynccontextmanager
+async def gcs(
+    database_url: str, redis_url: str | None = None, *, settings: Settings = FAST, port: int = 0
+) -> AsyncIterator[tuple[Running, Client]]:
+    """A running gcs and a client of it."""
+    running = await serve(
+        settings, token=TOKEN, database_url=database_url, redis_url=redis_url, port=port
+    )
+    try:
+        async with Client(running.url, token=TOKEN, peer="test", timeout_s=10.0) as client:
+            yield running, client
+    finally:
+        await running.stop(0.5)
+
+
+def a_node(node_id: str = "n_1", url: str = "http://127.0.0.1:9") -> RegisterNode:
+    """A registration."""
+    return RegisterNode(
+        node_id=node_id,
+        url=url,
+        unix="",
+        hostname="here",
+        host_id="h",
+        pid=1,
+        resources={"CPU": 4.0},
+    )
+
+
+async def register(client: Client, node_id: str = "n_1") -> RegisteredNode:
+    """Register a node."""
+    return await client.call("POST", "/v1/nodes", a_node(node_id), reply=RegisteredNode)
+
+
+async def attach(client: Client, job_id: str | None = None) -> Job:
+    """Attach a driver."""
+    body = AttachDriver(pid=7, hostname="here", job_id=job_id)
+    return await client.call("POST", "/v1/jobs/attach", body, reply=Job)
+
+
+class FakeScheduler:
+    """Speaks the scheduler's HTTP; grants everything that fits ``infeasible`` does not name."""
+
+    def __init__(self) -> None:
+        self.service = Service("scheduler", Settings(), token=TOKEN)
+        self.requests: list[LeaseRequest] = []
+        self.released: list[str] = []
+        self.infeasible: set[str] = set()
+        self.held_back = asyncio.Event()
+        self.held_back.set()
+        self._granted: dict[str, GrantedLease] = {}
+        self._count = itertools.count(1)
+        add = self.service.route
+        add("POST", "/v1/leases", self._ask, body=LeaseRequest, reply=LeaseReply, summary="ask")
+        add("POST", "/v1/leases/release", self._release, body=ReleaseLeases, summary="release")
+        add("POST", "/v1/explain", self._explain, body=Demand, reply=Explanation, summary="why")
+        add("GET", "/v1/resources", self._resources, reply=ClusterResources, summary="all")
+
+    async def start(self, client: Client, holder: str = "p_sched") -> Leader:
+        """Listen, and win the leadership."""
+        await self.service.start("127.0.0.1")
+        self.service.ready()
+        body = Campaign(holder=holder, url=self.service.url, ttl_s=60.0)
+        return await client.call("POST", "/v1/leaders/scheduler", body, reply=Leader)
+
+    async def _ask(self, req: Request) -> LeaseReply:
+        body: LeaseRequest = req.body
+        self.requests.append(body)
+        if body.demand.name in self.infeasible:
+            raise InfeasibleError("no node has 99 CPUs; the largest has 4")
+        if not self.held_back.is_set():
+            return LeaseReply(note="3 demands wait before it")
+        known = self._granted.get(body.request_id)
+        if known is None:
+            n = next(self._count)
+            lease = Lease(
+                lease_id=f"l_{n}",
+                owner_id=body.owner_id,
+                job_id=body.demand.job_id,
+                kind=body.demand.kind,
+                node_id="n_1",
+                node_incarnation=1,
+                resources=body.demand.resources,
+                actor_id=body.actor.actor_id if body.actor else "",
+            )
+            address = Address(f"w_{n}", "n_1", "h", "", "http://127.0.0.1:9")
+            known = GrantedLease(lease=lease, worker_id=f"w_{n}", address=address, pid=100 + n)
+            self._granted[body.request_id] = known
+        return LeaseReply(granted=(known,))
+
+    async def _release(self, req: Request) -> None:
+        self.released += req.body.lease_ids
+
+    async def _explain(self, req: Request) -> Explanation:
+        return Explanation(
+            subject="", state="", summary=f"{req.body.name} waits for 99 CPUs", queue_position=2
+        )
+
+    async def _resources(self, _: Request) -> ClusterResources:
+        return ClusterResources(total={"CPU": 4.0}, available={"CPU": 1.0})
+
+
+@asynccontextmanager
+async def scheduler(client: Client) -> AsyncIterator[FakeScheduler]:
+    """A fake scheduler that leads."""
+    fake = FakeScheduler()
+    await fake.start(client)
+    try:
+        yield fake
+    finally:
+        await fake.service.stop(0.2)

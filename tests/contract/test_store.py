@@ -1,0 +1,209 @@
+"""One contract for every store: memory (the specification), SQLite in memory and on disk, PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker_gcs import schema
+from stoker_gcs.store.changes import Append, Change, Clash, Delete, Insert, Prefix, Update, Upsert
+from stoker_gcs.store.journal import Journal
+from stoker_gcs.store.opening import open_store
+from stoker_gcs.store.rows import task_of
+from stoker_wire.background import Background
+from stoker_wire.messages.work import TaskRecord, TaskState
+from tests.contract.gcs_support import migrate
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stoker_gcs.store.protocol import Store
+
+KINDS = ("memory", "sqlite-memory", "sqlite-file", "postgres")
+
+
+@pytest.fixture(params=KINDS)
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    match request.param:
+        case "memory":
+            url = "memory://"
+        case "sqlite-memory":
+            url = "sqlite://"
+        case "sqlite-file":
+            url = request.getfixturevalue("sqlite_url")
+        case _:
+            url = request.getfixturevalue("postgres_url")
+            await migrate(url)
+    made = open_store(url)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+def key(name: str, value: bytes = b"v", namespace: str = "ns") -> dict[str, str | int | bytes]:
+    return {"namespace": namespace, "key": name, "nbytes": len(value), "seq": 0, "value": value}
+
+
+def told(subject: str, kind: str = "kv.changed") -> Append:
+    return Append(kind, subject, b"\x81\xa1a\x01", 5.0)
+
+
+def a_task(task_id: str = "t_1", state: TaskState = TaskState.RUNNING, **more: object) -> TaskRecord:
+    return TaskRecord(
+        task_id=task_id, attempt=0, state=state, job_id="job_1", name="f", **more  # type: ignore[arg-type]
+    )
+
+
+async def test_a_row_and_its_event_are_committed_together(store: Store) -> None:
+    [events] = await store.commit([Change((Insert(schema.KV, key("a")),), (told("ns/a"),))])
+    assert not isinstance(events, Clash)
+    assert events[0].payload == {"a": 1}
+    row = await store.get(schema.KV, {"namespace": "ns", "key": "a"})
+    assert row is not None and bytes(row["value"]) == b"v"
+    assert await store.events(0) == list(events)
+    assert await store.bounds() == (0, events[0].seq)
+
+
+async def test_a_clash_undoes_its_change_whole_and_leaves_the_others(store: Store) -> None:
+    await store.commit([Change((Insert(schema.KV, key("taken")),))])
+    results = await store.commit(
+        [
+            Change((Insert(schema.KV, key("before")),), (told("before"),)),
+            Change(
+                (Insert(schema.KV, key("undone")), Insert(schema.KV, key("taken"))), (told("no"),)
+            ),
+            Change((Insert(schema.KV, key("after")),), (told("after"),)),
+        ]
+    )
+    assert isinstance(results[1], Clash)
+    assert results[1].table == "kv"
+    names = [row["key"] for row in await store.select(schema.KV)]
+    assert names == ["after", "before", "taken"]
+    assert [event.subject for event in await store.events(0)] == ["before", "after"]
+
+
+async def test_an_update_is_fenced_by_what_it_expects(store: Store) -> None:
+    leader = {"name": "s", "holder": "a", "url": "u", "epoch": 1, "expires_at_s": 1.5}
+    await store.commit([Change((Insert(schema.LEADERS, leader),))])
+    stale = Update(schema.LEADERS, {"name": "s"}, {"holder": "b"}, {"epoch": 0})
+    right = Update(
+        schema.LEADERS, {"name": "s"}, {"holder": "c", "epoch": 2}, {"epoch": 1, "expires_at_s": 1.5}
+    )
+    lenient = Update(schema.LEADERS, {"name": "no"}, {"holder": "d"}, must_exist=False)
+    results = await store.commit([Change((stale,)), Change((right,)), Change((lenient,))])
+    assert [isinstance(result, Clash) for result in results] == [True, False, False]
+    row = await store.get(schema.LEADERS, {"name": "s"})
+    assert row is not None and (row["holder"], row["epoch"]) == ("c", 2)
+
+
+async def test_a_unique_name_is_taken_by_one_living_row_only(store: Store) -> None:
+    def actor(actor_id: str, live_name: str | None) -> Insert:
+        values = {
+            **dict.fromkeys(schema.ACTORS.names, ""),
+            "actor_id": actor_id,
+            "live_name": live_name,
+            "incarnation": 0,
+            "version": 1,
+            "record": b"",
+            "spec": b"",
+        }
+        return Insert(schema.ACTORS, values)
+
+    first, second = await store.commit(
+        [Change((actor("a_1", "ns/x"),)), Change((actor("a_2", "ns/x"),))]
+    )
+    assert not isinstance(first, Clash) and isinstance(second, Clash)
+    free = Update(schema.ACTORS, {"actor_id": "a_1"}, {"live_name": None})
+    results = await store.commit([Change((free,)), Change((actor("a_3", "ns/x"),))])
+    assert not any(isinstance(result, Clash) for result in results)
+    unnamed = await store.commit([Change((actor("a_4", None),)), Change((actor("a_5", None),))])
+    assert not any(isinstance(result, Clash) for result in unnamed)
+
+
+async def test_delete_and_upsert(store: Store) -> None:
+    await store.commit([Change((Upsert(schema.KV, key("a")), Upsert(schema.KV, key("b"))))])
+    await store.commit([Change((Upsert(schema.KV, key("a", b"new")),))])
+    row = await store.get(schema.KV, {"namespace": "ns", "key": "a"})
+    assert row is not None and bytes(row["value"]) == b"new"
+    gone = Delete(schema.KV, {"namespace": "ns", "key": "a"}, must_exist=True)
+    first, again = await store.commit([Change((gone,)), Change((gone,))])
+    assert not isinstance(first, Clash) and isinstance(again, Clash)
+    await store.commit([Change((Delete(schema.KV, {"namespace": "ns"}),))])
+    assert await store.select(schema.KV) == []
+
+
+async def test_selects_filter_and_page_in_key_order(store: Store) -> None:
+    names = [f"k{i:02}" for i in range(10)] + ["k_%", "x"]
+    await store.commit([Change(tuple(Insert(schema.KV, key(name)) for name in names))])
+    await store.commit([Change((Insert(schema.KV, key("other", namespace="zz")),))])
+    found: list[str] = []
+    after: list[str | int] = []
+    while True:
+        rows = await store.select(
+            schema.KV, {"namespace": "ns", "key": Prefix("k")}, after=after, limit=4
+        )
+        if not rows:
+            break
+        found += [row["key"] for row in rows]
+        after = [rows[-1]["namespace"], rows[-1]["key"]]
+    assert found == sorted(names)[: len(names) - 1]
+    some = await store.select(schema.KV, {"key": ("x", "other", "missing")}, columns=("key",))
+    assert some == [{"key": "x"}, {"key": "other"}]
+    assert await store.select(schema.KV, {"key": Prefix("k_")}, columns=("key",)) == [{"key": "k_%"}]
+    assert await store.select(schema.KV, {"key": ()}) == []
+
+
+async def test_events_are_numbered_in_order_and_can_be_forgotten(store: Store) -> None:
+    for i in range(5):
+        await store.commit([Change(events=(told(f"s{i}"),))])
+    events = await store.events(0)
+    seqs = [event.seq for event in events]
+    assert seqs == sorted(set(seqs))
+    assert [event.subject for event in await store.events(seqs[1], limit=2)] == ["s2", "s3"]
+    await store.compact(seqs[2])
+    assert await store.bounds() == (seqs[2], seqs[4])
+    assert [event.subject for event in await store.events(0)] == ["s3", "s4"]
+    await store.compact(seqs[4] + 100)
+    assert await store.bounds() == (seqs[4], seqs[4])
+    [later] = await store.commit([Change(events=(told("later"),))])
+    assert not isinstance(later, Clash) and later[0].seq > seqs[4]
+
+
+async def test_task_reports_merge_in_any_order(store: Store) -> None:
+    done = a_task(state=TaskState.FINISHED, ended_at_s=3.0)
+    await store.put_tasks([done, a_task("t_2", TaskState.QUEUED)])
+    await store.put_tasks([a_task(node_id="n_1", started_at_s=2.0)])
+    await store.put_tasks([a_task("t_2", TaskState.RUNNING), a_task("t_2", TaskState.QUEUED)])
+    rows = await store.select(schema.TASKS, {"job_id": "job_1"})
+    first, second = (task_of(row) for row in rows)
+    assert (first.state, first.node_id, first.started_at_s) == (TaskState.FINISHED, "n_1", 2.0)
+    assert second.state is TaskState.RUNNING
+    assert await store.select(schema.TASKS, {"state": "QUEUED"}) == []
+
+
+async def test_concurrent_callers_share_transactions_and_each_gets_its_own_result(
+    store: Store,
+) -> None:
+    seen: list[int] = []
+    journal = Journal(store, lambda events: seen.extend(event.seq for event in events))
+    async with Background("test") as background:
+        background.spawn(journal.changes.run(), name="changes")
+        background.spawn(journal.tasks.run(), name="tasks")
+
+        async def one(i: int) -> str:
+            change = Change((Insert(schema.KV, key(f"k{i % 80}")),), (told(f"s{i}"),))
+            try:
+                events = await journal.apply(change)
+            except Clash:
+                return "clash"
+            return events[0].subject
+
+        results = await asyncio.gather(*[one(i) for i in range(100)])
+        await asyncio.gather(*[journal.put_tasks((a_task(f"t_{i}"),)) for i in range(50)])
+    assert results == [f"s{i}" for i in range(80)] + ["clash"] * 20
+    assert journal.changes.batches < 20
+    assert journal.tasks.batches < 20
+    assert len(seen) == 80 and seen == sorted(seen)
+    assert len(await store.select(schema.TASKS)) == 50
