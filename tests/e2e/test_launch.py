@@ -1,0 +1,191 @@
+"""A local cluster as a process: it starts, is found, ends with its driver, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from stoker._http import HttpClient
+from stoker.launch import LocalCluster, find_running, spawn_local, start_local
+from stoker_wire.errors import OpenBindError, PortInUseError, StartError
+from stoker_wire.messages.cluster import ClusterResources
+from tests.services import free_port, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stoker.launch import LocalInfo
+
+START_S = 20.0
+GONE_S = 5.0
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A session root of this test's own, and none of the settings of whoever runs the tests."""
+    for name in [name for name in os.environ if name.startswith("STOKER_")]:
+        if not name.startswith("STOKER_TEST_"):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "s"
+    monkeypatch.setenv("STOKER_SESSION_ROOT", str(folder))
+    return folder
+
+
+@pytest.fixture
+def cluster() -> Iterator[LocalCluster]:
+    with start_local(num_cpus=1, num_gpus=0, timeout_s=START_S) as made:
+        yield made
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """The process and all below it; those that have gone meanwhile are left out."""
+    root = psutil.Process(pid)
+    return [root, *root.children(recursive=True)]
+
+
+def gone(processes: list[psutil.Process], info: LocalInfo) -> None:
+    """All that the head was, is no more."""
+
+    def left() -> list[object]:
+        alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        paths = [path for path in (info.arena_dir, info.nodelet_unix) if Path(path).exists()]
+        return [*alive, *paths]
+
+    until(lambda: not left(), GONE_S, f"nothing is left of the head: {left()}")
+
+
+def test_a_started_cluster_answers_with_its_token_and_offers_what_it_was_told(
+    cluster: LocalCluster,
+) -> None:
+    info = cluster.info
+    client = HttpClient(info.gcs_url, token=info.token)
+    (node,) = client.call("GET", "/v1/nodes", reply=dict)["items"]
+    assert (node["node_id"], node["state"]) == (info.node_id, "ALIVE")
+    assert node["resources"]["CPU"] == 1.0
+    found = client.to(info.scheduler_url).call("GET", "/v1/resources", reply=ClusterResources)
+    assert found.available["CPU"] == 1.0
+    assert Path(info.arena_dir).is_dir()
+    assert Path(info.nodelet_unix).is_socket()
+
+
+def test_the_session_is_private_and_the_token_in_it(cluster: LocalCluster) -> None:
+    session = Path(cluster.info.session_dir)
+    assert stat.S_IMODE(session.stat().st_mode) == 0o700
+    assert stat.S_IMODE((session / "token").stat().st_mode) == 0o600
+    assert (session / "token").read_text().strip() == cluster.info.token
+    assert (session / "stoker.sqlite3").exists()
+    assert (session.parent / "latest").resolve() == session.resolve()
+
+
+def test_stop_leaves_nothing(cluster: LocalCluster) -> None:
+    processes = tree(cluster.pid)
+    cluster.stop()
+    assert not cluster.is_alive()
+    gone(processes, cluster.info)
+    cluster.stop()
+
+
+def test_a_killed_head_leaves_nothing(cluster: LocalCluster) -> None:
+    processes = tree(cluster.pid)
+    assert len(processes) >= 3, "head, janitor and fork server"
+    os.kill(cluster.pid, signal.SIGKILL)
+    cluster.stop()
+    gone(processes, cluster.info)
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["alone", "with a forked child"])
+def test_a_killed_driver_takes_its_cluster_along(forked: bool, tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    program = (
+        "import os, sys, time\nfrom stoker.launch import start_local\n"
+        "cluster = start_local(num_cpus=1, num_gpus=0)\n"
+        # A child made by fork holds a copy of the lifeline, and lives on.
+        f"if {forked} and os.fork() == 0:\n    time.sleep(30)\n    os._exit(0)\n"
+        "open(sys.argv[1] + '.part', 'w').write(cluster.info.session_dir)\n"
+        "os.rename(sys.argv[1] + '.part', sys.argv[1])\n"
+        "time.sleep(60)"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", program, str(said)])
+    until(said.exists, START_S, "the driver has started its cluster")
+    info = find_running(embedded=True)
+    assert info is not None
+    processes = tree(info.pid)
+    children = psutil.Process(driver.pid).children()
+    driver.kill()
+    driver.wait(5)
+    gone(processes, info)
+    for child in children:
+        if child.pid != info.pid:
+            child.kill()
+
+
+def test_a_forked_child_of_the_driver_does_not_stop_the_cluster(cluster: LocalCluster) -> None:
+    pid = os.fork()
+    if pid == 0:
+        cluster.stop()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert cluster.is_alive()
+
+
+def test_an_embedded_cluster_is_found_only_when_asked_for(cluster: LocalCluster) -> None:
+    assert find_running() is None
+    found = find_running(embedded=True)
+    assert found is not None
+    assert found == cluster.info
+
+
+def test_nothing_of_the_cluster_that_the_driver_belongs_to_is_inherited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("STOKER_TOKEN", "of-another-cluster")
+    monkeypatch.setenv("STOKER_JOB_ID", "job_of_another")
+    with start_local(num_cpus=1, num_gpus=0, timeout_s=START_S) as cluster:
+        assert cluster.info.token != "of-another-cluster"
+        environ = psutil.Process(cluster.pid).environ()
+        assert not {"STOKER_TOKEN", "STOKER_JOB_ID"} & environ.keys()
+
+
+def test_a_port_in_use_is_the_error_that_names_it() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError, match=str(port)):
+            start_local(num_cpus=1, port=port, timeout_s=START_S)
+
+
+def test_beyond_loopback_a_token_must_be_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cluster = spawn_local(host="0.0.0.0", num_cpus=1, embedded=False)
+    with pytest.raises(OpenBindError, match="STOKER_TOKEN"):
+        cluster.wait_ready(START_S)
+    assert not cluster.is_alive()
+
+
+def test_a_head_that_fails_shows_its_last_lines() -> None:
+    with pytest.raises(StartError, match=r"last lines of .*head\.log"):
+        start_local(environ={"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}, timeout_s=START_S)
+
+
+def test_a_head_that_is_not_ready_in_time_is_stopped_and_says_where_it_logs() -> None:
+    cluster = spawn_local(num_cpus=1, num_gpus=0)
+    os.kill(cluster.pid, signal.SIGSTOP)
+    with pytest.raises(StartError, match=r"not ready within 0\.2 s"):
+        cluster.wait_ready(0.2)
+    assert not cluster.is_alive()
+
+
+def test_a_chosen_port_is_the_one_it_listens_on() -> None:
+    port = free_port()
+    with start_local(num_cpus=1, num_gpus=0, port=port, timeout_s=START_S) as cluster:
+        assert cluster.info.gcs_url == f"http://127.0.0.1:{port}"
