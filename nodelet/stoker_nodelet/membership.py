@@ -90,7 +90,7 @@ class Membership:
                 _log.warning("heartbeat: %s", error)
 
     async def _abandon_work(self) -> None:
-        gone = [process.exited for process in self.workers.processes.values()]
+        gone = [process.exited for process in self.workers.processes.living.values()]
         self.workers.dispatch(NodeFenced())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KILLED_S):

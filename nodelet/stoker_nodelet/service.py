@@ -68,7 +68,7 @@ class Running:
 
     @property
     def identity(self) -> Identity:
-        return self.workers.identity
+        return self.workers.processes.identity
 
     @property
     def node_id(self) -> str:
@@ -77,7 +77,7 @@ class Running:
     def begin(self, forkserver: ForkServerHandle) -> None:
         """Start to work: the service listens, so this node's URL is known."""
         url = self.service.url
-        self.workers.identity = replace(self.identity, url=url)
+        self.workers.processes.identity = replace(self.identity, url=url)
         self.membership.registration = structs.replace(self.membership.registration, url=url)
         self.forks.adopt(forkserver)
         for name, work in (

@@ -59,3 +59,210 @@ async def test_a_lease_gets_a_worker_and_the_worker_is_used_again(start, gcs: Fa
     _, other = await node.start_lease(job_id="job_2")
     assert other.worker_id != worker.worker_id
     await eventually(lambda: gcs.beats, "a heartbeat")
+
+
+async def test_a_killed_nodelet_leaves_nothing_and_the_next_one_sweeps(
+    start, gcs: FakeGcs
+) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    seen = await node.do(worker, "spawn")
+    assert is_alive(seen.child)
+    arena = Path(gcs.nodes[0].arena_dir)
+    assert arena.stat().st_mode & 0o777 == 0o700
+    (arena / "o_1").write_bytes(b"left")
+    tree = proctree.descendants(node.process.pid)
+    assert {worker.pid, seen.child} <= set(tree)
+    node.process.kill()
+    await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone", 5.0)
+    assert arena.exists()
+    await start()
+    assert not arena.exists()
+
+
+async def test_a_stopped_nodelet_leaves_the_cluster_and_cleans_up(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    child = (await node.do(worker, "spawn")).child
+    await node.stop()
+    assert gcs.left == [node.registration.node_id]
+    assert not Path(node.registration.arena_dir).exists()
+    assert not Path(node.registration.unix).exists()
+    assert not is_alive(child)
+    assert not is_alive(worker.pid)
+
+
+@pytest.mark.parametrize(
+    ("what", "arg", "exit_code", "number", "cause"),
+    [
+        ("exit", "3", 3, None, "exited with code 3"),
+        ("signal", "11", None, signal.SIGSEGV, "killed by SIGSEGV"),
+        ("signal", "9", None, signal.SIGKILL, "killed by SIGKILL from outside Stoker"),
+    ],
+)
+async def test_an_exit_is_told_with_its_evidence(
+    start, gcs: FakeGcs, what: str, arg: str, exit_code: int | None, number: int | None, cause: str
+) -> None:
+    node = await start()
+    lease, worker = await node.start_lease()
+    child = (await node.do(worker, "spawn")).child
+    await node.do(worker, "print", "the last words")
+    await node.do(worker, what, arg)
+    one = await node.exit_of(worker.worker_id)
+    assert (one.exit_code, one.signal, one.cause) == (exit_code, number, cause)
+    assert (one.lease_id, one.job_id, one.oom, one.expected) == (
+        lease.lease_id, "job_1", False, False,
+    )  # fmt: skip
+    assert one.last_log_lines[-1] == "the last words"
+    assert one.peak_rss_bytes > 1 << 20
+    assert not is_alive(child)
+    told = await eventually(lambda: gcs.exits.get(worker.worker_id), "the gcs is told")
+    assert told == one
+    _, other = await node.start_lease()
+    assert other.worker_id != worker.worker_id
+
+
+async def test_the_memory_guard_kills_who_exceeds_its_memory(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease(resources={"CPU": 1.0, "memory": 200 * 2.0**20})
+    _, modest = await node.start_lease(resources={"CPU": 1.0, "memory": 2.0**33})
+    await node.do(worker, "hoard", "300")
+    one = await node.exit_of(worker.worker_id)
+    assert one.oom
+    assert not one.expected
+    assert one.cause.startswith("exceeded memory=209715200 bytes (used ")
+    await node.do(modest, "see")
+
+
+async def test_fractions_share_a_gpu_and_whole_ones_do_not(start, gcs: FakeGcs) -> None:
+    node = await start("--num-gpus", "3")
+    assert [device.fake for device in gcs.nodes[0].devices] == [True] * 3
+    assert gcs.nodes[0].resources["GPU"] == 3.0
+
+    async def mask(gpus: dict[int, float]) -> str:
+        _, worker = await node.start_lease(gpus=gpus, resources={"CPU": 1.0, "GPU": 1.0})
+        return (await node.do(worker, "see")).env["CUDA_VISIBLE_DEVICES"]
+
+    assert await mask({0: 0.5}) == "0"
+    assert await mask({0: 0.5}) == "0"
+    assert await mask({1: 1.0, 2: 1.0}) == "1,2"
+    with pytest.raises(ConflictError, match="GPU 0 has 0 left"):
+        await mask({0: 0.1})
+    with pytest.raises(ConflictError, match="GPU 2 has 0 left"):
+        await mask({2: 1.0})
+
+
+async def test_a_released_gpu_is_free_when_its_worker_is_gone(start, gcs: FakeGcs) -> None:
+    node = await start("--num-gpus", "1")
+    for _ in range(3):
+        lease, worker = await node.start_lease(gpus={0: 1.0})
+        await node.release(lease.lease_id)
+        assert not is_alive(worker.pid)
+
+
+async def test_stale_senders_are_refused(start, gcs: FakeGcs) -> None:
+    node = await start()
+    node.epoch = 5
+    lease, _ = await node.start_lease()
+    with pytest.raises(FencedError, match="epoch 4"):
+        await node.start_lease(epoch=4)
+    with pytest.raises(FencedError, match="incarnation 7"):
+        await node.start_lease(incarnation=7)
+    with pytest.raises(FencedError, match="epoch 4"):
+        await node.release(lease.lease_id, epoch=4)
+    await node.release("l_never")
+    with pytest.raises(ConflictError, match="has ended"):
+        await node.start_lease(lease_id="l_never")
+
+
+async def test_a_fenced_node_kills_its_work_and_registers_anew(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    gcs.fenced = True
+    await eventually(lambda: len(gcs.nodes) == 2, "it registers again")
+    assert not is_alive(worker.pid)
+    node.incarnation = gcs.incarnation
+    await eventually(lambda: gcs.beats and gcs.beats[-1].incarnation == 2, "it beats again")
+    await node.start_lease()
+
+
+async def test_asking_twice_gives_the_same(start, gcs: FakeGcs) -> None:
+    node = await start()
+    together = [node.start_lease(lease_id="l_1") for _ in range(3)]
+    answers = [started for _, started in await asyncio.gather(*together)]
+    _, again = await node.start_lease(lease_id="l_1")
+    assert {one.worker_id for one in (*answers, again)} == {again.worker_id}
+    await node.release("l_1")
+    await node.release("l_1")
+    with pytest.raises(ConflictError, match="has ended"):
+        await node.start_lease(lease_id="l_1")
+    kill = f"/v1/workers/{again.worker_id}/kill"
+    await node.client.call("POST", kill, {"reason": "a test"})
+    await node.client.call("POST", kill, {"reason": "another"})
+    assert (await node.exit_of(again.worker_id)).cause == "a test"
+    await node.client.call("POST", kill, {"reason": "it is gone"})
+
+
+async def test_an_actor_gets_a_fresh_worker_with_its_spec_and_is_never_pooled(
+    start, gcs: FakeGcs
+) -> None:
+    node = await start()
+    actor = ActorSpec(actor_id="a_1", incarnation=0, class_name="Counter", payload=b"x")
+    lease, worker = await node.start_lease(kind=LeaseKind.ACTOR, actor=actor)
+    assert (await node.do(worker, "see")).actor_id == "a_1"
+    # Its job's end is not its own: it may be detached, and the gcs decides.
+    gcs.publish("job.finished", "job_1")
+    _, task = await node.start_lease(job_id="job_2")
+    gcs.publish("job.finished", "job_2")
+    ended = await node.exit_of(task.worker_id)
+    assert (ended.cause, ended.expected) == ("job_2 finished", True)
+    await node.do(worker, "see")
+    await node.release(lease.lease_id)
+    assert (await node.exit_of(worker.worker_id)).actor_id == "a_1"
+
+
+async def test_idle_workers_retire_unless_they_own_objects(start, gcs: FakeGcs) -> None:
+    node = await start(env={"STOKER_WORKER_IDLE_S": "0.2"})
+    first, owner = await node.start_lease()
+    second, other = await node.start_lease()
+    await node.do(owner, "own")
+    await node.release(first.lease_id, second.lease_id)
+    one = await node.exit_of(other.worker_id)
+    assert (one.exit_code, one.expected, one.cause) == (0, True, "idle")
+    assert (await node.do(owner, "disown")).pid == owner.pid
+    assert (await node.exit_of(owner.worker_id)).exit_code == 0
+
+
+async def test_a_runtime_environment_reaches_pooled_and_new_workers(
+    start, gcs: FakeGcs, tmp_path: Path
+) -> None:
+    node = await start()
+    env = RuntimeEnv(env_vars={"COLOUR": "red"}, cwd=str(tmp_path), sys_path=("/a", "/b"))
+    for job_id in ("job_1", "job_2"):
+        _, worker = await node.start_lease(job_id=job_id, env=env, resources={"CPU": 3.0})
+        seen = await node.do(worker, "see")
+        assert seen.env["COLOUR"] == "red"
+        assert seen.env["OMP_NUM_THREADS"] == os.environ.get("OMP_NUM_THREADS", "3")
+        assert seen.env["STOKER_WORKER_ID"] == worker.worker_id
+        assert "STOKER_TOKEN" not in seen.env or seen.env["STOKER_TOKEN"]
+        assert seen.cwd == str(tmp_path)
+        assert seen.sys_path[:2] == ["/a", "/b"]
+
+
+async def test_forking_is_quick(start, gcs: FakeGcs) -> None:
+    node = await start()
+    await node.start_lease()
+    forks, leases = [], []
+    for index in range(10):
+        before_s = time.monotonic()
+        _, worker = await node.start_lease(job_id=f"job_{index}", gpus={}, env=RuntimeEnv(
+            env_vars={"N": str(index)}
+        ))  # fmt: skip
+        leases.append(time.monotonic() - before_s)
+        forks.append((await node.do(worker, "see")).main_at_s - before_s)
+    forks.sort()
+    leases.sort()
+    print(
+        f"\nlease asked -> main: min {forks[0] * 1e3:.1f} ms, median {forks[5] * 1e3:.1f} ms; "
+        f"lease asked -> registered: min {leases[0] * 1e3:.1f}, median {leases[5] * 1e3:.1f} ms"
+    )

@@ -61,6 +61,7 @@ class _Worker:
         self.owns = False
         self.child = 0
         self.over = asyncio.Event()
+        self.settled = asyncio.Event()
         self.hoard: list[bytearray] = []
 
     async def run(self) -> None:
@@ -80,8 +81,10 @@ class _Worker:
             body = RegisterWorker(worker_id=boot.worker_id, pid=os.getpid(), address=address)
             setup = await nodelet.call("POST", "/v1/workers/register", body, reply=WorkerSetup)
             again = await nodelet.call("POST", "/v1/workers/register", body, reply=WorkerSetup)
-            assert setup == again
-            self.take(setup)
+            assert setup.worker_id == again.worker_id
+            # A lease may have been assigned before the reply to the registration was read.
+            if self.setup is None:
+                self.take(setup)
             await self.over.wait()
         await service.stop(0.2)
 
@@ -91,6 +94,7 @@ class _Worker:
         sys.path[:0] = [path for path in setup.sys_path if path not in sys.path]
         if setup.cwd:
             os.chdir(setup.cwd)
+        self.settled.set()
 
     async def assign(self, req: Request) -> Empty:
         self.take(req.body)
@@ -105,6 +109,8 @@ class _Worker:
         return Empty()
 
     async def do(self, req: Request) -> Seen:
+        # Callers may come as soon as it has registered, before the reply to that is here.
+        await self.settled.wait()
         what, arg = req.body.what, req.body.arg
         soon = asyncio.get_running_loop().call_later
         acts: dict[str, Callable[[], Any]] = {
@@ -133,6 +139,6 @@ class _Worker:
 
     def spawn(self) -> None:
         """A daemon as careless as they come: its own session, its parent gone."""
-        script = "setsid sleep 1000 & echo $!"
+        script = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
         done = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, check=True)
         self.child = int(done.stdout)
