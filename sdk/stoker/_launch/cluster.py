@@ -94,7 +94,9 @@ class LocalCluster:
                 raise error_for(said["error"]["code"], said["error"]["message"])
             if not said:
                 code = self._proc.wait(timeout=5)
-                raise StartError(f"the {self._mode} of the local cluster {_ended(code)}{self._last_lines()}")
+                raise StartError(
+                    f"the {self._mode} of the local cluster {_ended(code)}{self._last_lines()}"
+                )
             self._info = with_token(msgspec.convert(said, LocalInfo))
         except BaseException:
             self.stop(timeout_s=2.0)

@@ -6,7 +6,7 @@ purpose (standard library and msgspec): it runs inside every driver. It starts a
 ::
 
     <session_root>/              0700, STOKER_SESSION_ROOT
-        latest -> <session>      the newest session, for people
+        latest -> <session>      the newest head that was ready, for people
         <stamp>_<random>/        0700, one session
             token  address  head.json  stoker.sqlite3  logs/
 """
@@ -69,14 +69,9 @@ def session_root(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def new_session(root: Path) -> Path:
-    """Make a folder for a new session and point ``latest`` at it."""
+    """Make a folder for a new session."""
     stamp = time.strftime("%Y%m%d_%H%M%S")
-    session = prepare(root / f"{stamp}_{os.urandom(3).hex()}")
-    fresh = root / f".latest_{session.name}"
-    with contextlib.suppress(OSError):
-        fresh.symlink_to(session.name)
-        fresh.replace(root / "latest")
-    return session
+    return prepare(root / f"{stamp}_{os.urandom(3).hex()}")
 
 
 def prepare(session: Path) -> Path:
@@ -87,12 +82,21 @@ def prepare(session: Path) -> Path:
 
 
 def write_info(info: LocalInfo) -> None:
-    """Publish a ready head: ``head.json`` appears whole or not at all."""
+    """Publish a ready head or node: ``head.json`` appears whole or not at all.
+
+    A head in a session root becomes its ``latest``.
+    """
     session = Path(info.session_dir)
     fresh = session / f".{INFO_NAME}"
     fresh.write_bytes(msgspec.json.encode(msgspec.structs.replace(info, token="")))
     fresh.replace(session / INFO_NAME)
     (session / "address").write_text(f"{info.gcs_url}\n")
+    latest = session.with_name("latest")
+    if info.role == "head" and (latest.is_symlink() or not latest.exists()):
+        fresh = session.with_name(f".latest_{session.name}")
+        with contextlib.suppress(OSError):
+            fresh.symlink_to(session.name)
+            fresh.replace(latest)
 
 
 def read_info(session: Path) -> LocalInfo | None:

@@ -149,6 +149,8 @@ def _list(
 ) -> None:
     table = TABLES[name]
     rows = fetch(http_client(address, token), table.path, limit, pairs(filters, "--filter"))
+    # Pages come in the order of ids; people read time from top to bottom.
+    rows.sort(key=lambda row: row.get("created_at_s") or row.get("submitted_at_s") or 0.0)
     if as_json:
         print_json(rows)
     else:

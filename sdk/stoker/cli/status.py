@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _JOBS = 10
 _EXPLAINED = 5
 _DEAD_SHOWN = 3
+_SCHEDULER_S = 3.0
 
 
 class _Status(msgspec.Struct):
@@ -64,21 +65,21 @@ def _collect(client: HttpClient) -> _Status:
     jobs = fetch(client, "/v1/jobs", 1000)
     total, pending, scheduler = None, [], "none leads"
     try:
-        leader = client.call("GET", "/v1/leaders/scheduler", reply=Leader, timeout_s=2.0)
-        scheduler = leader.url
-        lead = client.to(leader.url)
-        total = lead.call("GET", "/v1/resources", reply=ClusterResources, timeout_s=5.0)
-        pending = fetch(lead, "/v1/queue", 1000)
+        scheduler = client.call(
+            "GET", "/v1/leaders/scheduler", reply=Leader, timeout_s=_SCHEDULER_S
+        ).url
+        total = client.call("GET", "/v1/cluster", reply=ClusterResources, timeout_s=_SCHEDULER_S)
+        pending = fetch(client, "/v1/queue", 1000)
         for entry in pending[:_EXPLAINED]:
-            entry["reason"], entry["remedy"] = _why(lead, entry)
+            entry["reason"], entry["remedy"] = _why(client, entry)
     except StokerError as error:
         scheduler += f" ({error})"
     return _Status(client.base_url, nodes, total, jobs, pending, scheduler)
 
 
-def _why(scheduler: HttpClient, entry: Row) -> tuple[str, str]:
+def _why(client: HttpClient, entry: Row) -> tuple[str, str]:
     demand = Demand(job_id=entry["job_id"], resources=entry["resources"], name=entry["name"])
-    told = scheduler.call("POST", "/v1/explain", demand, reply=Explanation, timeout_s=5.0)
+    told = client.call("POST", "/v1/explain", demand, reply=Explanation, timeout_s=_SCHEDULER_S)
     return told.summary, told.remedy
 
 

@@ -64,9 +64,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return session_root()
 
 
-def test_a_session_is_private_and_latest_points_at_the_newest(root: Path) -> None:
-    new_session(root)
+def test_a_session_is_private_and_latest_is_the_newest_ready_head(root: Path) -> None:
+    an_info(new_session(root))
     session = new_session(root)
+    an_info(session)
+    an_info(new_session(root), role="node")
+    new_session(root)
     for folder in (root, session, session / "logs"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (root / "latest").resolve() == session.resolve()

@@ -1,0 +1,298 @@
+"""The ``stoker`` command as people type it, against a cluster that it started itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from stoker._launch.sessions import read_info
+from stoker.jobs import JobState, JobSubmissionClient
+from stoker_wire.errors import ConflictError, DeadlineExceededError, NotFoundError
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stoker.launch import LocalInfo
+
+WAIT_S = 30.0
+STOKER = (sys.executable, "-m", "stoker.cli")
+
+Completed = subprocess.CompletedProcess[str]
+
+
+def clean_environ(root: Path) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+    kept |= {k: v for k, v in os.environ.items() if k.startswith("STOKER_TEST_")}
+    return {**kept, "STOKER_SESSION_ROOT": str(root), "HOME": str(root)}
+
+
+class Shell:
+    """Runs ``stoker`` with one session root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.environ = clean_environ(root)
+
+    def __call__(self, *args: str, cwd: Path | None = None, **environ: str) -> Completed:
+        return subprocess.run(
+            [*STOKER, *args],
+            env={**self.environ, **environ},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    def json(self, *args: str) -> Any:
+        shown = self(*args, "--json")
+        assert shown.returncode == 0, shown.stderr
+        return json.loads(shown.stdout)
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        """A command that is still running; its stdout is a pipe."""
+        return subprocess.Popen(
+            [*STOKER, *args],
+            env=self.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def stoker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A shell beside a running cluster of 2 CPUs."""
+    shell = Shell(tmp_path_factory.mktemp("cli"))
+    started = shell("start", "--head", "--num-cpus", "2", "--num-gpus", "0", "--port", "0")
+    assert started.returncode == 0, started.stderr
+    yield shell
+    shell("stop")
+
+
+@pytest.fixture
+def info(stoker: Shell) -> LocalInfo:
+    found = read_info(stoker.root / "latest")
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def client(info: LocalInfo) -> JobSubmissionClient:
+    return JobSubmissionClient(info.gcs_url, Path(info.token_file).read_text().strip())
+
+
+def test_a_job_prints_and_ends_with_its_own_exit_code(stoker: Shell) -> None:
+    program = "import sys; print('hello'); print('oh', file=sys.stderr); sys.exit(3)"
+    shown = stoker("job", "submit", "--", sys.executable, "-c", program)
+    assert (shown.returncode, set(shown.stdout.split())) == (3, {"hello", "oh"})
+    assert "FAILED" in shown.stderr
+    shown = stoker("job", "submit", "--", "echo", "two words")
+    assert (shown.returncode, shown.stdout) == (0, "two words\n")
+
+
+def test_every_line_arrives_once_and_in_order(stoker: Shell) -> None:
+    shown = stoker("job", "submit", "--", sys.executable, "-c", "for i in range(5000): print(i)")
+    assert shown.stdout.split() == [str(i) for i in range(5000)]
+
+
+def test_a_working_dir_travels_and_env_and_modules_with_it(stoker: Shell, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "pkg").mkdir(parents=True)
+    (project / "pkg" / "__init__.py").write_text("NAME = 'pkg'")
+    (project / "secret.log").write_text("not sent")
+    (project / ".stokerignore").write_text("*.log\n")
+    (project / "train.py").write_text(
+        "import os, sys, lib, pkg\n"
+        "print(pkg.NAME, lib.NAME, os.environ['LR'], *sys.argv[1:], os.path.exists('secret.log'))"
+    )
+    (tmp_path / "lib.py").write_text("NAME = 'lib'")
+    options = ["--working-dir", str(project), "--env", "LR=0.1"]
+    options += ["--py-module", str(tmp_path / "lib.py")]
+    args = ["job", "submit", *options, "--", sys.executable, "train.py", "--x", "a b"]
+    shown = stoker(*args)
+    assert shown.stdout == "pkg lib 0.1 --x a b False\n", shown.stderr
+    assert stoker(*args).stdout == shown.stdout, "the second time nothing is uploaded"
+
+
+def test_ctrl_c_stops_following_and_not_the_job(stoker: Shell) -> None:
+    following = stoker.start("job", "submit", "--name", "long", "--", "echo begun; exec sleep 60")
+    assert following.stdout is not None
+    assert following.stdout.readline() == "begun\n"
+    following.send_signal(signal.SIGINT)
+    _, said = following.communicate(timeout=WAIT_S)
+    assert following.returncode == 130
+    (job,) = [row for row in stoker.json("list", "jobs") if row["name"] == "long"]
+    assert job["state"] == "RUNNING"
+    assert f"stoker job stop {job['job_id']}" in said
+    assert stoker("job", "stop", job["job_id"]).stdout == f"{job['job_id']} STOPPED\n"
+    assert stoker("job", "logs", job["job_id"]).stdout == "begun\n"
+
+
+def test_a_stopped_jobs_children_are_gone(stoker: Shell) -> None:
+    marker = "61.6180339"
+    job_id = stoker("job", "submit", "--no-wait", "--", f"sleep {marker} & sleep {marker}").stdout
+
+    def sleepers() -> list[int]:
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline() == ["sleep", marker]:
+                    found.append(process.pid)
+        return found
+
+    until(lambda: len(sleepers()) == 2, WAIT_S, "both run")
+    assert stoker("job", "stop", job_id.strip()).returncode == 0
+    until(lambda: not sleepers(), 10.0, "both are gone")
+
+
+def test_what_waits_says_why_in_explain_and_status(stoker: Shell) -> None:
+    job_id = stoker("job", "submit", "--no-wait", "--num-cpus", "100", "--", "true").stdout.strip()
+    until(
+        lambda: stoker.json("explain", job_id)["verdicts"], WAIT_S, "the scheduler has seen the job"
+    )
+    told = stoker("explain", job_id).stdout
+    assert f"{job_id} is PENDING" in told
+    assert "needs 100 CPU, the node has 2 CPU in all" in told
+    assert "to change that:" in told
+    shown = stoker("status").stdout
+    assert "CPU 0/2" in shown
+    assert f"of {job_id}" in shown
+    assert "can never run" in shown
+    stoker("job", "stop", job_id)
+
+
+@pytest.mark.parametrize(
+    "table", ["nodes", "jobs", "tasks", "actors", "objects", "leases", "workers", "events"]
+)
+def test_every_table_is_listed_for_people_and_for_programs(stoker: Shell, table: str) -> None:
+    shown = stoker("list", table)
+    assert shown.returncode == 0, shown.stderr
+    rows = stoker.json("list", table)
+    assert len(rows) + 1 == len(shown.stdout.splitlines()) or "no " in shown.stdout
+
+
+def test_rows_are_filtered_and_limited(stoker: Shell) -> None:
+    stoker("job", "submit", "--", "true")
+    stoker("job", "submit", "--", "true")
+    assert len(stoker.json("list", "jobs", "--limit", "1")) == 1
+    states = {row["state"] for row in stoker.json("list", "jobs", "--filter", "state=SUCCEEDED")}
+    assert states == {"SUCCEEDED"}
+    wrong = stoker("list", "jobs", "--filter", "stat=SUCCEEDED")
+    assert wrong.returncode == 1
+    assert "state" in wrong.stderr
+
+
+def test_get_shows_one_record_and_unknown_ids_are_one_line(stoker: Shell, info: LocalInfo) -> None:
+    assert stoker.json("get", info.node_id)["node_id"] == info.node_id
+    assert "ALIVE" in stoker("get", info.node_id).stdout
+    for command in ("get", "explain", "logs"):
+        unknown = stoker(command, "job_0000000000000000")
+        assert unknown.returncode == 1
+        assert unknown.stderr.startswith("error: ")
+        assert unknown.stderr.count("\n") == 1
+
+
+def test_the_address_and_the_token_may_be_given_in_each_way(stoker: Shell, info: LocalInfo) -> None:
+    token = Path(info.token_file).read_text().strip()
+    elsewhere = Shell(stoker.root / "elsewhere")
+    ways: list[tuple[list[str], dict[str, str]]] = [
+        (["--address", info.gcs_url, "--token", token], {}),
+        ([], {"STOKER_ADDRESS": info.gcs_url, "STOKER_TOKEN": token}),
+        ([], {"STOKER_ADDRESS": info.gcs_url, "STOKER_TOKEN_FILE": info.token_file}),
+    ]
+    for args, environ in ways:
+        assert elsewhere("list", "nodes", *args, **environ).returncode == 0
+    wrong = elsewhere("list", "nodes", "--address", info.gcs_url, "--token", "wrong")
+    assert wrong.returncode == 1
+    assert "token" in wrong.stderr
+
+
+def test_a_node_joins_and_leaves(stoker: Shell, info: LocalInfo) -> None:
+    joined = stoker.json("start", "--address", info.gcs_url, "--num-cpus", "5", "--num-gpus", "0")
+    assert joined["role"] == "node"
+    by_id = {row["node_id"]: row for row in stoker.json("list", "nodes")}
+    assert by_id[joined["node_id"]]["resources"]["CPU"] == 5.0
+    shown = stoker("job", "submit", "--num-cpus", "4", "--", "echo there")
+    assert shown.stdout == "there\n", shown.stderr
+    os.kill(joined["pid"], signal.SIGTERM)
+    until(
+        lambda: stoker.json("get", joined["node_id"])["state"] == "DEAD",
+        WAIT_S,
+        "the node has left",
+    )
+
+
+def test_starting_again_on_the_same_port_names_it(stoker: Shell, info: LocalInfo) -> None:
+    port = info.gcs_url.rpartition(":")[2]
+    again = stoker("start", "--head", "--port", port)
+    assert again.returncode == 1
+    assert port in again.stderr
+    assert again.stderr.count("\n") == 1
+
+
+def test_stop_leaves_nothing_and_is_repeatable(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    started = shell.json("start", "--head", "--num-cpus", "1", "--num-gpus", "0", "--port", "0")
+    assert started["token"] == ""
+    stopped = shell.json("stop")
+    assert [(row["pid"], row["killed"]) for row in stopped] == [(started["pid"], False)]
+    assert not Path(started["arena_dir"]).exists()
+    assert shell.json("stop") == []
+    assert shell("status").returncode == 1
+
+
+def test_block_stays_until_ctrl_c(tmp_path: Path) -> None:
+    shell = Shell(tmp_path)
+    blocking = shell.start(
+        "start", "--head", "--block", "--port", "0", "--num-cpus", "1", "--num-gpus", "0", "--json"
+    )
+    assert blocking.stdout is not None
+    until(lambda: read_info(tmp_path / "latest"), WAIT_S, "the head is ready")
+    assert blocking.stdout.readline() == "{\n"
+    assert shell("status").returncode == 0
+    blocking.send_signal(signal.SIGINT)
+    blocking.communicate(timeout=WAIT_S)
+    assert blocking.returncode == 0
+    assert shell("status").returncode == 1
+
+
+# The same from Python.
+
+
+def test_jobs_from_python(client: JobSubmissionClient) -> None:
+    job_id = client.submit_job(entrypoint="echo from python", metadata={"by": "test"})
+    assert [line.text for line in client.tail_job_logs(job_id)] == ["from python"]
+    ended = client.wait(job_id, timeout_s=WAIT_S)
+    assert (ended.state, ended.exit_code, ended.metadata) == (
+        JobState.SUCCEEDED, 0, {"by": "test"},
+    )  # fmt: skip
+    assert client.get_job_logs(job_id) == "from python\n"
+    assert job_id in {job.job_id for job in client.list_jobs()}
+
+
+def test_an_id_of_ones_own_is_taken_once(client: JobSubmissionClient) -> None:
+    assert client.submit_job(entrypoint="true", job_id="job_mine") == "job_mine"
+    with pytest.raises(ConflictError, match="job_mine"):
+        client.submit_job(entrypoint="true", job_id="job_mine")
+
+
+def test_waiting_is_bounded_and_unknown_jobs_are_not_found(client: JobSubmissionClient) -> None:
+    job_id = client.submit_job(entrypoint="sleep 60")
+    with pytest.raises(DeadlineExceededError, match=r"after 0\.2 s"):
+        client.wait(job_id, timeout_s=0.2)
+    client.stop_job(job_id)
+    client.stop_job(job_id)
+    assert client.wait(job_id, timeout_s=WAIT_S).state is JobState.STOPPED
+    with pytest.raises(NotFoundError):
+        client.get_job("job_nothing")
