@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from stoker_scheduler.core.events import StartFailure
 from stoker_wire.client import Client
 from stoker_wire.errors import (
-    DeadlineExceededError,
     FencedError,
     NotReadyError,
     RuntimeEnvSetupError,
@@ -43,7 +42,7 @@ RELEASE_PAUSE_MAX_S = 2.0
 
 
 class StartFailedError(Exception):
-    """A lease did not start; ``failure`` says whether it may run all the same."""
+    """A lease did not start; ``failure`` says whether another node may do better."""
 
     def __init__(self, failure: StartFailure, text: str, *, fenced: bool = False) -> None:
         super().__init__(text)
@@ -105,8 +104,15 @@ class Nodelets:
             await peer.client.close()
 
     async def held(self, node: Node) -> HeldLeases:
-        """Ask a nodelet which leases it holds."""
+        """Fence a nodelet against earlier leaders, then ask it which leases it holds.
+
+        Without the fence, a start that the leader before has sent could arrive after the list.
+        """
         self.add(node)
+        fence = ReleaseLeases(lease_ids=(), epoch=self.epoch)
+        await self._peers[node.node_id].client.call(
+            "POST", "/v1/leases/release", fence, timeout_s=HELD_TIMEOUT_S
+        )
         return await self._peers[node.node_id].client.call(
             "GET", "/v1/leases", reply=HeldLeases, timeout_s=HELD_TIMEOUT_S
         )
@@ -119,7 +125,7 @@ class Nodelets:
         while True:
             peer = self._peers.get(node_id)
             if peer is None:
-                raise StartFailedError(StartFailure.UNKNOWN, f"node {node_id} is gone")
+                raise StartFailedError(StartFailure.HERE, f"node {node_id} is gone")
             tries += 1
             try:
                 return await peer.client.call(
@@ -131,15 +137,13 @@ class Nodelets:
                     retry=False,
                 )
             except RuntimeEnvSetupError as error:
-                raise StartFailedError(StartFailure.FATAL, str(error)) from None
-            except NotReadyError as error:
-                raise StartFailedError(StartFailure.REFUSED, str(error)) from None
-            except (UnavailableError, DeadlineExceededError) as error:
-                if tries == 2 or isinstance(error, DeadlineExceededError):
-                    raise StartFailedError(StartFailure.UNKNOWN, str(error)) from None
+                raise StartFailedError(StartFailure.ANYWHERE, str(error)) from None
+            except UnavailableError as error:
+                if tries == 2 or isinstance(error, NotReadyError):
+                    raise StartFailedError(StartFailure.HERE, str(error)) from None
             except StokerError as error:
                 fenced = isinstance(error, FencedError)
-                raise StartFailedError(StartFailure.REFUSED, str(error), fenced=fenced) from None
+                raise StartFailedError(StartFailure.HERE, str(error), fenced=fenced) from None
 
     def release(self, node_id: str, lease_id: str, *, kill: bool, reason: str) -> None:
         """End a lease on its node, sooner or later; ``ended`` is called when that is sure."""

@@ -57,11 +57,22 @@ def run_cycle(state: State, out: list[Command]) -> None:
         else:
             _judge_infeasible(state, lane, out)
     # 4. Make room.
-    if waiting or state.reserved:
+    _make_room(state, waiting, out)
+
+
+def _make_room(state: State, waiting: list[Lane], out: list[Command]) -> None:
+    """Recall what is idle at once; look at what is busy now and then, and for each new lane."""
+    if state.at_s >= state.room_due_s and (waiting or state.reserved):
+        state.room_due_s = state.at_s + state.policy.recall_pause_s
+        state.set_timer(state.room_due_s, "cycle")
+        state.room_seen.clear()
         keep_reservations(state, waiting)
     for lane in waiting:
-        recall_idle(state, lane, out)
-        recall_busy(state, lane, out)
+        if state.idle:
+            recall_idle(state, lane, out)
+        if lane.need not in state.room_seen:
+            state.room_seen[lane.need] = None
+            recall_busy(state, lane, out)
 
 
 def _candidates(state: State, blocked: dict[Need, Lane]) -> list[Candidate]:

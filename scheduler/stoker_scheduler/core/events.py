@@ -24,14 +24,12 @@ class Kind(StrEnum):
 
 
 class StartFailure(StrEnum):
-    """Why a lease did not start."""
+    """Why a lease did not start. Either way a copy of the order may still be on its way."""
 
-    REFUSED = "refused"
-    """The nodelet said no: nothing runs there."""
-    UNKNOWN = "unknown"
-    """No answer: it may run, so it is released before its resources are used again."""
-    FATAL = "fatal"
-    """It can start nowhere (the runtime environment cannot be made)."""
+    HERE = "here"
+    """The nodelet refused, or did not answer: another node may do better."""
+    ANYWHERE = "anywhere"
+    """No node can do it: the runtime environment cannot be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

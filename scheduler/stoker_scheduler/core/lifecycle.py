@@ -6,7 +6,6 @@ Each function makes one move and leaves the state's books balanced; ``machine`` 
 from __future__ import annotations
 
 import itertools
-
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import (

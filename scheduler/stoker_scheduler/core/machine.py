@@ -251,14 +251,11 @@ def _start_failed(state: State, event: ev.LeaseStartFailed, out: Out) -> None:
     lease = state.leases.get(event.lease_id)
     if lease is None or lease.phase is not Phase.STARTING:
         return
-    ask = detach(state, lease, again=event.failure is not ev.StartFailure.FATAL)
-    if event.failure is ev.StartFailure.UNKNOWN:
-        release(
-            state, lease, out, kill=True, reason=f"its start is unknown: {event.text}", tell=False
-        )
-    else:
-        forget(state, lease)
-    if event.failure is ev.StartFailure.FATAL:
+    fatal = event.failure is ev.StartFailure.ANYWHERE
+    ask = detach(state, lease, again=not fatal)
+    # Even a refusal is confirmed: another copy of the order may be late, and succeed.
+    release(state, lease, out, kill=True, reason="it did not start", tell=False)
+    if fatal:
         if ask is not None:
             reject(state, ask, Refusal.START_FAILED, event.text, out)
         return

@@ -31,7 +31,7 @@ def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
     An owner's lease is not recalled for more of the same class: it would only ask for it again.
     """
     limit = _units_missing(state, lane)
-    if not state.idle or limit <= 0:
+    if limit <= 0:
         return
     askers = {(ask.account, ask.asked.class_key) for ask in lane.asks()}
     victims = [state.leases[lease_id] for lease_id in state.idle]
@@ -48,13 +48,6 @@ def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
 
 def recall_busy(state: State, lane: Lane, out: list[Command]) -> None:
     """Recall leases in use where priority, fairness or a reservation asks for it."""
-    due_s = state.room_due_s.get(lane.need, 0.0)
-    if state.at_s < due_s:
-        return
-    if len(state.room_due_s) > 1000:
-        state.room_due_s.clear()
-    state.room_due_s[lane.need] = state.at_s + state.policy.recall_pause_s
-    state.set_timer(state.at_s + state.policy.recall_pause_s, "cycle")
     limit = _units_missing(state, lane)
     if limit <= 0:
         return

@@ -149,8 +149,10 @@ class State:
     reserved: dict[Need, Reservation] = field(default_factory=dict)
     recalls: dict[Need, list[dict[str, None]]] = field(default_factory=dict)
     """Recalls under way: each dict of leases makes room for one more of the need."""
-    room_due_s: dict[Need, float] = field(default_factory=dict)
-    """When to look again for busy leases to recall; only for needs that wait."""
+    room_due_s: float = 0.0
+    """When to look again for busy leases to recall and for nodes to keep."""
+    room_seen: dict[Need, None] = field(default_factory=dict)
+    """Needs that were looked at since."""
     reserve_due_s: dict[Need, float] = field(default_factory=dict)
     unsettled: dict[str, None] = field(default_factory=dict)
     """Requests that may be ready for their reply at the end of this step."""

@@ -1,0 +1,507 @@
+"""A seeded world around the real scheduler core: fake nodes and owners, virtual time, and faults.
+
+Messages between scheduler, nodes and owners are late, lost and doubled; nodes crash and come back
+under a new incarnation; owners vanish; jobs end; the scheduler itself dies and its successor adopts
+what the nodes hold. After every event the core's invariants are checked, and so are those that only
+the world can see: no node is ever told to use a GPU twice, and no owner gets one lease twice.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from stoker_scheduler.core import commands as cmd
+from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.machine import step
+from stoker_scheduler.core.need import Need, make_need
+from stoker_scheduler.core.nodes import Health, NodeSpec, make_node_spec
+from stoker_scheduler.core.resources import UNIT
+from stoker_scheduler.core.state import Policy, State
+
+POLL_S = 1.0
+START_TIMEOUT_S = 3.0
+ASK_WAIT_S = 2.0
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Probabilities of what goes wrong with a message, and mean seconds between crashes."""
+
+    lost: float = 0.05
+    doubled: float = 0.05
+    slow: float = 0.05
+    crash_every_s: float = 15.0
+    takeover_every_s: float = 40.0
+    vanish: float = 0.05
+
+
+@dataclass
+class FakeNode:
+    """A nodelet: what it holds, and what it must refuse."""
+
+    spec: NodeSpec
+    held: dict[str, dict[int, int]] = field(default_factory=dict)
+    facts: dict[str, ev.LeaseAdopted] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)
+    epoch: int = 0
+    up: bool = True
+
+
+@dataclass
+class Wish:
+    """One demand of an owner: ``count`` leases to be had, held for a while and given back."""
+
+    owner: Owner
+    need: Need
+    count: int
+    hold_s: float
+    priority: int
+    request_id: str = ""
+    had: int = 0
+
+
+@dataclass
+class Owner:
+    """A runtime: asks, polls, obeys recalls, releases."""
+
+    owner_id: str
+    job_id: str
+    held: dict[str, float] = field(default_factory=dict)
+    ever: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
+    alive: bool = True
+    polling: bool = False
+
+
+class World:
+    """One run. ``run`` goes through chaos, then calm; ``finish`` checks that nothing is left."""
+
+    def __init__(self, seed: int, *, faults: Faults | None = None, nodes: int = 4) -> None:
+        self.random = Random(seed)
+        self.faults = faults or Faults()
+        self.calm = False
+        self.at_s = 0.0
+        self.log: list[ev.Event] = []
+        self.commands: list[cmd.Command] = []
+        self.epoch = 0
+        self.state = State()
+        self.nodes: dict[str, FakeNode] = {}
+        self.owners: list[Owner] = []
+        self.wishes: list[Wish] = []
+        self.answering: dict[str, Wish] = {}
+        self.grants = 0
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._wake_s = 0.0
+        self._numbers = 0
+        self._lead()
+        for index in range(nodes):
+            resources = self.random.choice(
+                [{"CPU": 4.0}, {"CPU": 8.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 1.0, "ssd": 1.0}]
+            )
+            spec = make_node_spec(f"n_{index}", resources)
+            self.nodes[spec.node_id] = FakeNode(spec)
+            self.feed(ev.NodeJoined(at_s=0.0, spec=spec))
+
+    # Time
+
+    def later(self, delay_s: float, what: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.at_s + delay_s, self._count, what))
+
+    def advance(self, until_s: float) -> None:
+        while self._queue and self._queue[0][0] <= until_s:
+            self.at_s, _, what = heapq.heappop(self._queue)
+            what()
+        self.at_s = until_s
+
+    def message(self, deliver: Callable[[], None]) -> None:
+        """Deliver late, and perhaps never or twice."""
+        faults, random = self.faults, self.random
+        slow = not self.calm and random.random() < faults.slow
+        if self.calm or random.random() >= faults.lost:
+            self.later(random.uniform(0.001, 5.0 if slow else 0.05), deliver)
+        if not self.calm and random.random() < faults.doubled:
+            self.later(random.uniform(0.001, 2.0), deliver)
+
+    # The scheduler's shell
+
+    def _lead(self) -> None:
+        self.epoch += 1
+        policy = Policy(lease_ttl_s=5.0, infeasible_grace_s=1.0, reserve_after_s=2.0)
+        self.state = State(policy=policy, term=f"{self.epoch:x}")
+        self.log = []
+        self.commands = []
+
+    def take_over(self) -> None:
+        """The scheduler dies; the next one asks the nodes what they hold."""
+        waiting = list(self.answering.values())
+        self.answering = {}
+        self._lead()
+        for node in self.nodes.values():
+            if node.up:
+                node.epoch = (
+                    self.epoch
+                )  # fenced first, so that no late start of the old one slips in
+                self.feed(ev.NodeJoined(at_s=self.at_s, spec=node.spec))
+                for lease_id in node.held:
+                    self.feed(node.facts[lease_id])
+        for wish in waiting:
+            self.later(self.random.uniform(0.0, 0.5), lambda wish=wish: self.ask(wish))
+
+    def feed(self, event: ev.Event) -> None:
+        self.log.append(event)
+        out = step(self.state, event)
+        self.commands.extend(out)
+        self.state.check()
+        for command in out:
+            self._execute(command, self.epoch)
+
+    def _execute(self, command: cmd.Command, epoch: int) -> None:
+        match command:
+            case cmd.StartLease():
+                self._send_start(command, epoch)
+            case cmd.ReleaseLease():
+                self._send_release(command, epoch)
+            case cmd.WakeAt(at_s=at_s):
+                self._wake_s = at_s
+                self.later(max(0.0, at_s - self.at_s), lambda: self._tick(epoch, at_s))
+            case cmd.Reply(request_id=request_id, lease_ids=lease_ids):
+                wish = self.answering.pop(request_id, None)
+                if wish is not None:
+                    self._answer(wish, request_id, lease_ids)
+            case cmd.Reject(request_id=request_id):
+                wish = self.answering.pop(request_id, None)
+                if wish is not None:
+                    wish.count = wish.had  # given up
+            case cmd.Recall(owner_id=owner_id, lease_ids=lease_ids):
+                owner = self._owner(owner_id)
+                if owner is not None:
+                    self.message(lambda: self._obey(owner, lease_ids))
+            case cmd.Lost(owner_id=owner_id, lease_ids=lease_ids):
+                owner = self._owner(owner_id)
+                if owner is not None:
+                    self.message(lambda: self._lose(owner, lease_ids))
+
+    def _tick(self, epoch: int, wake_s: float) -> None:
+        if epoch == self.epoch and wake_s == self._wake_s:
+            self.feed(ev.Tick(at_s=self.at_s))
+
+    def _send_start(self, command: cmd.StartLease, epoch: int) -> None:
+        lease = self.state.leases[command.lease_id]
+        node = self.nodes[command.node_id]
+        facts = ev.LeaseAdopted(
+            at_s=self.at_s,
+            lease_id=lease.lease_id,
+            owner_id=lease.owner_id,
+            job_id=lease.job_id,
+            kind=lease.kind,
+            node_id=lease.node_id,
+            incarnation=lease.incarnation,
+            need=lease.need,
+            gpus=dict(lease.gpus),
+        )
+        over = [False]
+
+        def settle(event: ev.Event) -> None:
+            if not over[0] and epoch == self.epoch:
+                over[0] = True
+                self.feed(event)
+
+        def answer(failure: ev.StartFailure | None) -> None:
+            at_s = self.at_s
+            if failure is None:
+                settle(ev.LeaseStarted(at_s=at_s, lease_id=facts.lease_id))
+            else:
+                settle(ev.LeaseStartFailed(at_s=at_s, lease_id=facts.lease_id, failure=failure))
+
+        def arrive() -> None:
+            if node.up:
+                failure = self._start_on(node, facts, epoch)
+                self.message(lambda: answer(failure))
+
+        self.message(arrive)
+        self.later(START_TIMEOUT_S, lambda: answer(ev.StartFailure.HERE))
+
+    def _start_on(
+        self, node: FakeNode, facts: ev.LeaseAdopted, epoch: int
+    ) -> ev.StartFailure | None:
+        if (
+            epoch < node.epoch
+            or facts.incarnation != node.spec.incarnation
+            or facts.lease_id in node.ended
+            or (not self.calm and self.random.random() < 0.03)
+        ):
+            return ev.StartFailure.HERE
+        node.epoch = epoch
+        if facts.lease_id in node.held:
+            return None
+        used: dict[int, int] = {}
+        for gpus in (*node.held.values(), facts.gpus):
+            for index, units in gpus.items():
+                used[index] = used.get(index, 0) + units
+        assert all(units <= UNIT for units in used.values()), (
+            f"{facts.lease_id} would use a GPU of {facts.node_id} that others hold: {used}"
+        )
+        node.held[facts.lease_id] = dict(facts.gpus)
+        node.facts[facts.lease_id] = facts
+        return None
+
+    def _send_release(self, command: cmd.ReleaseLease, epoch: int) -> None:
+        node = self.nodes[command.node_id]
+        incarnation = node.spec.incarnation
+        done = [False]
+
+        def confirmed() -> None:
+            if not done[0] and epoch == self.epoch:
+                done[0] = True
+                self.feed(ev.LeaseEnded(at_s=self.at_s, lease_id=command.lease_id))
+
+        def arrive() -> None:
+            if node.up and node.spec.incarnation == incarnation and epoch >= node.epoch:
+                node.held.pop(command.lease_id, None)
+                node.ended.add(command.lease_id)
+                self.message(confirmed)
+
+        def try_again() -> None:
+            if not done[0] and epoch == self.epoch and node.spec.incarnation == incarnation:
+                self.message(arrive)
+                self.later(1.0, try_again)
+
+        try_again()
+
+    # Nodes
+
+    def crash(self, node: FakeNode) -> None:
+        """The node dies; the gcs says so later, or it registers again before that."""
+        if not node.up:
+            return
+        node.up = False
+        before = node.spec.incarnation
+        node.held, node.facts = {}, {}
+        back_s = self.random.uniform(0.2, 6.0)
+        if self.random.random() < 0.3:
+            sick = NodeSpec(**{**_fields(node.spec), "health": Health.SUSPECT})
+            self.feed(ev.NodeChanged(at_s=self.at_s, spec=sick))
+        if back_s > 2.0:
+            lost = ev.NodeLost(at_s=self.at_s, node_id=node.spec.node_id, incarnation=before)
+            self.later(2.0, lambda: self.feed(ev.NodeLost(**{**_fields(lost), "at_s": self.at_s})))
+        self.later(back_s, lambda: self._back(node))
+
+    def _back(self, node: FakeNode) -> None:
+        node.spec = NodeSpec(**{**_fields(node.spec), "incarnation": node.spec.incarnation + 1})
+        node.up, node.ended = True, set()
+        self.feed(ev.NodeJoined(at_s=self.at_s, spec=node.spec))
+
+    def exit_worker(self, node: FakeNode) -> None:
+        """A worker dies; the gcs reports it."""
+        if node.up and node.held:
+            lease_id = self.random.choice(list(node.held))
+            del node.held[lease_id]
+            node.ended.add(lease_id)
+            self.feed(ev.WorkerExited(at_s=self.at_s, lease_id=lease_id))
+
+    # Owners
+
+    def owner(self, job_id: str) -> Owner:
+        owner = Owner(f"p_{len(self.owners)}", job_id)
+        self.owners.append(owner)
+        return owner
+
+    def wish(self, owner: Owner) -> Wish:
+        """Have ``owner`` want something at random."""
+        random = self.random
+        resources = random.choice(
+            [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 4.0}, {"GPU": 1.0}, {"GPU": 0.5}, {"GPU": 0.3},
+             {"CPU": 1.0, "GPU": 2.0}, {"ssd": 1.0}, {"CPU": 64.0}, {}]
+        )  # fmt: skip
+        wish = Wish(
+            owner,
+            make_need(resources, spread=random.random() < 0.2),
+            random.choice([1, 1, 2, 6]),
+            random.uniform(0.05, 3.0),
+            random.choice([0, 0, 0, 1]),
+        )
+        self.wishes.append(wish)
+        self.ask(wish)
+        return wish
+
+    def ask(self, wish: Wish) -> None:
+        if not wish.owner.alive or wish.had >= wish.count:
+            return
+        if not wish.request_id:
+            self._numbers += 1
+            wish.request_id = f"r_{self._numbers}"
+        self._send_ask(wish, wish.request_id)
+
+    def _send_ask(self, wish: Wish, request_id: str) -> None:
+        def arrive() -> None:
+            self.answering[request_id] = wish
+            self.feed(
+                ev.LeaseAsked(
+                    at_s=self.at_s,
+                    request_id=request_id,
+                    owner_id=wish.owner.owner_id,
+                    job_id=wish.owner.job_id,
+                    need=wish.need,
+                    class_key=f"{wish.need.text}/{wish.priority}",
+                    count=wish.count - wish.had,
+                    deadline_s=self.at_s + ASK_WAIT_S,
+                    priority=wish.priority,
+                )
+            )
+
+        def again() -> None:
+            if wish.owner.alive and wish.request_id == request_id:
+                self._send_ask(wish, request_id)
+
+        if wish.had < wish.count:
+            self.message(arrive)
+            self.later(ASK_WAIT_S + 5.5, again)
+
+    def _answer(self, wish: Wish, request_id: str, lease_ids: tuple[str, ...]) -> None:
+        owner = wish.owner
+
+        def arrive() -> None:
+            if wish.request_id != request_id or not owner.alive:
+                return
+            wish.request_id = ""
+            for lease_id in lease_ids:
+                assert lease_id not in owner.ever, f"{lease_id} was granted twice"
+                owner.ever.add(lease_id)
+                owner.held[lease_id] = self.at_s
+                self.grants += 1
+                wish.had += 1
+                self.later(wish.hold_s, lambda i=lease_id: self._done(owner, i))
+            if not owner.polling:
+                owner.polling = True
+                self._poll(owner)
+            self.ask(wish)
+
+        self.message(arrive)
+
+    def _done(self, owner: Owner, lease_id: str) -> None:
+        """Work on a lease is over: it idles for a while, or goes back at once."""
+        if lease_id not in owner.held or not owner.alive:
+            return
+        if not self.calm and self.random.random() < 0.3:
+            owner.idle.add(lease_id)
+            self.later(2.0, lambda: self._give_back(owner, lease_id))
+        else:
+            self._give_back(owner, lease_id)
+
+    def _give_back(self, owner: Owner, lease_id: str) -> None:
+        if lease_id in owner.held and owner.alive:
+            del owner.held[lease_id]
+            owner.idle.discard(lease_id)
+            released = (lease_id,)
+            self.message(lambda: self.feed(ev.LeaseReleased(at_s=self.at_s, lease_ids=released)))
+
+    def _poll(self, owner: Owner) -> None:
+        if not owner.alive:
+            return
+        lease_ids = tuple(owner.held)
+        idle = tuple(i for i in lease_ids if i in owner.idle)
+        polled = lambda: self.feed(  # noqa: E731
+            ev.OwnerPolled(
+                at_s=self.at_s, owner_id=owner.owner_id, lease_ids=lease_ids, idle_lease_ids=idle
+            )
+        )
+        self.message(polled)
+        self.later(POLL_S, lambda: self._poll(owner))
+
+    def _obey(self, owner: Owner, lease_ids: tuple[str, ...]) -> None:
+        for lease_id in lease_ids:
+            if lease_id in owner.idle:
+                self._give_back(owner, lease_id)
+
+    def _lose(self, owner: Owner, lease_ids: tuple[str, ...]) -> None:
+        for lease_id in lease_ids:
+            owner.held.pop(lease_id, None)
+            owner.idle.discard(lease_id)
+
+    def block(self) -> None:
+        """Some held lease's worker waits in get for a while."""
+        held = [i for owner in self.owners if owner.alive for i in owner.held]
+        if held:
+            lease_id = self.random.choice(held)
+            self.message(lambda: self.feed(ev.LeaseBlocked(at_s=self.at_s, lease_id=lease_id)))
+            self.later(
+                self.random.uniform(0.0, 2.0),
+                lambda: self.message(
+                    lambda: self.feed(ev.LeaseUnblocked(at_s=self.at_s, lease_id=lease_id))
+                ),
+            )
+
+    def _owner(self, owner_id: str) -> Owner | None:
+        return next((o for o in self.owners if o.owner_id == owner_id and o.alive), None)
+
+    # The story
+
+    def run(self, chaos_s: float = 20.0) -> None:
+        """Chaos: owners come, want, vanish; jobs end; nodes and the scheduler crash."""
+        random, faults = self.random, self.faults
+        end_s = chaos_s
+        while self.at_s < end_s:
+            job = f"job_{random.randrange(4)}"
+            roll = random.random()
+            living = [owner for owner in self.owners if owner.alive]
+            if roll < 0.3 or not living:
+                if job not in self.state.finished_jobs:
+                    self.wish(self.owner(job))
+            elif roll < 0.75:
+                self.wish(random.choice(living))
+            elif roll < 0.8:
+                self.block()
+            elif roll < 0.8 + faults.vanish:
+                random.choice(living).alive = False
+            elif roll < 0.87:
+                self.feed(ev.LeaseAskCancelled(at_s=self.at_s, request_id=f"r_{self._numbers}"))
+            elif roll < 0.89:
+                self.finish_job(job)
+            elif roll < 0.91:
+                self.exit_worker(random.choice(list(self.nodes.values())))
+            step_s = random.expovariate(3.0)
+            if random.random() < step_s / faults.crash_every_s:
+                self.crash(random.choice(list(self.nodes.values())))
+            if random.random() < step_s / faults.takeover_every_s:
+                self.take_over()
+            self.advance(self.at_s + step_s)
+
+    def finish_job(self, job_id: str) -> None:
+        for owner in self.owners:
+            if owner.job_id == job_id:
+                owner.alive = False
+        self.feed(ev.JobFinished(at_s=self.at_s, job_id=job_id))
+
+    def finish(self, patience_s: float = 240.0) -> None:
+        """Calm: everything asked for must be served, given back, and gone."""
+        self.calm = True
+        end_s = self.at_s + patience_s
+        while self.at_s < end_s and not self._over():
+            self.advance(self.at_s + 5.0)
+        open_wishes = [
+            (wish.owner.owner_id, wish.need.text, wish.had, wish.count)
+            for wish in self.wishes
+            if wish.owner.alive and wish.had < wish.count
+        ]
+        assert not open_wishes, f"never served: {open_wishes}"
+        assert not self.state.leases, f"leases left: {list(self.state.leases)}"
+        assert not self.state.asks and not self.state.queue.lanes, "requests left"
+        assert not self.state.usage, f"accounts still charged: {self.state.usage}"
+        for node in self.nodes.values():
+            assert not node.held, f"{node.spec.node_id} still holds {list(node.held)}"
+            seen = self.state.nodes[node.spec.node_id]
+            assert seen.available == node.spec.total, f"{node.spec.node_id}: {seen.available}"
+
+    def _over(self) -> bool:
+        served = all(not w.owner.alive or w.had >= w.count for w in self.wishes)
+        return served and not self.state.leases and not self.state.asks
+
+
+def _fields(value: object) -> dict[str, object]:
+    names = [*type(value).__dataclass_fields__]  # type: ignore[attr-defined]
+    return {name: getattr(value, name) for name in names}
