@@ -169,20 +169,6 @@ FACTS = Table(
     (_TEXT("kind"), _TEXT("key"), _bytes("value"), _float("expires_at_s")),
     key=("kind", "key"),
 )
-REPLIES = Table(
-    "replies",
-    (
-        _TEXT("key"),
-        _bytes("fingerprint"),
-        _int("status"),
-        _TEXT("content_type"),
-        _bytes("body"),
-        _float("created_at_s"),
-    ),
-    key=("key",),
-    indexes=(("created_at_s",),),
-)
-
 TABLES: tuple[Table, ...] = (
     EVENTS,
     META,
@@ -196,7 +182,6 @@ TABLES: tuple[Table, ...] = (
     TOKENS,
     LEADERS,
     FACTS,
-    REPLIES,
 )
 BY_NAME = {table.name: table for table in TABLES}
 

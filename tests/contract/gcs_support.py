@@ -53,7 +53,7 @@ async def eventually(
     """Return once the condition holds, or fail with what was waited for."""
     try:
         async with asyncio.timeout(timeout_s):
-            while not await condition():
+            while not await condition():  # noqa: ASYNC110  a condition of another process has no event
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"not within {timeout_s} s: {what}") from None

@@ -50,9 +50,16 @@ def told(subject: str, kind: str = "kv.changed") -> Append:
     return Append(kind, subject, b"\x81\xa1a\x01", 5.0)
 
 
-def a_task(task_id: str = "t_1", state: TaskState = TaskState.RUNNING, **more: object) -> TaskRecord:
+def a_task(
+    task_id: str = "t_1", state: TaskState = TaskState.RUNNING, **more: object
+) -> TaskRecord:
     return TaskRecord(
-        task_id=task_id, attempt=0, state=state, job_id="job_1", name="f", **more  # type: ignore[arg-type]
+        task_id=task_id,
+        attempt=0,
+        state=state,
+        job_id="job_1",
+        name="f",
+        **more,  # type: ignore[arg-type]
     )
 
 
@@ -89,7 +96,10 @@ async def test_an_update_is_fenced_by_what_it_expects(store: Store) -> None:
     await store.commit([Change((Insert(schema.LEADERS, leader),))])
     stale = Update(schema.LEADERS, {"name": "s"}, {"holder": "b"}, {"epoch": 0})
     right = Update(
-        schema.LEADERS, {"name": "s"}, {"holder": "c", "epoch": 2}, {"epoch": 1, "expires_at_s": 1.5}
+        schema.LEADERS,
+        {"name": "s"},
+        {"holder": "c", "epoch": 2},
+        {"epoch": 1, "expires_at_s": 1.5},
     )
     lenient = Update(schema.LEADERS, {"name": "no"}, {"holder": "d"}, must_exist=False)
     results = await store.commit([Change((stale,)), Change((right,)), Change((lenient,))])
@@ -151,7 +161,9 @@ async def test_selects_filter_and_page_in_key_order(store: Store) -> None:
     assert found == sorted(names)[: len(names) - 1]
     some = await store.select(schema.KV, {"key": ("x", "other", "missing")}, columns=("key",))
     assert some == [{"key": "x"}, {"key": "other"}]
-    assert await store.select(schema.KV, {"key": Prefix("k_")}, columns=("key",)) == [{"key": "k_%"}]
+    assert await store.select(schema.KV, {"key": Prefix("k_")}, columns=("key",)) == [
+        {"key": "k_%"}
+    ]
     assert await store.select(schema.KV, {"key": ()}) == []
 
 

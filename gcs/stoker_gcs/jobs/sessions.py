@@ -100,7 +100,7 @@ class Sessions:
         while True:
             last = loop.time()
             await asyncio.sleep(CHECK_S)
-            if loop.time() - last > self._settings.driver_reconnect_s / 2:
+            if loop.time() - last - CHECK_S > self._settings.driver_reconnect_s / 2:
                 began = self._truth.now()  # We slept, so drivers could not be heard.
             attached = [
                 job

@@ -70,7 +70,7 @@ class PostgresStore:
             raise self._unreachable(error) from error
         except SQLAlchemyError as error:
             await self._engine.dispose()
-            if "UndefinedTable" in str(error):
+            if '"alembic_version" does not exist' in str(error):
                 raise not_migrated(self._shown, "none") from error
             raise self._unreachable(error) from error
         except Exception as error:  # asyncpg raises its own errors while it connects

@@ -148,14 +148,3 @@ def upgrade() -> None:
         sa.Column("expires_at_s", sa.Float(), nullable=False),
         sa.PrimaryKeyConstraint("kind", "key"),
     )
-    op.create_table(
-        "replies",
-        sa.Column("key", sa.Text(), nullable=False),
-        sa.Column("fingerprint", sa.LargeBinary(), nullable=False),
-        sa.Column("status", sa.BigInteger(), nullable=False),
-        sa.Column("content_type", sa.Text(), nullable=False),
-        sa.Column("body", sa.LargeBinary(), nullable=False),
-        sa.Column("created_at_s", sa.Float(), nullable=False),
-        sa.PrimaryKeyConstraint("key"),
-    )
-    op.create_index("ix_replies_created_at_s", "replies", ["created_at_s"])

@@ -1,0 +1,109 @@
+"""One contract for every hot store, and what Redis coming and going means."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker_gcs.hot.memory import MemoryHot
+from stoker_gcs.hot.redis import RedisHot
+from tests.contract.gcs_support import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stoker_gcs.hot.protocol import HotStore
+    from tests.services import RedisServer
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def hot(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[HotStore]:
+    made: HotStore
+    if request.param == "memory":
+        made = MemoryHot(clock)
+    else:
+        made = RedisHot(request.getfixturevalue("redis_url"), clock)
+    await made.start(lambda seq: None)
+    if request.param == "redis":
+        await eventually(lambda: is_shared(made), "Redis answers")
+    yield made
+    await made.stop()
+
+
+async def is_shared(hot: HotStore) -> bool:
+    return hot.shared
+
+
+async def test_facts_are_kept_replaced_removed_and_expire(hot: HotStore, clock: Clock) -> None:
+    hot.put("beats", "n_1", b"one", 10)
+    hot.put("beats", "n_2", b"two", 3)
+    hot.put("other", "n_1", b"x", 10)
+    assert await hot.all("beats") == {"n_1": b"one", "n_2": b"two"}
+    hot.put("beats", "n_1", b"new", 10)
+    clock.now_s += 5
+    assert await hot.all("beats") == {"n_1": b"new"}
+    hot.remove("beats", "n_1")
+    await eventually(lambda: is_gone(hot), "the fact is removed")
+    assert await hot.all("never") == {}
+
+
+async def is_gone(hot: HotStore) -> bool:
+    return await hot.all("beats") == {}
+
+
+async def test_replicas_share_facts_and_news(redis_url: str) -> None:
+    heard: list[int] = []
+    seqs = itertools.count(1)
+    one, two = RedisHot(redis_url), RedisHot(redis_url)
+    await one.start(lambda seq: None)
+    await two.start(heard.append)
+
+    async def met() -> bool:
+        one.put("beats", "n_1", b"x", 10)
+        one.announce(next(seqs))  # What is said before the other listens is not heard.
+        return heard != [] and await two.all("beats") == {"n_1": b"x"}
+
+    await eventually(met, "the other replica hears")
+    await one.stop()
+    await two.stop()
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_redis_may_vanish_and_gets_every_fact_again(own_redis: RedisServer, how: str) -> None:
+    hot = RedisHot(own_redis.url)
+    await hot.start(lambda seq: None)
+    await eventually(lambda: is_shared(hot), "Redis answers")
+    hot.put("beats", "n_1", b"before", 100)
+    own_redis.stop() if how == "killed" else own_redis.pause()
+
+    async def noticed() -> bool:
+        hot.put("beats", "n_2", b"during", 100)
+        return hot.degraded
+
+    await eventually(noticed, "the loss of Redis is noticed")
+    async with asyncio.timeout(2.5):
+        assert await hot.all("beats") == {"n_1": b"before", "n_2": b"during"}
+    await asyncio.to_thread(own_redis.start if how == "killed" else own_redis.resume)
+    await eventually(lambda: is_shared(hot), "Redis is back")
+    fresh = RedisHot(own_redis.url)
+    await fresh.start(lambda seq: None)
+    await eventually(lambda: is_shared(fresh), "Redis answers")
+    assert await fresh.all("beats") == {"n_1": b"before", "n_2": b"during"}
+    await hot.stop()
+    await fresh.stop()

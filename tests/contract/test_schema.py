@@ -1,0 +1,145 @@
+"""Migrating and creating give the same schema, and a database that is not usable says what to run."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from stoker_gcs.schema import REVISION
+from stoker_gcs.store.opening import open_store
+from stoker_gcs.tables import metadata
+from stoker_migrations.command import main, scripts
+from stoker_wire.errors import DatabaseError
+from tests.contract.gcs_support import migrate
+from tests.services import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from sqlalchemy import Connection
+
+INDEXES = "SELECT name, tbl_name, sql FROM sqlite_master WHERE type = 'index' ORDER BY name"
+TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
+
+
+def shape(path: Path) -> dict[str, object]:
+    connection = sqlite3.connect(path)
+    try:
+        tables = [row[0] for row in connection.execute(TABLES)]
+        found: dict[str, object] = {
+            table: [row[1:] for row in connection.execute(f"PRAGMA table_info({table})")]
+            for table in tables
+        }
+        found["indexes"] = connection.execute(INDEXES).fetchall()
+        found["revision"] = connection.execute("SELECT * FROM alembic_version").fetchall()
+        return found
+    finally:
+        connection.close()
+
+
+async def test_a_created_sqlite_file_is_the_migrated_one(tmp_path: Path) -> None:
+    created, migrated = tmp_path / "created", tmp_path / "migrated"
+    store = open_store(f"sqlite:///{created}")
+    await store.start()
+    await store.stop()
+    await migrate(f"sqlite:///{migrated}")
+    assert shape(created) == shape(migrated)
+
+
+async def test_postgres_after_the_migrations_is_what_the_tables_say(postgres_url: str) -> None:
+    await migrate(postgres_url)
+
+    def differences(connection: Connection) -> list[object]:
+        return list(compare_metadata(MigrationContext.configure(connection), metadata()))
+
+    engine = create_async_engine(postgres_url)
+    async with engine.connect() as connection:
+        assert await connection.run_sync(differences) == []
+    await engine.dispose()
+
+
+def test_the_newest_revision_is_the_one_the_schema_names() -> None:
+    assert scripts().get_current_head() == REVISION
+
+
+async def test_migrating_twice_and_twice_at_once_is_fine(postgres_url: str) -> None:
+    await asyncio.gather(migrate(postgres_url), migrate(postgres_url))
+    await migrate(postgres_url)
+
+
+@pytest.mark.parametrize("state", ["empty", "older"])
+async def test_an_unmigrated_postgres_names_the_command(postgres_url: str, state: str) -> None:
+    if state == "older":
+        await migrate(postgres_url)
+        engine = create_async_engine(postgres_url)
+        async with engine.begin() as connection:
+            await connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0000'")
+        await engine.dispose()
+    store = open_store(postgres_url)
+    with pytest.raises(DatabaseError, match="python -m stoker_migrations upgrade") as caught:
+        await store.start()
+    assert "needs 0001" in str(caught.value)
+    assert ":***@" in str(caught.value), "the password must not be shown"
+
+
+async def test_an_unreachable_postgres_is_named_within_its_deadline() -> None:
+    store = open_store(f"postgresql://u:secret@127.0.0.1:{free_port()}/db")
+    with pytest.raises(DatabaseError, match="cannot reach the database") as caught:
+        async with asyncio.timeout(12):
+            await store.start()
+    assert "stoker_migrations check" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_foreign_sqlite_file_and_a_missing_folder_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "foreign"
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE other (a)")
+    connection.close()
+    store = open_store(f"sqlite:///{path}")
+    with pytest.raises(DatabaseError, match="stoker_migrations upgrade"):
+        await store.start()
+    await store.stop()
+    gone = open_store(f"sqlite:///{tmp_path / 'no' / 'x'}")
+    with pytest.raises(DatabaseError, match="does not exist"):
+        await gone.start()
+    await gone.stop()
+
+
+def test_an_unknown_database_is_named() -> None:
+    with pytest.raises(DatabaseError, match="'mysql' is not a known database"):
+        open_store("mysql://x")
+
+
+def test_the_command_checks_upgrades_and_lists(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite:///{tmp_path / 'db'}"
+    assert main(["check", "--database-url", url]) == 1
+    assert main(["upgrade", "--database-url", url]) == 0
+    assert main(["check", "--database-url", url]) == 0
+    assert main(["history"]) == 0
+    assert "0001  The first schema" in capsys.readouterr().out
+    wrong = f"postgresql://u:secret@127.0.0.1:{free_port()}/db"
+    assert main(["check", "--database-url", wrong]) == 1
+    shown = capsys.readouterr().err
+    assert "cannot use the database" in shown and "secret" not in shown
+
+
+def test_serving_on_sqlite_imports_no_heavy_library() -> None:
+    code = (
+        "import sys, stoker_gcs.service; "
+        "print([m for m in ('sqlalchemy', 'alembic', 'redis', 'asyncpg') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout.strip() == "[]"
