@@ -81,7 +81,7 @@ class ObjectRef(Generic[T_co]):
 
 def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef[Any]:
     """Unpickle a ref: this process becomes a borrower of the object, unless it owns it."""
-    return runtime().objects.adopt(object_id, Address(*owner))
+    return runtime().objects.borrowing.adopt(object_id, Address(*owner))
 
 
 class ObjectRefGenerator(Generic[T]):

@@ -88,12 +88,6 @@ class Arena:
             os.close(fd)
         return split(memoryview(mapped))
 
-    def unlink(self, object_id: str) -> None:
-        """Remove an object's file; views of it stay valid."""
-        if self.directory is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self.directory / object_id)
-
 
 def split(whole: memoryview) -> tuple[memoryview, list[memoryview]]:
     """Return the stream and the buffers of a stored object's bytes."""

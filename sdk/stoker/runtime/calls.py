@@ -157,7 +157,7 @@ def pack_arguments(
     packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
     refs = tuple(runtime.wire_ref(r) for r in packed.refs)
     if packed.nbytes > FRAME_MAX_BYTES and runtime.arena.directory:
-        place = runtime.objects.place(return_id(task_id, "args"), packed)
+        place = runtime.objects.values.place(return_id(task_id, "args"), packed)
     else:
         # The user may change an array after the call: what is sent later must be a copy.
         place = Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)

@@ -100,7 +100,7 @@ async def _create(
         raise ActorDiedError(f"an argument of actor {link.name} failed: {failed.message}")
     frame = FrameCodec().encode([Run([call_of(call, runtime.address)], [call.spec.template])])
     payload = ActorPayload(frame, options.max_concurrency, groups)
-    await runtime.store_function(call.spec.function, call.spec.blob)
+    await runtime.services.store_function(call.spec.function, call.spec.blob)
     return await runtime.gcs.call(
         "POST",
         "/v1/actors",

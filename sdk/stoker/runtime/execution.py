@@ -235,7 +235,7 @@ class Execution:
         try:
             while self.lease is not None and self._told_blocked != (blocked := self._blocked > 0):
                 try:
-                    await self.runtime.scheduler_call(
+                    await self.runtime.services.scheduler_call(
                         f"/v1/leases/{self.lease.lease_id}/blocked",
                         BlockLease(blocked=blocked),
                         None,
@@ -321,7 +321,7 @@ class Execution:
     def _flush(self) -> None:
         self._outcomes_awake = False
         outcomes, self._outcomes = self._outcomes, []
-        if self.runtime.objects.borrowing:
+        if self.runtime.objects.borrowing.under_way:
             # The caller stops holding what it passed once it has the result: owners must know of
             # the refs that were kept here before that.
             self.runtime.background.spawn(self._send_later(outcomes), name="results")
@@ -329,7 +329,7 @@ class Execution:
             self._send(outcomes)
 
     async def _send_later(self, outcomes: list[Outcome]) -> None:
-        await self.runtime.objects.borrows_acknowledged()
+        await self.runtime.objects.borrowing.acknowledged()
         self._send(outcomes)
 
     def _send(self, outcomes: list[Outcome]) -> None:

@@ -55,7 +55,7 @@ class History:
         while self._records:
             batch, self._records = self._records[:_BATCH], self._records[_BATCH:]
             node = self._runtime.node
-            client = self._runtime.client_of(node.url) if node else self._runtime.gcs
+            client = self._runtime.services.client_of(node.url) if node else self._runtime.gcs
             try:
                 await client.call(
                     "POST", "/v1/tasks/report", ReportTasks(records=tuple(batch)), timeout_s=_SEND_S

@@ -75,7 +75,7 @@ def load_function(execution: Execution, digest: str) -> Callable[..., Any]:
     found = cache.get(digest)
     if found is None:
         runtime = execution.runtime
-        blob = runtime.run(runtime.load_function(digest), _LOAD_S)
+        blob = runtime.run(runtime.services.load_function(digest), _LOAD_S)
         try:
             found = cache[digest] = cloudpickle.loads(blob)
         except Exception as error:
@@ -89,10 +89,10 @@ def load_function(execution: Execution, digest: str) -> Callable[..., Any]:
 
 def load_arguments(execution: Execution, call: Call) -> tuple[Any, dict[str, Any]]:
     """Return the arguments, with the values of top-level refs in their places."""
-    objects = execution.runtime.objects
+    values = execution.runtime.objects.values
     if isinstance(call.args, Failed):
         raise error_of(call.args)
-    data, buffers = objects.bytes_of(call.args, "")
+    data, buffers = values.bytes_of(call.args, "")
     args, kwargs, where = unpack(data, buffers)
     for position, dep in zip(where, call.deps, strict=True):
         value = _value_of(execution, dep)
@@ -106,7 +106,7 @@ def load_arguments(execution: Execution, call: Call) -> tuple[Any, dict[str, Any
 def _value_of(execution: Execution, dep: Dep) -> Any:
     if isinstance(dep.place, Failed):
         raise error_of(dep.place)
-    data, buffers = execution.runtime.objects.bytes_of(dep.place, dep.ref.object_id)
+    data, buffers = execution.runtime.objects.values.bytes_of(dep.place, dep.ref.object_id)
     return unpack(data, buffers)
 
 
@@ -141,7 +141,7 @@ def _place(
     execution: Execution, object_id: str, value: Any, name: str
 ) -> tuple[Place, list[Any], int]:
     packed = pack(value, what=f"result of {name}")
-    return execution.runtime.objects.place(object_id, packed), packed.refs, packed.nbytes
+    return execution.runtime.objects.values.place(object_id, packed), packed.refs, packed.nbytes
 
 
 def failure(execution: Execution, work: Work, error: BaseException, began: float) -> Outcome:
@@ -265,8 +265,8 @@ async def _streamed_async(
 def _is_remote(execution: Execution, call: Call) -> bool:
     """Whether an argument lies on another node, so that loading it would block the loop."""
     places = [call.args, *(d.place for d in call.deps)]
-    arenas = execution.runtime._arenas
-    return any(isinstance(p, Stored) and arenas.get(p.node_id) is None for p in places)
+    sees = execution.runtime.services.sees
+    return any(isinstance(p, Stored) and not sees(p.node_id) for p in places)
 
 
 class ActorPayload(msgspec.Struct, frozen=True):

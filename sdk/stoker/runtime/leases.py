@@ -86,7 +86,7 @@ class Leases:
                     task_ids=tuple(t.task_id for t in list(queue.ready)[:_EXAMPLES]),
                 )
                 try:
-                    reply = await self._runtime.scheduler_call(
+                    reply = await self._runtime.services.scheduler_call(
                         "/v1/leases", request, LeaseReply, timeout_s=_ASK_WAIT_S + 30
                     )
                 except (UnavailableError, DeadlineExceededError) as error:
@@ -134,7 +134,7 @@ class Leases:
                     lease_ids=tuple(self._held), idle_lease_ids=idle, wait_s=_POLL_WAIT_S
                 )
                 try:
-                    orders = await self._runtime.scheduler_call(
+                    orders = await self._runtime.services.scheduler_call(
                         f"/v1/owners/{self._runtime.address.peer_id}/poll",
                         poll,
                         OwnerOrders,
@@ -179,7 +179,7 @@ class Leases:
 
     async def _release(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
         try:
-            await self._runtime.scheduler_call(
+            await self._runtime.services.scheduler_call(
                 "/v1/leases/release",
                 ReleaseLeases(lease_ids=tuple(lease_ids), kill=kill, reason=reason),
                 None,
@@ -228,7 +228,7 @@ class Leases:
             slot.closing = True
         cause: WorkerDiedError = WorkerDiedError("its worker was not used")
         if slot is not None and slot.inflight:
-            cause = await self._runtime.death_of(granted.lease.node_id, granted.worker_id, how)
+            cause = await self._runtime.services.death_of(granted.lease.node_id, granted.worker_id, how)
         await self._tasks.on_worker_lost(key, lease_id, cause)
         await self._release([lease_id], kill=True, reason=how)
 

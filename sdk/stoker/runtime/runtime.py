@@ -20,22 +20,20 @@ from stoker._http import HttpClient
 from stoker._refs import ObjectRef
 from stoker._runtime_env import make_runtime_env, uploader
 from stoker.core.objects import Entry
-from stoker.exceptions import NodeDiedError, OutOfMemoryError, StokerError, WorkerDiedError
+from stoker.exceptions import StokerError
 from stoker.runtime.actors import ActorCalls
 from stoker.runtime.arena import Arena
 from stoker.runtime.history import History
 from stoker.runtime.objects import Objects
 from stoker.runtime.peers import Handler, Peers
+from stoker.runtime.services import Services
 from stoker.runtime.tasks import Tasks
 from stoker.runtime.waiting import ThreadWaiter
 from stoker_wire import host
 from stoker_wire.background import Background
 from stoker_wire.channel import Channel
-from stoker_wire.client import Client
-from stoker_wire.errors import DeadlineExceededError, NotFoundError, NotLeaderError
-from stoker_wire.messages.cluster import Node, WorkerExit
+from stoker_wire.errors import DeadlineExceededError
 from stoker_wire.messages.common import Address, RuntimeEnv
-from stoker_wire.messages.control import Leader
 from stoker_wire.messages.data import (
     Borrow,
     Borrowed,
@@ -61,7 +59,6 @@ T = TypeVar("T")
 
 _TICK_S = 0.1
 _START_S = 20.0
-_FORENSICS_S = 5.0
 _BRIEF_S = 0.002
 """A wait shorter than this does not give the CPU back: telling the scheduler would cost more."""
 
@@ -106,11 +103,6 @@ class Runtime:
         self._job_env: RuntimeEnv | None = None
         self.loop = _new_loop()
         self.function_cache: dict[str, Any] = {}
-        self._arenas: dict[str, Arena | None] = {}
-        if identity.node is not None:
-            self._arenas[identity.node.node_id] = self.arena
-        self._clients: dict[str, Client] = {}
-        self._leader: Leader | None = None
         self._awake = False
         self._thread: threading.Thread | None = None
         self._started: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -129,7 +121,8 @@ class Runtime:
 
     async def _start(self, routes: dict[tuple[str, str], Handler]) -> None:
         self.background = Background(self.identity.peer_id)
-        self.gcs = self.client_of(self.identity.gcs_url)
+        self.services = Services(self)
+        self.gcs = self.services.gcs
         self.objects = Objects(self)
         self.history = History(self)
         self.peers = Peers(self, self._on_messages, self._on_lost)
@@ -167,10 +160,14 @@ class Runtime:
             await asyncio.wait_for(self.history.flush(), 3.0)
         await self.peers.close()
         await self.background.close(2.0)
-        await asyncio.gather(*(c.close() for c in self._clients.values()), return_exceptions=True)
+        await self.services.close()
         await self.loop.shutdown_default_executor()
 
     # -- threads ---------------------------------------------------------------------------------
+
+    def on_loop_thread(self) -> bool:
+        """Return whether the caller is the loop thread, which must not wait."""
+        return threading.current_thread() is self._thread
 
     def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Call ``function`` on the loop thread."""
@@ -219,95 +216,6 @@ class Runtime:
         with execution.blocked():
             return waiter.wait(None if timeout_s is None else timeout_s - brief)
 
-    # -- services --------------------------------------------------------------------------------
-
-    def client_of(self, url: str) -> Client:
-        """Return the client of a service (loop thread)."""
-        client = self._clients.get(url)
-        if client is None:
-            client = self._clients[url] = Client(
-                url, token=self.token, peer=self.identity.peer_id, settings=self.settings
-            )
-        return client
-
-    async def scheduler_call(
-        self, path: str, body: object, reply: type[Any] | None, *, timeout_s: float
-    ) -> Any:
-        """POST to the scheduler that leads; asks the gcs for it again when it changes."""
-        for _ in range(3):
-            if self._leader is None:
-                self._leader = await self.gcs.call("GET", "/v1/leaders/scheduler", reply=Leader)
-            client = self.client_of(self._leader.url)
-            try:
-                return await client.call("POST", path, body, reply=reply, timeout_s=timeout_s)  # type: ignore[call-overload]
-            except NotLeaderError:
-                self._leader = None
-            except DeadlineExceededError:
-                self._leader = None
-                raise
-        raise NotLeaderError("no scheduler leads at the moment; it is being elected")
-
-    async def store_function(self, digest: str, blob: bytes) -> None:
-        """Store a pickled function in the gcs, under its hash."""
-        await self.gcs.call("PUT", f"/v1/functions/{digest}", blob)
-
-    async def load_function(self, digest: str) -> bytes:
-        """Return a pickled function."""
-        return bytes(await self.gcs.call("GET", f"/v1/functions/{digest}", raw=True))
-
-    async def node_of(self, node_id: str) -> Node:
-        """Return what the gcs knows of a node."""
-        node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
-        self._arenas.setdefault(
-            node_id, Arena(node.arena_dir) if node.host_id == self.host_id else None
-        )
-        return node
-
-    def arena_of(self, node_id: str) -> Arena | None:
-        """Return the arena of a node whose memory this process can see, else None."""
-        if node_id in self._arenas:
-            return self._arenas[node_id]
-        if threading.current_thread() is self._thread:
-            return None
-        with contextlib.suppress(StokerError):
-            self.run(self.node_of(node_id), 10.0)
-        return self._arenas.get(node_id)
-
-    async def death_of(self, node_id: str, worker_id: str, how: str) -> WorkerDiedError:
-        """Return why a worker died, as its nodelet knows it."""
-        try:
-            node = await self.node_of(node_id)
-            dead = await self.client_of(node.url).call(
-                "GET",
-                f"/v1/workers/{worker_id}/exit",
-                reply=WorkerExit,
-                query={"wait_s": _FORENSICS_S - 1},
-                timeout_s=_FORENSICS_S,
-            )
-        except (NotFoundError, StokerError) as error:
-            died = NodeDiedError.__doc__ if isinstance(error, DeadlineExceededError) else str(error)
-            return WorkerDiedError(
-                f"worker {worker_id} on node {node_id} is gone ({how}), and its nodelet cannot "
-                f"say why: {died}"
-            )
-        return death_error(dead)
-
-    def largest_holders(self) -> str:
-        """Say what fills the node's shared memory (for the error of a full arena)."""
-        node = self.node
-        if node is None:
-            return ""
-        try:
-            facts = self.run(
-                self.client_of(node.url).call("GET", "/v1/arena", reply=dict[str, Any]), 5.0
-            )
-        except StokerError as error:
-            return f"(its nodelet cannot say what fills it: {error})"
-        holders = ", ".join(
-            f"{h.get('object_id')} {h.get('nbytes')} bytes" for h in facts.get("largest", [])[:3]
-        )
-        return f"Largest holders: {holders or 'none'}. Drop refs to free them."
-
     # -- the job ---------------------------------------------------------------------------------
 
     def join_job(self, job: Job) -> None:
@@ -353,15 +261,15 @@ class Runtime:
             if kind is Done:
                 self._on_done(line, message)  # type: ignore[arg-type]
             elif kind is Resolve:
-                self.objects.on_resolve(line, message)  # type: ignore[arg-type]
+                self.objects.borrowing.on_resolve(line, message)  # type: ignore[arg-type]
             elif kind is Resolved:
-                self.objects.on_resolved(message)  # type: ignore[arg-type]
+                self.objects.borrowing.on_resolved(message)  # type: ignore[arg-type]
             elif kind is Borrow:
-                self.objects.on_borrow(line, message)  # type: ignore[arg-type]
+                self.objects.borrowing.on_borrow(line, message)  # type: ignore[arg-type]
             elif kind is Borrowed:
-                self.objects.on_borrowed(message)  # type: ignore[arg-type]
+                self.objects.borrowing.on_borrowed(message)  # type: ignore[arg-type]
             elif kind is Unborrow:
-                self.objects.on_unborrow(line, message)  # type: ignore[arg-type]
+                self.objects.borrowing.on_unborrow(line, message)  # type: ignore[arg-type]
             elif kind is Returned:
                 self.tasks.on_returned(message.task_ids)  # type: ignore[union-attr]
             elif kind is Item:
@@ -379,7 +287,7 @@ class Runtime:
 
     def _on_lost(self, line: Channel) -> None:
         if self.running:
-            self.objects.on_line_lost(line)
+            self.objects.borrowing.on_line_lost(line)
             self.tasks.lost_line(line)
             self.actors.lost_line(line)
         if self.execution is not None:
@@ -408,29 +316,6 @@ class Runtime:
         """Say what unsettled objects wait for (at most three of them)."""
         shown = "; ".join(self.tasks.describe_entry(e) for e in entries[:3])
         return shown + (f"; and {len(entries) - 3} more" if len(entries) > 3 else "")
-
-
-def death_error(dead: WorkerExit) -> WorkerDiedError:
-    """Return the error for a worker's exit: one cause and its evidence."""
-    log = "".join(f"\n    {line}" for line in dead.last_log_lines[-10:])
-    text = (
-        f"worker {dead.worker_id} (pid {dead.pid}) on node {dead.node_id} died: {dead.cause}"
-        f"; peak memory {dead.peak_rss_bytes / 2**20:.0f} MiB"
-    )
-    if log:
-        text += f"; its last output:{log}"
-    cls = OutOfMemoryError if dead.oom else WorkerDiedError
-    return cls(
-        text,
-        extra={
-            "exit_code": dead.exit_code,
-            "signal": dead.signal,
-            "oom": dead.oom,
-            "peak_rss_bytes": dead.peak_rss_bytes,
-            "node_id": dead.node_id,
-            "worker_id": dead.worker_id,
-        },
-    )
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

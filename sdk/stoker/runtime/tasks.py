@@ -177,7 +177,7 @@ class Tasks:
     async def _store_function(self, spec: FunctionSpec) -> None:
         failure: Failed | None = None
         try:
-            await self._runtime.store_function(spec.function, spec.blob)
+            await self._runtime.services.store_function(spec.function, spec.blob)
             spec.registered = True
         except StokerError as error:
             failure = failed_with(error)
@@ -230,7 +230,7 @@ class Tasks:
 
     async def release(self, line: Channel, task_ids: list[str]) -> None:
         """Tell a worker that the refs inside its results are borrowed by us now."""
-        await self._runtime.objects.borrows_acknowledged()
+        await self._runtime.objects.borrowing.acknowledged()
         line.post(Release(task_ids))
 
     def complete(self, task: PendingTask, result: Result) -> None:
@@ -269,7 +269,7 @@ class Tasks:
         self.pending.pop(task.task_id, None)
         if task.slot is not None:
             task.slot.inflight.pop(task.task_id, None)
-        self._runtime.objects.free_stored(task.args)
+        self._runtime.objects.values.free(task.args)
         task.phase, task.slot, task.line, task.deps, task.nested = Phase.ENDED, None, None, (), ()
 
     def _again(self, task: PendingTask, *, delay_s: float = 0.0) -> None:

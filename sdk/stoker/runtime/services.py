@@ -1,0 +1,157 @@
+"""The services as a runtime sees them: one client per URL, the leading scheduler, facts of nodes.
+
+All coroutines run on the loop thread; what user threads may call says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import OutOfMemoryError, StokerError, WorkerDiedError
+from stoker.runtime.arena import Arena
+from stoker_wire.client import Client
+from stoker_wire.errors import DeadlineExceededError, NotLeaderError
+from stoker_wire.messages.cluster import Node, WorkerExit
+from stoker_wire.messages.control import Leader
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+
+_FORENSICS_S = 5.0
+_HOLDERS_S = 5.0
+_NODE_S = 10.0
+
+
+class Services:
+    """Clients of gcs, scheduler and nodelets."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._clients: dict[str, Client] = {}
+        self._leader: Leader | None = None
+        self._arenas: dict[str, Arena | None] = {}
+        if runtime.node is not None:
+            self._arenas[runtime.node.node_id] = runtime.arena
+        self.gcs = self.client_of(runtime.identity.gcs_url)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.close()
+
+    def client_of(self, url: str) -> Client:
+        """Return the client of a service (loop thread)."""
+        client = self._clients.get(url)
+        if client is None:
+            client = self._clients[url] = Client(
+                url,
+                token=self._runtime.token,
+                peer=self._runtime.identity.peer_id,
+                settings=self._runtime.settings,
+            )
+        return client
+
+    async def scheduler_call(
+        self, path: str, body: object, reply: type[Any] | None, *, timeout_s: float
+    ) -> Any:
+        """POST to the scheduler that leads; asks the gcs for it again when it changes."""
+        for _ in range(3):
+            if self._leader is None:
+                self._leader = await self.gcs.call("GET", "/v1/leaders/scheduler", reply=Leader)
+            client = self.client_of(self._leader.url)
+            try:
+                return await client.call("POST", path, body, reply=reply, timeout_s=timeout_s)  # type: ignore[call-overload]
+            except NotLeaderError:
+                self._leader = None
+            except DeadlineExceededError:
+                self._leader = None
+                raise
+        raise NotLeaderError("no scheduler leads at the moment; it is being elected")
+
+    async def store_function(self, digest: str, blob: bytes) -> None:
+        """Store a pickled function in the gcs, under its hash."""
+        await self.gcs.call("PUT", f"/v1/functions/{digest}", blob)
+
+    async def load_function(self, digest: str) -> bytes:
+        """Return a pickled function."""
+        return bytes(await self.gcs.call("GET", f"/v1/functions/{digest}", raw=True))
+
+    async def node_of(self, node_id: str) -> Node:
+        """Return what the gcs knows of a node."""
+        node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
+        self._arenas.setdefault(
+            node_id, Arena(node.arena_dir) if node.host_id == self._runtime.host_id else None
+        )
+        return node
+
+    def sees(self, node_id: str) -> bool:
+        """Return whether a node's arena is known to be in this machine's memory."""
+        return self._arenas.get(node_id) is not None
+
+    def arena_of(self, node_id: str) -> Arena | None:
+        """Return the arena of a node whose memory this process can see, else None."""
+        if node_id in self._arenas:
+            return self._arenas[node_id]
+        if self._runtime.on_loop_thread():
+            return None
+        with contextlib.suppress(StokerError):
+            self._runtime.run(self.node_of(node_id), 10.0)
+        return self._arenas.get(node_id)
+
+    async def death_of(self, node_id: str, worker_id: str, how: str) -> WorkerDiedError:
+        """Return why a worker died, as its nodelet knows it."""
+        try:
+            node = await self.node_of(node_id)
+            dead = await self.client_of(node.url).call(
+                "GET",
+                f"/v1/workers/{worker_id}/exit",
+                reply=WorkerExit,
+                query={"wait_s": _FORENSICS_S - 1},
+                timeout_s=_FORENSICS_S,
+            )
+        except StokerError as error:
+            return WorkerDiedError(
+                f"worker {worker_id} on node {node_id} is gone ({how}), and its nodelet cannot "
+                f"say why: {error}"
+            )
+        return death_error(dead)
+
+    def largest_holders(self) -> str:
+        """Say what fills the node's shared memory (for the error of a full arena)."""
+        node = self._runtime.node
+        if node is None:
+            return ""
+        try:
+            facts = self._runtime.run(
+                self.client_of(node.url).call("GET", "/v1/arena", reply=dict[str, Any]), 5.0
+            )
+        except StokerError as error:
+            return f"(its nodelet cannot say what fills it: {error})"
+        holders = ", ".join(
+            f"{h.get('object_id')} {h.get('nbytes')} bytes" for h in facts.get("largest", [])[:3]
+        )
+        return f"Largest holders: {holders or 'none'}. Drop refs to free them."
+
+
+def death_error(dead: WorkerExit) -> WorkerDiedError:
+    """Return the error for a worker's exit: one cause and its evidence."""
+    log = "".join(f"\n    {line}" for line in dead.last_log_lines[-10:])
+    text = (
+        f"worker {dead.worker_id} (pid {dead.pid}) on node {dead.node_id} died: {dead.cause}"
+        f"; peak memory {dead.peak_rss_bytes / 2**20:.0f} MiB"
+    )
+    if log:
+        text += f"; its last output:{log}"
+    cls = OutOfMemoryError if dead.oom else WorkerDiedError
+    return cls(
+        text,
+        extra={
+            "exit_code": dead.exit_code,
+            "signal": dead.signal,
+            "oom": dead.oom,
+            "peak_rss_bytes": dead.peak_rss_bytes,
+            "node_id": dead.node_id,
+            "worker_id": dead.worker_id,
+        },
+    )

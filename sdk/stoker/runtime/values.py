@@ -1,0 +1,147 @@
+"""Values and where they lie: packed into messages or the arena, read from wherever they are.
+
+Used by the object table's shell for puts and gets, and by workers for arguments and results. Seals
+and frees go to the nodelets in order, one batch at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import ObjectLostError, SerializationError, StokerError
+from stoker.runtime.arena import ArenaFullError, split
+from stoker.runtime.failures import error_of
+from stoker.runtime.serialization import Packed, unpack
+from stoker_wire.errors import NotFoundError
+from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
+from stoker_wire.messages.work import FreeObjects, ObjectInfo, SealObjects
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+
+_FETCH_S = 120.0
+_UNSEALED_S = 2.0
+
+
+class Values:
+    """Reads and writes values; any thread, except where a method says loop thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._to_seal: deque[ObjectInfo] = deque()
+        self._to_free: deque[tuple[str, str]] = deque()
+        self._telling = False
+
+    def place(self, object_id: str, packed: Packed) -> Place:
+        """Return where a packed value lies: in the message if small, else in the arena."""
+        runtime = self._runtime
+        refs = tuple(runtime.wire_ref(r) for r in packed.refs)
+        if packed.nbytes <= runtime.settings.inline_max_bytes or not runtime.arena.directory:
+            return Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
+        try:
+            nbytes = runtime.arena.write(object_id, packed)
+        except ArenaFullError as error:
+            raise ArenaFullError(f"{error.message}. {runtime.services.largest_holders()}") from None
+        node = runtime.node
+        assert node is not None
+        self._to_seal.append(
+            ObjectInfo(
+                object_id=object_id,
+                nbytes=nbytes,
+                job_id=runtime.job_id,
+                owner_id=runtime.address.peer_id,
+                node_id=node.node_id,
+                created_at_s=time.time(),
+            )
+        )
+        runtime.wake()
+        return Stored(nbytes, node.node_id, node.url, refs, object_id)
+
+    def load(self, place: Place, object_id: str) -> Any:
+        """Return the value at a place, or raise its error. Not on the loop thread."""
+        if isinstance(place, Failed):
+            raise error_of(place, task=object_id)
+        data, buffers = self.bytes_of(place, object_id)
+        try:
+            return unpack(data, buffers)
+        except StokerError:
+            raise
+        except Exception as error:
+            raise SerializationError(
+                f"the value of {object_id} cannot be read back in this process: "
+                f"{type(error).__name__}: {error}. Its type must be importable here, and its "
+                "__reduce__ and __setstate__ must accept what was pickled."
+            ) from error
+
+    def bytes_of(self, place: Place, object_id: str) -> tuple[Any, list[Any]]:
+        """Return the stream and buffers of a value, fetched from its node if need be."""
+        if isinstance(place, Inline):
+            return place.data, [b.view for b in place.buffers]
+        assert isinstance(place, Stored)
+        object_id = place.object_id or object_id
+        arena = self._runtime.services.arena_of(place.node_id)
+        if arena is not None:
+            return arena.read(object_id)
+        whole = self._runtime.run(self._fetch(place, object_id), _FETCH_S + 5)
+        return split(memoryview(whole))
+
+    async def _fetch(self, place: Stored, object_id: str) -> bytes:
+        client = self._runtime.services.client_of(place.node_url)
+        deadline = time.monotonic() + _UNSEALED_S
+        while True:
+            try:
+                raw = await client.call(
+                    "GET", f"/v1/objects/{object_id}", raw=True, timeout_s=_FETCH_S
+                )
+                return bytes(raw)
+            except NotFoundError:
+                # The seal may still be on its way to the nodelet.
+                if time.monotonic() > deadline:
+                    raise ObjectLostError(
+                        f"{object_id} is no longer on node {place.node_id}"
+                    ) from None
+                await asyncio.sleep(0.05)
+            except StokerError as error:
+                raise ObjectLostError(
+                    f"{object_id} cannot be fetched from node {place.node_id}: {error}"
+                ) from error
+
+    def free(self, place: Place | None, object_id: str = "") -> None:
+        """Free the arena's bytes of a value that nobody needs any more, if it has any."""
+        if isinstance(place, Stored):
+            self._to_free.append((place.node_url, place.object_id or object_id))
+
+    def flush(self) -> None:
+        """Begin to tell the nodelets what was sealed and freed (loop thread)."""
+        if (self._to_seal or self._to_free) and not self._telling:
+            self._telling = True
+            self._runtime.background.spawn(self._tell_nodelets(), name="arena")
+
+    async def _tell_nodelets(self) -> None:
+        """Seal and free, in the order in which it happened: one batch at a time."""
+        try:
+            while self._to_seal or self._to_free:
+                seals, frees = drain(self._to_seal), drain(self._to_free)
+                by_node: dict[str, list[str]] = {}
+                for url, object_id in frees:
+                    by_node.setdefault(url, []).append(object_id)
+                node = self._runtime.node
+                if seals and node is not None:
+                    seal = SealObjects(objects=tuple(seals))
+                    await self._runtime.services.client_of(node.url).call("POST", "/v1/objects", seal)
+                for url, object_ids in by_node.items():
+                    free = FreeObjects(object_ids=tuple(object_ids))
+                    await self._runtime.services.client_of(url).call("POST", "/v1/objects/free", free)
+        finally:
+            self._telling = False
+
+
+def drain(queue: deque[Any]) -> list[Any]:
+    """Return all that is in a queue which other threads fill, and empty it."""
+    items = []
+    while queue:
+        items.append(queue.popleft())
+    return items
