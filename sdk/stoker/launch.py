@@ -147,7 +147,7 @@ async def _life(
         info = await serve(options, settings, session, forkserver, running)
         janitor.remove_at_end(info.arena_dir)
         janitor.remove_at_end(str(Path(info.nodelet_unix).parent))
-        write_info(info)
+        write_info(info, session_root())
         say(options, msgspec.to_builtins(info))
         gc.freeze()
         gc.enable()

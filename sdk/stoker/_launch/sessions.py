@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 KEEP = 10
 """How many sessions of dead heads are kept for their logs."""
 
+LATEST = "latest"
 INFO_NAME = "head.json"
 TOKEN_NAME = "token"
 DATABASE_NAME = "stoker.sqlite3"
@@ -81,22 +82,27 @@ def prepare(session: Path) -> Path:
     return session
 
 
-def write_info(info: LocalInfo) -> None:
-    """Publish a ready head or node: ``head.json`` appears whole or not at all.
+def write_info(info: LocalInfo, root: Path) -> None:
+    """Publish a ready head or node in ``root``: ``head.json`` appears whole or not at all.
 
-    A head in a session root becomes its ``latest``.
+    A session whose folder is elsewhere (``--session-dir``) is found by a link in ``root``.
     """
     session = Path(info.session_dir)
     fresh = session / f".{INFO_NAME}"
     fresh.write_bytes(msgspec.json.encode(msgspec.structs.replace(info, token="")))
     fresh.replace(session / INFO_NAME)
     (session / "address").write_text(f"{info.gcs_url}\n")
-    latest = session.with_name("latest")
-    if info.role == "head" and (latest.is_symlink() or not latest.exists()):
-        fresh = session.with_name(f".latest_{session.name}")
-        with contextlib.suppress(OSError):
-            fresh.symlink_to(session.name)
-            fresh.replace(latest)
+    with contextlib.suppress(OSError):
+        if session.parent.resolve() != root.resolve():
+            _link(root / f"{time.strftime('%Y%m%d_%H%M%S')}_{os.urandom(3).hex()}", session)
+        if info.role == "head":
+            _link(root / LATEST, session)
+
+
+def _link(link: Path, session: Path) -> None:
+    fresh = link.with_name(f".{link.name}_{os.urandom(3).hex()}")
+    fresh.symlink_to(session.absolute())
+    fresh.replace(link)
 
 
 def read_info(session: Path) -> LocalInfo | None:
@@ -126,8 +132,9 @@ def is_alive(info: LocalInfo) -> bool:
 def running_sessions(root: Path | None = None) -> list[LocalInfo]:
     """Return the living heads, the newest first, without their tokens."""
     found = [read_info(path) for path in _sessions(root or session_root())]
-    alive = [info for info in found if info is not None and is_alive(info)]
-    return sorted(alive, key=lambda info: info.started_at_s, reverse=True)
+    # By pid: a folder of the user's own may be linked more than once.
+    alive = {info.pid: info for info in found if info is not None and is_alive(info)}
+    return sorted(alive.values(), key=lambda info: info.started_at_s, reverse=True)
 
 
 def find_running(
@@ -171,14 +178,17 @@ def sweep(root: Path, *, keep: int = KEEP) -> list[Path]:
             dead.append((changed_at_s, session))
     dead.sort(reverse=True)
     for _, session in dead[keep:]:
-        shutil.rmtree(session, ignore_errors=True)
+        if session.is_symlink():
+            session.unlink(missing_ok=True)  # the folder is the user's own
+        else:
+            shutil.rmtree(session, ignore_errors=True)
     return [session for _, session in dead[keep:]]
 
 
 def _sessions(root: Path) -> list[Path]:
     """Only folders that a head made: another program's files in the root are not ours to touch."""
     with contextlib.suppress(OSError):
-        return [path for path in root.iterdir() if not path.is_symlink() and _is_session(path)]
+        return [path for path in root.iterdir() if path.name != LATEST and _is_session(path)]
     return []
 
 

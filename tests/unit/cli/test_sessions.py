@@ -17,6 +17,7 @@ from stoker._launch.sessions import (
     find_running,
     is_alive,
     new_session,
+    prepare,
     process_started,
     read_info,
     running_sessions,
@@ -51,7 +52,7 @@ def an_info(session: Path, **changes: object) -> LocalInfo:
         "token": "secret",
     }
     info = LocalInfo(**{**facts, **changes})  # type: ignore[arg-type]
-    write_info(info)
+    write_info(info, session_root())
     return info
 
 
@@ -73,6 +74,17 @@ def test_a_session_is_private_and_latest_is_the_newest_ready_head(root: Path) ->
     for folder in (root, session, session / "logs"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (root / "latest").resolve() == session.resolve()
+
+
+def test_a_session_elsewhere_is_found_and_its_folder_never_swept(
+    root: Path, tmp_path: Path
+) -> None:
+    mine = prepare(tmp_path / "mine")
+    info = an_info(mine)
+    assert [each.session_dir for each in running_sessions(root)] == [info.session_dir]
+    an_info(mine, pid_started="1")
+    assert len(sweep(root, keep=0)) == 2, "a link for each time that it was started"
+    assert (mine / "head.json").exists()
 
 
 def test_the_token_is_not_in_head_json_but_comes_back_from_its_file(root: Path) -> None:
