@@ -42,7 +42,7 @@ from stoker._remote import RemoteFunction, remote
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from stoker import jobs, kernels, util
+    from stoker import jobs, kernels, kv, train, util
 
 __all__ = (
     "ActorClass",
@@ -66,17 +66,19 @@ __all__ = (
     "jobs",
     "kernels",
     "kill",
+    "kv",
     "method",
     "nodes",
     "put",
     "remote",
     "shutdown",
     "timeline",
+    "train",
     "util",
     "wait",
 )
 
-_LAZY = ("jobs", "kernels", "util")
+_LAZY = ("jobs", "kernels", "kv", "train", "util")
 
 
 def __getattr__(name: str) -> Any:

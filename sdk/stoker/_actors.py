@@ -127,7 +127,8 @@ class ActorHandle(Generic[C]):
     def __init__(self, info: HandleInfo, *, owns: bool = False) -> None:
         self._info = info
         self._owns = owns
-        self._methods: dict[str, ActorMethod] = {}
+        # Specs and not methods: a method holds its handle, and a cycle would outlive the last ref.
+        self._specs: dict[str, tuple[FunctionSpec, Runtime]] = {}
 
     @property
     def actor_id(self) -> str:
@@ -145,8 +146,7 @@ class ActorHandle(Generic[C]):
                 f"actor {self._info.class_name} has no method {name!r}{suggestion(name, known)}"
             )
         options, generates = known[name]
-        found = self._methods[name] = ActorMethod(self, name, options, generates)
-        return found
+        return ActorMethod(self, name, options, generates, self._specs)
 
     def __repr__(self) -> str:
         return f"ActorHandle({self._info.class_name}, {self._info.actor_id})"
@@ -168,32 +168,39 @@ class ActorHandle(Generic[C]):
 
 
 class ActorMethod:
-    """One method of one actor."""
+    """One method of one actor. Keeps the actor's handle alive."""
 
     def __init__(
-        self, handle: ActorHandle[Any], name: str, options: MethodOptions, generates: bool
+        self,
+        handle: ActorHandle[Any],
+        name: str,
+        options: MethodOptions,
+        generates: bool,
+        specs: dict[str, tuple[FunctionSpec, Runtime]],
     ) -> None:
         self._handle = handle
         self._name = name
         self._options = options
         self._generates = generates
-        self._spec: FunctionSpec | None = None
-        self._spec_of: Runtime | None = None
+        self._specs = specs
+        """Where calls with the same options find what they share, with the runtime it is for."""
 
     def remote(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
         """Call the method and return its ref at once. Calls of one caller run in order."""
         found = runtime()
-        if self._spec is None or self._spec_of is not found:
-            self._spec, self._spec_of = self._make_spec(found), found
+        spec, spec_of = self._specs.get(self._name, (None, None))
+        if spec is None or spec_of is not found:
+            spec = self._make_spec(found)
+            self._specs[self._name] = spec, found
         info = self._handle._info
         link = found.actors.link(info.actor_id, info.class_name, info.max_pending_calls)
-        return found.actors.submit(link, self._spec, args, kwargs)  # type: ignore[no-any-return]
+        return found.actors.submit(link, spec, args, kwargs)  # type: ignore[no-any-return]
 
     def options(self, **options: Any) -> ActorMethod:
         """Return this method with other options; unknown ones are errors."""
         what = f"method {self._handle._info.class_name}.{self._name}"
         changed = merged(self._options, options, what=what)
-        return ActorMethod(self._handle, self._name, changed, self._generates)
+        return ActorMethod(self._handle, self._name, changed, self._generates, {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -227,9 +234,7 @@ class ActorMethod:
                 group=options.concurrency_group,
                 retry_exceptions=pickled_kinds(options.retry_exceptions),
             ),
-            options=TaskOptions(
-                max_retries=info.max_task_retries if retries is None else retries
-            ),
+            options=TaskOptions(max_retries=info.max_task_retries if retries is None else retries),
             demand=Demand(job_id=found.job_id, resources={}),
             actor_id=info.actor_id,
         )

@@ -109,9 +109,7 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
         )
     found = runtime()
     found.run(
-        found.actors.kill(
-            actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"
-        ),
+        found.actors.kill(actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"),
         _CALL_S,
     )
 
@@ -125,9 +123,7 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
     found = runtime()
     where = namespace or found.namespace
     query = {"name": name, "namespace": where, "limit": 100}
-    page = found.run(
-        found.gcs.call("GET", "/v1/actors", reply=Page[Actor], query=query), _CALL_S
-    )
+    page = found.run(found.gcs.call("GET", "/v1/actors", reply=Page[Actor], query=query), _CALL_S)
     living = [a for a in page.items if a.state is not ActorState.DEAD]
     if not living:
         raise NotFoundError(
@@ -233,5 +229,3 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]]:
         with open(filename, "wb") as file:
             file.write(msgspec.json.encode(events))
     return events
-
-

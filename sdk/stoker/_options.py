@@ -125,7 +125,8 @@ def resources_of(options: _Common, *, default_cpus: float) -> dict[str, float]:
     if options.num_gpus:
         if options.num_gpus > 1 and options.num_gpus != int(options.num_gpus):
             raise BadRequestError(
-                f"num_gpus={options.num_gpus}: above 1 only whole GPUs can be given", field="num_gpus"
+                f"num_gpus={options.num_gpus}: above 1 only whole GPUs can be given",
+                field="num_gpus",
             )
         found["GPU"] = options.num_gpus
     if options.memory:

@@ -163,7 +163,7 @@ def returns_of(num_returns: Any, function: Any) -> tuple[int, bool]:
 
 
 @overload
-def remote(function: type[C], /) -> ActorClass[C]: ...
+def remote(function: type[C], /) -> ActorClass[C]: ...  # type: ignore[overload-overlap]
 @overload
 def remote(function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
 @overload

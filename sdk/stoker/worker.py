@@ -60,7 +60,7 @@ class _Worker:
 
     async def register(self, boot: WorkerBoot) -> None:
         """Tell the nodelet where this worker listens; learn what it is for."""
-        setup = await self._runtime.client_of(boot.nodelet_url).call(
+        setup = await self._runtime.services.client_of(boot.nodelet_url).call(
             "POST",
             "/v1/workers/register",
             RegisterWorker(

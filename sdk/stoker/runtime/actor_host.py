@@ -114,23 +114,29 @@ class ActorHost:
             self._route(self._early)
             self._early = []
             self._ready = True
-        self._tell(ReportActor(
-            state=ActorState.ALIVE,
-            incarnation=self.spec.incarnation,
-            worker_id=self._execution.runtime.address.peer_id,
-        ))
+        self._tell(
+            ReportActor(
+                state=ActorState.ALIVE,
+                incarnation=self.spec.incarnation,
+                worker_id=self._execution.runtime.address.peer_id,
+            )
+        )
 
     def _constructor_failed(self, error: BaseException) -> None:
         failed = failed_by(error, skip_frames=1)
-        text = str(error_of(Failed(failed.code, failed.message, failed.type_name, failed.traceback)))
-        self._tell(ReportActor(
-            state=ActorState.DEAD,
-            incarnation=self.spec.incarnation,
-            worker_id=self._execution.runtime.address.peer_id,
-            error=ErrorInfo(
-                code=info_of(failed).code, message=f"its constructor raised {text}"
-            ),
-        ))
+        text = str(
+            error_of(Failed(failed.code, failed.message, failed.type_name, failed.traceback))
+        )
+        self._tell(
+            ReportActor(
+                state=ActorState.DEAD,
+                incarnation=self.spec.incarnation,
+                worker_id=self._execution.runtime.address.peer_id,
+                error=ErrorInfo(
+                    code=info_of(failed).code, message=f"its constructor raised {text}"
+                ),
+            )
+        )
 
     def _tell(self, report: ReportActor) -> None:
         runtime = self._execution.runtime
@@ -212,4 +218,3 @@ class ActorHost:
         finally:
             self._async_tasks.pop(task_id, None)
         self._execution.report(outcome)
-

@@ -23,7 +23,7 @@ from stoker.runtime.tasks import failed_dep
 from stoker_wire.channel import Channel
 from stoker_wire.errors import BadRequestError, DeadlineExceededError, UnavailableError
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Cancel, Failed, Item, Release, Result
+from stoker_wire.messages.data import Cancel, Failed, Item, Result
 from stoker_wire.messages.work import Actor, ActorState, KillActor
 
 if TYPE_CHECKING:
@@ -351,5 +351,3 @@ class ActorCalls:
         if task.phase is Phase.SENT:
             return f"actor {link.name} has it and has not finished"
         return f"it waits for actor {link.name} ({link.actor_id}): {link.note}"
-
-

@@ -157,7 +157,9 @@ class Borrowing:
 
     def give_back(self, entries: list[Entry]) -> None:
         """Tell the owners that no ref to these is left here."""
-        groups = {owner.peer_id: (owner, [e.object_id for e in of]) for owner, of in _by_owner(entries)}
+        groups = {
+            owner.peer_id: (owner, [e.object_id for e in of]) for owner, of in _by_owner(entries)
+        }
         if groups:
             self._runtime.background.spawn(self._unborrow(groups), name="unborrow")
 

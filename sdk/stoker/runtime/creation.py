@@ -29,7 +29,11 @@ _CREATE_S = 60.0
 
 
 def create_actor(
-    runtime: Runtime, cls: type, options: ActorOptions, args: tuple[Any, ...], kwargs: dict[str, Any]
+    runtime: Runtime,
+    cls: type,
+    options: ActorOptions,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> ActorHandle[Any]:
     """Return a handle to a new actor. Named ones are made before this returns, others while the
     caller goes on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import sys
@@ -23,6 +24,7 @@ _CALL_S = 15.0
 _FINISH_S = 5.0
 _RECONNECT_S = 0.3
 _LAST_LINES_S = 0.05
+_SILENCE_S = 3600.0
 
 
 class Driver:
@@ -66,31 +68,25 @@ class Driver:
     async def _session(self) -> None:
         runtime = self._runtime
         while runtime.running:
-            try:
+            with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
                 line = await runtime.gcs.ws(f"/v1/jobs/{runtime.job_id}/session")
                 async with line:
                     async for _ in line:
                         continue
-            except (StokerError, aiohttp.ClientError, OSError):
-                if not runtime.running:
-                    return
             await asyncio.sleep(_RECONNECT_S)
 
     async def _follow_logs(self) -> None:
         runtime = self._runtime
         path = f"/v1/jobs/{runtime.job_id}/worker-logs"
         while runtime.running:
-            try:
+            with contextlib.suppress(StokerError):
                 stream = runtime.gcs.stream(
-                    path, item=LogLine, query={"follow": 1}, silence_s=3600.0
+                    path, item=LogLine, query={"follow": 1}, silence_s=_SILENCE_S
                 )
                 async with aclosing(stream) as lines:
                     async for line in lines:
                         self._shown += 1
                         show(line)
-            except StokerError:
-                if not runtime.running:
-                    return
             await asyncio.sleep(_RECONNECT_S)
 
     def finish(self) -> None:
@@ -102,7 +98,9 @@ class Driver:
         finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
         if error is not None:
             finish = FinishJob(
-                state=JobState.FAILED, exit_code=1, message=f"{type(error).__name__}: {error}"[:2000]
+                state=JobState.FAILED,
+                exit_code=1,
+                message=f"{type(error).__name__}: {error}"[:2000],
             )
         work = runtime.gcs.call(
             "POST", f"/v1/jobs/{runtime.job_id}/finish", finish, timeout_s=_FINISH_S

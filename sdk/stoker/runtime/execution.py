@@ -7,18 +7,16 @@ thread; threaded actors on pools; async actors on one event loop on the main thr
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import queue
-import signal
 import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
-from stoker.runtime.failures import failed_with, info_of
+from stoker.exceptions import StokerError, TaskCancelledError
+from stoker.runtime.failures import info_of
+from stoker.runtime.interruption import Interruption
 from stoker_wire.channel import Channel
 from stoker_wire.messages.cluster import BlockLease, Lease
 from stoker_wire.messages.data import (
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
 _LONG_S = 0.1
-_STUBBORN_S = 3.0
-"""A task that goes on for so long after it was told to stop takes its worker with it."""
 
 
 class Work:
@@ -83,11 +79,10 @@ class Execution:
         self._escaped: dict[str, tuple[Channel, Any]] = {}
         self._calls_of: dict[str, int] = {}
         self._main = threading.main_thread().ident
-        self._interruptible: str | None = None
         self._blocked = 0
         self._told_blocked = False
         self._telling = False
-        signal.signal(signal.SIGUSR1, self._on_signal)
+        self.interruption = Interruption(self)
 
     # -- the main thread -------------------------------------------------------------------------
 
@@ -129,26 +124,6 @@ class Execution:
                 return work
         return None
 
-    @contextlib.contextmanager
-    def interruptible(self, work: Work) -> Iterator[None]:
-        """User code runs inside: a cancel may raise in it (main thread only)."""
-        if threading.get_ident() != self._main:
-            yield
-            return
-        self._interruptible = work.call.task_id
-        try:
-            if work.interrupt is not None:
-                raise work.interrupt
-            yield
-        finally:
-            self._interruptible = None
-
-    def _on_signal(self, signum: int, frame: object) -> None:
-        work = self.running.get(self._interruptible or "")
-        if work is not None and work.interrupt is not None:
-            self._interruptible = None
-            raise work.interrupt
-
     def on_task_thread(self) -> bool:
         """Whether the calling thread runs a task whose wait gives the CPU back."""
         return self.lease is not None and threading.get_ident() == self._main
@@ -179,9 +154,9 @@ class Execution:
             case Run():
                 self._on_run(line, message)
             case Revoke():
-                self._give_back(line, message.task_ids)
+                self.give_back(line, message.task_ids)
             case Cancel():
-                self._on_cancel(message)
+                self.interruption.on_cancel(message)
             case Credit():
                 with self.credit_changed:
                     self.credits[message.task_id] = message.consumed
@@ -199,11 +174,13 @@ class Execution:
         for work in batch:
             self.unstarted[work.call.task_id] = work
             if work.template.timeout_s:
-                self.runtime.loop.call_later(work.template.timeout_s, self._on_timeout, work)
+                self.runtime.loop.call_later(
+                    work.template.timeout_s, self.interruption.on_timeout, work
+                )
         if self.actor is not None:
             self.actor.take(batch)
         elif self._blocked:
-            self._give_back(line, [w.call.task_id for w in batch])
+            self.give_back(line, [w.call.task_id for w in batch])
         else:
             for work in batch:
                 self.enqueue(work)
@@ -212,7 +189,7 @@ class Execution:
         """Hand a call to the main thread (any thread)."""
         self._inbox.put(work.call.task_id)
 
-    def _give_back(self, line: Channel, task_ids: list[str]) -> None:
+    def give_back(self, line: Channel, task_ids: list[str]) -> None:
         if self.actor is not None:
             return  # an actor's calls have nowhere else to go
         back = [i for i in task_ids if self.unstarted.pop(i, None) is not None]
@@ -225,7 +202,7 @@ class Execution:
             for task_id, work in self.unstarted.items():
                 by_line.setdefault(work.line, []).append(task_id)
             for line, task_ids in by_line.items():
-                self._give_back(line, task_ids)
+                self.give_back(line, task_ids)
         if not self._telling:
             self._telling = True
             self.runtime.background.spawn(self._tell_scheduler(), name="blocked")
@@ -247,73 +224,7 @@ class Execution:
         finally:
             self._telling = False
 
-    def _on_cancel(self, message: Cancel) -> None:
-        task_id = message.task_id
-        work = self.unstarted.get(task_id) or self.running.get(task_id)
-        if work is None:
-            return
-        error = TaskCancelledError(f"task {work.template.name} ({task_id}) was cancelled")
-        if message.recursive:
-            self.runtime.tasks.cancel_children(task_id, force=message.force)
-        self._interrupt(work, error, grace_s=0.0 if message.force else None)
-
-    def _on_timeout(self, work: Work) -> None:
-        task_id = work.call.task_id
-        if task_id in self.unstarted and not work.started_at_s:
-            # The clock of `timeout` starts with the task, not with its arrival.
-            self.runtime.loop.call_later(work.template.timeout_s, self._on_timeout, work)
-        elif task_id in self.running:
-            left_s = work.started_at_s + work.template.timeout_s - time.time()
-            if left_s > 0.001:
-                self.runtime.loop.call_later(left_s, self._on_timeout, work)
-                return
-            error = TaskTimeoutError(
-                f"task {work.template.name} ({task_id}) ran longer than its timeout of "
-                f"{work.template.timeout_s:g} s"
-            )
-            self._interrupt(work, error, grace_s=_STUBBORN_S)
-
-    def _interrupt(self, work: Work, error: StokerError, *, grace_s: float | None) -> None:
-        """Stop a call: drop it, or raise in it; after ``grace_s`` end this process instead."""
-        task_id = work.call.task_id
-        if self.unstarted.pop(task_id, None) is not None:
-            self._answer(work, failed_with(error))
-            return
-        work.interrupt = error
-        if self.actor is not None and self.actor.interrupt(work):
-            return
-        if grace_s == 0.0:
-            self._die_with(work)
-            return
-        if self._main is not None and self._interruptible == task_id:
-            signal.pthread_kill(self._main, signal.SIGUSR1)
-        if grace_s is not None and self.actor is None:
-            self.runtime.loop.call_later(grace_s, self._die_if_running, work)
-
-    def _die_if_running(self, work: Work) -> None:
-        if work.call.task_id in self.running:
-            self._die_with(work)
-
-    def _die_with(self, work: Work) -> None:
-        """User code does not stop: tell the caller, then end the process under it."""
-        assert work.interrupt is not None
-        self._answer(work, failed_with(work.interrupt))
-        back: dict[Channel, list[str]] = {}
-        for other in list(self.unstarted.values()):
-            back.setdefault(other.line, []).append(other.call.task_id)
-        for line, task_ids in back.items():
-            self._give_back(line, task_ids)
-        work.line.post(Retire())
-
-        async def leave() -> None:
-            with contextlib.suppress(StokerError, TimeoutError):
-                await asyncio.wait_for(self.runtime.history.flush(), 1.0)
-            await asyncio.wait_for(work.line.close(), 1.0)
-            os._exit(0)
-
-        self.runtime.background.spawn(leave(), name="leave")
-
-    def _answer(self, work: Work, failed: Failed) -> None:
+    def answer(self, work: Work, failed: Failed) -> None:
         call = work.call
         self._record(work, failed, time.time(), 0)
         work.line.post(Done([Result(call.task_id, call.attempt, (failed,))]))
@@ -361,7 +272,7 @@ class Execution:
             line.post(Done(results))
         for line in retiring:
             for task_id, work in list(self.unstarted.items()):
-                self._give_back(work.line, [task_id])
+                self.give_back(work.line, [task_id])
             line.post(Retire())
 
     def send_item(self, work: Work, item: Item) -> None:
@@ -371,30 +282,37 @@ class Execution:
     def _record(
         self, work: Work, failed: Failed | None, ended_at_s: float, result_nbytes: int
     ) -> None:
-        call, lease = work.call, self.lease
         state = TaskState.FINISHED
         if failed is not None:
             cancelled = failed.code == TaskCancelledError.code
             state = TaskState.CANCELLED if cancelled else TaskState.FAILED
-        address = self.runtime.address
+        args = work.call.args
         self.runtime.history.add(
-            TaskRecord(
-                task_id=call.task_id,
-                attempt=call.attempt,
-                state=state,
-                job_id=work.line.job_id or self.runtime.job_id,
-                name=work.template.name,
-                actor_id=lease.actor_id if lease is not None else "",
-                parent_task_id=call.parent_task_id,
-                submitted_at_s=call.submitted_at_s,
-                started_at_s=work.started_at_s or None,
+            self._about(
+                work,
+                state,
                 ended_at_s=ended_at_s,
-                node_id=address.node_id,
-                worker_id=address.peer_id,
-                args_nbytes=call.args.nbytes if isinstance(call.args, Stored) else 0,
+                args_nbytes=args.nbytes if isinstance(args, Stored) else 0,
                 result_nbytes=result_nbytes,
                 error=info_of(failed) if failed is not None else None,
             )
+        )
+
+    def _about(self, work: Work, state: TaskState, **facts: Any) -> TaskRecord:
+        call, address = work.call, self.runtime.address
+        return TaskRecord(
+            task_id=call.task_id,
+            attempt=call.attempt,
+            state=state,
+            job_id=work.line.job_id or self.runtime.job_id,
+            name=work.template.name,
+            actor_id=self.lease.actor_id if self.lease is not None else "",
+            parent_task_id=call.parent_task_id,
+            submitted_at_s=call.submitted_at_s,
+            started_at_s=work.started_at_s or None,
+            node_id=address.node_id,
+            worker_id=address.peer_id,
+            **facts,
         )
 
     def tick(self) -> None:
@@ -403,22 +321,7 @@ class Execution:
         for work in list(self.running.values()):
             if not work.reported and 0 < work.started_at_s < horizon:
                 work.reported = True
-                call, address = work.call, self.runtime.address
-                self.runtime.history.add(
-                    TaskRecord(
-                        task_id=call.task_id,
-                        attempt=call.attempt,
-                        state=TaskState.RUNNING,
-                        job_id=work.line.job_id or self.runtime.job_id,
-                        name=work.template.name,
-                        actor_id=self.lease.actor_id if self.lease is not None else "",
-                        parent_task_id=call.parent_task_id,
-                        submitted_at_s=call.submitted_at_s,
-                        started_at_s=work.started_at_s,
-                        node_id=address.node_id,
-                        worker_id=address.peer_id,
-                    )
-                )
+                self.runtime.history.add(self._about(work, TaskState.RUNNING))
 
     def lost_line(self, line: Channel) -> None:
         """A caller is gone: nobody waits for its calls that have not started."""

@@ -37,9 +37,7 @@ class Outcome:
     escaped: tuple[Any, ...] = ()
 
 
-def invoke(
-    execution: Execution, work: Work, method: Callable[..., Any] | None = None
-) -> Outcome:
+def invoke(execution: Execution, work: Work, method: Callable[..., Any] | None = None) -> Outcome:
     """Run one call to its end on the calling thread. Never raises."""
     call, template = work.call, work.template
     actor_id = execution.lease.actor_id if execution.lease is not None else ""
@@ -50,7 +48,7 @@ def invoke(
         try:
             function = method or load_function(execution, template.function)
             args, kwargs = load_arguments(execution, call)
-            with execution.interruptible(work):
+            with execution.interruption.allowed(work):
                 value = function(*args, **kwargs)
                 if inspect.iscoroutine(value):
                     value = _run_coroutine(value)
@@ -114,17 +112,15 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
     duration_s = time.perf_counter() - began
     call, template = work.call, work.template
     count = template.num_returns
-    if count == 1:
-        values = [value]
-    elif count == 0:
-        values = []
-    else:
-        values = list(value) if isinstance(value, (tuple, list)) else None  # type: ignore[assignment]
-        if values is None or len(values) != count:
-            got = type(value).__name__ if values is None else f"{len(values)} values"
+    values: list[Any] = [value] if count == 1 else []
+    if count > 1:
+        sequence = isinstance(value, (tuple, list))
+        if not sequence or len(value) != count:
+            got = f"{len(value)} values" if sequence else f"a {type(value).__name__}"
             raise BadRequestError(
                 f"{template.name} has num_returns={count} but returned {got}", field="num_returns"
             )
+        values = list(value)
     places: list[Place] = []
     escaped: list[Any] = []
     nbytes = 0
@@ -153,9 +149,7 @@ def failure(execution: Execution, work: Work, error: BaseException, began: float
         failed, retry = failed_by(RuntimeError(f"user code raised {error!r}")), False
     else:
         failed, retry = failed_by(error, skip_frames=1), _should_retry(work, error)
-    result = Result(
-        call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry
-    )
+    result = Result(call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry)
     return Outcome(work, result, time.time())
 
 
@@ -184,19 +178,13 @@ def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Ou
         escaped += refs
         nbytes += size
         index += 1
-    result = Result(
-        call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index
-    )
+    result = Result(call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index)
     return Outcome(work, result, time.time(), nbytes, tuple(escaped))
 
 
-def _item(
-    execution: Execution, work: Work, index: int, value: Any
-) -> tuple[Item, list[Any], int]:
+def _item(execution: Execution, work: Work, index: int, value: Any) -> tuple[Item, list[Any], int]:
     call = work.call
-    place, refs, size = _place(
-        execution, return_id(call.task_id, index), value, work.template.name
-    )
+    place, refs, size = _place(execution, return_id(call.task_id, index), value, work.template.name)
     return Item(call.task_id, call.attempt, index, place), refs, size
 
 
@@ -275,4 +263,3 @@ class ActorPayload(msgspec.Struct, frozen=True):
     frame: bytes
     max_concurrency: int | None = None
     concurrency_groups: dict[str, int] = {}
-

@@ -165,9 +165,7 @@ class Leases:
                 )
         self._give_back(give_back)
 
-    def _give_back(
-        self, lease_ids: list[str], *, kill: bool = False, reason: str = ""
-    ) -> None:
+    def _give_back(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
         for lease_id in lease_ids:
             held = self._held.pop(lease_id, None)
             if held is not None:
@@ -228,7 +226,9 @@ class Leases:
             slot.closing = True
         cause: WorkerDiedError = WorkerDiedError("its worker was not used")
         if slot is not None and slot.inflight:
-            cause = await self._runtime.services.death_of(granted.lease.node_id, granted.worker_id, how)
+            cause = await self._runtime.services.death_of(
+                granted.lease.node_id, granted.worker_id, how
+            )
         await self._tasks.on_worker_lost(key, lease_id, cause)
         await self._release([lease_id], kill=True, reason=how)
 

@@ -71,7 +71,9 @@ class Peers:
 
     async def close(self) -> None:
         """Close all lines (after what is posted on them left) and stop listening."""
-        await asyncio.gather(*(x.close() for x in list(self._lines.values())), return_exceptions=True)
+        await asyncio.gather(
+            *(x.close() for x in list(self._lines.values())), return_exceptions=True
+        )
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -155,9 +157,7 @@ class Peers:
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         if not self._allowed(request):
             raise web.HTTPUnauthorized
-        line = await channel.accept(
-            request, me=self._runtime.address, job_id=self._runtime.job_id
-        )
+        line = await channel.accept(request, me=self._runtime.address, job_id=self._runtime.job_id)
         if self.open_line(line.peer.peer_id) is None:
             self._lines[line.peer.peer_id] = line
         await self._carry(line, None)

@@ -314,7 +314,7 @@ class Runtime:
 
     def describe_wait(self, entries: list[Entry]) -> str:
         """Say what unsettled objects wait for (at most three of them)."""
-        shown = "; ".join(self.tasks.describe_entry(e) for e in entries[:3])
+        shown = "; ".join(self.tasks.reports.describe_entry(e) for e in entries[:3])
         return shown + (f"; and {len(entries) - 3} more" if len(entries) > 3 else "")
 
 

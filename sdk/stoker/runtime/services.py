@@ -61,7 +61,7 @@ class Services:
                 self._leader = await self.gcs.call("GET", "/v1/leaders/scheduler", reply=Leader)
             client = self.client_of(self._leader.url)
             try:
-                return await client.call("POST", path, body, reply=reply, timeout_s=timeout_s)  # type: ignore[call-overload]
+                return await client.call("POST", path, body, reply=reply, timeout_s=timeout_s)
             except NotLeaderError:
                 self._leader = None
             except DeadlineExceededError:

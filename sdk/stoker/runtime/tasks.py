@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._refs import ObjectRef, ObjectRefGenerator
 from stoker.core.dispatch import ClassQueue
-from stoker.core.objects import Entry
 from stoker.exceptions import (
     StokerError,
     TaskCancelledError,
@@ -24,17 +23,15 @@ from stoker.exceptions import (
 from stoker.runtime.calls import FunctionSpec, PendingTask, Phase, pack_arguments, run_frame
 from stoker.runtime.failures import failed_with, info_of
 from stoker.runtime.leases import Leases
+from stoker.runtime.reports import Reports
 from stoker.runtime.streams import Stream
 from stoker_wire.channel import Channel
 from stoker_wire.ids import IdSource, Prefix, return_id
 from stoker_wire.messages.data import Cancel, Failed, Inline, Item, Release, Result, Revoke
-from stoker_wire.messages.work import TaskRecord, TaskState
+from stoker_wire.messages.work import TaskState
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
-
-_REPORT_AFTER_S = 0.1
-_REPORT_BATCH = 1000
 
 
 class Tasks:
@@ -46,15 +43,17 @@ class Tasks:
         self._submitted: deque[PendingTask] = deque()
         self.pending: dict[str, PendingTask] = {}
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
-        self._leases = Leases(runtime, self)
+        self.leases = Leases(runtime, self)
+        self.reports = Reports(runtime)
         self._cache: dict[tuple[str, bytes], ObjectRef[Any]] = {}
 
     # -- user threads ----------------------------------------------------------------------------
 
-    def submit(
-        self, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> ObjectRef[Any] | list[ObjectRef[Any]] | ObjectRefGenerator[Any] | None:
-        """Submit one call; return its refs at once. Raises only for arguments that do not pickle."""
+    def submit(self, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Submit one call; return at once its ref, a list of refs, or a generator of them.
+
+        Raises only for arguments that do not pickle.
+        """
         runtime = self._runtime
         task_id = self._ids()
         place, deps, nested = pack_arguments(runtime, task_id, spec, args, kwargs)
@@ -79,7 +78,9 @@ class Tasks:
         if spec.template.streaming:
             task.stream = Stream(self._runtime, task)
             return ObjectRefGenerator(task.stream)
-        refs = [objects.new_ref(return_id(task.task_id, i)) for i in range(spec.template.num_returns)]
+        refs = [
+            objects.new_ref(return_id(task.task_id, i)) for i in range(spec.template.num_returns)
+        ]
         task.entries = [r._entry for r in refs]
         for entry in task.entries:
             entry.task = task
@@ -161,7 +162,7 @@ class Tasks:
         queue = self.queues.get(spec.demand_key)
         if queue is None:
             queue = self.queues[spec.demand_key] = ClassQueue()
-            self._leases.add_class(spec.demand_key, spec.demand)
+            self.leases.add_class(spec.demand_key, spec.demand)
         task.phase, task.queue = Phase.QUEUED, queue
         queue.ready.append(task)
         touched[spec.demand_key] = queue
@@ -202,7 +203,7 @@ class Tasks:
                 task.phase, task.slot, task.line = Phase.SENT, slot, line
             line.post(run_frame(line, batch, self._runtime.address))
         if queue.ready:
-            self._leases.ask(key)
+            self.leases.ask(key)
 
     def on_done(self, line: Channel, results: list[Result]) -> None:
         """Results came back."""
@@ -262,7 +263,7 @@ class Tasks:
                 TaskState.CANCELLED if failed.code == TaskCancelledError.code else TaskState.FAILED
             )
             self._runtime.history.add(
-                self.record(task, state, ended_at_s=time.time(), error=info_of(failed))
+                self.reports.record(task, state, ended_at_s=time.time(), error=info_of(failed))
             )
 
     def _forget(self, task: PendingTask) -> None:
@@ -317,7 +318,7 @@ class Tasks:
 
     def on_retire(self, line: Channel) -> None:
         """A worker takes no more calls: end its lease when it has none of ours."""
-        self._leases.retire(line)
+        self.leases.retire(line)
 
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: WorkerDiedError) -> None:
         """The worker of a lease died: the call it ran may be tried again, the others simply move."""
@@ -332,7 +333,7 @@ class Tasks:
                 self._again(task)
             elif task.take_retry():
                 self._runtime.history.add(
-                    self.record(
+                    self.reports.record(
                         task,
                         TaskState.FAILED,
                         attempt=task.attempt - 1,
@@ -362,7 +363,7 @@ class Tasks:
                 task.queue.ready.remove(task)
             error = TaskTimeoutError(
                 f"task {task.spec.name} ({task.task_id}) did not start within its start_deadline "
-                f"of {task.spec.options.start_deadline:g} s: {self.describe(task)}"
+                f"of {task.spec.options.start_deadline:g} s: {self.reports.describe(task)}"
             )
             self.fail(task, failed_with(error))
 
@@ -375,75 +376,16 @@ class Tasks:
             for slot, task_ids in queue.to_revoke(now):
                 assert isinstance(slot.line, Channel)
                 slot.line.post(Revoke(task_ids))
-            self._leases.tick(key, queue, now)
-        self._report_waiting()
-
-    def _report_waiting(self) -> None:
-        horizon = time.time() - _REPORT_AFTER_S
-        reported = 0
-        for task in list(self.pending.values())[:_REPORT_BATCH]:
-            if (
-                not task.reported
-                and task.submitted_at_s < horizon
-                and task.phase is not Phase.SENT
-                and not task.spec.actor_id
-                and reported < _REPORT_BATCH
-            ):
-                task.reported = True
-                reported += 1
-                state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
-                self._runtime.history.add(
-                    self.record(task, state, demand=task.spec.demand, waiting_for=self.describe(task))
-                )
-
-    def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
-        """Return what the history keeps of a task."""
-        facts.setdefault("attempt", task.attempt)
-        return TaskRecord(
-            task_id=task.task_id,
-            state=state,
-            job_id=self._runtime.job_id,
-            name=task.spec.name,
-            actor_id=task.spec.actor_id,
-            parent_task_id=task.parent_task_id,
-            submitted_at_s=task.submitted_at_s,
-            **facts,
-        )
-
-    def describe(self, task: PendingTask) -> str:
-        """Say what a task waits for, in words."""
-        if task.spec.actor_id:
-            return self._runtime.actors.describe(task)
-        match task.phase:
-            case Phase.WAITING:
-                missing = [d.id for d in task.deps if d._entry.place is None]
-                if not missing:
-                    return "it waits for its next attempt"
-                return f"it waits for {len(missing)} argument(s), first {missing[0]}"
-            case Phase.QUEUED:
-                return self._leases.describe(task.spec.demand_key)
-            case Phase.REGISTERING:
-                return "its function is being stored in the gcs"
-            case Phase.SENT:
-                where = task.line.peer.peer_id if task.line is not None else "a worker"
-                return f"it was sent to worker {where} and has not finished"
-        return "it has ended"
+            self.leases.tick(key, queue, now)
+        self.reports.tick()
 
     def lost_line(self, line: Channel) -> None:
         """A line to a worker closed."""
-        self._leases.lost_line(line)
-
-    def describe_entry(self, entry: Entry) -> str:
-        """Say what an unsettled object waits for."""
-        task = entry.task
-        if isinstance(task, PendingTask):
-            return f"{entry.object_id} of {task.spec.name} ({task.task_id}): {self.describe(task)}"
-        owner = entry.owner
-        return f"{entry.object_id}: its owner {owner.peer_id if owner else 'here'} has not made it yet"
+        self.leases.lost_line(line)
 
     async def close(self) -> None:
         """Give all leases back."""
-        await self._leases.close()
+        await self.leases.close()
 
 
 def cancelled(task: PendingTask) -> TaskCancelledError:
@@ -458,5 +400,3 @@ def failed_dep(task: PendingTask) -> Failed | None:
         if isinstance(place, Failed):
             return place
     return None
-
-

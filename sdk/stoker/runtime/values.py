@@ -131,10 +131,14 @@ class Values:
                 node = self._runtime.node
                 if seals and node is not None:
                     seal = SealObjects(objects=tuple(seals))
-                    await self._runtime.services.client_of(node.url).call("POST", "/v1/objects", seal)
+                    await self._runtime.services.client_of(node.url).call(
+                        "POST", "/v1/objects", seal
+                    )
                 for url, object_ids in by_node.items():
                     free = FreeObjects(object_ids=tuple(object_ids))
-                    await self._runtime.services.client_of(url).call("POST", "/v1/objects/free", free)
+                    await self._runtime.services.client_of(url).call(
+                        "POST", "/v1/objects/free", free
+                    )
         finally:
             self._telling = False
 

@@ -1,0 +1,127 @@
+"""Stopping a task that runs: cancel and timeout, gently first, with the process if it must be.
+
+The loop thread decides; a signal brings the error into user code on the main thread, where it is
+raised only inside :meth:`Interruption.allowed`. Code that does not stop ends with its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
+from stoker.runtime.failures import failed_with
+from stoker_wire.channel import Channel
+from stoker_wire.messages.data import Cancel, Retire
+
+if TYPE_CHECKING:
+    from stoker.runtime.execution import Execution, Work
+
+_STUBBORN_S = 3.0
+"""A task that goes on for so long after it was told to stop takes its worker with it."""
+
+
+class Interruption:
+    """How calls at this worker are stopped. Made on the main thread."""
+
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
+        self._main = threading.main_thread().ident
+        self._inside: str | None = None
+        signal.signal(signal.SIGUSR1, self._on_signal)
+
+    # -- the main thread -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def allowed(self, work: Work) -> Iterator[None]:
+        """User code runs inside: a cancel may raise in it (main thread only)."""
+        if threading.get_ident() != self._main:
+            yield
+            return
+        self._inside = work.call.task_id
+        try:
+            if work.interrupt is not None:
+                raise work.interrupt
+            yield
+        finally:
+            self._inside = None
+
+    def _on_signal(self, signum: int, frame: object) -> None:
+        work = self._execution.running.get(self._inside or "")
+        if work is not None and work.interrupt is not None:
+            self._inside = None
+            raise work.interrupt
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def on_cancel(self, message: Cancel) -> None:
+        task_id = message.task_id
+        work = self._execution.unstarted.get(task_id) or self._execution.running.get(task_id)
+        if work is None:
+            return
+        error = TaskCancelledError(f"task {work.template.name} ({task_id}) was cancelled")
+        if message.recursive:
+            self._execution.runtime.tasks.cancel_children(task_id, force=message.force)
+        self._interrupt(work, error, grace_s=0.0 if message.force else None)
+
+    def on_timeout(self, work: Work) -> None:
+        task_id = work.call.task_id
+        if task_id in self._execution.unstarted and not work.started_at_s:
+            # The clock of `timeout` starts with the task, not with its arrival.
+            self._execution.runtime.loop.call_later(work.template.timeout_s, self.on_timeout, work)
+        elif task_id in self._execution.running:
+            left_s = work.started_at_s + work.template.timeout_s - time.time()
+            if left_s > 0.001:
+                self._execution.runtime.loop.call_later(left_s, self.on_timeout, work)
+                return
+            error = TaskTimeoutError(
+                f"task {work.template.name} ({task_id}) ran longer than its timeout of "
+                f"{work.template.timeout_s:g} s"
+            )
+            self._interrupt(work, error, grace_s=_STUBBORN_S)
+
+    def _interrupt(self, work: Work, error: StokerError, *, grace_s: float | None) -> None:
+        """Stop a call: drop it, or raise in it; after ``grace_s`` end this process instead."""
+        task_id = work.call.task_id
+        if self._execution.unstarted.pop(task_id, None) is not None:
+            self._execution.answer(work, failed_with(error))
+            return
+        work.interrupt = error
+        if self._execution.actor is not None and self._execution.actor.interrupt(work):
+            return
+        if grace_s == 0.0:
+            self._die_with(work)
+            return
+        if self._main is not None and self._inside == task_id:
+            signal.pthread_kill(self._main, signal.SIGUSR1)
+        if grace_s is not None and self._execution.actor is None:
+            self._execution.runtime.loop.call_later(grace_s, self._die_if_running, work)
+
+    def _die_if_running(self, work: Work) -> None:
+        if work.call.task_id in self._execution.running:
+            self._die_with(work)
+
+    def _die_with(self, work: Work) -> None:
+        """User code does not stop: tell the caller, then end the process under it."""
+        assert work.interrupt is not None
+        self._execution.answer(work, failed_with(work.interrupt))
+        back: dict[Channel, list[str]] = {}
+        for other in list(self._execution.unstarted.values()):
+            back.setdefault(other.line, []).append(other.call.task_id)
+        for line, task_ids in back.items():
+            self._execution.give_back(line, task_ids)
+        work.line.post(Retire())
+
+        async def leave() -> None:
+            with contextlib.suppress(StokerError, TimeoutError):
+                await asyncio.wait_for(self._execution.runtime.history.flush(), 1.0)
+            await asyncio.wait_for(work.line.close(), 1.0)
+            os._exit(0)
+
+        self._execution.runtime.background.spawn(leave(), name="leave")

@@ -1,0 +1,87 @@
+"""What can be said of tasks that wait: to the history, to a timeout's message, to ``explain``."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from stoker.core.objects import Entry
+from stoker.runtime.calls import PendingTask, Phase
+from stoker_wire.messages.work import TaskRecord, TaskState
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+
+_REPORT_AFTER_S = 0.1
+_REPORT_BATCH = 1000
+
+
+class Reports:
+    """Reads the pending tasks of this process; changes nothing but their ``reported`` mark."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def tick(self) -> None:
+        """Report the tasks that have waited for long, once each (loop thread)."""
+        horizon = time.time() - _REPORT_AFTER_S
+        reported = 0
+        for task in list(self._runtime.tasks.pending.values())[:_REPORT_BATCH]:
+            if (
+                not task.reported
+                and task.submitted_at_s < horizon
+                and task.phase is not Phase.SENT
+                and not task.spec.actor_id
+                and reported < _REPORT_BATCH
+            ):
+                task.reported = True
+                reported += 1
+                state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
+                self._runtime.history.add(
+                    self.record(
+                        task, state, demand=task.spec.demand, waiting_for=self.describe(task)
+                    )
+                )
+
+    def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
+        """Return what the history keeps of a task."""
+        facts.setdefault("attempt", task.attempt)
+        return TaskRecord(
+            task_id=task.task_id,
+            state=state,
+            job_id=self._runtime.job_id,
+            name=task.spec.name,
+            actor_id=task.spec.actor_id,
+            parent_task_id=task.parent_task_id,
+            submitted_at_s=task.submitted_at_s,
+            **facts,
+        )
+
+    def describe(self, task: PendingTask) -> str:
+        """Say what a task waits for, in words."""
+        if task.spec.actor_id:
+            return self._runtime.actors.describe(task)
+        match task.phase:
+            case Phase.WAITING:
+                missing = [d.id for d in task.deps if d._entry.place is None]
+                if not missing:
+                    return "it waits for its next attempt"
+                return f"it waits for {len(missing)} argument(s), first {missing[0]}"
+            case Phase.QUEUED:
+                return self._runtime.tasks.leases.describe(task.spec.demand_key)
+            case Phase.REGISTERING:
+                return "its function is being stored in the gcs"
+            case Phase.SENT:
+                where = task.line.peer.peer_id if task.line is not None else "a worker"
+                return f"it was sent to worker {where} and has not finished"
+        return "it has ended"
+
+    def describe_entry(self, entry: Entry) -> str:
+        """Say what an unsettled object waits for."""
+        task = entry.task
+        if isinstance(task, PendingTask):
+            return f"{entry.object_id} of {task.spec.name} ({task.task_id}): {self.describe(task)}"
+        owner = entry.owner
+        return (
+            f"{entry.object_id}: its owner {owner.peer_id if owner else 'here'} has not made it yet"
+        )
