@@ -1,0 +1,229 @@
+"""Several gcs on one database, and a gcs that dies, restarts, or loses Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from stoker_wire.client import Client
+from stoker_wire.errors import StokerError
+from stoker_wire.messages.cluster import Demand, Heartbeat, Node, NodeState
+from stoker_wire.messages.control import Event, KvEntry, Page
+from stoker_wire.messages.work import Actor, CreateActor, Job, JobState, SubmitJob
+from tests.contract.gcs_support import (
+    FAST,
+    TOKEN,
+    attach,
+    eventually,
+    gcs,
+    migrate,
+    register,
+    scheduler,
+)
+from tests.services import free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.services import RedisServer
+
+SLOWER = msgspec.structs.replace(FAST, suspect_after_s=2.0, dead_after_s=4.0)
+
+
+async def collect(client: Client, count: int) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    async for event in client.watch("/v1/events", 0, {"kind": "kv."}):
+        found.append((event.seq, event.subject))
+        if len(found) == count:
+            break
+    return found
+
+
+@pytest.mark.parametrize("bus", ["sql", "redis"])
+async def test_two_replicas_see_the_same_events_in_the_same_order(
+    postgres_url: str, request: pytest.FixtureRequest, bus: str
+) -> None:
+    await migrate(postgres_url)
+    redis_url = request.getfixturevalue("redis_url") if bus == "redis" else None
+    async with (
+        gcs(postgres_url, redis_url, settings=SLOWER) as (one, a),
+        gcs(postgres_url, redis_url, settings=SLOWER) as (two, b),
+    ):
+        watches = [asyncio.ensure_future(collect(client, 200)) for client in (a, b)]
+
+        async def writes(client: Client, name: str) -> None:
+            for i in range(100):
+                await client.call("PUT", f"/v1/kv/ns/{name}{i}", b"v", reply=KvEntry)
+
+        await asyncio.gather(writes(a, "a"), writes(b, "b"))
+        async with asyncio.timeout(15):
+            seen_a, seen_b = await asyncio.gather(*watches)
+        assert seen_a == seen_b
+        seqs = [seq for seq, _ in seen_a]
+        assert seqs == sorted(set(seqs))
+        assert {subject for _, subject in seen_a} == {
+            f"ns/{name}{i}" for name in "ab" for i in range(100)
+        }
+        assert (one.leads, two.leads).count(True) == 1
+
+
+async def test_the_follower_accepts_work_hears_nodes_and_takes_over(postgres_url: str) -> None:
+    await migrate(postgres_url)
+    async with gcs(postgres_url, settings=SLOWER) as (first, a):
+
+        async def leads() -> bool:
+            return first.leads
+
+        await eventually(leads, "the first replica leads")
+        async with gcs(postgres_url, settings=SLOWER) as (second, b), scheduler(a) as fake:
+            assert not second.leads
+            node = await register(b)
+            job = await attach(b)
+            session = await b.ws(f"/v1/jobs/{job.job_id}/session")
+            demand = Demand(job_id=job.job_id, resources={"CPU": 1.0})
+            body = CreateActor(actor_id="a_1", demand=demand, class_name="C", payload=b"")
+            await b.call("POST", "/v1/actors", body, reply=Actor)
+
+            async def is_placed() -> bool:
+                return bool((await b.call("GET", "/v1/actors/a_1", reply=Actor)).lease_id)
+
+            await eventually(is_placed, "the leader places what the follower accepted")
+            assert len(fake.requests) == 1
+            beat = Heartbeat(incarnation=node.incarnation)
+            loop = asyncio.get_running_loop()
+            until = loop.time() + SLOWER.suspect_after_s * 1.5
+            while loop.time() < until:
+                await b.call("POST", "/v1/nodes/n_1/heartbeat", beat)
+                await asyncio.sleep(0.2)
+            states = {
+                client: await client.call("GET", "/v1/nodes/n_1", reply=Node) for client in (a, b)
+            }
+            assert {found.state for found in states.values()} == {NodeState.ALIVE}
+            query = {"kind": "node.suspected"}
+            page = await a.call("GET", "/v1/events", query=query, reply=Page[Event])
+            assert page.items == ()
+            assert (await a.call("GET", f"/v1/jobs/{job.job_id}", reply=Job)).state == "RUNNING"
+            await first.stop(0.2)
+
+            async def took_over() -> bool:
+                return second.leads
+
+            await eventually(took_over, "the follower leads")
+            await session.close()
+
+
+async def test_redis_may_be_gone_while_the_gcs_goes_on(
+    sqlite_url: str, own_redis: RedisServer
+) -> None:
+    async with gcs(sqlite_url, own_redis.url, settings=SLOWER) as (running, client):
+        node = await register(client)
+        beat = Heartbeat(incarnation=node.incarnation)
+
+        async def degraded_is(wanted: bool) -> bool:
+            await client.call("POST", "/v1/nodes/n_1/heartbeat", beat)
+            return running.parts.hot.degraded is wanted
+
+        await eventually(lambda: degraded_is(False), "Redis is used")
+        own_redis.stop()
+        await eventually(lambda: degraded_is(True), "the loss is noticed")
+        await client.call("GET", "/readyz", raw=True)
+        await client.call("PUT", "/v1/kv/ns/k", b"v", reply=KvEntry)
+
+        async def told() -> bool:
+            metrics = await client.call("GET", "/metrics", raw=True)
+            return b"stoker_hot_store_degraded 1.0" in metrics
+
+        await eventually(told, "the metric says so")
+        await asyncio.to_thread(own_redis.start)
+        await eventually(lambda: degraded_is(False), "Redis is used again")
+        found = await client.call("GET", "/v1/nodes/n_1", reply=Node)
+        assert found.state is NodeState.ALIVE
+
+
+async def test_a_restart_resumes_placement_and_gives_drivers_time(sqlite_url: str) -> None:
+    settings = msgspec.structs.replace(FAST, restart_reconnect_s=1.5, driver_reconnect_s=1.0)
+    async with gcs(sqlite_url, settings=settings) as (_, client):
+        back, lost = await attach(client), await attach(client)
+        demand = Demand(job_id=back.job_id, resources={"CPU": 1.0})
+        body = CreateActor(actor_id="a_1", demand=demand, class_name="C", payload=b"")
+        await client.call("POST", "/v1/actors", body, reply=Actor)
+        await client.call("POST", "/v1/jobs", SubmitJob(entrypoint="x", job_id="job_x"), reply=Job)
+    async with gcs(sqlite_url, settings=settings) as (_, client), scheduler(client):
+        session = await client.ws(f"/v1/jobs/{back.job_id}/session")
+
+        async def resumed() -> bool:
+            actor = await client.call("GET", "/v1/actors/a_1", reply=Actor)
+            job = await client.call("GET", "/v1/jobs/job_x", reply=Job)
+            return bool(actor.lease_id and job.lease_id)
+
+        await eventually(resumed, "placement goes on after the restart")
+        query = {"wait_s": 8}
+        gone = await client.call("GET", f"/v1/jobs/{lost.job_id}", query=query, reply=Job)
+        assert gone.state is JobState.FAILED
+        kept = await client.call("GET", f"/v1/jobs/{back.job_id}", reply=Job)
+        assert kept.state is JobState.RUNNING
+        await session.close()
+
+
+async def test_kill_9_loses_nothing_that_was_acknowledged(sqlite_url: str, tmp_path: Path) -> None:
+    port = free_port()
+    command = [
+        sys.executable, "-m", "stoker_gcs",
+        "--database-url", sqlite_url, "--host", "127.0.0.1", "--port", str(port),
+    ]  # fmt: skip
+    environment = {**os.environ, "STOKER_TOKEN": TOKEN, "STOKER_LOG_LEVEL": "error"}
+    acknowledged: list[str] = []
+    enough = asyncio.Event()
+
+    async def write(client: Client, worker: int) -> None:
+        for i in range(100_000):
+            name = f"w{worker}.{i}"
+            try:
+                await client.call("PUT", f"/v1/kv/ns/{name}", b"v", reply=KvEntry, retry=False)
+            except StokerError:
+                return
+            acknowledged.append(name)
+            if len(acknowledged) >= 300:
+                enough.set()
+
+    async def start() -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(*command, env=environment)
+
+    process = await start()
+    async with Client(f"http://127.0.0.1:{port}", token=TOKEN, peer="test") as client:
+        try:
+            await client.call("GET", "/readyz", raw=True, timeout_s=20)
+            writers = [asyncio.ensure_future(write(client, worker)) for worker in range(8)]
+            async with asyncio.timeout(20):
+                await enough.wait()
+            process.send_signal(signal.SIGKILL)
+            await process.wait()
+            await asyncio.gather(*writers)
+            process = await start()
+            await client.call("GET", "/readyz", raw=True, timeout_s=20)
+            kept: set[str] = set()
+            cursor = ""
+            while True:
+                query = {"limit": 1000, "cursor": cursor}
+                page = await client.call("GET", "/v1/kv/ns", query=query, reply=Page[KvEntry])
+                kept.update(entry.key for entry in page.items)
+                cursor = page.next_cursor
+                if not cursor:
+                    break
+            assert set(acknowledged) <= kept
+            query = {"kind": "kv.", "limit": 1000}
+            events = await client.call("GET", "/v1/events", query=query, reply=Page[Event])
+            assert len(events.items) == len(kept) or events.next_cursor, "row and event are one"
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(10):
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
