@@ -1,4 +1,5 @@
 """Starting and finding clusters on this machine: sessions, the head's spawner, and its janitor.
 
-``stoker.launch`` is the door: nothing else imports from here, but for the CLI's look at sessions.
+``init()`` and the CLI use ``cluster`` and ``sessions``, which are light; the head process itself is
+``stoker.launch``, the only module that imports services.
 """

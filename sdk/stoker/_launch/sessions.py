@@ -132,8 +132,8 @@ def is_alive(info: LocalInfo) -> bool:
 def running_sessions(root: Path | None = None) -> list[LocalInfo]:
     """Return the living heads, the newest first, without their tokens."""
     found = [read_info(path) for path in _sessions(root or session_root())]
-    # By pid: a folder of the user's own may be linked more than once.
-    alive = {info.pid: info for info in found if info is not None and is_alive(info)}
+    # By folder: one of the user's own may be linked more than once.
+    alive = {info.session_dir: info for info in found if info is not None and is_alive(info)}
     return sorted(alive.values(), key=lambda info: info.started_at_s, reverse=True)
 
 
