@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -10,6 +9,8 @@ from stoker._session import maybe_runtime, runtime
 from stoker_wire.messages.common import Address
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from stoker.core.objects import Entry
     from stoker.runtime.streams import Stream
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from stoker._options import TaskOptions, check_options, demand_of, merged
-from stoker._refs import ObjectRef
 from stoker._session import runtime
 from stoker.exceptions import BadRequestError
 from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:
     from stoker._actors import ActorClass
+    from stoker._refs import ObjectRef
     from stoker.runtime.calls import FunctionSpec
     from stoker.runtime.runtime import Runtime
 
@@ -53,7 +53,7 @@ class RemoteFunction(Generic[P, R]):
             spec = self._make_spec(found)
         if args or kwargs:
             self._check_signature(args, kwargs)
-        return found.tasks.submit(spec, args, kwargs)  # type: ignore[return-value]
+        return found.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
 
     def options(self, **options: Any) -> RemoteFunction[P, R]:
         """Return this function with other options; unknown ones are errors."""
@@ -128,11 +128,8 @@ def pickled(value: Any, *, what: str) -> tuple[bytes, str]:
     from stoker.runtime.serialization import pack
 
     packed = pack(value, what=what)
-    if packed.buffers:
-        # What a function closes over travels with it, in one piece.
-        blob = cloudpickle.dumps(value, 5)
-    else:
-        blob = packed.data
+    # What a function closes over travels with it, in one piece.
+    blob = cloudpickle.dumps(value, 5) if packed.buffers else packed.data
     return blob, hashlib.sha256(blob).hexdigest()
 
 

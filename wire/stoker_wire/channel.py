@@ -8,6 +8,7 @@ in one frame is handed over as one list, so a burst costs one wake-up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,11 +18,12 @@ from aiohttp import web
 from stoker_wire import version
 from stoker_wire.errors import ProtocolError, StokerError, UnavailableError
 from stoker_wire.frames import FrameCodec
-from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage, Hello, Template
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
+
+    from stoker_wire.messages.common import Address
 
 PATH = "/v1/channel"
 _HANDSHAKE_S = 10.0
@@ -74,10 +76,8 @@ class Channel:
         """Send what is posted, then close."""
         if self._outbox and not self.closed:
             messages, self._outbox = self._outbox, []
-            try:
+            with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
                 await asyncio.wait_for(self.socket.send_bytes(self._codec.encode(messages)), 2.0)
-            except (OSError, aiohttp.ClientError, TimeoutError):
-                pass
         self.closed = True
         await self.socket.close()
 

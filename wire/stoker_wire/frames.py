@@ -40,7 +40,8 @@ class FrameCodec:
 
     def encode(self, messages: list[DataMessage]) -> bytes:
         """Return one frame with all ``messages``."""
-        self._out = out = []
+        out: list[memoryview] = []
+        self._out = out
         body = self._encoder.encode(messages)
         # [lengths, messages] spliced by hand: the lengths are known only once the body is encoded.
         head = b"\x92" + self._encoder.encode([view.nbytes for view in out]) + body

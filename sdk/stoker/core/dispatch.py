@@ -112,9 +112,7 @@ class ClassQueue(Generic[T]):
         """A call came back; return it, or None if it was no longer there."""
         task = slot.inflight.pop(task_id, None)
         mean = slot.mean_s
-        slot.mean_s = (
-            duration_s if mean is None else mean + _SMOOTHING * (duration_s - mean)
-        )
+        slot.mean_s = duration_s if mean is None else mean + _SMOOTHING * (duration_s - mean)
         self.mean_s = slot.mean_s
         slot.paused = False
         slot.last_used_s = slot.busy_since_s = now_s

@@ -7,12 +7,15 @@ Pure: the shell in :mod:`stoker.runtime.objects` does the messages, and guards s
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Place, Stored
+
+if TYPE_CHECKING:
+    import weakref
+
+    from stoker_wire.messages.common import Address
 
 
 class Waiter(Protocol):

@@ -24,13 +24,13 @@ from stoker.runtime.invocation import (
     load_function,
 )
 from stoker_wire.frames import FrameCodec
-from stoker_wire.messages.cluster import ActorSpec
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.data import Failed, Run
 from stoker_wire.messages.work import ActorState, ReportActor
 
 if TYPE_CHECKING:
     from stoker.runtime.execution import Execution, Work
+    from stoker_wire.messages.cluster import ActorSpec
 
 _REPORT_S = 60.0
 _ASYNC_CONCURRENCY = 1000

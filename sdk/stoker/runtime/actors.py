@@ -20,7 +20,6 @@ from stoker.exceptions import (
 from stoker.runtime.calls import FunctionSpec, PendingTask, Phase, pack_arguments, run_frame
 from stoker.runtime.failures import failed_with
 from stoker.runtime.tasks import failed_dep
-from stoker_wire.channel import Channel
 from stoker_wire.errors import BadRequestError, DeadlineExceededError, UnavailableError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Item, Result
@@ -28,6 +27,7 @@ from stoker_wire.messages.work import Actor, ActorState, KillActor
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.channel import Channel
 
 _LOOKUP_WAIT_S = 20.0
 _SETTLE_S = 15.0
@@ -51,8 +51,14 @@ class ActorLink:
         self.note = "it is being created"
         self.created: asyncio.Task[Any] | None = None
         """The request that creates it, while this process makes it."""
+        self.drained: asyncio.Event | None = None
         self.held: PendingTask | None = None
         """Keeps the refs among the constructor's arguments alive, for restarts."""
+
+    def settled(self) -> None:
+        """One of the calls is settled: tell whoever waits for the last."""
+        if self.drained is not None:
+            self.drained.set()
 
     @property
     def pending(self) -> int:
@@ -212,6 +218,7 @@ class ActorCalls:
 
     def _fail(self, task: PendingTask, failed: Failed) -> None:
         self._runtime.tasks.fail(task, failed)
+        self._links[task.spec.actor_id].settled()
 
     def on_done(self, line: Channel, results: list[Result]) -> list[Result]:
         """Settle results of actor calls; return those that are not of actors."""
@@ -232,6 +239,7 @@ class ActorCalls:
                 self._send(link)
             else:
                 tasks.complete(task, result)
+                link.settled()
         if escaped:
             self._runtime.background.spawn(tasks.release(line, escaped), name="release")
         return rest
@@ -330,8 +338,10 @@ class ActorCalls:
         self.flush()
         if link.created is not None:
             await asyncio.wait([link.created])
+        link.drained = asyncio.Event()
         while link.pending and self._runtime.running:
-            await asyncio.sleep(_POLL_S)
+            link.drained.clear()
+            await link.drained.wait()
         if link.dead is None and self._runtime.running:
             await self.kill(link.actor_id, no_restart=True, reason="no handle to it is left")
 

@@ -18,12 +18,14 @@ import mmap
 import os
 import struct
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker.exceptions import ObjectLostError, StokerError
-from stoker.runtime.serialization import Packed
+
+if TYPE_CHECKING:
+    from stoker.runtime.serialization import Packed
 
 _ALIGNMENT = 64
 _LENGTH = struct.Struct("<I")

@@ -19,13 +19,13 @@ from stoker.core.objects import Entry
 from stoker.exceptions import ObjectFreedError, OwnerDiedError, StokerError
 from stoker.runtime.failures import failed_with
 from stoker.runtime.values import drain
-from stoker_wire.channel import Channel
-from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Borrow, Borrowed, Resolve, Resolved, Unborrow
 
 if TYPE_CHECKING:
     from stoker.runtime.objects import Objects
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.channel import Channel
+    from stoker_wire.messages.common import Address
 
 _BORROW_S = 10.0
 _ASKED = object()

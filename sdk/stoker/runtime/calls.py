@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker._options import TaskOptions
 from stoker._refs import ObjectRef
 from stoker.runtime.serialization import pack
-from stoker_wire.channel import Channel
 from stoker_wire.ids import return_id
-from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Buffer, Call, Dep, Inline, Place, Ref, Run, Template
 
 if TYPE_CHECKING:
+    from stoker._options import TaskOptions
     from stoker.core.dispatch import ClassQueue, Slot
     from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.streams import Stream
+    from stoker_wire.channel import Channel
+    from stoker_wire.messages.cluster import Demand
+    from stoker_wire.messages.common import Address
 
 FRAME_MAX_BYTES = 4 << 20
 """Larger arguments go through shared memory instead of the frame."""

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from stoker.exceptions import StokerError
-from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.common import RuntimeEnv
 
 _CALL_S = 15.0
 _FINISH_S = 5.0

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.failures import info_of
 from stoker.runtime.interruption import Interruption
-from stoker_wire.channel import Channel
 from stoker_wire.messages.cluster import BlockLease, Lease
 from stoker_wire.messages.data import (
     Call,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from stoker.runtime.actor_host import ActorHost
     from stoker.runtime.invocation import Outcome
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.channel import Channel
 
 _LONG_S = 0.1
 

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
 from stoker.runtime.failures import failed_with
-from stoker_wire.channel import Channel
 from stoker_wire.messages.data import Cancel, Retire
 
 if TYPE_CHECKING:
     from stoker.runtime.execution import Execution, Work
+    from stoker_wire.channel import Channel
 
 _STUBBORN_S = 3.0
 """A task that goes on for so long after it was told to stop takes its worker with it."""

@@ -13,6 +13,7 @@ import msgspec
 
 from stoker._context import TaskInfo, current_task
 from stoker.exceptions import BadRequestError, SerializationError, StokerError
+from stoker.runtime.execution import Work
 from stoker.runtime.failures import error_of, failed_by, failed_with
 from stoker.runtime.serialization import pack, unpack
 from stoker.runtime.streams import AHEAD
@@ -20,7 +21,7 @@ from stoker_wire.ids import return_id
 from stoker_wire.messages.data import Call, Dep, Failed, Item, Place, Result, Stored
 
 if TYPE_CHECKING:
-    from stoker.runtime.execution import Execution, Work
+    from stoker.runtime.execution import Execution
 
 _LOAD_S = 60.0
 _CREDIT_WAIT_S = 600.0

@@ -9,10 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from stoker.core.dispatch import ClassQueue
 from stoker.exceptions import StokerError, WorkerDiedError
-from stoker.runtime.calls import PendingTask
-from stoker_wire.channel import Channel
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
@@ -26,8 +23,11 @@ from stoker_wire.messages.cluster import (
 )
 
 if TYPE_CHECKING:
+    from stoker.core.dispatch import ClassQueue
+    from stoker.runtime.calls import PendingTask
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.tasks import Tasks
+    from stoker_wire.channel import Channel
 
 _ASK_WAIT_S = 5.0
 _POLL_WAIT_S = 2.0

@@ -21,11 +21,11 @@ from aiohttp import web
 from stoker.exceptions import UnavailableError
 from stoker_wire import channel
 from stoker_wire.channel import Channel
-from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.common import Address
 
 OnMessages = Callable[[Channel, list[DataMessage]], None]
 OnLost = Callable[[Channel], None]

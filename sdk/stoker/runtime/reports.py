@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from stoker.core.objects import Entry
 from stoker.runtime.calls import PendingTask, Phase
 from stoker_wire.messages.work import TaskRecord, TaskState
 
 if TYPE_CHECKING:
+    from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
 
 _REPORT_AFTER_S = 0.1

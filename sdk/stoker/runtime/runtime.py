@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from stoker._context import current_task
 from stoker._http import HttpClient
-from stoker._refs import ObjectRef
+from stoker._init import LocalNode
 from stoker._runtime_env import make_runtime_env, uploader
-from stoker.core.objects import Entry
 from stoker.exceptions import StokerError
 from stoker.runtime.actors import ActorCalls
 from stoker.runtime.arena import Arena
@@ -28,10 +27,8 @@ from stoker.runtime.objects import Objects
 from stoker.runtime.peers import Handler, Peers
 from stoker.runtime.services import Services
 from stoker.runtime.tasks import Tasks
-from stoker.runtime.waiting import ThreadWaiter
 from stoker_wire import host
 from stoker_wire.background import Background
-from stoker_wire.channel import Channel
 from stoker_wire.errors import DeadlineExceededError
 from stoker_wire.messages.common import Address, RuntimeEnv
 from stoker_wire.messages.data import (
@@ -48,12 +45,15 @@ from stoker_wire.messages.data import (
     Unborrow,
 )
 from stoker_wire.messages.work import Job
-from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
-    from stoker._init import LocalNode
+    from stoker._refs import ObjectRef
+    from stoker.core.objects import Entry
     from stoker.runtime.driver import Driver
     from stoker.runtime.execution import Execution
+    from stoker.runtime.waiting import ThreadWaiter
+    from stoker_wire.channel import Channel
+    from stoker_wire.settings import Settings
 
 T = TypeVar("T")
 

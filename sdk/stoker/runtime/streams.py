@@ -6,15 +6,15 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker._refs import ObjectRef
 from stoker.runtime.waiting import LoopWaiter, ThreadWaiter
-from stoker_wire.channel import Channel
 from stoker_wire.ids import return_id
 from stoker_wire.messages.data import Credit, Failed, Inline, Place
 
 if TYPE_CHECKING:
+    from stoker._refs import ObjectRef
     from stoker.runtime.calls import PendingTask
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.channel import Channel
 
 AHEAD = 256
 """How many items a worker may yield beyond those that the caller has taken."""

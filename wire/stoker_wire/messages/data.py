@@ -15,7 +15,7 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
     """Root of the parts of a message. Outside the garbage collector: they form no cycles."""
 
 
-class Ref(_Part, frozen=True):
+class Ref(_Part):
     """Names an object and where its owner listens."""
 
     object_id: str
