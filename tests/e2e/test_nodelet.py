@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import time
+import zipfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from stoker_nodelet import proctree
-from stoker_wire.errors import ConflictError, FencedError
-from stoker_wire.messages.cluster import ActorSpec, LeaseKind
-from stoker_wire.messages.common import RuntimeEnv
+from stoker_nodelet.api import ArenaUsage, Freed
+from stoker_wire.errors import (
+    BadRequestError,
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    RuntimeEnvSetupError,
+    StokerError,
+)
+from stoker_wire.messages.cluster import ActorSpec, DriverSpec, LeaseKind
+from stoker_wire.messages.common import Empty, RuntimeEnv
+from stoker_wire.messages.control import LogLine, Page
+from stoker_wire.messages.work import (
+    FreeObjects,
+    JobState,
+    ObjectInfo,
+    ReportTasks,
+    SealObjects,
+    TaskHistoryStatus,
+    TaskRecord,
+    TaskState,
+)
 from tests.e2e.nodelet_harness import FakeGcs, Nodelet, eventually, start_nodelet
 
 
@@ -40,6 +61,14 @@ async def start(gcs: FakeGcs, tmp_path: Path) -> AsyncIterator[Callable[..., obj
         await one.stop()
 
 
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def there(path: Path | str) -> bool:
+    return Path(path).exists()
+
+
 def is_alive(pid: int) -> bool:
     return proctree.start_time(pid) != 0
 
@@ -61,23 +90,21 @@ async def test_a_lease_gets_a_worker_and_the_worker_is_used_again(start, gcs: Fa
     await eventually(lambda: gcs.beats, "a heartbeat")
 
 
-async def test_a_killed_nodelet_leaves_nothing_and_the_next_one_sweeps(
-    start, gcs: FakeGcs
-) -> None:
+async def test_a_killed_nodelet_leaves_nothing_and_the_next_one_sweeps(start, gcs: FakeGcs) -> None:
     node = await start()
     _, worker = await node.start_lease()
     seen = await node.do(worker, "spawn")
     assert is_alive(seen.child)
     arena = Path(gcs.nodes[0].arena_dir)
-    assert arena.stat().st_mode & 0o777 == 0o700
+    assert mode(arena) == 0o700
     (arena / "o_1").write_bytes(b"left")
     tree = proctree.descendants(node.process.pid)
     assert {worker.pid, seen.child} <= set(tree)
     node.process.kill()
     await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone", 5.0)
-    assert arena.exists()
+    assert there(arena)
     await start()
-    assert not arena.exists()
+    assert not there(arena)
 
 
 async def test_a_stopped_nodelet_leaves_the_cluster_and_cleans_up(start, gcs: FakeGcs) -> None:
@@ -86,8 +113,8 @@ async def test_a_stopped_nodelet_leaves_the_cluster_and_cleans_up(start, gcs: Fa
     child = (await node.do(worker, "spawn")).child
     await node.stop()
     assert gcs.left == [node.registration.node_id]
-    assert not Path(node.registration.arena_dir).exists()
-    assert not Path(node.registration.unix).exists()
+    assert not there(node.registration.arena_dir)
+    assert not there(node.registration.unix)
     assert not is_alive(child)
     assert not is_alive(worker.pid)
 
@@ -262,7 +289,208 @@ async def test_forking_is_quick(start, gcs: FakeGcs) -> None:
         forks.append((await node.do(worker, "see")).main_at_s - before_s)
     forks.sort()
     leases.sort()
-    print(
+    print(  # noqa: T201
         f"\nlease asked -> main: min {forks[0] * 1e3:.1f} ms, median {forks[5] * 1e3:.1f} ms; "
         f"lease asked -> registered: min {leases[0] * 1e3:.1f}, median {leases[5] * 1e3:.1f} ms"
     )
+
+
+async def test_logs_are_followed_to_their_end(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    _, other = await node.start_lease(job_id="job_2")
+    await node.do(worker, "print", "one")
+    await node.do(other, "print", "not this")
+    seen: list[LogLine] = []
+
+    async def follow() -> None:
+        query = {"worker_id": worker.worker_id, "follow": True}
+        async for line in node.client.stream("/v1/logs", item=LogLine, query=query):
+            seen.append(line)
+
+    following = asyncio.create_task(follow())
+    await eventually(lambda: seen and seen[-1].text == "one", "the first line")
+    await node.do(worker, "print", "two")
+    await eventually(lambda: seen[-1].text == "two", "the second line")
+    await node.do(worker, "exit", "0")
+    async with asyncio.timeout(5.0):
+        await following
+    assert [line.text for line in seen][1:] == ["one", "two"]
+    assert {(line.job_id, line.name, line.pid) for line in seen} == {("job_1", "work", worker.pid)}
+
+    async def read(**query: object) -> list[str]:
+        lines = node.client.stream("/v1/logs", item=LogLine, query=query)
+        return [line.text async for line in lines]
+
+    assert await read(worker_id=worker.worker_id, since=seen[1].cursor) == ["two"]
+    assert await read(job_id="job_2", tail=1) == ["not this"]
+    assert await read(job_id="job_1", kind="driver") == []
+
+
+async def test_objects_are_sealed_read_in_ranges_and_deleted(start, gcs: FakeGcs) -> None:
+    node = await start()
+    arena = Path(node.registration.arena_dir)
+    content = os.urandom(300_000)
+
+    async def seal(object_id: str, job_id: str, owner_id: str = "p_1") -> None:
+        if "/" not in object_id:
+            (arena / object_id).write_bytes(content)
+        info = ObjectInfo(
+            object_id=object_id, nbytes=len(content), job_id=job_id, owner_id=owner_id
+        )
+        for _ in range(2):
+            body = SealObjects(objects=(info,))
+            await node.client.call("POST", "/v1/objects", body, reply=Empty)
+
+    await seal("o_1", "job_1")
+    await seal("o_2", "job_1")
+    await seal("o_3", "job_2")
+    path = "/v1/objects/o_1"
+    assert await node.client.call("GET", path, raw=True) == content
+    async with node.client.open("GET", path, headers={"Range": "bytes=1000-1999"}) as part:
+        assert part.status == 206
+        assert await part.read() == content[1000:2000]
+    usage = await node.client.call("GET", "/v1/arena", reply=ArenaUsage)
+    assert (usage.used_bytes, usage.objects) == (900_000, 3)
+    assert [one.object_id for one in usage.largest] == ["o_1", "o_2", "o_3"]
+    for expected in (1, 0):
+        body = FreeObjects(object_ids=("o_2",))
+        freed = await node.client.call("POST", "/v1/objects/free", body, reply=Freed)
+        assert freed.freed == expected
+    gcs.publish("job.finished", "job_1")
+    await eventually(lambda: not (arena / "o_1").exists(), "the job's objects go")
+    page = await node.client.call("GET", "/v1/objects", reply=Page[ObjectInfo])
+    assert [one.object_id for one in page.items] == ["o_3"]
+    with pytest.raises(NotFoundError):
+        await node.client.call("GET", path, raw=True)
+    with pytest.raises(BadRequestError):
+        await seal("o_../../etc", "job_1")
+    # An owner's death takes its objects along.
+    _, worker = await node.start_lease(job_id="job_2")
+    await seal("o_4", "job_2", worker.worker_id)
+    await node.do(worker, "exit", "0")
+    await eventually(lambda: not (arena / "o_4").exists(), "the owner's objects go")
+
+
+async def test_a_drivers_end_is_reported(start, gcs: FakeGcs, tmp_path: Path) -> None:
+    node = await start()
+
+    async def run(job_id: str, entrypoint: str) -> str:
+        spec = DriverSpec(job_id=job_id, entrypoint=entrypoint, env={"WHO": "me"})
+        env = RuntimeEnv(cwd=str(tmp_path))
+        lease, _ = await node.start_lease(
+            job_id=job_id, kind=LeaseKind.DRIVER, driver=spec, env=env
+        )
+        return lease.lease_id
+
+    await run("job_1", "echo $WHO $STOKER_JOB_ID $STOKER_ADDRESS; pwd; sleep 1000 & exit 0")
+    await run("job_2", "echo wrong; exit 3")
+    stopped = await run("job_3", "trap '' TERM; echo up; while true; do sleep 0.1; done")
+    await eventually(lambda: {"job_1", "job_2"} <= set(gcs.finished), "two jobs end")
+    assert gcs.finished["job_1"].state is JobState.SUCCEEDED
+    failed = gcs.finished["job_2"]
+    assert (failed.state, failed.exit_code) == (JobState.FAILED, 3)
+    assert failed.message == "the driver exited with code 3\nwrong"
+    lines = node.client.stream("/v1/logs", item=LogLine, query={"job_id": "job_1"})
+    assert [line.text async for line in lines] == [f"me job_1 {gcs.url}", str(tmp_path)]
+    log = tmp_path / "session" / "logs" / "job-job_3.log"
+    await eventually(lambda: log.read_text() == "up\n", "the stubborn driver is up")
+    await node.release(stopped, kill=True)
+    await eventually(lambda: "job_3" in gcs.finished, "it is stopped")
+    assert gcs.finished["job_3"].state is JobState.STOPPED
+
+
+async def test_task_history_survives_an_absent_gcs_and_a_restart(start, gcs: FakeGcs) -> None:
+    node = await start()
+
+    async def report(*names: str) -> None:
+        records = tuple(
+            TaskRecord(task_id=name, attempt=0, state=TaskState.FINISHED, job_id="j", name="f")
+            for name in names
+        )
+        status = await node.client.call(
+            "POST", "/v1/tasks/report", ReportTasks(records=records), reply=TaskHistoryStatus
+        )
+        assert status.accepted == len(names)
+
+    def told() -> set[str]:
+        return {record.task_id for record in gcs.tasks}
+
+    await report("t_1", "t_2")
+    await eventually(lambda: told() == {"t_1", "t_2"}, "the first reports")
+    gcs.away = True
+    spool = Path(node.registration.session_dir) / "spool"
+    await report("t_3")
+    await eventually(lambda: list(spool.iterdir()), "it is on disk", 20.0)
+    await report("t_4")
+    node.process.kill()
+    await node.process.wait()
+    gcs.away = False
+    node = await start()
+    await eventually(lambda: told() == {"t_1", "t_2", "t_3", "t_4"}, "all of it is told")
+    await eventually(lambda: not list(spool.iterdir()), "the file is deleted")
+
+
+async def test_a_node_works_on_while_the_gcs_is_away(start, gcs: FakeGcs) -> None:
+    node = await start()
+    lease, worker = await node.start_lease()
+    gcs.away = True
+    await node.do(worker, "exit", "0")
+    await node.exit_of(worker.worker_id)
+    lease, worker = await node.start_lease()
+    gcs.away = False
+    await eventually(lambda: gcs.exits, "the exit is told when the gcs is back", 20.0)
+    assert (await node.do(worker, "see")).lease_id == lease.lease_id
+    assert len(gcs.nodes) == 1
+
+
+def package(**files: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name.replace("__", "/"), text)
+    return content.getvalue()
+
+
+async def test_packages_are_fetched_once_and_unpacked_safely(start, gcs: FakeGcs) -> None:
+    node = await start()
+    gcs.packages = {
+        "aaaaaaaa": package(**{"hello.py": "x = 1"}),
+        "bbbbbbbb": package(**{"mod.py": "y = 2"}),
+        "cccccccc": package(**{"..__..__evil": "z"}),
+        "dddddddd": b"no zip",
+    }
+    env = RuntimeEnv(working_dir="aaaaaaaa", py_modules=("bbbbbbbb",))
+    answers = await asyncio.gather(*(node.start_lease(job_id=f"j{i}", env=env) for i in range(3)))
+    seen = await node.do(answers[0][1], "see")
+    assert Path(seen.cwd).name == "aaaaaaaa"
+    assert [Path(path).name for path in seen.sys_path[:2]] == ["aaaaaaaa", "bbbbbbbb"]
+    assert sorted(gcs.downloads) == ["aaaaaaaa", "bbbbbbbb"]
+    for name, reason in (("cccccccc", "leaves the package"), ("dddddddd", "not a zip")):
+        with pytest.raises(RuntimeEnvSetupError, match=reason):
+            await node.start_lease(env=RuntimeEnv(working_dir=name))
+
+
+async def test_pip_requirements_get_a_venv_of_their_own(
+    start, gcs: FakeGcs, tmp_path: Path
+) -> None:
+    node = await start(env={"PIP_NO_INDEX": "1"})
+    wheel = tmp_path / "tiny_thing-1.0-py3-none-any.whl"
+    info = "tiny_thing-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tiny_thing.py", "VALUE = 7")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tiny-thing\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    env = RuntimeEnv(pip=(f"tiny-thing @ file://{wheel}",), preload=("tiny_thing",))
+    answers = await asyncio.gather(*(node.start_lease(job_id=f"j{i}", env=env) for i in range(2)))
+    seen = await node.do(answers[0][1], "see")
+    assert any("venvs" in path for path in seen.sys_path)
+    with pytest.raises(RuntimeEnvSetupError, match="no-such-thing"):
+        await node.start_lease(env=RuntimeEnv(pip=("no-such-thing",)))
+    with pytest.raises(StokerError, match="no_such_module"):
+        await node.start_lease(env=RuntimeEnv(preload=("no_such_module",)))

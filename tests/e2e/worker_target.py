@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from aiohttp import web
 
 from stoker_wire.client import Client
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
@@ -25,6 +24,8 @@ from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from aiohttp import web
 
 
 class Do(msgspec.Struct, kw_only=True):
@@ -67,12 +68,14 @@ class _Worker:
     async def run(self) -> None:
         boot = self.boot
         service = Service("worker", Settings(), token=boot.token)
-        service.route("POST", "/v1/assign", self.assign, body=WorkerSetup, summary="take a lease on")
+        service.route(
+            "POST", "/v1/assign", self.assign, body=WorkerSetup, summary="take a lease on"
+        )
         service.route("POST", "/v1/retire", self.retire, summary="leave if nothing is owned")
         service.route("POST", "/test/do", self.do, body=Do, reply=Seen, summary="misbehave")
         await service.start(None, 0, boot.socket_path)
         service.ready()
-        print(f"worker {boot.worker_id} is up", flush=True)
+        print(f"worker {boot.worker_id} is up", flush=True)  # noqa: T201
         nodelet = Client(
             boot.nodelet_url, token=boot.token, peer=boot.worker_id, unix_path=boot.nodelet_unix
         )
@@ -117,7 +120,7 @@ class _Worker:
             "see": lambda: None,
             "own": lambda: setattr(self, "owns", True),
             "disown": lambda: setattr(self, "owns", False),
-            "print": lambda: print(arg),
+            "print": lambda: print(arg),  # noqa: T201
             "exit": lambda: soon(0.05, os._exit, int(arg or 0)),
             "signal": lambda: soon(0.05, os.kill, os.getpid(), int(arg or signal.SIGKILL)),
             "hoard": lambda: self.hoard.append(bytearray(os.urandom(1 << 20) * int(arg))),

@@ -237,7 +237,8 @@ def _condemn(state: State, worker_id: str, at_s: float, reason: str) -> list[Com
     if worker is None:
         return []
     held = state.leases.get(worker.lease_id)
-    ended = _end_lease(state, held, reason) if held else []
+    serves = held is not None and held.worker_id == worker_id
+    ended = _end_lease(state, held, reason) if held is not None and serves else []
     return ended + _kill(worker, at_s, reason)
 
 
@@ -273,7 +274,7 @@ def _registered(state: State, event: WorkerRegistered) -> list[Command]:
 
 def _assigned(state: State, event: WorkerAssigned) -> list[Command]:
     held = state.leases.get(event.lease_id)
-    if held is None or held.worker_id != event.worker_id or held.phase is LeasePhase.READY:
+    if held is None or not _is_being_assigned(state, held, event.worker_id):
         return []
     held.phase = LeasePhase.READY
     return [AnnounceLease(lease_id=event.lease_id)]
@@ -283,19 +284,26 @@ def _assign_failed(state: State, event: AssignFailed) -> list[Command]:
     """The worker is of no use; the lease gets one more try, with a worker of its own."""
     held = state.leases.get(event.lease_id)
     worker = state.workers.get(event.worker_id)
-    commands: list[Command] = []
-    if worker is not None and worker.lease_id == event.lease_id:
-        if held is not None and (held.retried or held.lease.gpus):
-            commands += _end_lease(state, held, event.reason)
-            held = None
-        commands += _kill(worker, event.at_s, event.reason)
-        if held is not None:
-            held.retried = True
-            held.adoptable = False
-            held.phase = LeasePhase.PARKED
-            held.worker_id = ""
-            commands += _place(state, held, event.at_s)
-    return commands
+    if held is None or worker is None or not _is_being_assigned(state, held, event.worker_id):
+        return []
+    if held.retried or held.lease.gpus:
+        return _end_lease(state, held, event.reason) + _kill(worker, event.at_s, event.reason)
+    commands = _kill(worker, event.at_s, event.reason)
+    held.retried = True
+    held.adoptable = False
+    held.phase = LeasePhase.PARKED
+    held.worker_id = ""
+    return commands + _place(state, held, event.at_s)
+
+
+def _is_being_assigned(state: State, held: HeldLease, worker_id: str) -> bool:
+    worker = state.workers.get(worker_id)
+    return (
+        worker is not None
+        and held.worker_id == worker_id
+        and held.phase is LeasePhase.STARTING
+        and worker.phase is WorkerPhase.LEASED
+    )
 
 
 def _gone(state: State, worker_id: str, at_s: float, cause: str) -> list[Command]:
@@ -368,7 +376,8 @@ def _ticked(state: State, event: Ticked) -> list[Command]:
             worker.phase = WorkerPhase.RETIRING
             worker.since_s = event.at_s
             commands.append(RetireWorker(worker_id=worker.worker_id))
-    for worker_id in event.worker_ids[: max(0, policy.warm_workers - warm)]:
+    unused = [worker_id for worker_id in event.worker_ids if worker_id not in state.workers]
+    for worker_id in unused[: max(0, policy.warm_workers - warm)]:
         state.workers[worker_id] = Worker(worker_id, WorkerPhase.STARTING, event.at_s, event.at_s)
         commands.append(ForkWorker(worker_id=worker_id))
     return commands

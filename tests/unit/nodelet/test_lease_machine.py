@@ -1,0 +1,341 @@
+"""The nodelet's lease machine: its table of cases, and random events against its invariants."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import random
+from pathlib import Path
+
+import pytest
+
+import stoker_nodelet.core
+from stoker_nodelet.core import Policy, State, WorkerPhase, step
+from stoker_nodelet.core.events import (
+    AnnounceLease,
+    AssignFailed,
+    AssignWorker,
+    Command,
+    Event,
+    ForkFailed,
+    ForkWorker,
+    JobFinished,
+    KillWorker,
+    LeaseRequested,
+    LeasesReleased,
+    NodeFenced,
+    NodeRegistered,
+    RefuseLease,
+    RetireAnswered,
+    RetireWorker,
+    Ticked,
+    WorkerAssigned,
+    WorkerCondemned,
+    WorkerExited,
+    WorkerForked,
+    WorkerRegistered,
+)
+from stoker_wire.messages.cluster import Lease, LeaseKind
+from stoker_wire.messages.common import Address
+
+IMPURE = {"asyncio", "os", "time", "random", "pathlib", "socket", "threading", "subprocess"}
+
+
+def lease(
+    lease_id: str,
+    *,
+    job: str = "job_1",
+    kind: LeaseKind = LeaseKind.TASK,
+    gpus: dict[int, float] | None = None,
+    incarnation: int = 1,
+) -> Lease:
+    return Lease(
+        lease_id=lease_id, owner_id="p", job_id=job, kind=kind, node_id="n",
+        node_incarnation=incarnation, resources={}, gpus=gpus or {},
+    )  # fmt: skip
+
+
+class Machine:
+    """Feeds events, checks the invariants after each, and keeps the log for a replay."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.state = State(policy=policy or Policy(warm_workers=0))
+        self.log: list[Event] = []
+        self.count = 0
+        self.at_s = 0.0
+        self(NodeRegistered(incarnation=1))
+
+    def __call__(self, event: Event) -> list[Command]:
+        self.log.append(event)
+        commands = step(self.state, event)
+        assert self.state.violations() == [], event
+        return commands
+
+    def ask(self, one: Lease, *, epoch: int = 1, adoptable: bool = True, env: str = ""):
+        self.count += 1
+        return self(LeaseRequested(
+            at_s=self.at_s, lease=one, epoch=epoch, env_key=env, adoptable=adoptable,
+            worker_id=f"w_{self.count}",
+        ))  # fmt: skip
+
+    def up(self, worker_id: str) -> list[Command]:
+        self(WorkerForked(at_s=self.at_s, worker_id=worker_id, pid=7))
+        address = Address(worker_id, "n", "h", "u", "")
+        return self(WorkerRegistered(at_s=self.at_s, worker_id=worker_id, pid=7, address=address))
+
+    def release(self, *lease_ids: str, kill: bool = False, epoch: int = 1) -> list[Command]:
+        return self(LeasesReleased(at_s=self.at_s, lease_ids=lease_ids, epoch=epoch, kill=kill))
+
+    def gone(self, worker_id: str) -> list[Command]:
+        return self(WorkerExited(at_s=self.at_s, worker_id=worker_id, cause="exited"))
+
+    def tick(self, at_s: float) -> list[Command]:
+        self.at_s = at_s
+        return self(Ticked(at_s=at_s, worker_ids=("w_warm1", "w_warm2")))
+
+
+def test_a_lease_forks_a_worker_and_is_announced_when_it_registers() -> None:
+    m = Machine()
+    assert m.ask(lease("l_1")) == [ForkWorker(worker_id="w_1", lease_id="l_1")]
+    assert m.ask(lease("l_1")) == []
+    assert m.up("w_1") == [AnnounceLease(lease_id="l_1")]
+    assert m.up("w_1") == []
+    assert m.ask(lease("l_1")) == [AnnounceLease(lease_id="l_1")]
+
+
+def test_a_worker_of_the_same_job_and_environment_is_used_again() -> None:
+    m = Machine()
+    m.ask(lease("l_1"))
+    m.up("w_1")
+    m.release("l_1")
+    assert m.ask(lease("l_2", job="job_2")) == [ForkWorker(worker_id="w_2", lease_id="l_2")]
+    assert m.ask(lease("l_3"), env="other") == [ForkWorker(worker_id="w_3", lease_id="l_3")]
+    assert m.ask(lease("l_4")) == [AssignWorker(worker_id="w_1", lease_id="l_4")]
+    assert m(WorkerAssigned(worker_id="w_1", lease_id="l_4")) == [AnnounceLease(lease_id="l_4")]
+
+
+@pytest.mark.parametrize(
+    "one",
+    [lease("l_1"), lease("l_1", kind=LeaseKind.ACTOR), lease("l_1", gpus={0: 1.0})],
+    ids=["a task", "an actor", "a task with a GPU"],
+)
+def test_a_warm_worker_is_adopted_by(one: Lease) -> None:
+    m = Machine(Policy(warm_workers=1))
+    assert m.tick(1.0) == [ForkWorker(worker_id="w_warm1")]
+    m.up("w_warm1")
+    assert m.tick(2.0) == []
+    assert m.ask(one) == [AssignWorker(worker_id="w_warm1", lease_id="l_1")]
+    assert m.tick(3.0) == [ForkWorker(worker_id="w_warm2")]
+
+
+def test_a_warm_worker_that_is_still_starting_is_adopted_too() -> None:
+    m = Machine(Policy(warm_workers=1))
+    m.tick(1.0)
+    assert m.ask(lease("l_1")) == []
+    assert m.up("w_warm1") == [AnnounceLease(lease_id="l_1")]
+
+
+def test_an_environment_that_needs_another_interpreter_is_never_adopted_late() -> None:
+    m = Machine(Policy(warm_workers=1))
+    m.tick(1.0)
+    m.up("w_warm1")
+    asked = m.ask(lease("l_1"), adoptable=False)
+    assert asked == [ForkWorker(worker_id="w_1", lease_id="l_1")]
+
+
+@pytest.mark.parametrize("kind", [LeaseKind.ACTOR, LeaseKind.DRIVER])
+def test_actors_and_drivers_are_never_pooled(kind: LeaseKind) -> None:
+    m = Machine()
+    m.ask(lease("l_1", kind=kind))
+    m.up("w_1")
+    assert [type(c) for c in m.release("l_1")] == [KillWorker]
+    assert m.release("l_1") == []
+
+
+def test_a_driver_serves_its_lease_once_it_is_forked() -> None:
+    m = Machine()
+    m.ask(lease("l_1", kind=LeaseKind.DRIVER))
+    forked = m(WorkerForked(at_s=0.0, worker_id="w_1", pid=3))
+    assert forked == [AnnounceLease(lease_id="l_1")]
+
+
+def test_a_gpu_is_shared_up_to_one_and_parked_while_its_user_dies() -> None:
+    m = Machine()
+    third = 1 / 3
+    for index in range(3):
+        m.ask(lease(f"l_{index}", gpus={0: third}))
+        m.up(f"w_{index + 1}")
+    (refused,) = m.ask(lease("l_3", gpus={0: 0.1}))
+    assert isinstance(refused, RefuseLease)
+    assert refused.code == "conflict"
+    assert "GPU 0 has 0 left" in refused.message
+    m.release("l_0")
+    assert m.ask(lease("l_4", gpus={0: third})) == []
+    (refused,) = m.ask(lease("l_5", gpus={0: third}))
+    assert isinstance(refused, RefuseLease)
+    assert m.gone("w_1") == [ForkWorker(worker_id="w_5", lease_id="l_4")]
+
+
+def test_stale_senders_are_fenced_and_late_starts_refused() -> None:
+    m = Machine()
+    m.ask(lease("l_1"), epoch=3)
+    for commands in (
+        m.ask(lease("l_2"), epoch=2),
+        m.ask(lease("l_2", incarnation=9), epoch=3),
+        m.release("l_1", epoch=2),
+    ):
+        (refused,) = commands
+        assert isinstance(refused, RefuseLease)
+        assert refused.code == "fenced"
+    m.release("l_7", epoch=3)
+    (refused,) = m.ask(lease("l_7"), epoch=3)
+    assert isinstance(refused, RefuseLease)
+    assert refused.code == "conflict"
+
+
+def test_a_failed_assignment_gets_one_worker_of_its_own() -> None:
+    m = Machine()
+    m.ask(lease("l_1"))
+    m.up("w_1")
+    m.release("l_1")
+    m.ask(lease("l_2"))
+    commands = m(AssignFailed(at_s=0.0, worker_id="w_1", lease_id="l_2", reason="no answer"))
+    assert commands == [
+        KillWorker(worker_id="w_1", reason="no answer"),
+        ForkWorker(worker_id="w_2", lease_id="l_2"),
+    ]
+    assert m.up("w_2") == [AnnounceLease(lease_id="l_2")]
+
+
+def test_the_end_of_a_job_spares_actors_only() -> None:
+    m = Machine()
+    m.ask(lease("l_1"))
+    m.ask(lease("l_2", kind=LeaseKind.ACTOR))
+    m.ask(lease("l_3", kind=LeaseKind.DRIVER))
+    m.ask(lease("l_4", job="job_2"))
+    for worker_id in ("w_1", "w_2", "w_3", "w_4"):
+        m.up(worker_id)
+    killed = m(JobFinished(at_s=0.0, job_id="job_1"))
+    assert [c.worker_id for c in killed if isinstance(c, KillWorker)] == ["w_1", "w_3"]
+    (refused,) = m.ask(lease("l_5"))
+    assert isinstance(refused, RefuseLease)
+
+
+def test_idle_workers_are_asked_to_leave_and_killed_if_they_linger() -> None:
+    m = Machine(Policy(worker_idle_s=10.0, warm_workers=0))
+    m.ask(lease("l_1"))
+    m.up("w_1")
+    m.release("l_1")
+    assert m.tick(9.0) == []
+    assert m.tick(10.0) == [RetireWorker(worker_id="w_1")]
+    m(RetireAnswered(at_s=10.0, worker_id="w_1", leaves=False))
+    assert m.state.workers["w_1"].phase is WorkerPhase.IDLE
+    assert m.tick(20.0) == [RetireWorker(worker_id="w_1")]
+    m(RetireAnswered(at_s=20.0, worker_id="w_1", leaves=True))
+    assert m.tick(26.0) == [KillWorker(worker_id="w_1", reason="idle")]
+
+
+def test_a_worker_that_never_registers_is_killed_and_its_lease_refused() -> None:
+    m = Machine(Policy(worker_start_s=5.0, warm_workers=0))
+    m.ask(lease("l_1"))
+    refused, killed = m.tick(6.0)
+    assert isinstance(refused, RefuseLease)
+    assert isinstance(killed, KillWorker)
+    assert "did not register within 5 s" in refused.message
+
+
+def test_a_fenced_node_holds_nothing() -> None:
+    m = Machine()
+    for index in range(3):
+        m.ask(lease(f"l_{index}"))
+    m.up("w_1")
+    m(NodeFenced())
+    assert m.state.leases == {}
+    for index in (1, 2, 3):
+        m.gone(f"w_{index}")
+    assert m.state.workers == {}
+
+
+def random_event(rng: random.Random, m: Machine) -> Event:
+    m.at_s += rng.random() * 3
+    at_s = m.at_s
+    workers = sorted(m.state.workers) or ["w_none"]
+    worker_id = rng.choice(workers)
+    lease_ids = [f"l_{rng.randrange(40)}" for _ in range(rng.randrange(1, 4))]
+    worker = m.state.workers.get(worker_id)
+    lease_id = worker.lease_id if worker else ""
+    match rng.randrange(14):
+        case 0 | 1 | 2:
+            m.count += 1
+            kind = rng.choices(list(LeaseKind), (6, 2, 1))[0]
+            gpus = rng.choice([{}, {}, {0: 0.5}, {1: 1.0}, {0: 1.0, 1: 0.25}, {2: 1 / 3}])
+            one = lease(
+                lease_ids[0], job=f"job_{rng.randrange(3)}", kind=kind, gpus=gpus,
+                incarnation=rng.choice([1, 1, 1, m.state.incarnation, 5]),
+            )  # fmt: skip
+            return LeaseRequested(
+                at_s=at_s, lease=one, epoch=m.state.epoch + rng.choice([0, 0, 0, -1]),
+                env_key=rng.choice("ab"), adoptable=rng.random() < 0.8, worker_id=f"w_{m.count}",
+            )  # fmt: skip
+        case 3 | 4:
+            return LeasesReleased(
+                at_s=at_s, lease_ids=tuple(lease_ids), epoch=m.state.epoch,
+                kill=rng.random() < 0.3,
+            )  # fmt: skip
+        case 5:
+            return WorkerForked(at_s=at_s, worker_id=worker_id, pid=1)
+        case 6 | 7:
+            address = Address(worker_id, "n", "h", "u", "")
+            return WorkerRegistered(at_s=at_s, worker_id=worker_id, pid=1, address=address)
+        case 8:
+            return WorkerAssigned(worker_id=worker_id, lease_id=lease_id)
+        case 9:
+            return AssignFailed(at_s=at_s, worker_id=worker_id, lease_id=lease_id, reason="x")
+        case 10:
+            if rng.random() < 0.2:
+                return ForkFailed(worker_id=worker_id, reason="x")
+            return WorkerExited(at_s=at_s, worker_id=worker_id)
+        case 11:
+            return Ticked(at_s=at_s, worker_ids=(f"w_t{m.count}_{at_s}",))
+        case 12:
+            leaves = rng.random() < 0.5
+            return RetireAnswered(at_s=at_s, worker_id=worker_id, leaves=leaves)
+        case _:
+            rare: list[Event] = [
+                WorkerCondemned(at_s=at_s, worker_id=worker_id, reason="x"),
+                JobFinished(at_s=at_s, job_id=f"job_{rng.randrange(3)}"),
+                NodeRegistered(incarnation=1),
+                NodeFenced(),
+            ]
+            return rng.choices(rare, (5, 1, 5, 1))[0]
+
+
+@pytest.mark.parametrize("turn", range(60))
+def test_random_events_keep_the_invariants_and_replay_to_the_same_state(
+    seed: int, turn: int
+) -> None:
+    rng = random.Random(f"{seed}/{turn}")
+    policy = Policy(worker_idle_s=5.0, worker_start_s=8.0, warm_workers=rng.randrange(2))
+    m = Machine(policy)
+    start = State(policy=policy)
+    for _ in range(150):
+        m(random_event(rng, m))
+    again = copy.deepcopy(start)
+    for event in m.log:
+        step(again, event)
+    assert again == m.state
+    for worker_id in list(m.state.workers):
+        m.gone(worker_id)
+    for worker_id in list(m.state.workers):  # those that took the place of parked ones
+        m.gone(worker_id)
+    assert m.state.gpu_use() == {}
+
+
+def test_the_core_is_pure() -> None:
+    folder = Path(stoker_nodelet.core.__file__).parent
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not IMPURE & {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                assert node.module.partition(".")[0] not in IMPURE
