@@ -8,6 +8,7 @@ Even two leaders at once would do no harm: every write they make is a compare an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("stoker.gcs")
 NAME = "gcs"
 TTL_S = 3.0
+RESTART_S = 0.5
 
 
 class Leading:
@@ -43,6 +45,7 @@ class Leading:
         self._url = url
         self._alone = alone
         self._loops = loops
+        self._campaigned = False
         self.leads = False
 
     async def run(self) -> None:
@@ -54,15 +57,16 @@ class Leading:
                 async with Background("gcs-leader") as background:
                     self.leads = True
                     for name, loop in self._loops.items():
-                        background.spawn(self._keep(name, loop), name=name)
+                        background.spawn(keep(name, loop), name=name)
                     await self._hold()
             finally:
                 self.leads = False
 
     async def resign(self) -> None:
         """Let another replica take over at once."""
-        if not self._alone:
-            await self._leaders.resign(NAME, self._holder)
+        if self._campaigned:
+            with contextlib.suppress(StokerError):
+                await self._leaders.resign(NAME, self._holder)
 
     async def _win(self) -> None:
         while True:
@@ -94,13 +98,18 @@ class Leading:
             until = asked_at_s + TTL_S * 2 / 3
 
     async def _campaign(self) -> None:
+        self._campaigned = True
         body = Campaign(holder=self._holder, url=self._url(), ttl_s=TTL_S)
         await self._leaders.campaign(NAME, body)
 
-    async def _keep(self, name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        while True:
-            try:
-                await loop()
-            except Exception:
-                _log.exception("the loop %s failed and starts again", name)
-                await asyncio.sleep(1.0)
+
+async def keep(name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a loop that must not end; when it fails (a database that is away), start it again."""
+    while True:
+        try:
+            await loop()
+        except StokerError as error:
+            _log.warning("the loop %s waits: %s", name, error)
+        except Exception:
+            _log.exception("the loop %s failed and starts again", name)
+        await asyncio.sleep(RESTART_S)

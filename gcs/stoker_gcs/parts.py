@@ -55,24 +55,26 @@ class Parts:
     history: TaskHistory
     reconciler: Reconciler
     replica_id: str
-    loaded_at_seq: int = 0
+    observed: int = 0
+    """The sequence number up to which the views are in step with the log."""
 
     async def load(self) -> None:
         """Read what is kept in memory from SQL, at a known point of the log."""
         await self.truth.log.start()
-        self.loaded_at_seq = self.truth.log.last
+        self.observed = self.truth.log.last
         await self.leaders.load()
         await self.nodes.load()
         await self.ledger.load()
 
     async def observe(self) -> None:
         """Keep the views in step with the log, forever."""
-        async for events in self.truth.log.follow(self.loaded_at_seq):
+        async for events in self.truth.log.follow(self.observed):
             for event in events:
                 self.nodes.observe(event)
                 self.leaders.observe(event)
                 self.ledger.observe(event)
                 self.tokens.observe(event)
+            self.observed = events[-1].seq
 
 
 def assemble(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.api import actors, control, jobs, logs, nodes, proxied, tasks
 from stoker_gcs.hot.memory import MemoryHot
-from stoker_gcs.leading import Leading
+from stoker_gcs.leading import Leading, keep
 from stoker_gcs.parts import Parts, assemble
 from stoker_gcs.store.opening import open_store
 from stoker_gcs.upkeep import Upkeep
@@ -108,13 +108,16 @@ async def serve(
         lanes.spawn(journal.tasks.run(), name="tasks")
         await parts.hot.start(parts.truth.log.poke)
         await parts.load()
-        background.spawn(parts.observe(), name="observe")
-        background.spawn(parts.sessions.renew(), name="sessions")
-        background.spawn(upkeep.measure(), name="measure")
+        loops = {
+            "observe": parts.observe,
+            "sessions": parts.sessions.renew,
+            "measure": upkeep.measure,
+            "leading": leading.run,
+        }
         if store.shared:
-            background.spawn(parts.truth.log.tail(), name="tail")
-            background.spawn(parts.hot.save(), name="hot-facts")
-        background.spawn(leading.run(), name="leading")
+            loops |= {"tail": parts.truth.log.tail, "hot-facts": parts.hot.save}
+        for name, loop in loops.items():
+            background.spawn(keep(name, loop), name=name)
     except BaseException:
         await running.stop(0.0)
         raise

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stoker_wire.client import Client
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import StokerError, UnavailableError
 from stoker_wire.messages.cluster import Demand, Heartbeat, Node, NodeState
 from stoker_wire.messages.control import Event, KvEntry, Page
 from stoker_wire.messages.work import Actor, CreateActor, Job, JobState, SubmitJob
@@ -31,7 +31,7 @@ from tests.services import free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.services import RedisServer
+    from tests.services import PostgresServer, RedisServer
 
 SLOWER = msgspec.structs.replace(FAST, suspect_after_s=2.0, dead_after_s=4.0)
 
@@ -227,3 +227,28 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(sqlite_url: str, tmp_p
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+
+async def test_postgres_may_go_and_come_back(own_postgres: PostgresServer) -> None:
+    url = own_postgres.url(own_postgres.create_database())
+    await migrate(url)
+    async with gcs(url, settings=SLOWER) as (running, client):
+        await client.call("PUT", "/v1/kv/ns/before", b"v", reply=KvEntry)
+        # The test's server does not wait for its disk, so it must be told to before it is cut off.
+        await asyncio.to_thread(own_postgres.execute, "CHECKPOINT")
+        await asyncio.to_thread(own_postgres.stop)
+        for method, body in (("PUT", b"v"), ("GET", None)):
+            with pytest.raises(UnavailableError, match="does not answer"):
+                await client.call(method, "/v1/kv/ns/during", body, raw=True, retry=False)
+        await asyncio.to_thread(own_postgres.start)
+        await client.call("PUT", "/v1/kv/ns/after", b"v", reply=KvEntry)
+        page = await client.call("GET", "/v1/kv/ns", reply=Page[KvEntry])
+        assert [entry.key for entry in page.items] == ["after", "before"]
+
+        async def leads() -> bool:
+            return running.leads
+
+        await eventually(leads, "it leads again")
+        watch = client.watch("/v1/events", 0, {"kind": "kv."})
+        assert [(await anext(watch)).subject for _ in range(2)] == ["ns/before", "ns/after"]
+        await watch.aclose()  # type: ignore[attr-defined]

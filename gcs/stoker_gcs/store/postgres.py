@@ -12,7 +12,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from stoker_gcs.schema import META, REVISION
@@ -103,9 +109,13 @@ class PostgresStore:
         except (OSError, TimeoutError, DBAPIError) as error:
             raise self._gone(error) from error
 
-    def _gone(self, error: BaseException) -> UnavailableError:
+    def _gone(self, error: Exception) -> Exception:
+        """What a failed transaction means to its caller: try later, unless the fault is ours."""
+        if isinstance(error, ProgrammingError | DataError):
+            return error
+        why = str(error.orig if isinstance(error, DBAPIError) else error) or type(error).__name__
         return UnavailableError(
-            f"the database {self._shown} does not answer: {type(error).__name__}"
+            f"the database {self._shown} does not answer: {why.splitlines()[0]}"
         )
 
     async def _change(
