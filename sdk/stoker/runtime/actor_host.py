@@ -23,6 +23,7 @@ from stoker.runtime.invocation import (
     load_arguments,
     load_function,
 )
+from stoker.runtime.loops import new_loop
 from stoker_wire.frames import FrameCodec
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.data import Failed, Run
@@ -62,7 +63,8 @@ class ActorHost:
             cls, args, kwargs = self._arguments()
             self._pick_mode(cls)
             if self._is_async:
-                asyncio.run(self._serve_async(cls, args, kwargs))
+                with asyncio.Runner(loop_factory=new_loop) as runner:
+                    runner.run(self._serve_async(cls, args, kwargs))
                 return
             self.instance = cls(*args, **kwargs)
         except BaseException as error:

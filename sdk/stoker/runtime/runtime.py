@@ -23,6 +23,7 @@ from stoker.exceptions import StokerError
 from stoker.runtime.actors import ActorCalls
 from stoker.runtime.arena import Arena
 from stoker.runtime.history import History
+from stoker.runtime.loops import new_loop
 from stoker.runtime.objects import Objects
 from stoker.runtime.peers import Handler, Peers
 from stoker.runtime.services import Services
@@ -101,7 +102,7 @@ class Runtime:
         self.execution: Execution | None = None
         self.driver: Driver | None = None
         self._job_env: RuntimeEnv | None = None
-        self.loop = _new_loop()
+        self.loop = new_loop()
         self.function_cache: dict[str, Any] = {}
         self._awake = False
         self._thread: threading.Thread | None = None
@@ -316,11 +317,3 @@ class Runtime:
         """Say what unsettled objects wait for (at most three of them)."""
         shown = "; ".join(self.tasks.reports.describe_entry(e) for e in entries[:3])
         return shown + (f"; and {len(entries) - 3} more" if len(entries) > 3 else "")
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
