@@ -1,0 +1,217 @@
+"""One set of workloads for every backend: what users of Ray and Dask do, timed from the driver.
+
+Run by ``benchmarks.__main__`` in the backend's own interpreter:
+``python workloads.py BACKEND SECONDS [CASE ...]``; prints one JSON line per case. ``BACKEND`` is
+``stoker``, ``ray`` (both through the Ray-shaped API) or ``dask``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+
+def say(case: str, value: float, unit: str) -> None:
+    """Print one result."""
+    print(json.dumps({"case": case, "value": round(value, 4), "unit": unit}), flush=True)
+
+
+def processes() -> dict[int, float]:
+    """Return the proportional set size in MB of every process that this user can see."""
+    found: dict[int, float] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                text = (folder / "smaps_rollup").read_text()
+            except OSError:
+                continue
+            sizes = [int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")]
+            found[int(folder.name)] = sum(sizes) / 1024
+    return found
+
+
+class Timer:
+    """Runs a case again and again for some seconds and prints how much it did per second."""
+
+    def __init__(self, seconds: float, only: list[str]) -> None:
+        self._seconds = seconds
+        self._only = only
+
+    def rate(self, case: str, run: Callable[[], Any], per_run: float = 1, unit: str = "/s") -> None:
+        """Time one case (after one run to warm up)."""
+        if self._only and not any(name in case for name in self._only):
+            return
+        try:
+            run()
+            began, done = time.perf_counter(), 0.0
+            while (now := time.perf_counter()) - began < self._seconds or not done:
+                run()
+                done += per_run
+            say(case, done / (time.perf_counter() - began), unit)
+            del now
+        except Exception as error:  # a case that a backend cannot do is shown, not hidden
+            print(
+                json.dumps({"case": case, "error": f"{type(error).__name__}: {error}"[:200]}),
+                flush=True,
+            )
+
+
+def ray_shaped(backend: str, timer: Timer) -> None:
+    """Time a backend with Ray's API."""
+    before = set(processes())
+    began = time.perf_counter()
+    api: Any = importlib.import_module(backend)
+    say("import", time.perf_counter() - began, "s")
+    quiet = {"include_dashboard": False, "log_to_driver": False} if backend == "ray" else {}
+    began = time.perf_counter()
+    api.init(num_cpus=2, **quiet)
+
+    @api.remote
+    def noop() -> bytes:
+        return b"ok"
+
+    @api.remote
+    def length(x: Any) -> int:
+        return len(x)
+
+    @api.remote
+    def same(x: Any) -> Any:
+        return x
+
+    @api.remote
+    def count(*xs: Any) -> int:
+        return len(xs)
+
+    @api.remote
+    def nested(n: int) -> int:
+        return len(api.get([noop.remote() for _ in range(n)]))
+
+    @api.remote
+    class Actor:
+        def call(self) -> bytes:
+            return b"ok"
+
+    @api.remote
+    class AsyncActor:
+        async def call(self) -> bytes:
+            return b"ok"
+
+    api.get(noop.remote())
+    say("init_to_first_result", time.perf_counter() - began, "s")
+    new = {pid: size for pid, size in processes().items() if pid not in before}
+    say("idle_cluster_pss", sum(new.values()) + processes()[os.getpid()], "MB")
+    say("idle_cluster_processes", len(new) + 1, "")
+
+    timer.rate("tasks_sync", lambda: api.get(noop.remote()))
+    timer.rate("tasks_async_1k", lambda: api.get([noop.remote() for _ in range(1000)]), 1000)
+    timer.rate("tasks_async_10k", lambda: api.get([noop.remote() for _ in range(10000)]), 10000)
+    timer.rate("nested_tasks_100", lambda: api.get(nested.remote(100)), 100)
+    for name, cls in (("actor", Actor), ("async_actor", AsyncActor)):
+        actor = cls.options(num_cpus=0).remote()
+        timer.rate(f"{name}_sync", lambda actor=actor: api.get(actor.call.remote()))
+        timer.rate(
+            f"{name}_async_1k",
+            lambda actor=actor: api.get([actor.call.remote() for _ in range(1000)]),
+            1000,
+        )
+    timer.rate("actor_create_call_kill_x4", lambda: actors(api, Actor), 4)
+    timer.rate("put_small", lambda: api.put(1))
+    small = api.put(1)
+    timer.rate("get_small", lambda: api.get(small))
+    data = os.urandom(100 << 20)
+    big = bytearray(data)
+    timer.rate("put_100MB", lambda: api.put(view(big)), 0.1048576, "GB/s")
+    ref = api.put(view(big))
+    timer.rate("task_reads_100MB_ref", lambda: api.get(length.remote(ref)))
+    timer.rate(
+        "wait_1k", lambda: api.wait([noop.remote() for _ in range(1000)], num_returns=1000), 1000
+    )
+    timer.rate("dependency_chain_100", lambda: api.get(chain(same)), 100)
+    thousand = [api.put(i) for i in range(1000)]
+    timer.rate("task_with_1k_ref_args", lambda: api.get(count.remote(*thousand)), 1000, " args/s")
+    new = {pid: size for pid, size in processes().items() if pid not in before}
+    say("end_cluster_pss", sum(new.values()) + processes()[os.getpid()], "MB")
+    began = time.perf_counter()
+    api.shutdown()
+    say("shutdown", time.perf_counter() - began, "s")
+
+
+def view(data: bytearray) -> Any:
+    """Return a value whose bytes travel out of band: an array where numpy is there."""
+    try:
+        import numpy
+    except ImportError:
+        return bytes(data)
+    return numpy.frombuffer(data, numpy.uint8)
+
+
+def actors(api: Any, cls: Any) -> None:
+    """Create four actors, call each once, kill them."""
+    made = [cls.options(num_cpus=0).remote() for _ in range(4)]
+    api.get([a.call.remote() for a in made])
+    for actor in made:
+        api.kill(actor)
+
+
+def chain(same: Any) -> Any:
+    """Return the last of a hundred tasks that each take the one before."""
+    ref = same.remote(b"x")
+    for _ in range(100):
+        ref = same.remote(ref)
+    return ref
+
+
+def dask(timer: Timer) -> None:
+    """Time Dask distributed: two workers of one thread, as separate processes."""
+    began = time.perf_counter()
+    distributed = importlib.import_module("dask.distributed")
+    say("import", time.perf_counter() - began, "s")
+    began = time.perf_counter()
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    client = distributed.Client(cluster)
+
+    def noop() -> bytes:
+        return b"ok"
+
+    def submit() -> Any:
+        return client.submit(noop, pure=False)
+
+    submit().result()
+    say("init_to_first_result", time.perf_counter() - began, "s")
+    timer.rate("tasks_sync", lambda: submit().result())
+    timer.rate("tasks_async_1k", lambda: client.gather([submit() for _ in range(1000)]), 1000)
+    timer.rate("put_small", lambda: client.scatter(1, hash=False))
+    timer.rate("wait_1k", lambda: distributed.wait([submit() for _ in range(1000)]), 1000)
+    timer.rate("dependency_chain_100", lambda: dask_chain(client).result(), 100)
+    began = time.perf_counter()
+    client.close()
+    cluster.close()
+    say("shutdown", time.perf_counter() - began, "s")
+
+
+def dask_chain(client: Any) -> Any:
+    """Return the last of a hundred futures that each take the one before."""
+    future = client.submit(len, b"x", pure=False)
+    for _ in range(100):
+        future = client.submit(lambda x: x, future, pure=False)
+    return future
+
+
+def arguments() -> Iterator[Any]:
+    """Yield the backend, the timer."""
+    yield sys.argv[1]
+    yield Timer(float(sys.argv[2]), sys.argv[3:])
+
+
+if __name__ == "__main__":
+    name, clock = arguments()
+    if name == "dask":
+        dask(clock)
+    else:
+        ray_shaped(name, clock)
