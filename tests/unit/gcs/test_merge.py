@@ -1,0 +1,70 @@
+"""Reports about one attempt: in any order, any number of times, they give one record."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker_gcs.tasks.merge import inferred_end, merge, merge_all, rank
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.work import TaskRecord, TaskState
+
+OPEN = (TaskState.WAITING, TaskState.QUEUED, TaskState.RUNNING)
+
+# What one attempt may be reported as: facts agree between reports, some know fewer of them.
+reports = st.builds(
+    lambda state, knows: TaskRecord(
+        task_id="t_1",
+        attempt=0,
+        state=state,
+        job_id="job_1",
+        name="f",
+        node_id="n_1" if knows[0] else "",
+        submitted_at_s=1.0 if knows[1] else None,
+        started_at_s=2.0 if knows[2] else None,
+        ended_at_s=3.0 if state.terminal else None,
+    ),
+    st.sampled_from([*OPEN, TaskState.FINISHED]),
+    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+)
+
+
+@given(st.lists(reports, min_size=1, max_size=6), st.randoms())
+def test_the_order_and_the_number_of_reports_do_not_matter(
+    told: list[TaskRecord], random: object
+) -> None:
+    shuffled = [*told, *told]
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert merge_all(told) == merge_all(shuffled)
+
+
+@given(reports, reports)
+def test_a_state_never_goes_back(one: TaskRecord, other: TaskRecord) -> None:
+    assert rank(merge(one, other)) == max(rank(one), rank(other))
+
+
+def test_the_first_terminal_report_stands() -> None:
+    failed = TaskRecord(
+        task_id="t_1",
+        attempt=0,
+        state=TaskState.FAILED,
+        job_id="j",
+        name="f",
+        error=ErrorInfo(code="task_failed", message="no"),
+    )
+    finished = TaskRecord(task_id="t_1", attempt=0, state=TaskState.FINISHED, job_id="j", name="f")
+    assert merge(failed, finished) == failed
+    assert merge(finished, failed).state is TaskState.FINISHED
+
+
+def test_an_inferred_end_yields_to_a_reported_one_in_any_order() -> None:
+    running = TaskRecord(task_id="t_1", attempt=0, state=TaskState.RUNNING, job_id="j", name="f")
+    inferred = inferred_end(running, "its job ended", 5.0)
+    finished = TaskRecord(
+        task_id="t_1", attempt=0, state=TaskState.FINISHED, job_id="j", name="f", ended_at_s=6.0
+    )
+    assert inferred.state is TaskState.FAILED
+    assert merge(running, inferred).state is TaskState.FAILED
+    assert merge(inferred, running).state is TaskState.FAILED
+    assert merge(inferred, finished) == finished
+    assert merge(finished, inferred) == finished
