@@ -15,11 +15,12 @@ from random import Random
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.lifecycle import request_id_of
 from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.need import Need, make_need
 from stoker_scheduler.core.nodes import Health, NodeSpec, make_node_spec
 from stoker_scheduler.core.resources import UNIT
-from stoker_scheduler.core.state import Policy, State
+from stoker_scheduler.core.state import Phase, Policy, State
 
 POLL_S = 1.0
 START_TIMEOUT_S = 3.0
@@ -93,6 +94,8 @@ class World:
         self.wishes: list[Wish] = []
         self.answering: dict[str, Wish] = {}
         self.grants = 0
+        self.counts: dict[str, int] = {}
+        self.told: dict[str, dict[str, None]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
         self._wake_s = 0.0
@@ -140,6 +143,12 @@ class World:
         """The scheduler dies; the next one asks the nodes what they hold."""
         waiting = list(self.answering.values())
         self.answering = {}
+        # A lease that another request's owner claimed is known to the next leader as the first's;
+        # the owner's repeated request then gets another, and this one ends unrenewed.
+        self.told = {
+            request_id: {i: None for i in told if request_id_of(i) == request_id}
+            for request_id, told in self.told.items()
+        }
         self._lead()
         for node in self.nodes.values():
             if node.up:
@@ -170,6 +179,11 @@ class World:
                 self._wake_s = at_s
                 self.later(max(0.0, at_s - self.at_s), lambda: self._tick(epoch, at_s))
             case cmd.Reply(request_id=request_id, lease_ids=lease_ids):
+                told = self.told.setdefault(request_id, {})
+                told.update(dict.fromkeys(lease_ids))
+                leases = self.state.leases
+                living = [i for i in told if i in leases and leases[i].phase is Phase.HELD]
+                assert len(living) <= self.counts[request_id], f"{request_id} got {living}"
                 wish = self.answering.pop(request_id, None)
                 if wish is not None:
                     self._answer(wish, request_id, lease_ids)
@@ -338,6 +352,8 @@ class World:
         self._send_ask(wish, wish.request_id)
 
     def _send_ask(self, wish: Wish, request_id: str) -> None:
+        count = self.counts.setdefault(request_id, wish.count - wish.had)
+
         def arrive() -> None:
             self.answering[request_id] = wish
             self.feed(
@@ -348,7 +364,7 @@ class World:
                     job_id=wish.owner.job_id,
                     need=wish.need,
                     class_key=f"{wish.need.text}/{wish.priority}",
-                    count=wish.count - wish.had,
+                    count=count,
                     deadline_s=self.at_s + ASK_WAIT_S,
                     priority=wish.priority,
                 )
@@ -370,7 +386,11 @@ class World:
                 return
             wish.request_id = ""
             for lease_id in lease_ids:
-                assert lease_id not in owner.ever, f"{lease_id} was granted twice"
+                if lease_id in owner.ever:
+                    # Only a new leader may not know which request got it in the end.
+                    granted_by = int(lease_id.rsplit(".", 2)[1], 16)
+                    assert granted_by < self.epoch, f"{lease_id} was granted twice"
+                    continue
                 owner.ever.add(lease_id)
                 owner.held[lease_id] = self.at_s
                 self.grants += 1

@@ -7,7 +7,6 @@ set. Events may come late, twice or in another order: what names something that 
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +16,10 @@ from stoker_scheduler.core.commands import (
     Lost,
     Refusal,
     Reject,
-    ReleaseLease,
     Reply,
     WakeAt,
 )
 from stoker_scheduler.core.cycle import run_cycle
-from stoker_scheduler.core.explain import waiting_note
 from stoker_scheduler.core.lifecycle import (
     adopt_by,
     block,
@@ -32,16 +29,14 @@ from stoker_scheduler.core.lifecycle import (
     forget,
     lose,
     must_kill,
-    occupy,
     reject,
     release,
-    remember_answer,
     reply,
-    request_id_of,
 )
-from stoker_scheduler.core.nodes import Health, Node
-from stoker_scheduler.core.queue import GCS_OWNER, Ask, account_of, keep_after_job
-from stoker_scheduler.core.state import LeaseState, Phase, State
+from stoker_scheduler.core.membership import lease_adopted, node_changed, node_joined, node_lost
+from stoker_scheduler.core.queue import Ask, account_of, keep_after_job
+from stoker_scheduler.core.state import Phase, State
+from stoker_scheduler.core.timers import run_timers
 
 Out = list[Command]
 
@@ -74,104 +69,6 @@ def _settle(state: State, out: Out) -> None:
         else:
             state.set_timer(state.at_s + state.policy.linger_s, "linger", request_id)
     state.unsettled.clear()
-
-
-# Nodes
-
-
-def _node_joined(state: State, event: ev.NodeJoined, out: Out) -> None:
-    spec = event.spec
-    known = state.nodes.get(spec.node_id)
-    if known is not None:
-        if spec.incarnation < known.spec.incarnation:
-            return
-        if spec.incarnation == known.spec.incarnation:
-            _change_node(state, known, spec)
-            return
-        _remove_node(state, known, out)
-    if spec.health is Health.DEAD:
-        return
-    state.nodes[spec.node_id] = Node(spec)
-    state.touch(spec.node_id)
-    state.nodes_changed()
-
-
-def _node_changed(state: State, event: ev.NodeChanged, out: Out) -> None:
-    node = state.nodes.get(event.spec.node_id)
-    if node is None or event.spec.incarnation != node.spec.incarnation:
-        return
-    if event.spec.health is Health.DEAD:
-        _remove_node(state, node, out)
-    else:
-        _change_node(state, node, event.spec)
-
-
-def _change_node(state: State, node: Node, spec: Any) -> None:
-    node.change(spec)
-    state.touch(node.node_id)
-    state.nodes_changed()
-
-
-def _node_lost(state: State, event: ev.NodeLost, out: Out) -> None:
-    node = state.nodes.get(event.node_id)
-    if node is not None and event.incarnation in (0, node.spec.incarnation):
-        _remove_node(state, node, out)
-
-
-def _remove_node(state: State, node: Node, out: Out) -> None:
-    for lease_id in list(node.leases):
-        lose(state, state.leases[lease_id], out)
-    for need in [need for need, kept in state.reserved.items() if kept.node_id == node.node_id]:
-        del state.reserved[need]
-    del state.nodes[node.node_id]
-    state.touch(node.node_id)
-    state.nodes_changed()
-
-
-def _lease_adopted(state: State, event: ev.LeaseAdopted, out: Out) -> None:
-    node = state.nodes.get(event.node_id)
-    if node is None or node.spec.incarnation != event.incarnation or event.lease_id in state.leases:
-        return
-    free = node.devices.free
-    fits = all(free.get(index, 0) >= units for index, units in event.gpus.items())
-    if not fits or sum(event.gpus.values()) != event.need.gpu:
-        out.append(
-            ReleaseLease(
-                lease_id=event.lease_id,
-                node_id=event.node_id,
-                kill=True,
-                reason="its GPUs belong to another lease",
-            )
-        )
-        return
-    request_id = request_id_of(event.lease_id)
-    lease = LeaseState(
-        lease_id=event.lease_id,
-        owner_id=event.owner_id,
-        account=account_of(event.owner_id, event.job_id),
-        job_id=event.job_id,
-        kind=event.kind,
-        node_id=event.node_id,
-        incarnation=event.incarnation,
-        need=event.need,
-        gpus=event.gpus,
-        class_key="",
-        priority=0,
-        granted_at_s=event.granted_at_s,
-        phase=Phase.HELD,
-        request_id=request_id,
-        blocked=event.blocked,
-        actor_id=event.actor_id,
-        name=event.name,
-    )
-    occupy(state, lease, node)
-    known = state.answers.get(request_id)
-    remember_answer(
-        state, request_id, (*(known.lease_ids if known is not None else ()), lease.lease_id)
-    )
-    if lease.owner_id != GCS_OWNER:
-        lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
-        state.set_timer(lease.expires_at_s, "expire", lease.lease_id)
 
 
 # Requests
@@ -345,81 +242,16 @@ def _job_finished(state: State, event: ev.JobFinished, out: Out) -> None:
             release(state, lease, out, kill=True, reason="its job is finished", tell=True)
 
 
-# Time
-
-
 def _tick(state: State, event: ev.Tick, out: Out) -> None:
     state.wake_at_s = float("inf")
-    timers = state.timers
-    while timers and timers[0][0] <= state.at_s:
-        _, _, what, subject = heapq.heappop(timers)
-        handler = _TIMERS.get(what)
-        if handler is not None:
-            handler(state, subject, out)
+    run_timers(state, out)
 
-
-def _deadline_passed(state: State, request_id: str, out: Out) -> None:
-    ask = state.asks.get(request_id)
-    if ask is None:
-        return
-    if ask.deadline_s > state.at_s:
-        state.set_timer(ask.deadline_s, "deadline", request_id)
-        return
-    if ask.starting and not ask.ready:
-        # A worker is on its way: hand it over rather than let the owner ask again for it.
-        late_s = ask.deadline_s + state.policy.start_grace_s
-        if state.at_s < late_s:
-            state.set_timer(late_s, "deadline", request_id)
-            return
-    reply(state, ask, out, "" if ask.ready else waiting_note(state, ask))
-
-
-def _linger_passed(state: State, request_id: str, out: Out) -> None:
-    ask = state.asks.get(request_id)
-    if ask is not None and ask.ready:
-        reply(state, ask, out)
-
-
-def _expiry_due(state: State, lease_id: str, out: Out) -> None:
-    lease = state.leases.get(lease_id)
-    if lease is None or lease.phase is not Phase.HELD or lease.expires_at_s is None:
-        return
-    if lease.expires_at_s > state.at_s:
-        state.set_timer(lease.expires_at_s, "expire", lease_id)
-        return
-    ttl_s = state.policy.lease_ttl_s
-    reason = f"its owner {lease.owner_id} did not renew it for {ttl_s:g} s"
-    release(state, lease, out, kill=True, reason=reason, tell=True)
-
-
-def _unclaimed_due(state: State, lease_id: str, out: Out) -> None:
-    lease = state.leases.get(lease_id)
-    if lease is not None and lease_id in state.unclaimed:
-        kill = must_kill(lease)
-        release(state, lease, out, kill=kill, reason="nobody asked for it again", tell=False)
-
-
-def _unshun_due(state: State, node_id: str, out: Out) -> None:
-    node = state.nodes.get(node_id)
-    if node is not None and node.shunned_because and node.shunned_until_s <= state.at_s:
-        node.shunned_because = ""
-        state.touch(node_id)
-
-
-_TIMERS: dict[str, Callable[[State, str, Out], None]] = {
-    "deadline": _deadline_passed,
-    "linger": _linger_passed,
-    "expire": _expiry_due,
-    "unclaimed": _unclaimed_due,
-    "unshun": _unshun_due,
-}
-"""What a timer does; the others ("cycle") only make the cycle run."""
 
 _HANDLERS: dict[type, Callable[[State, Any, Out], None]] = {
-    ev.NodeJoined: _node_joined,
-    ev.NodeChanged: _node_changed,
-    ev.NodeLost: _node_lost,
-    ev.LeaseAdopted: _lease_adopted,
+    ev.NodeJoined: node_joined,
+    ev.NodeChanged: node_changed,
+    ev.NodeLost: node_lost,
+    ev.LeaseAdopted: lease_adopted,
     ev.LeaseAsked: _lease_asked,
     ev.LeaseAskCancelled: _ask_cancelled,
     ev.LeaseStarted: _lease_started,

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_UNITS = 64
 """Leases for which one lane makes room at a time."""
+_ADOPTED = ""
+"""The class of leases of the leader before: unknown, so taken for any class of their need."""
 
 
 def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
@@ -33,17 +35,26 @@ def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
     limit = _units_missing(state, lane)
     if limit <= 0:
         return
-    askers = {(ask.account, ask.asked.class_key) for ask in lane.asks()}
+    waiting: dict[tuple[str, str], int] = {}
+    for ask in lane.asks():
+        for key in ((ask.account, ask.asked.class_key), (ask.account, _ADOPTED)):
+            waiting[key] = waiting.get(key, 0) + ask.wanted
+    for_others = {key: lane.wanted - wanted for key, wanted in waiting.items()}
+
+    def key_of(lease: LeaseState) -> tuple[str, str]:
+        same = lease.class_key or lease.need == lane.need
+        return (lease.account, lease.class_key if same else "another need")
+
+    def allowed(lease: LeaseState) -> bool:
+        return for_others.get(key_of(lease), limit) > 0
+
+    def chosen(lease: LeaseState) -> None:
+        key = key_of(lease)
+        if key in for_others:
+            for_others[key] -= 1
+
     victims = [state.leases[lease_id] for lease_id in state.idle]
-    if len(askers) == 1:
-        ((account, class_key),) = askers
-        victims = [
-            lease
-            for lease in victims
-            if lease.account != account
-            or (lease.class_key != class_key and (lease.class_key or lease.need != lane.need))
-        ]
-    _recall(state, lane.need, victims, limit, out)
+    _recall(state, lane.need, victims, limit, out, allowed=allowed, chosen=chosen)
 
 
 def recall_busy(state: State, lane: Lane, out: list[Command]) -> None:

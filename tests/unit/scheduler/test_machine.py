@@ -1,0 +1,444 @@
+"""The state machine, event by event: who is granted what, recalled, refused, released and told."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker_scheduler.core import commands as cmd
+from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.explain import tell
+from stoker_scheduler.core.feasibility import Fit, Rule, obstacles
+from stoker_scheduler.core.machine import step
+from stoker_scheduler.core.need import Need, make_need
+from stoker_scheduler.core.nodes import Node, NodeSpec, make_node_spec
+from stoker_scheduler.core.plan import PlanRequest, choose
+from stoker_scheduler.core.resources import GPU, UNIT
+from stoker_scheduler.core.state import Policy, State
+
+POLICY = Policy(infeasible_grace_s=2.0, lease_ttl_s=10.0, reserve_after_s=5.0)
+
+
+class Core:
+    """A core whose nodelets obey at once, unless ``slow``."""
+
+    def __init__(self, *nodes: dict[str, float], slow: bool = False) -> None:
+        self.state = State(policy=POLICY, term="1")
+        self.slow = slow
+        self.at_s = 0.0
+        self.out: list[cmd.Command] = []
+        self._numbers = itertools.count(1)
+        for index, resources in enumerate(nodes):
+            self.feed(ev.NodeJoined(at_s=0.0, spec=make_node_spec(f"n_{index + 1}", resources)))
+
+    def feed(self, event: ev.Event) -> list[cmd.Command]:
+        """Apply an event and what obedient nodelets answer; return all commands."""
+        done: list[cmd.Command] = []
+        events = [event]
+        while events:
+            out = step(self.state, events.pop(0))
+            self.state.check()
+            done += out
+            for command in [] if self.slow else out:
+                if isinstance(command, cmd.StartLease):
+                    events.append(ev.LeaseStarted(at_s=self.at_s, lease_id=command.lease_id))
+                if isinstance(command, cmd.ReleaseLease):
+                    events.append(ev.LeaseEnded(at_s=self.at_s, lease_id=command.lease_id))
+        self.out += done
+        return done
+
+    def ask(self, owner: str = "p_1", count: int = 1, wait_s: float = 100.0, **options: Any) -> str:
+        """Ask for leases of the resources among ``options``; return the request's id."""
+        request_id = options.pop("request_id", f"r_{next(self._numbers)}")
+        event = {n: options.pop(n) for n in list(options) if n in ev.LeaseAsked.__slots__}
+        need = event.pop("need", None) or make_need(options)
+        self.feed(
+            ev.LeaseAsked(
+                **{
+                    "at_s": self.at_s,
+                    "request_id": request_id,
+                    "owner_id": owner,
+                    "job_id": "job_1",
+                    "need": need,
+                    "class_key": need.text,
+                    "count": count,
+                    "deadline_s": self.at_s + wait_s,
+                    **event,
+                }
+            )
+        )
+        return request_id
+
+    def granted(self, request_id: str) -> tuple[str, ...] | None:
+        """Return what a request was told last, or None if nothing yet."""
+        told = [c.lease_ids for c in self.out if _is(c, cmd.Reply, request_id)]
+        return told[-1] if told else None
+
+    def wait(self, seconds: float, renew: bool = True) -> list[cmd.Command]:
+        """Let time pass; owners renew what they hold."""
+        done = []
+        for _ in range(int(seconds * 4)):
+            self.at_s += 0.25
+            if renew:
+                owners: dict[str, list[str]] = {}
+                for lease in self.state.leases.values():
+                    owners.setdefault(lease.owner_id, []).append(lease.lease_id)
+                for owner_id, ids in owners.items():
+                    self.poll(owner_id, *ids)
+            done += self.feed(ev.Tick(at_s=self.at_s))
+        return done
+
+    def poll(self, owner: str, *ids: str, idle: tuple[str, ...] = ()) -> list[cmd.Command]:
+        return self.feed(
+            ev.OwnerPolled(at_s=self.at_s, owner_id=owner, lease_ids=ids, idle_lease_ids=idle)
+        )
+
+    def release(self, *ids: str) -> list[cmd.Command]:
+        return self.feed(ev.LeaseReleased(at_s=self.at_s, lease_ids=ids))
+
+
+def _is(command: cmd.Command, kind: type, request_id: str) -> bool:
+    return isinstance(command, kind) and getattr(command, "request_id", "") == request_id
+
+
+def of(kind: type, out: list[cmd.Command]) -> list[Any]:
+    return [command for command in out if isinstance(command, kind)]
+
+
+def test_grants_as_far_as_possible_and_the_rest_is_asked_for_again() -> None:
+    core = Core({"CPU": 2})
+    first = core.ask(count=5, CPU=1)
+    assert len(core.granted(first) or ()) == 2
+    assert not core.state.asks
+
+
+def test_a_blocked_head_does_not_block_what_fits() -> None:
+    core = Core({"CPU": 4})
+    core.ask("p_1", CPU=3)
+    big, small = core.ask("p_2", CPU=4), core.ask("p_3", CPU=1)
+    assert core.granted(big) is None and core.granted(small)
+
+
+def test_priority_goes_first_then_the_least_served_then_the_first() -> None:
+    core = Core({"CPU": 4})
+    held = core.granted(core.ask("p_1", count=3, CPU=1)) or ()
+    last = core.granted(core.ask("p_9", CPU=1)) or ()
+    waiting = {
+        "more": core.ask("p_1", CPU=1),
+        "none": core.ask("p_2", CPU=1),
+        "later": core.ask("p_3", CPU=1),
+        "urgent": core.ask("p_1", CPU=1, priority=5),
+    }
+    order = []
+    for lease_id in (*held[:2], *last, held[2]):
+        core.release(lease_id)
+        order += [name for name, r in waiting.items() if core.granted(r) and name not in order]
+    assert order == ["urgent", "none", "later", "more"]
+
+
+def test_waiting_raises_the_priority() -> None:
+    core = Core({"CPU": 1})
+    (held,) = core.granted(core.ask("p_1", CPU=1)) or ()
+    old = core.ask("p_2", CPU=1, wait_s=500)
+    core.wait(2.5 * POLICY.aging_s)
+    urgent = core.ask("p_3", CPU=1, priority=1)
+    core.release(held)
+    assert core.granted(old) and core.granted(urgent) is None
+
+
+def test_whoever_asks_again_after_an_empty_wait_keeps_the_place() -> None:
+    core = Core({"CPU": 1})
+    (held,) = core.granted(core.ask("p_1", CPU=1)) or ()
+    core.ask("p_2", CPU=1, wait_s=1)
+    core.wait(0.5)
+    other = core.ask("p_3", CPU=1)
+    core.wait(1)
+    again = core.ask("p_2", CPU=1)
+    core.release(held)
+    assert core.granted(again) and core.granted(other) is None
+
+
+def test_an_empty_wait_says_why_and_how_many_are_ahead() -> None:
+    core = Core({"CPU": 1})
+    core.ask("p_1", CPU=1)
+    core.ask("p_2", CPU=1)
+    late = core.ask("p_3", CPU=1, wait_s=1)
+    reply = next(c for c in core.wait(1.5) if _is(c, cmd.Reply, late))
+    assert reply.lease_ids == () and reply.queue_position == 1
+    assert "1 CPU fits on none of 1 node now" in reply.note
+
+
+def test_idle_leases_of_others_are_recalled_at_once_but_not_for_more_of_the_same() -> None:
+    core = Core({"CPU": 2})
+    ids = core.granted(core.ask("p_1", count=2, CPU=1)) or ()
+    core.ask("p_1", CPU=1)
+    assert not of(cmd.Recall, core.poll("p_1", *ids, idle=ids))
+    core.ask("p_2", CPU=1)
+    recalls = of(cmd.Recall, core.out)
+    assert [(r.owner_id, len(r.lease_ids)) for r in recalls] == [("p_1", 1)]
+
+
+def test_an_idle_lease_of_another_class_is_recalled_from_the_asker_itself() -> None:
+    core = Core({"CPU": 2})
+    ids = core.granted(core.ask("p_1", CPU=2)) or ()
+    core.ask("p_1", CPU=1)
+    assert of(cmd.Recall, core.poll("p_1", *ids, idle=ids))[0].lease_ids == ids
+
+
+def test_busy_leases_beyond_the_fair_part_are_recalled_for_who_has_none() -> None:
+    core = Core({"CPU": 8})
+    core.ask("p_1", count=8, CPU=1)
+    core.ask("p_2", count=8, CPU=1)
+    (recall,) = of(cmd.Recall, core.out)
+    assert recall.owner_id == "p_1" and len(recall.lease_ids) == 4
+    core.release(*recall.lease_ids)
+    assert not of(cmd.Recall, core.wait(3))
+    assert {a: u["CPU"] / UNIT for a, u in core.state.usage.items()} == {"p_1": 4, "p_2": 4}
+
+
+def test_busy_leases_of_lower_priority_are_recalled_and_those_of_actors_never() -> None:
+    core = Core({"CPU": 2})
+    core.ask("gcs", CPU=1, kind=ev.Kind.ACTOR)
+    (task,) = core.granted(core.ask("p_1", CPU=1)) or ()
+    core.ask("p_1", CPU=1, priority=1)
+    assert [r.lease_ids for r in of(cmd.Recall, core.out)] == [(task,)]
+
+
+def test_a_large_demand_gets_a_node_kept_for_it_and_starts() -> None:
+    core = Core({"CPU": 4})
+    small = list(core.granted(core.ask("p_1", count=4, CPU=1)) or ())
+    big = core.ask("p_2", CPU=4, wait_s=500)
+    for turn in range(80):
+        core.wait(1)
+        if core.granted(big):
+            break
+        core.release(small.pop(0)) if small else None
+        more = core.ask(f"p_s{turn % 5}", CPU=1, wait_s=0.1)
+        small += core.granted(more) or ()
+    assert core.granted(big), "starved by smaller demands"
+
+
+def test_a_node_kept_for_its_gpu_still_takes_cpu_work() -> None:
+    core = Core({"CPU": 4, "GPU": 1})
+    core.ask("p_1", GPU=1)
+    core.ask("p_2", GPU=1, wait_s=500)
+    core.wait(POLICY.reserve_after_s + 1)
+    assert core.state.reserved
+    assert core.granted(core.ask("p_3", CPU=1))
+
+
+def test_infeasible_demands_are_refused_after_the_grace_with_every_node_and_a_remedy() -> None:
+    core = Core({"CPU": 4}, {"CPU": 2, "GPU": 1})
+    request = core.ask(CPU=1, GPU=2, name="train")
+    patient = core.ask("p_2", CPU=64, wait_if_infeasible=True)
+    assert not of(cmd.Reject, core.wait(1.5))
+    (reject,) = of(cmd.Reject, core.wait(1))
+    assert reject.request_id == request and reject.refusal is cmd.Refusal.INFEASIBLE
+    for words in (
+        "'train'",
+        "n_1: needs 2 GPU",
+        "n_2: needs 2 GPU",
+        "start a node with 1 CPU, 2 GPU",
+    ):
+        assert words in reject.text
+    assert core.state.asks[patient].infeasible
+    core.feed(ev.NodeJoined(at_s=core.at_s, spec=make_node_spec("n_3", {"CPU": 64})))
+    assert core.granted(patient)
+
+
+def test_no_nodes_at_all_is_said_so() -> None:
+    core = Core()
+    core.ask(CPU=1, wait_s=500)
+    assert not of(cmd.Reject, core.wait(POLICY.infeasible_grace_s + 1))
+    (reject,) = of(cmd.Reject, core.wait(POLICY.no_nodes_grace_s))
+    assert "no node is registered" in reject.text and "start a nodelet" in reject.text
+
+
+def test_a_lease_that_starts_after_its_request_ended_serves_the_next_one() -> None:
+    core = Core({"CPU": 1}, slow=True)
+    core.ask("p_1", CPU=1, wait_s=1)
+    core.wait(4)
+    again = core.ask("p_1", CPU=1)
+    (start,) = of(cmd.StartLease, core.out)
+    core.feed(ev.LeaseStarted(at_s=core.at_s, lease_id=start.lease_id))
+    assert core.granted(again) == (start.lease_id,)
+
+
+def test_a_lease_that_nobody_claims_or_renews_is_released() -> None:
+    core = Core({"CPU": 2}, slow=True)
+    request = core.ask("p_1", CPU=1, wait_s=1)
+    core.feed(ev.LeaseAskCancelled(at_s=0.0, request_id=request))
+    held = core.ask("p_2", CPU=1)
+    for start in of(cmd.StartLease, core.out):
+        core.feed(ev.LeaseStarted(at_s=core.at_s, lease_id=start.lease_id))
+    out = core.wait(POLICY.lease_ttl_s + 1, renew=False)
+    assert len(of(cmd.ReleaseLease, out)) == 2
+    assert [lost.lease_ids for lost in of(cmd.Lost, out)] == [core.granted(held)]
+
+
+def test_leases_of_the_gcs_do_not_expire_and_actors_outlive_their_job() -> None:
+    core = Core({"CPU": 2})
+    (actor,) = core.granted(core.ask("gcs", CPU=1, kind=ev.Kind.ACTOR)) or ()
+    core.ask("p_1", CPU=1)
+    core.wait(POLICY.lease_ttl_s * 2, renew=False)
+    core.feed(ev.JobFinished(at_s=core.at_s, job_id="job_1"))
+    assert list(core.state.leases) == [actor]
+    late = core.ask("p_1", CPU=1)
+    assert any(_is(c, cmd.Reject, late) for c in core.out)
+    assert of(cmd.ReleaseLease, core.release(actor))[0].kill
+
+
+def test_a_failed_start_shuns_the_node_for_a_while_and_explains_it() -> None:
+    core = Core({"CPU": 1}, slow=True)
+    core.ask(CPU=1)
+    (start,) = of(cmd.StartLease, core.out)
+    failed = ev.LeaseStartFailed(
+        at_s=0.0, lease_id=start.lease_id, failure=ev.StartFailure.HERE, text="fork failed"
+    )
+    assert of(cmd.ReleaseLease, core.feed(failed))[0].kill
+    assert not of(cmd.StartLease, core.feed(ev.LeaseEnded(at_s=0.0, lease_id=start.lease_id)))
+    story = tell(core.state, make_need({"CPU": 1}), "")
+    assert story.verdicts[0].rules == (Rule.REFUSED,) and "fork failed" in story.verdicts[0].detail
+    assert of(cmd.StartLease, core.wait(0.5))
+
+
+def test_a_new_incarnation_loses_the_leases_of_the_old_and_a_stale_one_is_ignored() -> None:
+    core = Core({"CPU": 1})
+    (lease_id,) = core.granted(core.ask(CPU=1)) or ()
+    spec = make_node_spec("n_1", {"CPU": 1}, incarnation=2)
+    out = core.feed(ev.NodeJoined(at_s=0.0, spec=spec))
+    assert [lost.lease_ids for lost in of(cmd.Lost, out)] == [(lease_id,)]
+    core.feed(ev.NodeLost(at_s=0.0, node_id="n_1", incarnation=1))
+    assert core.state.nodes["n_1"].spec.incarnation == 2
+
+
+def test_unblocking_takes_the_cpu_back_and_nothing_is_granted_below_zero() -> None:
+    core = Core({"CPU": 1, "GPU": 1})
+    (parent,) = core.granted(core.ask(CPU=1, GPU=1)) or ()
+    core.feed(ev.LeaseBlocked(at_s=0.0, lease_id=parent))
+    assert core.granted(core.ask("p_2", GPU=1, wait_s=1)) is None
+    (child,) = core.granted(core.ask("p_2", CPU=1)) or ()
+    core.feed(ev.LeaseUnblocked(at_s=0.0, lease_id=parent))
+    assert core.state.nodes["n_1"].available["CPU"] == -UNIT
+    late = core.ask("p_3", CPU=1)
+    core.release(child)
+    assert core.granted(late) is None
+    core.release(parent)
+    assert core.granted(late)
+
+
+def test_an_adopted_lease_is_the_answer_to_its_request_and_conflicts_are_ended() -> None:
+    core = Core({"GPU": 1})
+    facts: dict[str, Any] = {
+        "at_s": 0.0,
+        "owner_id": "p_1",
+        "job_id": "job_1",
+        "kind": ev.Kind.TASK,
+        "node_id": "n_1",
+        "incarnation": 1,
+        "need": make_need({"GPU": 1}),
+        "gpus": {0: UNIT},
+    }
+    core.feed(ev.LeaseAdopted(lease_id="l_old.0.1", **facts))
+    out = core.feed(ev.LeaseAdopted(lease_id="l_two.0.2", **facts))
+    assert [c.lease_id for c in of(cmd.ReleaseLease, out)] == ["l_two.0.2"]
+    core.ask(request_id="r_old", GPU=1)
+    assert core.granted("r_old") == ("l_old.0.1",)
+
+
+needs = st.sampled_from(
+    [
+        make_need({"CPU": 1}),
+        make_need({"CPU": 3}),
+        make_need({"GPU": 1}),
+        make_need({"GPU": 0.5}),
+        make_need({"CPU": 1, "GPU": 2}),
+        make_need({"CPU": 1}, spread=True),
+        make_need({"CPU": 1}, label_selector={"zone": "a"}),
+        make_need({"CPU": 16}),
+    ]
+)
+clusters = st.lists(
+    st.sampled_from([{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}]),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(clusters, st.lists(st.tuples(needs, st.booleans()), max_size=25))
+def test_the_ranking_places_where_a_full_scan_would(
+    nodes: list[dict[str, float]], story: list[tuple[Need, bool]]
+) -> None:
+    core = Core(*nodes)
+    for index, (need, give_back) in enumerate(story):
+        request = PlanRequest(need)
+        expected = choose(core.state.nodes.values(), request, POLICY.score)
+        before = set(core.state.leases)
+        asked = core.ask(f"p_{index}", need=need)
+        if not core.state.queue.lanes:
+            new = [i for i in core.state.leases if i not in before]
+            assert [core.state.leases[i].node_id for i in new] == ([expected] if expected else [])
+        if core.granted(asked) is None:
+            core.feed(ev.LeaseAskCancelled(at_s=core.at_s, request_id=asked))
+        if give_back and core.state.leases:
+            core.release(next(iter(core.state.leases)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(clusters, st.lists(needs, max_size=12), needs)
+def test_applying_the_remedy_of_any_verdict_makes_a_pending_demand_start(
+    nodes: list[dict[str, float]], holders: list[Need], need: Need
+) -> None:
+    core = Core(*nodes)
+    for index, holder in enumerate(holders):
+        core.ask(f"p_{index}", need=holder, wait_if_infeasible=True)
+    for request_id in list(core.state.asks):
+        core.feed(ev.LeaseAskCancelled(at_s=0.0, request_id=request_id))
+    story = tell(core.state, need, "")
+    if story.fit is Fit.FITS:
+        assert core.granted(core.ask("p_x", need=need))
+        return
+    request = core.ask("p_x", need=need, wait_if_infeasible=True)
+    assert core.granted(request) is None
+    node = core.state.nodes[story.verdicts[0].node_id]
+    spec = _restarted(node, need)
+    if spec != node.spec:
+        core.feed(ev.NodeChanged(at_s=0.0, spec=spec))
+    for lease_id in list(node.leases):
+        if core.granted(request):
+            break
+        core.release(lease_id)
+    assert core.granted(request), story.remedy
+
+
+def _restarted(node: Node, need: Need) -> NodeSpec:
+    """Return the node's spec as its remedies for what never fits would have it."""
+    spec = node.spec
+    for obstacle in obstacles(node, need):
+        if obstacle.rule is Rule.TOTAL and obstacle.subject == GPU:
+            spec = replace(spec, gpus=tuple(range(max(1, need.gpu // UNIT))))
+        elif obstacle.rule is Rule.TOTAL:
+            name = obstacle.subject
+            spec = replace(spec, total={**spec.total, name: dict(need.items)[name]})
+        elif obstacle.rule is Rule.LABEL:
+            term = next(term for term in need.terms if term.label == obstacle.subject)
+            spec = replace(spec, labels={**spec.labels, term.label: term.values[0]})
+    return spec
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_everything_given_back_leaves_nothing_behind(count: int) -> None:
+    core = Core({"CPU": 4, "GPU": 2}, {"CPU": 4})
+    for resources in ({"CPU": 1.0}, {"GPU": 0.3}, {"CPU": 0.1, "GPU": 1.0}):
+        core.ask("p_1", count=count, **resources)
+    core.release(*core.state.leases)
+    core.feed(ev.JobFinished(at_s=core.at_s, job_id="job_1"))
+    assert not core.state.leases and not core.state.usage and not core.state.asks
+    for node in core.state.nodes.values():
+        assert node.available_units == node.spec.total_units
