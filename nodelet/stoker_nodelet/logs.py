@@ -121,7 +121,8 @@ class _Reader:
         while start < len(data):
             end = data.find(b"\n", start)
             if end < 0:
-                if len(data) - start < _LONGEST_LINE and not (final and not chunk):
+                unfinished = not final or len(chunk) == _CHUNK
+                if unfinished and len(data) - start < _LONGEST_LINE:
                     break
                 end = len(data) - 1
             self._offset += end + 1 - start

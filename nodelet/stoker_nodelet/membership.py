@@ -117,9 +117,9 @@ class Membership:
     async def leave(self) -> None:
         """Say good-bye; a gcs that does not hear it will notice the missing heartbeats."""
         path = f"/v1/nodes/{self.registration.node_id}/leave"
-        beat = Heartbeat(incarnation=self.incarnation)
+        body = {"incarnation": self.incarnation}
         with contextlib.suppress(StokerError):
-            await self.gcs.call("POST", path, beat, timeout_s=_LEAVE_S, retry=False)
+            await self.gcs.call("POST", path, body, timeout_s=_LEAVE_S, retry=False)
 
     async def watch(self) -> None:
         """Follow the events of the cluster that end something here, for ever."""

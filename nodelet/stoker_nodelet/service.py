@@ -100,12 +100,13 @@ class Running:
         self.service.ready(False)
         await self.membership.leave()
         await self.forks.stop()
+        # From here on nobody else flushes: two at once would count a batch twice.
+        await self.background.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
                 await self.exits.flush()
         await self.spool.close(_STOP_S)
         await self.service.stop(grace_s=0.5)
-        await self.background.close()
         await self.gcs.close()
         arena.remove_owned(self.identity.arena_dir)
         if self.identity.socket_dir.parent == arena.SOCKETS:

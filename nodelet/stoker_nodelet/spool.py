@@ -1,13 +1,13 @@
 """Carries task history from workers to the gcs, at least once, through any absence of the gcs.
 
 A report is accepted into memory and answered at once; a loop forwards what is there every
-``FLUSH_S``. When the gcs does not answer, everything not yet acknowledged goes to a file, and what
-comes meanwhile goes there too (so memory stays bounded); the file is deleted when the gcs has
-acknowledged all of it. A nodelet that starts forwards the files of dead nodelets first.
+``FLUSH_S``. When the gcs has not answered after ``SPILL_S``, everything not yet acknowledged goes to
+a file, and what comes meanwhile goes there too (so memory stays bounded); the file is deleted when
+the gcs has acknowledged all of it. A nodelet that starts forwards the files of dead nodelets first.
 
 Guarantee: nothing is lost while the nodelet lives, nor when it is stopped; SIGKILL loses at most
-what came within the last ``FLUSH_S`` and was not forwarded. There is no fsync: the files survive
-the process, not the machine.
+what came within the last ``FLUSH_S + SPILL_S`` (0.2 s) and was not forwarded. There is no fsync:
+the files survive the process, not the machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from stoker_nodelet import proctree
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.work import TaskRecord
 
-FLUSH_S = 0.1
+FLUSH_S = 0.05
+SPILL_S = 0.15
 BATCH = 2000
 _MEMORY_RECORDS = 20_000
 _AWAY_S = 0.5  # pause between tries while the gcs is away
@@ -86,11 +87,12 @@ class Spool:
             self._away = False
             while self.pending:
                 batch = tuple(self.pending[:BATCH])
-                await self.forward(batch)
+                async with asyncio.timeout(SPILL_S):
+                    await self.forward(batch)
                 del self.pending[: len(batch)]
                 self.forwarded += len(batch)
-        except (StokerError, OSError) as error:
-            if not self._away:
+        except (StokerError, TimeoutError, OSError) as error:
+            if isinstance(error, StokerError) and not self._away:
                 _log.warning("task history waits on disk: %s", error)
             self._away = True
             self._spill(self.pending)

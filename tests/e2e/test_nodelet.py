@@ -494,3 +494,18 @@ async def test_pip_requirements_get_a_venv_of_their_own(
         await node.start_lease(env=RuntimeEnv(pip=("no-such-thing",)))
     with pytest.raises(StokerError, match="no_such_module"):
         await node.start_lease(env=RuntimeEnv(preload=("no_such_module",)))
+
+
+async def test_a_dead_fork_server_is_replaced_and_its_workers_exits_are_told(
+    start, gcs: FakeGcs
+) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    child = (await node.do(worker, "spawn")).child
+    (forkserver,) = proctree.children(node.process.pid)
+    os.kill(forkserver, signal.SIGKILL)
+    one = await node.exit_of(worker.worker_id)
+    assert one.signal == signal.SIGKILL
+    await eventually(lambda: not is_alive(child) and not is_alive(worker.pid), "all are gone")
+    _, other = await node.start_lease()
+    await node.do(other, "see")

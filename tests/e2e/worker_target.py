@@ -123,7 +123,8 @@ class _Worker:
             "print": lambda: print(arg),  # noqa: T201
             "exit": lambda: soon(0.05, os._exit, int(arg or 0)),
             "signal": lambda: soon(0.05, os.kill, os.getpid(), int(arg or signal.SIGKILL)),
-            "hoard": lambda: self.hoard.append(bytearray(os.urandom(1 << 20) * int(arg))),
+            # After the reply: the guard may be quicker than it.
+            "hoard": lambda: soon(0.05, self.hoard_mib, int(arg)),
             "spawn": self.spawn,
         }
         acts[what]()
@@ -139,6 +140,9 @@ class _Worker:
             child=self.child,
             main_at_s=self.started_at_s,
         )
+
+    def hoard_mib(self, count: int) -> None:
+        self.hoard.append(bytearray(os.urandom(1 << 20) * count))
 
     def spawn(self) -> None:
         """A daemon as careless as they come: its own session, its parent gone."""

@@ -1,0 +1,240 @@
+"""The nodelet's smaller parts: spool, logs, arena, devices, packages and the words for an exit."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import stat
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker_nodelet import arena, devices, proctree
+from stoker_nodelet.environments import _extract
+from stoker_nodelet.exits import Exits, describe
+from stoker_nodelet.jobs import ended_as, message_of
+from stoker_nodelet.logs import LogFile, LogFilter, Logs
+from stoker_nodelet.objects import Objects
+from stoker_nodelet.spool import Spool
+from stoker_wire.errors import BadRequestError, RuntimeEnvSetupError, UnavailableError
+from stoker_wire.messages.cluster import WorkerExit
+from stoker_wire.messages.work import JobState, ObjectInfo, TaskRecord, TaskState
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def left_in(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+def tear(path: Path, dead_owner: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\0\0\0\x99torn")
+    path.rename(dead_owner)
+
+
+def record(task_id: str) -> TaskRecord:
+    return TaskRecord(task_id=task_id, attempt=0, state=TaskState.FINISHED, job_id="j", name="f")
+
+
+class Gcs:
+    def __init__(self) -> None:
+        self.away = False
+        self.told: list[str] = []
+
+    async def forward(self, records: tuple[TaskRecord, ...]) -> None:
+        if self.away:
+            raise UnavailableError("away")
+        self.told += [one.task_id for one in records]
+
+
+@pytest.mark.parametrize(
+    ("status", "killed_for", "kernel_oom", "cause"),
+    [
+        (3 << 8, "", False, "exited with code 3"),
+        (signal.SIGSEGV, "", False, "killed by SIGSEGV"),
+        (signal.SIGKILL, "", False, "killed by SIGKILL from outside Stoker"),
+        (signal.SIGKILL, "", True, "killed by the kernel's out-of-memory killer (SIGKILL)"),
+        (signal.SIGKILL, "idle", False, "idle"),
+        (signal.SIGSEGV | 0x80, "", False, "killed by SIGSEGV"),
+    ],
+)
+def test_an_exit_has_one_cause(status: int, killed_for: str, kernel_oom: bool, cause: str) -> None:
+    outcome = describe(status, killed_for=killed_for, kernel_oom=kernel_oom)
+    assert outcome.cause == cause
+    assert (outcome.exit_code is None) != (outcome.signal is None)
+
+
+def test_a_drivers_exit_is_the_jobs_end() -> None:
+    def exit_of(**facts: object) -> WorkerExit:
+        return WorkerExit(worker_id="w", node_id="n", **facts)  # type: ignore[arg-type]
+
+    assert ended_as(exit_of(exit_code=0)) is JobState.SUCCEEDED
+    assert ended_as(exit_of(exit_code=1)) is JobState.FAILED
+    assert ended_as(exit_of(signal=9)) is JobState.FAILED
+    assert ended_as(exit_of(exit_code=0, expected=True)) is JobState.STOPPED
+    assert message_of(exit_of(exit_code=0)) == ""
+    failed = exit_of(exit_code=2, cause="exited with code 2", last_log_lines=("a", "b"))
+    assert message_of(failed) == "the driver exited with code 2\na\nb"
+
+
+async def test_exits_are_told_in_order_once_the_gcs_answers() -> None:
+    told: list[str] = []
+    away = True
+
+    async def report(batch: tuple[WorkerExit, ...]) -> None:
+        if away:
+            raise UnavailableError("away")
+        told.extend(one.worker_id for one in batch)
+
+    exits = Exits(report)
+    for index in range(250):
+        exits.add(WorkerExit(worker_id=f"w_{index}", node_id="n"))
+    assert not await exits.flush()
+    away = False
+    assert await exits.flush()
+    assert told == [f"w_{index}" for index in range(250)]
+    assert await exits.wait("w_none", 0.01) is None
+    waiting = asyncio.ensure_future(exits.wait("w_new", 5.0))
+    await asyncio.sleep(0)
+    exits.add(WorkerExit(worker_id="w_new", node_id="n"))
+    assert (await waiting) is exits.get("w_new")
+
+
+async def test_the_spool_loses_nothing_while_the_gcs_comes_and_goes(tmp_path: Path) -> None:
+    gcs = Gcs()
+    spool = Spool(tmp_path, "n_1", gcs.forward)
+    sent = []
+    for index in range(40):
+        gcs.away = index % 7 in (2, 3, 4)
+        sent.append(f"t_{index}")
+        spool.add((record(sent[-1]),))
+        assert await spool.flush() is not gcs.away
+    gcs.away = False
+    assert await spool.flush()
+    assert sorted(set(gcs.told)) == sorted(sent)
+    assert left_in(tmp_path) == []
+
+
+async def test_a_spool_left_by_a_dead_nodelet_is_forwarded_torn_end_and_all(
+    tmp_path: Path,
+) -> None:
+    gcs = Gcs()
+    gcs.away = True
+    before = Spool(tmp_path, "n_1", gcs.forward)
+    before.add((record("t_1"), record("t_2")))
+    await before.close(0.1)
+    (left,) = left_in(tmp_path)
+    tear(left, tmp_path / "n_0.1.7.spool")  # process 1 never started at tick 7
+    gcs.away = False
+    after = Spool(tmp_path, "n_2", gcs.forward)
+    running = asyncio.ensure_future(after.run())
+    async with asyncio.timeout(5.0):
+        while left_in(tmp_path):  # noqa: ASYNC110 (another loop's work has no event for us)
+            await asyncio.sleep(0.01)
+    running.cancel()
+    assert gcs.told == ["t_1", "t_2"]
+
+
+async def test_log_lines_are_read_whole_and_cursors_continue(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes("one\ntwö\r\n\nrest".encode())
+    logs = Logs("n_1")
+    logs.add(LogFile("w_1", path, job_id="job_1", name="f", pid=3))
+    chosen = LogFilter(worker_id="w_1")
+
+    async def read(**how: int) -> list[tuple[str, int]]:
+        found = []
+        async for batch in logs.read(chosen, **how):  # type: ignore[arg-type]
+            found += [(line.text, line.cursor) for line in batch]
+        return found
+
+    assert await read() == [("one", 4), ("twö", 10), ("", 11), ("rest", 15)]
+    assert await read(since=4) == [("twö", 10), ("", 11), ("rest", 15)]
+    assert await read(last=1) == [("rest", 15)]
+    assert logs.tail("w_1", 2) == ("", "rest")
+    assert logs.tail("w_2", 2) == ()
+    path.write_bytes(b"x" * 200_000)
+    assert sum(len(text) for text, _ in await read()) == 200_000
+
+
+def test_an_arena_is_private_and_swept_only_when_its_owner_is_dead(tmp_path: Path) -> None:
+    mine = arena.arena_path(tmp_path / "a session", "n_1", tmp_path)
+    assert mine.name == "stoker-a_session-n_1"
+    arena.create_owned(mine)
+    assert stat.S_IMODE(mine.stat().st_mode) == 0o700
+    dead = tmp_path / "stoker-dead"
+    arena.create_owned(dead)
+    namespace, pid, started = (dead / ".owner").read_text().split()
+    (dead / ".owner").write_text(f"{namespace} {pid} {int(started) - 1}")
+    foreign = tmp_path / "stoker-foreign"
+    arena.create_owned(foreign)
+    (foreign / ".owner").write_text(f"123 {pid} {int(started) - 1}")
+    (tmp_path / "stoker-unmarked").mkdir()
+    assert arena.sweep(tmp_path) == [dead]
+    assert mine.exists()
+    assert foreign.exists()
+    assert (tmp_path / "stoker-unmarked").exists()
+
+
+def test_objects_count_their_bytes_and_go_with_their_job(tmp_path: Path) -> None:
+    objects = Objects(tmp_path, "n_1")
+    for index in range(4):
+        (tmp_path / f"o_{index}").write_bytes(b"x" * index)
+        info = ObjectInfo(
+            object_id=f"o_{index}", nbytes=0, job_id=f"j_{index % 2}", owner_id=f"p_{index}"
+        )
+        objects.seal((info, info))
+    assert (objects.nbytes, len(objects)) == (6, 4)
+    assert [one.object_id for one in objects.largest(2)] == ["o_3", "o_2"]
+    assert objects.free_job("j_1", keep_owners={"p_3"}) == 1
+    assert objects.free_owner("p_3") == 1
+    assert objects.free(("o_0", "o_0", "o_9")) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["o_2"]
+    assert objects.nbytes == 2
+    with pytest.raises(BadRequestError, match="not in the arena"):
+        objects.seal((ObjectInfo(object_id="o_none", nbytes=1),))
+
+
+def test_more_gpus_than_there_are_become_fakes() -> None:
+    found = devices.find_devices(num_gpus=2, fake_gpus=3)
+    assert [(one.index, one.fake) for one in found] == [(0, True), (1, True)]
+    assert devices.accelerator_labels(found) == {"accelerator_type": "Fake-GPU"}
+    assert devices.visible_mask({2: 0.5, 0: 1.0}) == "0,2"
+    assert devices.visible_mask({}) == ""
+    assert devices.usable_cpus() >= 1
+    assert 0 < devices.schedulable_memory_bytes() < devices.memory_limit_bytes()
+    assert devices.oom_kills() >= 0
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
+def test_a_package_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(name, "x")
+    with pytest.raises(RuntimeEnvSetupError, match="leaves the package"):
+        _extract(content.getvalue(), tmp_path / "in" / "p", "p")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_in_a_package_is_refused(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        link = zipfile.ZipInfo("link")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(RuntimeEnvSetupError, match="leaves the package"):
+        _extract(content.getvalue(), tmp_path / "p", "p")
+
+
+def test_the_process_tree_is_seen() -> None:
+    me = os.getpid()
+    assert proctree.start_time(me) > 0
+    assert proctree.start_time(2**30) == 0
+    assert me in proctree.children(os.getppid()) or os.getppid() == 0
+    assert proctree.rss_bytes(me) > 1 << 20
+    assert proctree.tree_bytes(me) > 1 << 20
