@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("stoker.gcs.placing")
 OWNER = "gcs"
-DETACHED_JOB = "job_detached"
-"""The job that leases of detached actors count for: it never ends, so nobody cleans them up with it."""
 POLL_S = 10.0
+FIRST_POLL_S = 1.0
 PAUSE_S = (0.05, 1.0)
 HELD, RELEASING = "HELD", "RELEASING"
 RELEASE_TRIES = 120
@@ -64,11 +63,13 @@ async def seek(
     ``delayed`` is told why it waits, each time that the reason changes.
     """
     said, pause_s = "", PAUSE_S[0]
+    # The first poll is short, so that what waits soon says why.
+    asked = msgspec.structs.replace(request, wait_s=FIRST_POLL_S)
     while await wanted():
         note = ""
         try:
             reply = await links.scheduler(
-                "POST", "/v1/leases", request, reply=LeaseReply, timeout_s=POLL_S + 5.0
+                "POST", "/v1/leases", asked, reply=LeaseReply, timeout_s=POLL_S + 5.0
             )
         except StokerError as error:
             if not error.retryable:
@@ -80,7 +81,7 @@ async def seek(
             note = reply.note or (
                 f"{reply.queue_position} demands wait before it" if reply.queue_position else ""
             )
-            pause_s = PAUSE_S[0]
+            pause_s, asked = PAUSE_S[0], request
         if note and note != said:
             await delayed(note)
             said = note

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 DEFAULT_PORT = 7600
+LAST_WRITES_S = 5.0
 
 
 class Running:
@@ -63,6 +64,8 @@ class Running:
         await self._service.stop(grace_s)
         await self._background.close()
         await self._leading.resign()
+        if len(self._lanes):
+            await self.parts.truth.journal.close(LAST_WRITES_S)
         await self._lanes.close()
         await self.parts.links.close()
         await self.parts.hot.stop()

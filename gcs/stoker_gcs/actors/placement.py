@@ -10,7 +10,7 @@ import msgspec
 
 from stoker_gcs.actors import rules
 from stoker_gcs.actors.rules import ACTORS
-from stoker_gcs.placing import OWNER, Refused, exit_of, seek
+from stoker_gcs.placing import OWNER, POLL_S, Refused, exit_of, seek
 from stoker_wire.errors import InfeasibleError
 from stoker_wire.messages.cluster import ActorSpec, GrantedLease, LeaseKind, LeaseRequest
 from stoker_wire.messages.common import ErrorInfo
@@ -93,7 +93,7 @@ class ActorPlacement:
             request_id=f"r_{actor.actor_id}.{actor.incarnation}",
             owner_id=OWNER,
             demand=demand,
-            wait_s=10.0,
+            wait_s=POLL_S,
             actor=ActorSpec(
                 actor_id=actor.actor_id,
                 incarnation=actor.incarnation,

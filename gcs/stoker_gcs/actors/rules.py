@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_gcs import schema
-from stoker_gcs.placing import DETACHED_JOB, RELEASING, gone, held
+from stoker_gcs.placing import RELEASING, gone, held
 from stoker_gcs.store.changes import Operation, Update
 from stoker_gcs.truth import Shelf, Step
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.cluster import LeaseKind
 from stoker_wire.messages.common import ErrorInfo
-from stoker_wire.messages.work import Actor, ActorState, CreateActor, ReportActor
+from stoker_wire.messages.work import DETACHED_JOB, Actor, ActorState, CreateActor, ReportActor
 
 if TYPE_CHECKING:
     from stoker_wire.messages.cluster import GrantedLease, WorkerExit

@@ -8,7 +8,7 @@ import msgspec
 
 from stoker_gcs.jobs import rules
 from stoker_gcs.jobs.rules import JOBS
-from stoker_gcs.placing import OWNER, Refused, exit_of, seek
+from stoker_gcs.placing import OWNER, POLL_S, Refused, exit_of, seek
 from stoker_wire.messages.cluster import Demand, DriverSpec, LeaseKind, LeaseRequest
 from stoker_wire.messages.work import JobState
 
@@ -45,7 +45,7 @@ class Launcher:
             request_id=f"r_{job_id}.driver",
             owner_id=OWNER,
             demand=demand_of(job),
-            wait_s=10.0,
+            wait_s=POLL_S,
             driver=DriverSpec(job_id=job_id, entrypoint=job.entrypoint),
         )
         result = await seek(self._links, request, wanted=wanted, delayed=delayed)

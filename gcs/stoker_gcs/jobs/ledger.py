@@ -9,11 +9,17 @@ import msgspec
 
 from stoker_gcs.jobs import rules
 from stoker_gcs.jobs.rules import JOBS
-from stoker_gcs.placing import DETACHED_JOB
 from stoker_gcs.store.changes import Change, Clash
 from stoker_wire.errors import BadRequestError, ConflictError, IdempotencyError, NotFoundError
 from stoker_wire.ids import Prefix, check_id, new_id
-from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState, SubmitJob
+from stoker_wire.messages.work import (
+    DETACHED_JOB,
+    AttachDriver,
+    FinishJob,
+    Job,
+    JobState,
+    SubmitJob,
+)
 
 if TYPE_CHECKING:
     from stoker_gcs.truth import Truth

@@ -49,9 +49,12 @@ class Sessions:
     async def serve(self, req: Request, ws: web.WebSocketResponse) -> None:
         """Hold a session until the driver closes it, dies, or its job ends."""
         job_id = req.path["job_id"]
-        job = await self._truth.get(JOBS, job_id)
-        if job.state.terminal:
-            await ws.close(code=4409, message=f"job is {job.state}".encode())
+        found = await self._truth.find(JOBS, job_id)
+        if found is None:
+            await ws.close(code=4404, message=f"there is no job {job_id}".encode()[:120])
+            return
+        if found.record.state.terminal:
+            await ws.close(code=4409, message=f"job is {found.record.state}".encode())
             return
         self._open[job_id] = self._open.get(job_id, 0) + 1
         self._note(job_id)

@@ -47,14 +47,23 @@ class Lane(Generic[T, R]):
         await self._queue.put((item, done))
         return await done
 
+    async def close(self) -> None:
+        """Take nothing more, and return when all that was taken is written."""
+        self._closed = True
+        await self._queue.join()
+
     async def run(self) -> None:
-        """Write batches until cancelled; the batch under way is finished first."""
+        """Write batches until cancelled (after :meth:`close`, when nothing is left)."""
         try:
             while True:
                 batch = [await self._queue.get()]
                 while len(batch) < self._batch and not self._queue.empty():
                     batch.append(self._queue.get_nowait())
-                await asyncio.shield(self._commit(batch))
+                try:
+                    await self._commit(batch)
+                finally:
+                    for _ in batch:
+                        self._queue.task_done()
         finally:
             self._closed = True
             while not self._queue.empty():
@@ -89,6 +98,15 @@ class Journal:
         self.tasks: Lane[tuple[TaskRecord, ...], None] = Lane(
             self._write_tasks, batch=MAX_TASK_BATCHES
         )
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what was taken, and take nothing more."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.changes.close()
+                await self.tasks.close()
+        except TimeoutError:
+            return
 
     async def apply(self, change: Change) -> tuple[Event, ...]:
         """Do the change durably and return its events; raises :class:`Clash`."""

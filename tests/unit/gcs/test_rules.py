@@ -10,7 +10,7 @@ import pytest
 from stoker_gcs.actors import rules as actors
 from stoker_gcs.jobs import rules as jobs
 from stoker_gcs.nodes import rules as nodes
-from stoker_gcs.placing import DETACHED_JOB, RELEASING
+from stoker_gcs.placing import RELEASING
 from stoker_gcs.store.changes import Delete, Update
 from stoker_wire.errors import ConflictError, FencedError
 from stoker_wire.messages.cluster import (
@@ -24,6 +24,7 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import Address, ErrorInfo
 from stoker_wire.messages.work import (
+    DETACHED_JOB,
     Actor,
     ActorState,
     AttachDriver,

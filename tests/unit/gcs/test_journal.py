@@ -1,0 +1,70 @@
+"""The group commit: what callers of a lane may rely on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stoker_gcs.store.journal import Lane
+from stoker_wire.background import Background
+from stoker_wire.errors import UnavailableError
+
+
+async def test_what_arrives_during_a_write_shares_the_next_one() -> None:
+    batches: list[list[int]] = []
+    gate = asyncio.Event()
+
+    async def write(items: list[int]) -> list[int]:
+        batches.append(items)
+        await gate.wait()
+        return [item * 2 for item in items]
+
+    lane: Lane[int, int] = Lane(write, batch=100)
+    async with Background("test") as background:
+        background.spawn(lane.run(), name="lane")
+        first = asyncio.ensure_future(lane.put(1))
+        while not batches:
+            await asyncio.sleep(0)
+        others = [asyncio.ensure_future(lane.put(i)) for i in range(2, 6)]
+        await asyncio.sleep(0)
+        gate.set()
+        assert await asyncio.gather(first, *others) == [2, 4, 6, 8, 10]
+    assert batches == [[1], [2, 3, 4, 5]]
+
+
+async def test_a_failed_write_fails_its_callers_and_no_others() -> None:
+    failing = True
+
+    async def write(items: list[int]) -> list[int]:
+        if failing:
+            raise UnavailableError("the database is away")
+        return items
+
+    lane: Lane[int, int] = Lane(write, batch=100)
+    async with Background("test") as background:
+        background.spawn(lane.run(), name="lane")
+        with pytest.raises(UnavailableError, match="away"):
+            await lane.put(1)
+        failing = False
+        assert await lane.put(2) == 2
+
+
+async def test_closing_writes_what_was_taken_and_refuses_the_rest() -> None:
+    written: list[int] = []
+
+    async def write(items: list[int]) -> list[int]:
+        await asyncio.sleep(0.01)
+        written.extend(items)
+        return items
+
+    lane: Lane[int, int] = Lane(write, batch=2)
+    async with Background("test") as background:
+        background.spawn(lane.run(), name="lane")
+        puts = [asyncio.ensure_future(lane.put(i)) for i in range(5)]
+        await asyncio.sleep(0)
+        await lane.close()
+        assert written == list(range(5))
+        assert await asyncio.gather(*puts) == list(range(5))
+        with pytest.raises(UnavailableError, match="stopping"):
+            await lane.put(9)
