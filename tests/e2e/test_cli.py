@@ -125,6 +125,23 @@ def test_a_working_dir_travels_and_env_and_modules_with_it(stoker: Shell, tmp_pa
     assert stoker(*args).stdout == shown.stdout, "the second time nothing is uploaded"
 
 
+def test_a_submitted_driver_runs_its_tasks_on_the_cluster_it_was_submitted_to(
+    stoker: Shell, tmp_path: Path
+) -> None:
+    (tmp_path / "drive.py").write_text(
+        "import stoker\n"
+        "info = stoker.init()\n"
+        "square = stoker.remote(lambda x: x * x)\n"
+        "print(info.job_id, stoker.get([square.remote(i) for i in range(3)]))\n"
+    )
+    shown = stoker(
+        "job", "submit", "--working-dir", str(tmp_path), "--", sys.executable, "drive.py"
+    )
+    (job,) = [row for row in stoker.json("list", "jobs") if "drive.py" in row["entrypoint"]]
+    assert shown.stdout == f"{job['job_id']} [0, 1, 4]\n", shown.stderr
+    assert (shown.returncode, job["state"]) == (0, "SUCCEEDED")
+
+
 def test_ctrl_c_stops_following_and_not_the_job(stoker: Shell) -> None:
     following = stoker.start("job", "submit", "--name", "long", "--", "echo begun; exec sleep 60")
     assert following.stdout is not None

@@ -67,8 +67,8 @@ def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["strat"], "no command 'strat'; did you mean 'start'?"),
-        (["job", "sumbit"], "Did you mean 'submit'?"),
+        (["starts"], "no command 'starts'; did you mean 'start'?"),
+        (["job", "submits"], "Did you mean 'submit'?"),
         (["start", "--hed"], "--head"),
         (["start"], "give --head for a new cluster, or --address URL"),
         (["start", "--head", "--memory", "8XB"], "write it like 8GiB"),
