@@ -1,0 +1,215 @@
+"""How the workers of a training job find each other: a ``torch.distributed`` group through the KV.
+
+Every rank announces itself under the group's key; rank 0 opens a ``TCPStore`` on an address that
+the others can reach and publishes it once everybody is there; the rest of PyTorch's set-up runs over
+that store. So a missing rank is known by its number, and no port is chosen ahead of time.
+
+Called by user code inside actors or tasks; it must not import torch at module level.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from stoker import kv
+from stoker._session import runtime
+from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+_LOOPBACK = "127.0.0.1"
+_SLICE_S = 2.0
+"""Rank 0 says whom it waits for at least this late after its deadline."""
+
+
+def init_process_group(
+    name: str,
+    rank: int,
+    world_size: int,
+    *,
+    backend: str | None = None,
+    timeout_s: float = 60.0,
+    attempt: int = 0,
+) -> None:
+    """Join this process, as ``rank`` of ``world_size``, to the ``torch.distributed`` group ``name``.
+
+    Returns when all ranks are there. The name is the group's within the job; a group that is formed
+    again after a failure must use another ``attempt``, so that it meets no keys of the last one.
+    ``backend`` defaults to ``"nccl"`` where this process sees a GPU, else ``"gloo"``. ``timeout_s``
+    bounds the rendezvous, and each collective afterwards.
+
+    Raises ``GetTimeoutError`` naming the ranks that are missing, and ``ConflictError`` if the rank was
+    taken by another process. The store has no password: it listens on the address by which this
+    cluster's processes reach each other (loopback on a local cluster), so keep that network private.
+    """
+    if not 0 <= rank < world_size:
+        raise BadRequestError(
+            f"init_process_group({name!r}): rank {rank} is not in 0..{world_size - 1}", field="rank"
+        )
+    import torch
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        raise ConflictError(
+            f"init_process_group({name!r}): this process is in a group already; leave it by "
+            "stoker.train.destroy_process_group()"
+        )
+    meeting = _Meeting(name, rank, world_size, attempt, time.monotonic() + timeout_s, timeout_s)
+    host = advertised_host()
+    _bind_interface(host)
+    meeting.announce()
+    store = _open_store(meeting, host) if rank == 0 else _join_store(meeting)
+    if backend is None:
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+    limit = timedelta(seconds=timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
+    store.set(f"stoker/met/{rank}", "1")
+    if rank == 0:
+        store.wait([f"stoker/met/{other}" for other in range(world_size)], limit)
+        meeting.clear()
+
+
+def destroy_process_group() -> None:
+    """Leave the group; nothing happens if this process is in none."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def advertised_host() -> str:
+    """Return the address by which other processes of the cluster reach this one."""
+    return urlsplit(runtime().address.url).hostname or _LOOPBACK
+
+
+class _Meeting:
+    """One try of a group to meet, as one of its ranks sees it: keys, and a deadline."""
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        world_size: int,
+        attempt: int,
+        deadline_s: float,
+        timeout_s: float,
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = timeout_s
+        self._title = f"group {name!r} (attempt {attempt}, {world_size} ranks)"
+        self._deadline_s = deadline_s
+        self._base = f"train/{runtime().job_id}/{name}/{attempt}/"
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    def announce(self) -> None:
+        """Say that this rank is here; ConflictError if another process said so."""
+        key, me = self._key(self.rank), f"{runtime().identity.peer_id} pid {os.getpid()}"
+        if kv.put(key, me, if_absent=True):
+            return
+        there = (kv.get(key) or b"nobody").decode()
+        if there != me:  # a put that was sent twice finds itself
+            raise ConflictError(
+                f"rank {self.rank} of {self._title} is taken by {there}: give every worker a rank of "
+                "its own, and a group that is formed again another attempt"
+            )
+
+    def wait_for_all(self) -> None:
+        """Wait until every rank has announced itself."""
+        for rank in range(self.world_size):
+            self._wait(self._key(rank), 0.0)
+
+    def publish(self, address: str) -> None:
+        """Tell the others where the store is: they may go on."""
+        kv.put(f"{self._base}store", address)
+
+    def store_address(self) -> str:
+        """Wait until rank 0 has published the store."""
+        return self._wait(f"{self._base}store", _SLICE_S).decode()
+
+    def clear(self) -> None:
+        """Remove the keys: all have met."""
+        for rank in range(self.world_size):
+            kv.delete(self._key(rank))
+        kv.delete(f"{self._base}store")
+
+    def _key(self, rank: int) -> str:
+        return f"{self._base}rank/{rank}"
+
+    def _wait(self, key: str, slack_s: float) -> bytes:
+        try:
+            return kv.wait(key, timeout=self.left_s + slack_s)
+        except GetTimeoutError:
+            raise self._missing() from None
+
+    def _missing(self) -> GetTimeoutError:
+        prefix = f"{self._base}rank/"
+        here = {int(key.removeprefix(prefix)) for key in kv.keys(prefix)}
+        missing = [rank for rank in range(self.world_size) if rank not in here]
+        if missing:
+            cause = f"ranks {missing} did not come"
+        else:
+            cause = "all ranks came, but rank 0 did not open the store"
+        return GetTimeoutError(
+            f"rank {self.rank} of {self._title} waited {self.timeout_s:g} s: {cause}",
+            extra={"missing_ranks": missing},
+        )
+
+
+def _open_store(meeting: _Meeting, host: str) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    # A socket of our own, because TCPStore would listen on every address of this machine.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.bind((host, 0))
+        listener.listen(max(16, meeting.world_size))
+        port = listener.getsockname()[1]
+        store = TCPStore(
+            host,
+            port,
+            meeting.world_size,
+            is_master=True,
+            timeout=timedelta(seconds=meeting.timeout_s),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
+    meeting.wait_for_all()
+    meeting.publish(f"{host} {port}")
+    return store
+
+
+def _join_store(meeting: _Meeting) -> TCPStore:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    host, port = meeting.store_address().split()
+    return TCPStore(
+        host,
+        int(port),
+        meeting.world_size,
+        is_master=False,
+        timeout=timedelta(seconds=meeting.timeout_s),
+        wait_for_workers=False,
+    )
+
+
+def _bind_interface(host: str) -> None:
+    """Have gloo and NCCL use the interface that ``host`` is on, unless the user chose one."""
+    import psutil
+
+    addresses: dict[str, list[Any]] = psutil.net_if_addrs()
+    for interface, bound in addresses.items():
+        if any(address.address == host for address in bound):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+            if host != _LOOPBACK:  # on one machine NCCL needs no network; over lo it is told none
+                os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+            return
