@@ -18,7 +18,8 @@ from stoker_wire.errors import ForbiddenError, UnauthorizedError
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
-ALWAYS_OPEN = frozenset({"/healthz"})
+ALWAYS_OPEN = frozenset({"/healthz", "/readyz"})
+"""Probes of container engines and load balancers carry no token, and learn one bit."""
 OPEN_ON_LOOPBACK = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"})
 
 _ANY = frozenset({"0.0.0.0", "::", ""})

@@ -138,10 +138,11 @@ async def test_operational_routes_are_open_on_loopback(cluster: Cluster, path: s
     assert await cluster.client(service, token="wrong").call("GET", path, raw=True)
 
 
-async def test_only_healthz_is_open_beyond_loopback(cluster: Cluster) -> None:
+async def test_only_the_probes_are_open_beyond_loopback(cluster: Cluster) -> None:
     service = await cluster.start(cluster.service(advertise_host="127.0.0.1"), host="0.0.0.0")
     client = cluster.client(service, token="wrong")
-    assert await client.call("GET", "/healthz", raw=True)
+    for probe in ("/healthz", "/readyz"):
+        assert await client.call("GET", probe, raw=True)
     with pytest.raises(UnauthorizedError):
         await client.call("GET", "/metrics", raw=True)
 
