@@ -48,10 +48,15 @@ class ActorClass(Generic[C]):
         A name that is taken raises ``ConflictError`` here (unless ``get_if_exists``).
         """
         try:
-            inspect.signature(self._cls).bind(*args, **kwargs)
-        except (TypeError, ValueError) as error:
-            if isinstance(error, TypeError):
-                raise TypeError(f"{self._cls.__qualname__}.remote(): {error}") from None
+            signature = inspect.signature(self._cls)
+        except ValueError:  # a class written in C that does not tell
+            signature = None
+        if signature is not None:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                name = self._cls.__qualname__
+                raise TypeError(f"{name}.remote(): {error}; it takes {signature}") from None
         from stoker.runtime.creation import create_actor
 
         return create_actor(runtime(), self._cls, self._options, args, kwargs)

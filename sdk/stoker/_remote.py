@@ -78,7 +78,7 @@ class RemoteFunction(Generic[P, R]):
         try:
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.name}.remote(): {error}") from None
+            raise TypeError(f"{self.name}.remote(): {error}; it takes {self._signature}") from None
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature:

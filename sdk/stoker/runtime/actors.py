@@ -20,7 +20,7 @@ from stoker.exceptions import (
 from stoker.runtime.calls import FunctionSpec, PendingTask, Phase, pack_arguments, run_frame
 from stoker.runtime.failures import failed_with
 from stoker.runtime.tasks import failed_dep
-from stoker_wire.errors import BadRequestError, DeadlineExceededError, UnavailableError
+from stoker_wire.errors import BadRequestError, NotFoundError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Item, Result
 from stoker_wire.messages.work import Actor, ActorState, KillActor
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _LOOKUP_WAIT_S = 20.0
 _SETTLE_S = 15.0
 """How long the gcs may take to notice that an actor's process ended."""
+_CREATED_S = 60.0
+"""A handle may travel faster than its actor is created, whose arguments may come late."""
 _POLL_S = 0.03
 
 
@@ -44,6 +46,8 @@ class ActorLink:
         self.max_pending = max_pending
         self.waiting: deque[PendingTask] = deque()
         self.sent: dict[str, PendingTask] = {}
+        self.open: set[str] = set()
+        """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
         self.line: Channel | None = None
         self.incarnation = -1
         self.dead: Failed | None = None
@@ -55,15 +59,15 @@ class ActorLink:
         self.held: PendingTask | None = None
         """Keeps the refs among the constructor's arguments alive, for restarts."""
 
-    def settled(self) -> None:
+    def die(self, failed: Failed) -> None:
+        """It will never run again: remember why, and let its constructor's arguments go."""
+        self.dead, self.held = failed, None
+
+    def settled(self, task_id: str) -> None:
         """One of the calls is settled: tell whoever waits for the last."""
+        self.open.discard(task_id)
         if self.drained is not None:
             self.drained.set()
-
-    @property
-    def pending(self) -> int:
-        """Calls that are not settled."""
-        return len(self.waiting) + len(self.sent)
 
 
 class ActorCalls:
@@ -88,9 +92,9 @@ class ActorCalls:
         self, link: ActorLink, spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Call a method; return its refs at once."""
-        if link.max_pending >= 0 and link.pending >= link.max_pending:
+        if 0 <= link.max_pending <= len(link.open):
             raise BadRequestError(
-                f"actor {link.name} has {link.pending} unfinished calls from this process, its "
+                f"actor {link.name} has {len(link.open)} unfinished calls from this process, its "
                 f"max_pending_calls is {link.max_pending}: wait for some of them first",
                 field="max_pending_calls",
             )
@@ -100,6 +104,7 @@ class ActorCalls:
         task = PendingTask(task_id, spec, place, deps, nested, runtime.current_task_id())
         result = runtime.tasks.make_refs(task)
         runtime.tasks.pending[task_id] = task
+        link.open.add(task_id)
         self._submitted.append((link, task))
         runtime.wake()
         return result
@@ -160,8 +165,9 @@ class ActorCalls:
                 await asyncio.wait([link.created])
                 if link.dead is not None:
                     self._fail_all(link, link.dead)
+            until = self._runtime.loop.time() + _CREATED_S
             while link.waiting and link.dead is None and self._runtime.running:
-                actor = await self._lookup(link, wait_s=_LOOKUP_WAIT_S)
+                actor = await self._lookup(link, wait_s=_LOOKUP_WAIT_S, until=until)
                 if actor is None:
                     await asyncio.sleep(_POLL_S)
                 elif actor.state is ActorState.DEAD:
@@ -183,7 +189,8 @@ class ActorCalls:
             if link.line is not None and not link.line.closed:
                 self._send(link)
 
-    async def _lookup(self, link: ActorLink, *, wait_s: float) -> Actor | None:
+    async def _lookup(self, link: ActorLink, *, wait_s: float, until: float = 0.0) -> Actor | None:
+        """Ask the gcs; None if it cannot say now, or does not know the actor before ``until``."""
         try:
             return await self._runtime.gcs.call(
                 "GET",
@@ -192,22 +199,28 @@ class ActorCalls:
                 query={"wait_s": wait_s},
                 timeout_s=wait_s + 10,
             )
-        except (UnavailableError, DeadlineExceededError) as error:
-            link.note = f"the gcs does not answer: {error.message}"
-            return None
+        except NotFoundError as error:
+            link.note = "its creator has not created it yet"
+            if link.incarnation < 0 and link.created is None and self._runtime.loop.time() < until:
+                return None
+            link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
         except StokerError as error:
-            link.dead = failed_with(ActorDiedError(f"actor {link.name}: {error.message}"))
-            self._fail_all(link, link.dead)
-            return None
+            if error.retryable or error.status >= 500:
+                link.note = f"the gcs does not answer: {error.message}"
+                return None
+            link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
+        assert link.dead is not None
+        self._fail_all(link, link.dead)
+        return None
 
     def _died(self, link: ActorLink, actor: Actor) -> None:
         cause = actor.death_cause
         text = cause.message if cause else "no cause was recorded"
         extra = dict(cause.extra) if cause else {}
-        link.dead = failed_with(
-            ActorDiedError(f"actor {link.name} ({link.actor_id}) is dead: {text}", extra=extra)
-        )
-        self._fail_all(link, link.dead)
+        text = f"actor {link.name} ({link.actor_id}) is dead: {text}"
+        failed = failed_with(ActorDiedError(text, extra=extra))
+        link.die(failed)
+        self._fail_all(link, failed)
 
     def _fail_all(self, link: ActorLink, failed: Failed) -> None:
         tasks = [*link.sent.values(), *link.waiting]
@@ -218,7 +231,7 @@ class ActorCalls:
 
     def _fail(self, task: PendingTask, failed: Failed) -> None:
         self._runtime.tasks.fail(task, failed)
-        self._links[task.spec.actor_id].settled()
+        self._links[task.spec.actor_id].settled(task.task_id)
 
     def on_done(self, line: Channel, results: list[Result]) -> list[Result]:
         """Settle results of actor calls; return those that are not of actors."""
@@ -235,11 +248,12 @@ class ActorCalls:
             if result.escaped:
                 escaped.append(result.task_id)
             if result.retry and not task.cancelled and task.take_retry():
+                task.phase, task.line = Phase.WAITING, None
                 link.waiting.append(task)
                 self._send(link)
             else:
                 tasks.complete(task, result)
-                link.settled()
+                link.settled(task.task_id)
         if escaped:
             self._runtime.background.spawn(tasks.release(line, escaped), name="release")
         return rest
@@ -266,6 +280,7 @@ class ActorCalls:
             link.waiting.remove(task)
             text = f"call {task.spec.name} ({task_id}) was cancelled"
             self._fail(task, failed_with(TaskCancelledError(text)))
+            self._send(link)  # it may have been what the others waited behind
         return True
 
     def lost_line(self, line: Channel) -> None:
@@ -273,6 +288,7 @@ class ActorCalls:
         for link in self._links.values():
             if link.line is line:
                 link.line = None
+                link.connecting = True  # calls made meanwhile go behind those that are tried again
                 self._runtime.background.spawn(self._after_loss(link), name="actor-lost")
 
     async def _after_loss(self, link: ActorLink) -> None:
@@ -293,25 +309,40 @@ class ActorCalls:
             await asyncio.sleep(_POLL_S)
         if actor is not None and actor.state is ActorState.DEAD:
             self._died(link, actor)
+        link.connecting = False
         if link.dead is not None:
             for task in lost:
                 self._fail(task, link.dead)
             return
-        link.incarnation = seen + 1
+        restarts = actor is not None and actor.state is ActorState.RESTARTING
+        how = "ended"
+        if restarts or (actor is not None and actor.incarnation > seen):
+            link.incarnation = seen + 1
+        else:
+            how = "lost the connection to this process"
+        self._try_again(
+            link, lost, f"{how} ({actor.pending_reason})" if restarts and actor else how
+        )
+        self._send(link)
+
+    def _try_again(self, link: ActorLink, lost: list[PendingTask], how: str) -> None:
+        """Put the calls that were under way in front again, or fail them."""
         retried: list[PendingTask] = []
         for task in lost:
-            if task.take_retry():
+            if task.cancelled:
+                text = f"call {task.spec.name} ({task.task_id}) was cancelled"
+                self._fail(task, failed_with(TaskCancelledError(text)))
+            elif task.take_retry():
                 task.phase, task.line = Phase.WAITING, None
                 retried.append(task)
-                continue
-            text = (
-                f"actor {link.name} ({link.actor_id}) ended while it ran "
-                f"{task.spec.name}; it is restarting, and this call may or may not have run "
-                "(set max_task_retries to have it tried again)"
-            )
-            self._fail(task, failed_with(ActorUnavailableError(text)))
+            else:
+                text = (
+                    f"actor {link.name} ({link.actor_id}) {how} while it had the call "
+                    f"{task.spec.name}, which may or may not have run "
+                    "(set max_task_retries to have it tried again)"
+                )
+                self._fail(task, failed_with(ActorUnavailableError(text)))
         link.waiting.extendleft(reversed(retried))
-        self._send(link)
 
     # -- lifetime --------------------------------------------------------------------------------
 
@@ -326,6 +357,9 @@ class ActorCalls:
             await work
         except StokerError as error:
             creation_failed(link, error)
+        except asyncio.CancelledError:
+            creation_failed(link, ActorDiedError("it was killed before its arguments were there"))
+            raise
 
     def handle_dropped(self, actor_id: str) -> None:
         """The creator's last handle went away: end the actor once its calls are done."""
@@ -335,18 +369,25 @@ class ActorCalls:
 
     async def _end_when_done(self, link: ActorLink) -> None:
         # Calls submitted before the handle went away come first.
-        self.flush()
-        if link.created is not None:
-            await asyncio.wait([link.created])
         link.drained = asyncio.Event()
-        while link.pending and self._runtime.running:
+        while link.open and self._runtime.running:
             link.drained.clear()
             await link.drained.wait()
         if link.dead is None and self._runtime.running:
             await self.kill(link.actor_id, no_restart=True, reason="no handle to it is left")
+        self._links.pop(link.actor_id, None)
 
     async def kill(self, actor_id: str, *, no_restart: bool, reason: str) -> None:
-        """End an actor."""
+        """End an actor, also one that is still being created."""
+        link = self._links.get(actor_id)
+        if link is not None and link.created is not None and not link.created.done():
+            if link.held is not None and any(d._entry.place is None for d in link.held.deps):
+                link.created.cancel()
+            await asyncio.wait([link.created])
+            if link.dead is not None:
+                self._fail_all(link, link.dead)
+        if link is not None and link.dead is not None:
+            return
         await self._runtime.gcs.call(
             "POST",
             f"/v1/actors/{actor_id}/kill",

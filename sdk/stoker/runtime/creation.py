@@ -100,7 +100,7 @@ async def _create(
     await runtime.objects.all_settled([d._entry for d in call.deps])
     failed = failed_dep(call)
     if failed is not None:
-        link.dead = failed
+        link.die(failed)
         raise ActorDiedError(f"an argument of actor {link.name} failed: {failed.message}")
     frame = FrameCodec().encode([Run([call_of(call, runtime.address)], [call.spec.template])])
     payload = ActorPayload(frame, options.max_concurrency, groups)
@@ -123,6 +123,5 @@ def handle_of(actor: Actor) -> ActorHandle[Any]:
 def creation_failed(link: ActorLink, error: StokerError) -> None:
     """Note that an actor could not be created: its calls fail with the cause."""
     if link.dead is None:
-        link.dead = failed_with(
-            ActorDiedError(f"actor {link.name} could not be created: {error.message}")
-        )
+        text = f"actor {link.name} could not be created: {error.message}"
+        link.die(failed_with(ActorDiedError(text)))

@@ -108,7 +108,7 @@ class Execution:
         """Another lease has this worker (loop thread)."""
         self.lease = lease
         self._told_blocked = False
-        self.runtime.job_id = lease.job_id
+        self.runtime.work_for(lease.job_id)
 
     def become(self, actor: ActorHost) -> None:
         """From now on this worker is an actor (loop thread)."""

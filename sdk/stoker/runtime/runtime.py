@@ -45,7 +45,6 @@ from stoker_wire.messages.data import (
     Returned,
     Unborrow,
 )
-from stoker_wire.messages.work import Job
 
 if TYPE_CHECKING:
     from stoker._refs import ObjectRef
@@ -54,12 +53,14 @@ if TYPE_CHECKING:
     from stoker.runtime.execution import Execution
     from stoker.runtime.waiting import ThreadWaiter
     from stoker_wire.channel import Channel
+    from stoker_wire.messages.work import Job
     from stoker_wire.settings import Settings
 
 T = TypeVar("T")
 
 _TICK_S = 0.1
 _START_S = 20.0
+_JOB_S = 15.0
 _BRIEF_S = 0.002
 """A wait shorter than this does not give the CPU back: telling the scheduler would cost more."""
 
@@ -86,7 +87,7 @@ class Runtime:
         self.settings = settings
         self.identity = identity
         self.job_id = identity.job_id
-        self.namespace = identity.namespace
+        self._namespace = identity.namespace
         self.token = identity.token
         self.node = identity.node
         self.host_id = host.host_id()
@@ -221,18 +222,33 @@ class Runtime:
 
     def join_job(self, job: Job) -> None:
         """This process works for ``job`` from now on."""
-        self.job_id, self.namespace, self._job_env = job.job_id, job.namespace, job.runtime_env
+        self.job_id, self._namespace, self._job_env = job.job_id, job.namespace, job.runtime_env
+
+    def work_for(self, job_id: str) -> None:
+        """This worker has a lease of ``job_id`` now, of which it asks for more when it must."""
+        if job_id != self.job_id:
+            self.job_id, self._namespace, self._job_env = job_id, "", None
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the job's named actors (not on the loop thread of a worker)."""
+        self._own_env()
+        return self._namespace
+
+    def _own_env(self) -> RuntimeEnv:
+        if self._job_env is None:
+            lease = self.execution.lease if self.execution is not None else None
+            actor_id = lease.actor_id if lease is not None else ""
+            self.join_job(self.run(self.services.job_of(self.job_id, actor_id), _JOB_S))
+        assert self._job_env is not None
+        return self._job_env
 
     def runtime_env_of(self, user: Any) -> RuntimeEnv:
         """Return the environment for a task or actor: the job's, with what its options add."""
-        if self._job_env is None:  # a worker that submits tasks of its own
-            job = self.run(self.gcs.call("GET", f"/v1/jobs/{self.job_id}", reply=Job), 15.0)
-            self.join_job(job)
-        assert self._job_env is not None
+        base = self._own_env()
         if not user:
-            return self._job_env
+            return base
         made = self.uploaded_env(user)
-        base = self._job_env
         return RuntimeEnv(
             env_vars={**base.env_vars, **made.env_vars},
             working_dir=made.working_dir or base.working_dir,
@@ -307,9 +323,10 @@ class Runtime:
 
     def cancel_task(self, task_id: str, *, force: bool = False, recursive: bool = True) -> None:
         """Stop a task of this process, wherever it is."""
-        self.call_soon(self._cancel, task_id, force, recursive)
+        self.call_soon(lambda: self.cancel_now(task_id, force=force, recursive=recursive))
 
-    def _cancel(self, task_id: str, force: bool, recursive: bool) -> None:
+    def cancel_now(self, task_id: str, *, force: bool, recursive: bool) -> None:
+        """Like ``cancel_task`` (loop thread)."""
         if not self.actors.cancel(task_id, force=force, recursive=recursive):
             self.tasks.cancel(task_id, force=force, recursive=recursive)
 

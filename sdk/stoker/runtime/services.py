@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker.exceptions import OutOfMemoryError, StokerError, WorkerDiedError
 from stoker.runtime.arena import Arena
 from stoker_wire.client import Client
 from stoker_wire.errors import DeadlineExceededError, NotLeaderError
 from stoker_wire.messages.cluster import Node, WorkerExit
 from stoker_wire.messages.control import Leader
+from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
@@ -68,6 +71,17 @@ class Services:
                 self._leader = None
                 raise
         raise NotLeaderError("no scheduler leads at the moment; it is being elected")
+
+    async def job_of(self, job_id: str, actor_id: str) -> Job:
+        """Return the job that this worker works for.
+
+        A detached actor works for one that never ends: what it knows of the job that made it stays.
+        """
+        if job_id != DETACHED_JOB or not actor_id:
+            return await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)
+        actor = await self.gcs.call("GET", f"/v1/actors/{actor_id}", reply=Actor)
+        maker = await self.gcs.call("GET", f"/v1/jobs/{actor.job_id}", reply=Job)
+        return msgspec.structs.replace(maker, job_id=job_id, namespace=actor.namespace)
 
     async def store_function(self, digest: str, blob: bytes) -> None:
         """Store a pickled function in the gcs, under its hash."""

@@ -105,7 +105,7 @@ class Tasks:
         """Stop all tasks that a task has submitted (``cancel(recursive=True)``)."""
         for task in list(self.pending.values()):
             if task.parent_task_id == parent_task_id:
-                self.cancel(task.task_id, force=force, recursive=True)
+                self._runtime.cancel_now(task.task_id, force=force, recursive=True)
 
     # -- the loop thread -------------------------------------------------------------------------
 

@@ -18,6 +18,9 @@ from stoker_wire.messages.common import (
     RuntimeEnv,
 )
 
+DETACHED_JOB = "job_detached"
+"""The job that detached actors and their tasks count for: it never ends, nobody cleans up after it."""
+
 
 class JobState(StrEnum):
     """PENDING -> RUNNING -> SUCCEEDED | FAILED | STOPPED (terminal)."""

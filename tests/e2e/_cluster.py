@@ -1,0 +1,143 @@
+"""Clusters for end-to-end tests: an embedded one for a module, a head of its own, drivers as processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import stoker
+from stoker._http import HttpClient
+from stoker.launch import LocalCluster, spawn_local
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+WAIT_S = 20.0
+
+
+@contextlib.contextmanager
+def session_root(folder: Path) -> Iterator[None]:
+    """All sessions made inside lie in ``folder``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SESSION_ROOT", str(folder))
+        yield
+
+
+@contextlib.contextmanager
+def embedded(folder: Path, **offer: Any) -> Iterator[stoker._init.ClusterInfo]:
+    """This process is the driver of a cluster of its own."""
+    with session_root(folder):
+        info = stoker.init(log_to_driver=False, **offer)
+        try:
+            yield info
+        finally:
+            stoker.shutdown()
+
+
+@contextlib.contextmanager
+def head(folder: Path, **offer: Any) -> Iterator[LocalCluster]:
+    """A cluster that drivers join and leave, as ``stoker start --head`` makes it."""
+    with session_root(folder):
+        cluster = spawn_local(embedded=False, num_gpus=offer.pop("num_gpus", 0), **offer)
+        try:
+            cluster.wait_ready()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def http(cluster: LocalCluster) -> HttpClient:
+    """A client of the cluster's gcs."""
+    return HttpClient(cluster.info.gcs_url, token=cluster.info.token)
+
+
+def environment(cluster: LocalCluster, **more: str) -> dict[str, str]:
+    """What a process needs to be a driver or a client of the cluster."""
+    own = {"STOKER_ADDRESS": cluster.info.gcs_url, "STOKER_TOKEN": cluster.info.token}
+    return {**os.environ, **own, **more}
+
+
+def run_driver(
+    cluster: LocalCluster, program: str, *, timeout_s: float = 30.0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a driver to its end."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=environment(cluster, **more),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@contextlib.contextmanager
+def driver(cluster: LocalCluster, program: str, **more: str) -> Iterator[subprocess.Popen[str]]:
+    """A driver that runs meanwhile; it is killed at the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", textwrap.dedent(program)],
+        env=environment(cluster, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def line_of(process: subprocess.Popen[str], start: str) -> str:
+    """The rest of the first line of output that starts so; fails with all output if none does."""
+    said = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(start):
+            return line.removeprefix(start).strip()
+        said.append(line)
+    raise AssertionError(f"the driver ended without {start!r}:\n{''.join(said)}")
+
+
+def alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def actor_record(actor_id: str) -> dict[str, Any]:
+    """An actor as the HTTP API of this driver's cluster shows it."""
+    found: dict[str, Any] = stoker._session.runtime().http.call(
+        "GET", f"/v1/actors/{actor_id}", reply=dict[str, Any]
+    )
+    return found
+
+
+def until_state(actor_id: str, state: str, timeout_s: float = WAIT_S) -> dict[str, Any]:
+    """The actor's record once it is in ``state``."""
+
+    def there() -> dict[str, Any] | None:
+        found = actor_record(actor_id)
+        return found if found["state"] == state else None
+
+    found = until(there, timeout_s, f"actor {actor_id} is {state}", interval_s=0.03)
+    assert found is not None
+    return found
+
+
+def caught(call: Callable[[], Any], kind: type[BaseException] = Exception) -> Any:
+    """The exception that ``call`` raises."""
+    with pytest.raises(kind) as raised:
+        call()
+    return raised.value

@@ -1,0 +1,571 @@
+"""Actors as users meet them: order, names, handles, lifetimes, limits and wrong calls."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker import exceptions
+from tests.e2e._cluster import actor_record, caught, embedded, until_state
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GET_S = 20.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_INFEASIBLE_GRACE_S", "0.3")
+        with embedded(tmp_path_factory.mktemp("a"), num_cpus=2, num_gpus=4) as info:
+            yield info
+
+
+def get(refs: Any, timeout: float = GET_S) -> Any:
+    return stoker.get(refs, timeout=timeout)
+
+
+@stoker.remote
+class Counter:
+    """Counts, and remembers what it was told."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.count = start
+        self.said: list[Any] = []
+
+    def add(self, amount: int = 1) -> int:
+        self.count += amount
+        return self.count
+
+    def say(self, what: Any) -> None:
+        self.said.append(what)
+
+    def heard(self) -> list[Any]:
+        return self.said
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@stoker.remote(num_cpus=0)
+def after(seconds: float, value: Any) -> Any:
+    time.sleep(seconds)
+    return value
+
+
+def test_an_actor_keeps_its_state_between_calls() -> None:
+    counter = Counter.remote(10)
+    assert get([counter.add.remote() for _ in range(5)]) == [11, 12, 13, 14, 15]
+    assert get(counter.pid.remote()) != os.getpid()
+
+
+def test_two_actors_of_one_class_live_in_two_processes() -> None:
+    first, second = Counter.remote(), Counter.remote()
+    get(first.add.remote(5))
+    assert get(second.add.remote()) == 1
+    assert get(first.pid.remote()) != get(second.pid.remote())
+
+
+def test_thousands_of_pipelined_calls_run_in_order() -> None:
+    counter = Counter.remote()
+    for index in range(3000):
+        counter.say.remote(index)
+    assert get(counter.heard.remote()) == list(range(3000))
+
+
+def test_calls_wait_in_order_behind_one_whose_argument_comes_late() -> None:
+    counter = Counter.remote()
+    get(counter.add.remote())
+    late = after.remote(0.4, "late")
+    counter.say.remote("first")
+    counter.say.remote(late)
+    counter.say.remote("last")
+    assert get(counter.heard.remote()) == ["first", "late", "last"]
+
+
+def test_a_failed_argument_fails_its_call_and_not_those_behind_it() -> None:
+    @stoker.remote(num_cpus=0)
+    def broken() -> None:
+        raise KeyError("lost")
+
+    counter = Counter.remote()
+    told = counter.say.remote(broken.remote())
+    counter.say.remote("next")
+    assert isinstance(caught(lambda: get(told)), KeyError)
+    assert get(counter.heard.remote()) == ["next"]
+
+
+def test_a_handle_may_travel_before_its_actor_is_created() -> None:
+    @stoker.remote(num_cpus=0)
+    def add(counter: Any) -> int:
+        value: int = stoker.get(counter.add.remote())
+        return value
+
+    counter = Counter.remote(after.remote(0.5, 41))
+    assert get(add.remote(counter)) == 42
+
+
+def test_an_actor_can_be_killed_while_it_is_being_created() -> None:
+    for _ in range(5):
+        counter = Counter.remote()
+        ref = counter.add.remote()
+        stoker.kill(counter)
+        assert isinstance(caught(lambda ref=ref: get(ref)), exceptions.ActorDiedError)
+    never = after.remote(30, 1)
+    counter = Counter.remote(never)
+    ref = counter.add.remote()
+    stoker.kill(counter)
+    assert isinstance(caught(lambda: get(ref, timeout=5)), exceptions.ActorDiedError)
+    stoker.cancel(never, force=True)
+
+
+def test_an_actor_whose_argument_failed_fails_with_that_cause() -> None:
+    @stoker.remote(num_cpus=0)
+    def broken() -> None:
+        raise KeyError("lost")
+
+    counter = Counter.remote(broken.remote())
+    assert isinstance(caught(lambda: get(counter.add.remote())), KeyError)
+
+
+def test_cancelling_a_call_that_waits_for_its_argument_lets_those_behind_it_go() -> None:
+    counter = Counter.remote()
+    get(counter.add.remote())
+    never = after.remote(30, "never")
+    stuck = counter.say.remote(never)
+    behind = counter.add.remote()
+    stoker.cancel(stuck)
+    assert isinstance(caught(lambda: get(stuck)), exceptions.TaskCancelledError)
+    assert get(behind, timeout=5) == 2
+    stoker.cancel(never, force=True)
+
+
+def test_calls_of_several_threads_all_arrive_each_thread_in_its_order() -> None:
+    counter = Counter.remote()
+
+    def caller(name: str) -> None:
+        for index in range(200):
+            counter.say.remote((name, index))
+
+    threads = [threading.Thread(target=caller, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    heard = get(counter.heard.remote())
+    assert len(heard) == 800
+    for name in "abcd":
+        assert [index for who, index in heard if who == name] == list(range(200))
+
+
+def test_calls_made_while_the_constructor_is_slow_wait_for_it() -> None:
+    @stoker.remote
+    class Slow:
+        def __init__(self) -> None:
+            time.sleep(0.6)
+            self.ready = True
+
+        def look(self) -> bool:
+            return self.ready
+
+    began = time.monotonic()
+    slow = Slow.remote()
+    refs = [slow.look.remote() for _ in range(100)]
+    assert time.monotonic() - began < 0.5, "remote() does not wait for the constructor"
+    assert all(get(refs))
+
+
+def test_a_get_that_passes_its_timeout_says_what_the_actor_is_doing() -> None:
+    @stoker.remote
+    class Busy:
+        def work(self) -> None:
+            time.sleep(0.8)
+
+    busy = Busy.remote()
+    error = caught(lambda: get(busy.work.remote(), timeout=0.3), exceptions.GetTimeoutError)
+    assert "Busy.work" in str(error)
+
+
+def test_a_named_actor_is_found_and_its_name_is_taken_until_it_ends() -> None:
+    counter = Counter.options(name="tally").remote(3)
+    found = stoker.get_actor("tally")
+    assert found == counter
+    assert get(found.add.remote()) == 4
+    error = caught(lambda: Counter.options(name="tally").remote(), exceptions.ConflictError)
+    assert "tally" in str(error)
+    assert "get_if_exists" in str(error)
+    stoker.kill(counter)
+    error = caught(lambda: stoker.get_actor("tally"), exceptions.NotFoundError)
+    assert "tally" in str(error)
+    again = Counter.options(name="tally").remote(7)
+    assert get(again.add.remote()) == 8
+    stoker.kill(again)
+
+
+def test_get_if_exists_finds_the_first_one() -> None:
+    first = Counter.options(name="one", get_if_exists=True).remote(1)
+    second = Counter.options(name="one", get_if_exists=True).remote(100)
+    assert first == second
+    assert get(second.add.remote()) == 2
+    stoker.kill(first)
+
+
+def test_tasks_and_actors_find_names_in_the_namespace_of_their_job() -> None:
+    @stoker.remote(num_cpus=0)
+    def add_by_name() -> int:
+        value: int = stoker.get(stoker.get_actor("known").add.remote())
+        return value
+
+    @stoker.remote
+    class Finder:
+        def make(self, cls: Any) -> str:
+            return str(cls.options(name="made").remote(5).actor_id)
+
+    elsewhere = Counter.options(name="known", namespace="elsewhere").remote(100)
+    known = Counter.options(name="known").remote(1)
+    assert get(add_by_name.remote()) == 2
+    finder = Finder.remote()
+    made = get(finder.make.remote(Counter))
+    assert stoker.get_actor("made").actor_id == made
+    for actor in (elsewhere, known, stoker.get_actor("made")):
+        stoker.kill(actor)
+
+
+def test_names_live_in_namespaces() -> None:
+    here = Counter.options(name="twin").remote(1)
+    there = Counter.options(name="twin", namespace="elsewhere").remote(2)
+    assert stoker.get_actor("twin") == here
+    assert stoker.get_actor("twin", namespace="elsewhere") == there
+    assert here != there
+    stoker.kill(here)
+    stoker.kill(there)
+
+
+def test_many_callers_of_get_if_exists_at_once_get_one_actor() -> None:
+    @stoker.remote(num_cpus=0)
+    def ask(cls: Any) -> str:
+        return str(cls.options(name="single", get_if_exists=True).remote().actor_id)
+
+    ids = get([ask.remote(Counter) for _ in range(4)])
+    assert len(set(ids)) == 1
+    stoker.kill(stoker.get_actor("single"))
+
+
+def test_handles_work_in_tasks_and_in_other_actors() -> None:
+    @stoker.remote(num_cpus=0)
+    def add_in_task(counter: Any, amount: int) -> int:
+        value: int = stoker.get(counter.add.remote(amount))
+        return value
+
+    @stoker.remote
+    class Caller:
+        def __init__(self, other: Any) -> None:
+            self.other = other
+
+        def add(self, amount: int) -> int:
+            value: int = stoker.get(self.other.add.remote(amount))
+            return value
+
+    counter = Counter.remote()
+    caller = Caller.remote(counter)
+    assert get(add_in_task.remote(counter, 5)) == 5
+    assert get(caller.add.remote(2)) == 7
+    assert get(add_in_task.remote([counter][0], 1)) == 8
+
+
+def test_an_actor_ends_when_the_last_handle_goes_out_of_scope() -> None:
+    counter = Counter.remote()
+    actor_id, pid = counter.actor_id, get(counter.pid.remote())
+    del counter
+    record = until_state(actor_id, "DEAD")
+    assert "handle" in record["death_cause"]["message"]
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 5, "its worker is gone")
+
+
+def test_calls_submitted_before_the_handle_went_are_done_first() -> None:
+    counter = Counter.remote()
+    actor_id = counter.actor_id
+    refs = [counter.add.remote() for _ in range(200)]
+    del counter
+    assert get(refs)[-1] == 200
+    until_state(actor_id, "DEAD")
+
+
+def test_a_call_on_a_temporary_handle_is_done() -> None:
+    assert get(Counter.remote(4).add.remote()) == 5
+
+
+def test_a_method_keeps_the_actor_of_a_dropped_handle() -> None:
+    counter = Counter.remote()
+    add = counter.add
+    del counter
+    gc.collect()
+    assert get([add.remote(), add.remote()]) == [1, 2]
+
+
+def test_kill_fails_what_is_unfinished_and_all_that_follows() -> None:
+    @stoker.remote
+    class Stuck:
+        def wait(self) -> None:
+            time.sleep(60)
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    stuck = Stuck.remote()
+    pid = get(stuck.pid.remote())
+    waiting = stuck.wait.remote()
+    stoker.kill(stuck)
+    error = caught(lambda: get(waiting), exceptions.ActorDiedError)
+    assert "stoker.kill()" in str(error)
+    assert isinstance(caught(lambda: get(stuck.pid.remote())), exceptions.ActorDiedError)
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 5, "its worker is gone")
+    stoker.kill(stuck)
+
+
+def test_an_actor_that_no_node_can_ever_run_fails_with_the_reason() -> None:
+    @stoker.remote(num_gpus=64)
+    class Huge:
+        def work(self) -> None:
+            return None
+
+    huge = Huge.remote()
+    error = caught(lambda: get(huge.work.remote(), timeout=30), exceptions.ActorDiedError)
+    assert "GPU" in str(error)
+    assert "64" in str(error)
+
+
+def test_an_actor_waits_for_resources_and_says_so() -> None:
+    @stoker.remote(num_gpus=4)
+    class All:
+        def work(self) -> str:
+            return "done"
+
+    first, second = All.remote(), All.remote()
+    assert get(first.work.remote()) == "done"
+    error = caught(lambda: get(second.work.remote(), timeout=0.5), exceptions.GetTimeoutError)
+    assert "All" in str(error)
+    del first
+    assert get(second.work.remote()) == "done"
+
+
+def test_gpu_actors_see_their_own_devices() -> None:
+    @stoker.remote(num_gpus=1)
+    class OnGpu:
+        def devices(self) -> tuple[str | None, list[int]]:
+            return os.environ.get("CUDA_VISIBLE_DEVICES"), stoker.get_gpu_ids()
+
+    actors = [OnGpu.remote() for _ in range(4)]
+    seen = get([actor.devices.remote() for actor in actors])
+    assert sorted(text for text, _ in seen) == ["0", "1", "2", "3"]
+    assert all(ids == [int(text)] for text, ids in seen)
+
+
+def test_an_actor_knows_where_it_runs(cluster: Any) -> None:
+    @stoker.remote(num_gpus=0.5)
+    class Aware:
+        def context(self) -> Any:
+            return stoker.get_runtime_context()
+
+    aware = Aware.remote()
+    context = get(aware.context.remote())
+    assert context.actor_id == aware.actor_id
+    assert context.job_id == cluster.job_id
+    assert context.node_id == cluster.node_id
+    assert context.namespace == cluster.namespace != ""
+    assert context.task_name.endswith("Aware.context")
+    assert context.get_assigned_resources() == {"GPU": 0.5}
+    assert not context.was_current_actor_reconstructed
+
+
+def test_methods_return_several_values_or_a_stream() -> None:
+    @stoker.remote
+    class Many:
+        @stoker.method(num_returns=2)
+        def pair(self) -> tuple[int, int]:
+            return 1, 2
+
+        def upto(self, count: int) -> Iterator[int]:
+            yield from range(count)
+
+        def wrong(self) -> int:
+            return 1
+
+    many = Many.remote()
+    first, second = many.pair.remote()
+    assert get([first, second]) == [1, 2]
+    assert [get(ref) for ref in many.upto.remote(700)] == list(range(700))
+    three = many.pair.options(num_returns=1).remote()
+    assert get(three) == (1, 2)
+    refs = many.wrong.options(num_returns=2).remote()
+    assert "num_returns=2" in str(caught(lambda: get(refs)))
+
+
+def test_a_stream_that_fails_gives_what_it_had_and_then_its_error() -> None:
+    @stoker.remote
+    class Breaks:
+        def upto(self, count: int) -> Iterator[int]:
+            yield from range(count)
+            raise ValueError("no more")
+
+        def ping(self) -> str:
+            return "here"
+
+    breaks = Breaks.remote()
+    refs = list(breaks.upto.remote(3))
+    assert get(refs[:3]) == [0, 1, 2]
+    assert isinstance(caught(lambda: get(refs[3])), ValueError)
+    assert get(breaks.ping.remote()) == "here"
+
+
+def test_a_dropped_stream_of_an_actor_stops_and_the_actor_goes_on() -> None:
+    @stoker.remote
+    class Endless:
+        def count(self) -> Iterator[int]:
+            number = 0
+            while True:
+                number += 1
+                yield number
+
+        def ping(self) -> str:
+            return "here"
+
+    endless = Endless.remote()
+    stream = endless.count.remote()
+    assert get(next(stream)) == 1
+    del stream
+    assert get(endless.ping.remote()) == "here"
+
+
+def test_an_unknown_method_or_option_names_the_nearest() -> None:
+    counter = Counter.remote()
+    assert "'add'" in str(caught(lambda: counter.ad, AttributeError))
+    error = caught(lambda: Counter.options(max_restart=1), exceptions.UnknownOptionError)
+    assert "max_restarts" in str(error)
+    error = caught(lambda: counter.add.options(num_return=1), exceptions.UnknownOptionError)
+    assert "num_returns" in str(error)
+    assert "remote" in str(caught(lambda: Counter(), TypeError))
+    assert "remote" in str(caught(lambda: counter.add(), TypeError))
+    assert "start" in str(caught(lambda: Counter.remote(begin=1), TypeError))
+
+
+def test_wrong_arguments_of_a_method_are_a_type_error() -> None:
+    counter = Counter.remote()
+    assert isinstance(caught(lambda: get(counter.add.remote(1, 2, 3))), TypeError)
+    assert get(counter.add.remote()) == 1
+
+
+def test_max_pending_calls_refuses_more_at_the_call() -> None:
+    @stoker.remote(max_pending_calls=3)
+    class Gate:
+        def wait(self, seconds: float) -> None:
+            time.sleep(seconds)
+
+    gate = Gate.remote()
+    refs = [gate.wait.remote(0.3) for _ in range(3)]
+    error = caught(lambda: gate.wait.remote(0), exceptions.BadRequestError)
+    assert "max_pending_calls" in str(error)
+    get(refs)
+    get(gate.wait.remote(0))
+
+
+def test_an_exception_of_a_method_arrives_as_its_type_and_the_actor_goes_on() -> None:
+    class Odd(ValueError):
+        def __init__(self, code: int) -> None:
+            super().__init__(f"code {code}")
+            self.code = code
+
+    @stoker.remote
+    class Raises:
+        def fail(self) -> None:
+            raise Odd(7)
+
+        def leave(self) -> None:
+            raise SystemExit(3)
+
+        def ping(self) -> str:
+            return "here"
+
+    raises = Raises.remote()
+    error = caught(lambda: get(raises.fail.remote()), ValueError)
+    assert isinstance(error, exceptions.TaskError)
+    assert error.code == 7 or getattr(error.cause, "code", None) == 7
+    assert "in fail" in str(error)
+    assert "SystemExit" in str(caught(lambda: get(raises.leave.remote())))
+    assert get(raises.ping.remote()) == "here"
+
+
+def test_actors_start_tasks_and_actors_of_their_own() -> None:
+    @stoker.remote
+    def square(number: int) -> int:
+        return number * number
+
+    @stoker.remote(num_cpus=1)
+    class Parent:
+        def __init__(self, child: Any, work: Any) -> None:
+            self.child = child.remote(100)
+            self.work = work
+
+        def squares(self, count: int) -> list[int]:
+            values: list[int] = stoker.get([self.work.remote(i) for i in range(count)])
+            return values
+
+        def count(self) -> int:
+            value: int = stoker.get(self.child.add.remote())
+            return value
+
+        def child_id(self) -> str:
+            return str(self.child.actor_id)
+
+        def drop(self) -> None:
+            del self.child
+
+    parent = Parent.remote(Counter, square)
+    assert get(parent.squares.remote(20)) == [i * i for i in range(20)]
+    assert get(parent.count.remote()) == 101
+    child_id = get(parent.child_id.remote())
+    get(parent.drop.remote())
+    until_state(child_id, "DEAD")
+
+
+def test_refs_that_an_actor_keeps_stay_alive() -> None:
+    @stoker.remote
+    class Keeper:
+        def keep(self, refs: list[Any]) -> None:
+            self.refs = refs
+
+        def read(self) -> list[int]:
+            return [len(value) for value in stoker.get(self.refs)]
+
+        def make(self) -> list[Any]:
+            return [stoker.put(b"x" * 300_000), stoker.put("small")]
+
+    keeper = Keeper.remote()
+    get(keeper.keep.remote([stoker.put(b"a" * 10), stoker.put(b"b" * 500_000)]))
+    gc.collect()
+    # A round trip through the driver's loop: what it would free is freed by now.
+    get(after.remote(0.3, None))
+    assert get(keeper.read.remote()) == [10, 500_000]
+    large, small = get(keeper.make.remote())
+    get(after.remote(0.3, None))
+    assert (len(get(large)), get(small)) == (300_000, "small")
+
+
+def test_an_actor_is_listed_with_what_it_is() -> None:
+    counter = Counter.options(name="listed", num_cpus=0.5).remote()
+    get(counter.add.remote())
+    record = until_state(counter.actor_id, "ALIVE")
+    assert record["class_name"] == "Counter"
+    assert record["name"] == "listed"
+    assert record["resources"] == {"CPU": 0.5}
+    assert record["pid"] == get(counter.pid.remote())
+    stoker.kill(counter)
+    assert actor_record(counter.actor_id)["state"] == "DEAD"
