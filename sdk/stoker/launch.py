@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     for fd in (options.ready_fd, options.lifeline_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
-    janitor = start_janitor()
+    janitor = start_janitor(_sweep_shared_memory)
     root = session_root()
     session = prepare(options.session_dir) if options.session_dir else new_session(root)
 
@@ -119,6 +119,13 @@ def _run(options: argparse.Namespace) -> None:
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_life(serve, options, settings, session, forkserver, janitor))
     sweep(root)
+
+
+def _sweep_shared_memory() -> None:
+    from stoker_nodelet import arena
+
+    arena.sweep()
+    arena.sweep(arena.SOCKETS, "stoker-sock-*")
 
 
 class _Serve(Protocol):

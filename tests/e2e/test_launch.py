@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 START_S = 20.0
 GONE_S = 5.0
+SHM = Path("/dev/shm")
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +101,21 @@ def test_a_killed_head_leaves_nothing(cluster: LocalCluster) -> None:
     os.kill(cluster.pid, signal.SIGKILL)
     cluster.stop()
     gone(processes, cluster.info)
+
+
+def test_a_head_killed_while_it_starts_leaves_nothing() -> None:
+    cluster = spawn_local(num_cpus=1, num_gpus=0)
+    pattern = f"stoker-{cluster.session_dir.name}-*"
+    until(lambda: list(SHM.glob(pattern)), START_S, "the head has made its arena", 0.001)
+    processes = tree(cluster.pid)
+    os.kill(cluster.pid, signal.SIGKILL)
+    cluster.stop()
+
+    def left() -> list[object]:
+        alive = [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+        return [*alive, *SHM.glob(pattern)]
+
+    until(lambda: not left(), GONE_S, "nothing is left of the head")
 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["alone", "with a forked child"])

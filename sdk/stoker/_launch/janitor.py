@@ -2,7 +2,8 @@
 
 The head forks it first of all (one thread, nothing imported), and holds the only writing end of a
 pipe to it. However the head dies, the pipe closes; then the janitor removes the paths that the head
-had named and leaves. It must import nothing beyond the standard library's basics.
+had named and leaves. Of a head that died before it could name any, ``sweep`` has to find them. It
+must import nothing beyond the standard library's basics.
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import shutil
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _END_S = 4.0  # workers may write into the arena until the fork server has killed them
+_POLL_S = 0.02
 
 
 class Janitor:
@@ -28,19 +34,23 @@ class Janitor:
         os.write(self._write_fd, os.fsencode(path) + b"\0")
 
 
-def start_janitor() -> Janitor:
-    """Fork the janitor. Call while the process has one thread."""
+def start_janitor(sweep: Callable[[], object]) -> Janitor:
+    """Fork the janitor. Call while the process has one thread.
+
+    ``sweep`` removes what dead processes left; it is called in the janitor, if the head dies early.
+    """
     read_fd, write_fd = os.pipe()
+    head = os.getpid()
     if os.fork() == 0:
         try:
-            _stay_until_the_end(read_fd)
+            _stay_until_the_end(read_fd, head, sweep)
         finally:
             os._exit(0)
     os.close(read_fd)
     return Janitor(write_fd)
 
 
-def _stay_until_the_end(read_fd: int) -> None:
+def _stay_until_the_end(read_fd: int, head: int, sweep: Callable[[], object]) -> None:
     os.setsid()
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
@@ -56,10 +66,15 @@ def _stay_until_the_end(read_fd: int) -> None:
         named += chunk
     paths = [Path(os.fsdecode(name)) for name in bytes(named).split(b"\0") if name]
     deadline_s = time.monotonic() + _END_S
+    if not paths:
+        # Its owner is dead only once its parent has taken note of that.
+        while Path(f"/proc/{head}").exists() and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S)
+        sweep()
     while paths and time.monotonic() < deadline_s:
         paths = [path for path in paths if not _removed(path)]
         if paths:
-            time.sleep(0.02)
+            time.sleep(_POLL_S)
 
 
 def _removed(path: Path) -> bool:
