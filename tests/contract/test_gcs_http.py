@@ -8,123 +8,35 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from stoker_gcs import schema
 from stoker_wire.client import Client
 from stoker_wire.errors import (
     BadRequestError,
     CompactedError,
     ConflictError,
     FencedError,
-    IdempotencyError,
     NotFoundError,
     UnauthorizedError,
     UnavailableError,
 )
 from stoker_wire.messages.cluster import (
     ClusterResources,
-    Demand,
     Heartbeat,
     Node,
     NodeState,
-    WorkerExit,
-    WorkersExited,
 )
 from stoker_wire.messages.control import (
     Campaign,
     CreateToken,
     Event,
-    Explanation,
     KvEntry,
     Leader,
     Page,
     Token,
 )
-from stoker_wire.messages.work import (
-    Actor,
-    ActorState,
-    CreateActor,
-    FinishJob,
-    Job,
-    JobState,
-    KillActor,
-    ReportActor,
-    ReportTasks,
-    SubmitJob,
-    TaskHistoryStatus,
-    TaskRecord,
-    TaskState,
-)
-from tests.contract.gcs_support import TOKEN, attach, eventually, gcs, register, scheduler
+from tests.contract.gcs_support import TOKEN, attach, eventually, register, scheduler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from stoker_gcs.service import Running
-    from tests.contract.gcs_support import FakeScheduler
-
-
-@pytest.fixture
-async def served(sqlite_url: str) -> AsyncIterator[tuple[Running, Client]]:
-    async with gcs(sqlite_url) as both:
-        yield both
-
-
-@pytest.fixture
-def client(served: tuple[Running, Client]) -> Client:
-    return served[1]
-
-
-@pytest.fixture
-async def fake(client: Client) -> AsyncIterator[FakeScheduler]:
-    async with scheduler(client) as made:
-        yield made
-
-
-def an_actor(job_id: str, actor_id: str = "a_1", **more: object) -> CreateActor:
-    demand = Demand(job_id=job_id, resources={"CPU": 1.0}, name=str(more.pop("demand_name", "")))
-    return CreateActor(
-        actor_id=actor_id,
-        demand=demand,
-        class_name="Counter",
-        payload=b"spec",
-        **more,  # type: ignore[arg-type]
-    )
-
-
-async def create(client: Client, body: CreateActor) -> Actor:
-    return await client.call("POST", "/v1/actors", body, reply=Actor)
-
-
-async def actor(client: Client, actor_id: str = "a_1", wait_s: float = 0.0) -> Actor:
-    query = {"wait_s": wait_s}
-    return await client.call("GET", f"/v1/actors/{actor_id}", query=query, reply=Actor)
-
-
-async def report(client: Client, now: Actor, state: ActorState = ActorState.ALIVE) -> Actor:
-    body = ReportActor(state=state, incarnation=now.incarnation, worker_id=now.worker_id)
-    return await client.call("POST", f"/v1/actors/{now.actor_id}/report", body, reply=Actor)
-
-
-async def placed(client: Client, actor_id: str = "a_1", *, incarnation: int = 0) -> Actor:
-    async def has_lease() -> bool:
-        found = await actor(client, actor_id)
-        return bool(found.lease_id) and found.incarnation == incarnation
-
-    await eventually(has_lease, "the actor is placed")
-    return await actor(client, actor_id)
-
-
-async def exit_of(client: Client, now: Actor) -> None:
-    gone = WorkerExit(
-        worker_id=now.worker_id,
-        node_id="n_1",
-        lease_id=now.lease_id,
-        actor_id=now.actor_id,
-        job_id=now.job_id,
-        signal=11,
-        cause="killed by SIGSEGV",
-    )
-    await client.call("POST", "/v1/workers/exited", WorkersExited(exits=(gone,)))
 
 
 async def test_only_a_known_token_comes_in(served: tuple[Running, Client]) -> None:
@@ -285,281 +197,6 @@ async def test_lists_are_paged_and_filters_are_checked(client: Client) -> None:
     with pytest.raises(BadRequestError, match="state") as caught:
         await client.call("GET", "/v1/nodes", query={"stat": "ALIVE"}, reply=Page[Node])
     assert caught.value.field == "stat"
-
-
-async def test_an_attached_job_ends_by_its_finish_or_by_the_loss_of_its_driver(
-    client: Client,
-) -> None:
-    finished, lost = await attach(client), await attach(client)
-    body = FinishJob(state=JobState.SUCCEEDED)
-    for _ in range(2):
-        done = await client.call("POST", f"/v1/jobs/{finished.job_id}/finish", body, reply=Job)
-        assert done.state is JobState.SUCCEEDED
-    with pytest.raises(ConflictError, match="takes no driver"):
-        await attach(client, finished.job_id)
-    session = await client.ws(f"/v1/jobs/{lost.job_id}/session")
-    await session.close()
-    session = await client.ws(f"/v1/jobs/{lost.job_id}/session")
-    assert (await client.call("GET", f"/v1/jobs/{lost.job_id}", reply=Job)).state == "RUNNING"
-    await session.close()
-    query = {"wait_s": 8}
-    dead = await client.call("GET", f"/v1/jobs/{lost.job_id}", query=query, reply=Job)
-    assert dead.state is JobState.FAILED
-    assert "driver died" in dead.message
-
-
-async def test_stopping_a_job_tells_its_driver(client: Client) -> None:
-    job = await attach(client)
-    session = await client.ws(f"/v1/jobs/{job.job_id}/session")
-    for _ in range(2):
-        stopped = await client.call("POST", f"/v1/jobs/{job.job_id}/stop", reply=Job)
-        assert stopped.state is JobState.STOPPED
-    message = await session.receive(timeout=5)
-    assert (message.data, message.extra) == (4410, "job is STOPPED: stopped")
-
-
-async def test_a_submitted_job_is_launched_once_and_ends_with_its_process(
-    client: Client, fake: FakeScheduler
-) -> None:
-    await register(client)
-    fake.held_back.clear()
-    body = SubmitJob(entrypoint="python x.py", resources={"CPU": 1.0})
-    job = await client.call("POST", "/v1/jobs", body, reply=Job, idempotency_key="same")
-
-    async def says_why() -> bool:
-        found = await client.call("GET", f"/v1/jobs/{job.job_id}", reply=Job)
-        return found.message == "3 demands wait before it"
-
-    await eventually(says_why, "the pending job says why it waits")
-    why = await client.call("GET", f"/v1/jobs/{job.job_id}/explain", reply=Explanation)
-    assert (why.summary, why.queue_position) == ("driver waits for 99 CPUs", 2)
-    fake.held_back.set()
-
-    async def runs() -> bool:
-        return (await client.call("GET", f"/v1/jobs/{job.job_id}", reply=Job)).lease_id != ""
-
-    await eventually(runs, "the driver is launched")
-    again = await client.call("POST", "/v1/jobs", body, reply=Job, idempotency_key="same")
-    assert again.job_id == job.job_id
-    now = await client.call("GET", f"/v1/jobs/{job.job_id}", reply=Job)
-    assert (now.state, now.node_id) == (JobState.RUNNING, "n_1")
-    assert await attach(client, job.job_id) == await client.call(
-        "GET", f"/v1/jobs/{job.job_id}", reply=Job
-    )
-    other = WorkerExit(worker_id="w_77", node_id="n_1", job_id=job.job_id, lease_id="l_77")
-    await client.call("POST", "/v1/workers/exited", WorkersExited(exits=(other,)))
-    driver = WorkerExit(
-        worker_id="w_1",
-        node_id="n_1",
-        job_id=job.job_id,
-        lease_id=now.lease_id,
-        exit_code=3,
-        last_log_lines=("ValueError: no",),
-    )
-    for _ in range(2):
-        await client.call("POST", "/v1/workers/exited", WorkersExited(exits=(driver,)))
-    ended = await client.call("GET", f"/v1/jobs/{job.job_id}", reply=Job)
-    assert (ended.state, ended.exit_code) == (JobState.FAILED, 3)
-    assert "exit code 3" in ended.message and "ValueError: no" in ended.message
-    exits = await client.call(
-        "GET", "/v1/events", query={"kind": "worker.exited"}, reply=Page[Event]
-    )
-    assert [event.subject for event in exits.items] == ["w_77", "w_1"]
-
-
-async def test_a_key_used_for_another_job_is_refused_and_a_chosen_id_is_unique(
-    client: Client,
-) -> None:
-    body = SubmitJob(entrypoint="one")
-    await client.call("POST", "/v1/jobs", body, reply=Job, idempotency_key="k")
-    with pytest.raises(IdempotencyError):
-        other = SubmitJob(entrypoint="two")
-        await client.call("POST", "/v1/jobs", other, reply=Job, idempotency_key="k")
-    named = SubmitJob(entrypoint="one", job_id="job_mine")
-    await client.call("POST", "/v1/jobs", named, reply=Job)
-    with pytest.raises(ConflictError, match="job_mine already"):
-        await client.call("POST", "/v1/jobs", named, reply=Job)
-    with pytest.raises(BadRequestError, match="not a job id"):
-        wrong = SubmitJob(entrypoint="one", job_id="mine")
-        await client.call("POST", "/v1/jobs", wrong, reply=Job)
-
-
-async def test_an_actor_lives_restarts_and_dies_of_a_cause(
-    client: Client, fake: FakeScheduler
-) -> None:
-    await register(client)
-    job = await attach(client)
-    body = an_actor(job.job_id, max_restarts=1)
-    assert (await create(client, body)).state is ActorState.PENDING
-    assert (await create(client, body)).actor_id == "a_1"
-    waiting = asyncio.ensure_future(actor(client, wait_s=10))
-    first = await placed(client)
-    assert first.address is not None and first.state is ActorState.PENDING
-    for _ in range(2):
-        await report(client, first)
-    assert (await waiting).state is ActorState.ALIVE
-    for _ in range(2):
-        await exit_of(client, first)
-    second = await placed(client, incarnation=1)
-    assert (second.state, second.restarts) == (ActorState.RESTARTING, 1)
-    with pytest.raises(FencedError, match="is at incarnation 1"):
-        await report(client, first)
-    await report(client, second)
-    await exit_of(client, second)
-    dead = await actor(client)
-    assert dead.state is ActorState.DEAD
-    assert dead.death_cause is not None
-    assert "killed by SIGSEGV" in dead.death_cause.message
-    assert dead.death_cause.extra["signal"] == 11
-    assert {request.request_id for request in fake.requests} == {"r_a_1.0", "r_a_1.1"}
-    story = await client.call("GET", "/v1/actors/a_1/explain", reply=Explanation)
-    assert [event.kind for event in story.events] == [
-        "actor.created",
-        "actor.placed",
-        "actor.started",
-        "actor.restarting",
-        "actor.placed",
-        "actor.started",
-        "actor.died",
-    ]
-
-
-async def test_a_fast_constructor_may_report_before_its_grant_is_written(
-    client: Client, fake: FakeScheduler
-) -> None:
-    job = await attach(client)
-    fake.held_back.clear()
-    made = await create(client, an_actor(job.job_id))
-    early = asyncio.ensure_future(report(client, made))
-    fake.held_back.set()
-    alive = await early
-    assert alive.state is ActorState.ALIVE
-    assert alive.address is not None
-
-
-async def test_an_infeasible_actor_dies_with_the_explanation(
-    client: Client, fake: FakeScheduler
-) -> None:
-    job = await attach(client)
-    fake.infeasible.add("huge")
-    await create(client, an_actor(job.job_id, demand_name="huge"))
-    dead = await actor(client, wait_s=10)
-    assert dead.state is ActorState.DEAD
-    assert dead.death_cause is not None
-    assert (dead.death_cause.code, dead.death_cause.message) == (
-        "infeasible",
-        "no node has 99 CPUs; the largest has 4",
-    )
-
-
-async def test_names_are_unique_among_the_living(client: Client, fake: FakeScheduler) -> None:
-    job = await attach(client)
-    first = await create(client, an_actor(job.job_id, name="cache"))
-    assert first.namespace == job.namespace
-    with pytest.raises(ConflictError, match="'cache' is taken"):
-        await create(client, an_actor(job.job_id, "a_2", name="cache"))
-    same = an_actor(job.job_id, "a_3", name="cache", get_if_exists=True)
-    assert (await create(client, same)).actor_id == "a_1"
-    path = f"/v1/named-actors/{job.namespace}/cache"
-    assert (await client.call("GET", path, reply=Actor)).actor_id == "a_1"
-    now = await placed(client)
-    for _ in range(2):
-        await client.call("POST", "/v1/actors/a_1/kill", KillActor(reason="enough"), reply=Actor)
-
-    async def released() -> bool:
-        return now.lease_id in fake.released
-
-    await eventually(released, "the lease is given back")
-    with pytest.raises(NotFoundError):
-        await client.call("GET", path, reply=Actor)
-    assert (await create(client, an_actor(job.job_id, "a_4", name="cache"))).actor_id == "a_4"
-
-
-async def test_the_end_of_a_job_ends_all_that_was_its_own(
-    served: tuple[Running, Client], fake: FakeScheduler
-) -> None:
-    running, client = served
-    job = await attach(client)
-    await create(client, an_actor(job.job_id))
-    await create(client, an_actor(job.job_id, "a_2", detached=True, name="keep", namespace="ns"))
-    await placed(client)
-    kept = await placed(client, "a_2")
-    task = TaskRecord(
-        task_id="t_1", attempt=0, state=TaskState.RUNNING, job_id=job.job_id, name="f"
-    )
-    await client.call("POST", "/v1/tasks/report", ReportTasks(records=(task,)))
-    body = FinishJob(state=JobState.SUCCEEDED)
-    await client.call("POST", f"/v1/jobs/{job.job_id}/finish", body, reply=Job)
-    dead = await actor(client, wait_s=10)
-
-    async def is_dead() -> bool:
-        return (await actor(client)).state is ActorState.DEAD
-
-    await eventually(is_dead, "the job's actor is dead")
-    dead = await actor(client)
-    assert dead.death_cause is not None and job.job_id in dead.death_cause.message
-
-    async def task_ended() -> bool:
-        found = await client.call("GET", "/v1/tasks/t_1", reply=TaskRecord)
-        return found.state is TaskState.FAILED
-
-    await eventually(task_ended, "the open task is closed")
-    assert (await actor(client, "a_2")).lease_id == kept.lease_id
-    rows = await running.parts.truth.store.select(schema.LEASES, columns=("lease_id",))
-    assert [row["lease_id"] for row in rows] == [kept.lease_id]
-    late = msgspec.structs.replace(task, state=TaskState.FINISHED, ended_at_s=9.0)
-    await client.call("POST", "/v1/tasks/report", ReportTasks(records=(late, task)))
-    found = await client.call("GET", "/v1/tasks/t_1", reply=TaskRecord)
-    assert found.state is TaskState.FINISHED, "what a process reports beats what we inferred"
-    with pytest.raises(ConflictError, match="has ended"):
-        await create(client, an_actor(job.job_id, "a_9"))
-
-
-async def test_the_death_of_a_node_restarts_or_ends_its_actors(
-    client: Client, fake: FakeScheduler
-) -> None:
-    node = await register(client)
-    job = await attach(client)
-    await create(client, an_actor(job.job_id, max_restarts=-1))
-    await create(client, an_actor(job.job_id, "a_2"))
-    await placed(client)
-    await placed(client, "a_2")
-    leave = Heartbeat(incarnation=node.incarnation)
-    await client.call("POST", "/v1/nodes/n_1/leave", leave)
-    again = await placed(client, incarnation=1)
-    assert again.state is ActorState.RESTARTING
-    dead = await actor(client, "a_2", wait_s=5)
-    assert dead.death_cause is not None and dead.death_cause.code == "node_died"
-
-
-async def test_task_history_is_filtered_and_explained(client: Client, fake: FakeScheduler) -> None:
-    job = await attach(client)
-    demand = Demand(job_id=job.job_id, resources={"CPU": 99.0}, name="f")
-    records = tuple(
-        TaskRecord(
-            task_id=f"t_{i}",
-            attempt=0,
-            state=state,
-            job_id=job.job_id,
-            name="f",
-            started_at_s=1.0,
-            ended_at_s=2.0,
-            demand=demand,
-        )
-        for i, state in enumerate((TaskState.QUEUED, TaskState.FINISHED, TaskState.RUNNING))
-    )
-    for _ in range(2):
-        done = await client.call(
-            "POST", "/v1/tasks/report", ReportTasks(records=records), reply=TaskHistoryStatus
-        )
-        assert done == TaskHistoryStatus(accepted=3, dropped=0)
-    query = {"job_id": job.job_id, "state": "FINISHED"}
-    page = await client.call("GET", "/v1/tasks", query=query, reply=Page[TaskRecord])
-    assert [record.task_id for record in page.items] == ["t_1"]
-    queued = await client.call("GET", "/v1/tasks/t_0/explain", reply=Explanation)
-    assert queued.summary == "f waits for 99 CPUs"
-    ended = await client.call("GET", "/v1/tasks/t_1/explain", reply=Explanation)
-    assert "is FINISHED after 1.000 s" in ended.summary
 
 
 async def test_what_others_know_is_proxied_and_their_absence_is_named(client: Client) -> None:

@@ -13,10 +13,11 @@ from stoker_wire.errors import UnavailableError
 
 async def test_what_arrives_during_a_write_shares_the_next_one() -> None:
     batches: list[list[int]] = []
-    gate = asyncio.Event()
+    gate, began = asyncio.Event(), asyncio.Event()
 
     async def write(items: list[int]) -> list[int]:
         batches.append(items)
+        began.set()
         await gate.wait()
         return [item * 2 for item in items]
 
@@ -24,8 +25,7 @@ async def test_what_arrives_during_a_write_shares_the_next_one() -> None:
     async with Background("test") as background:
         background.spawn(lane.run(), name="lane")
         first = asyncio.ensure_future(lane.put(1))
-        while not batches:
-            await asyncio.sleep(0)
+        await began.wait()
         others = [asyncio.ensure_future(lane.put(i)) for i in range(2, 6)]
         await asyncio.sleep(0)
         gate.set()

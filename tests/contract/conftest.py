@@ -1,0 +1,33 @@
+"""Fixtures of the contract tests: a running gcs, and a fake scheduler that leads there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.contract.gcs_support import gcs, scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from stoker_gcs.service import Running
+    from stoker_wire.client import Client
+    from tests.contract.gcs_support import FakeScheduler
+
+
+@pytest.fixture
+async def served(sqlite_url: str) -> AsyncIterator[tuple[Running, Client]]:
+    async with gcs(sqlite_url) as both:
+        yield both
+
+
+@pytest.fixture
+def client(served: tuple[Running, Client]) -> Client:
+    return served[1]
+
+
+@pytest.fixture
+async def fake(client: Client) -> AsyncIterator[FakeScheduler]:
+    async with scheduler(client) as made:
+        yield made
