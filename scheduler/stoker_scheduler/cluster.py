@@ -121,6 +121,8 @@ class Cluster:
                         at_s=engine.now(), lease_id=exited.lease_id, reason=exited.cause
                     )
                 )
+            # What it asked for itself, for tasks of its tasks, nobody will use or give back.
+            engine.apply(ev.OwnerLost(at_s=engine.now(), owner_id=exited.worker_id))
 
     def _meet(self, node: Node, *, fresh: bool) -> None:
         """Know a node. A fresh registration holds nothing; others are asked first."""
