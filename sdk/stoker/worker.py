@@ -106,3 +106,4 @@ class _Worker:
         if setup.actor is not None and self._execution.actor is None:
             payload = msgspec.msgpack.decode(setup.actor.payload, type=ActorPayload)
             self._execution.become(ActorHost(self._execution, setup.actor, payload))
+        self._execution.begin()

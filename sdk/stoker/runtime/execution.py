@@ -8,6 +8,7 @@ thread; threaded actors on pools; async actors on one event loop on the main thr
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import time
@@ -76,10 +77,14 @@ class Execution:
         self._inbox: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._outcomes: list[Outcome] = []
         self._outcomes_awake = False
+        self._early: list[tuple[Channel, Run]] = []
         self._escaped: dict[str, tuple[Channel, Any]] = {}
         self._calls_of: dict[str, int] = {}
+        self.pid = os.getpid()
         self._main = threading.main_thread().ident
-        self._blocked = 0
+        self._waits: set[object] = set()
+        """One member per wait of the running task: its main thread's, its threads', its coroutines'."""
+        self._retiring = False
         self._told_blocked = False
         self._telling = False
         self.interruption = Interruption(self)
@@ -95,10 +100,24 @@ class Execution:
                 assert self.actor is not None
                 self.actor.serve()
                 return
+            if self._retiring:
+                continue  # it goes back with all that came too late
             work = self.unstarted.pop(task_id, None)
             if work is not None:
                 self.running[task_id] = work
-                self.report(invoke(self, work))
+                outcome = invoke(self, work)
+                if self._waits:  # of a thread that the task left behind
+                    self._waits.clear()
+                    self.runtime.call_soon(self._tell_blocked)
+                self._count(work)
+                self.report(outcome)
+
+    def _count(self, work: Work) -> None:
+        """Note a call of a function with ``max_calls``: after the last one, nothing is started."""
+        template = work.template
+        if template.max_calls:
+            count = self._calls_of[template.function] = self._calls_of.get(template.function, 0) + 1
+            self._retiring = count >= template.max_calls
 
     def stop(self) -> None:
         """End :meth:`serve`."""
@@ -109,6 +128,12 @@ class Execution:
         self.lease = lease
         self._told_blocked = False
         self.runtime.work_for(lease.job_id)
+
+    def begin(self) -> None:
+        """This worker knows what it is: take the calls that came before that (loop thread)."""
+        early, self._early = self._early, []
+        for line, message in early:
+            self._on_run(line, message)
 
     def become(self, actor: ActorHost) -> None:
         """From now on this worker is an actor (loop thread)."""
@@ -125,18 +150,24 @@ class Execution:
         return None
 
     def on_task_thread(self) -> bool:
-        """Whether the calling thread runs a task whose wait gives the CPU back."""
-        return self.lease is not None and threading.get_ident() == self._main
+        """Whether a wait of the calling thread gives the CPU back.
+
+        The main thread's does, and that of the threads that a task made.
+        """
+        if self.lease is None:
+            return False
+        return threading.get_ident() == self._main or (self.actor is None and bool(self.running))
 
     @contextlib.contextmanager
     def blocked(self) -> Iterator[None]:
         """The task waits inside: others may have its CPU, and the calls behind it."""
-        self._blocked += 1
+        wait = object()
+        self._waits.add(wait)
         self.runtime.call_soon(self._tell_blocked)
         try:
             yield
         finally:
-            self._blocked -= 1
+            self._waits.discard(wait)
             self.runtime.call_soon(self._tell_blocked)
 
     def report(self, outcome: Outcome) -> None:
@@ -168,6 +199,10 @@ class Execution:
                 return
 
     def _on_run(self, line: Channel, message: Run) -> None:
+        if self.lease is None:
+            # A caller may be quicker than the nodelet's word on what this worker is.
+            self._early.append((line, message))
+            return
         for template in message.templates:
             line.templates[template.number] = template
         batch = [Work(line, call, line.templates[call.template]) for call in message.calls]
@@ -179,7 +214,7 @@ class Execution:
                 )
         if self.actor is not None:
             self.actor.take(batch)
-        elif self._blocked:
+        elif self._waits or self._retiring:
             self.give_back(line, [w.call.task_id for w in batch])
         else:
             for work in batch:
@@ -197,7 +232,7 @@ class Execution:
             line.post(Returned(back))
 
     def _tell_blocked(self) -> None:
-        if self._blocked and self.actor is None:
+        if self._waits and self.actor is None:
             by_line: dict[Channel, list[str]] = {}
             for task_id, work in self.unstarted.items():
                 by_line.setdefault(work.line, []).append(task_id)
@@ -210,7 +245,7 @@ class Execution:
     async def _tell_scheduler(self) -> None:
         """Tell the scheduler the latest truth until it has it; quick changes are skipped."""
         try:
-            while self.lease is not None and self._told_blocked != (blocked := self._blocked > 0):
+            while self.lease is not None and self._told_blocked != (blocked := bool(self._waits)):
                 try:
                     await self.runtime.services.scheduler_call(
                         f"/v1/leases/{self.lease.lease_id}/blocked",
@@ -245,7 +280,6 @@ class Execution:
 
     def _send(self, outcomes: list[Outcome]) -> None:
         by_line: dict[Channel, list[Result]] = {}
-        retiring: list[Channel] = []
         for outcome in outcomes:
             work = outcome.work
             call, result = work.call, outcome.result
@@ -262,18 +296,13 @@ class Execution:
                 outcome.result_nbytes,
             )
             by_line.setdefault(work.line, []).append(result)
-            if work.template.max_calls:
-                count = self._calls_of[work.template.function] = (
-                    self._calls_of.get(work.template.function, 0) + 1
-                )
-                if count >= work.template.max_calls:
-                    retiring.append(work.line)
         for line, results in by_line.items():
             line.post(Done(results))
-        for line in retiring:
+        if self._retiring and not self.running:
             for task_id, work in list(self.unstarted.items()):
                 self.give_back(work.line, [task_id])
-            line.post(Retire())
+            for line in by_line:
+                line.post(Retire())
 
     def send_item(self, work: Work, item: Item) -> None:
         """A generator yielded (any thread)."""
