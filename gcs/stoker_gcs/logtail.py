@@ -24,6 +24,8 @@ QUEUE_SIZE = 4096
 RETRY_S = 0.5
 NEW_NODES_S = 0.5
 LAST_LINES_S = 1.0
+QUIET_S = 0.25
+"""After a job's end its log is read until nothing came for so long (nodelets look every 0.1 s)."""
 
 
 async def of_driver(
@@ -80,21 +82,29 @@ async def _until_end(
     """Lines of ``source`` until the job has ended and its last lines have come."""
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
     broken: list[StokerError] = []
+    loop = asyncio.get_running_loop()
+    last_s = loop.time()
 
     async def pump() -> None:
+        nonlocal last_s
         try:
             async for line in source:
+                last_s = loop.time()
                 await lines.put(line)
         except StokerError as error:
             broken.append(error)
         await lines.put(None)
 
     async def end() -> None:
+        nonlocal last_s
         ended = False
         while not ended:
             job = await truth.wait_for(JOBS, job_id, lambda found: found.state.terminal, 30.0)
             ended = job.state.terminal
-        await asyncio.sleep(LAST_LINES_S)
+        last_s = max(last_s, loop.time())
+        deadline_s = loop.time() + LAST_LINES_S
+        while loop.time() < min(deadline_s, last_s + QUIET_S):
+            await asyncio.sleep(QUIET_S / 4)
         await lines.put(None)
 
     async with asyncio.TaskGroup() as group:

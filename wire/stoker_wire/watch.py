@@ -8,6 +8,7 @@ silent for longer than the bookmark interval, so that both sides notice a dead c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -55,7 +56,8 @@ async def watch_response(
         return response
     except Exception as error:
         await _send_failure(req, response, error, seq, encode)
-    await response.write_eof()
+    with contextlib.suppress(ConnectionError, ClientConnectionResetError):
+        await response.write_eof()
     return response
 
 
@@ -67,7 +69,8 @@ async def stream_response(req: Request, source: AsyncIterator[T]) -> web.StreamR
             await response.write(b"\n" if item is None else _line(item))
     except (ConnectionError, ClientConnectionResetError):
         return response
-    await response.write_eof()
+    with contextlib.suppress(ConnectionError, ClientConnectionResetError):
+        await response.write_eof()
     return response
 
 

@@ -17,9 +17,16 @@ from stoker.exceptions import (
     StokerError,
     TaskCancelledError,
 )
-from stoker.runtime.calls import FunctionSpec, PendingTask, Phase, pack_arguments, run_frame
+from stoker.runtime.actor_link import ActorLink
+from stoker.runtime.calls import (
+    FunctionSpec,
+    PendingTask,
+    Phase,
+    failed_dep,
+    pack_arguments,
+    run_frame,
+)
 from stoker.runtime.failures import failed_with
-from stoker.runtime.tasks import failed_dep
 from stoker_wire.errors import BadRequestError, NotFoundError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Item, Result
@@ -35,39 +42,6 @@ _SETTLE_S = 15.0
 _CREATED_S = 60.0
 """A handle may travel faster than its actor is created, whose arguments may come late."""
 _POLL_S = 0.03
-
-
-class ActorLink:
-    """The calls of this process to one actor."""
-
-    def __init__(self, actor_id: str, name: str, max_pending: int) -> None:
-        self.actor_id = actor_id
-        self.name = name
-        self.max_pending = max_pending
-        self.waiting: deque[PendingTask] = deque()
-        self.sent: dict[str, PendingTask] = {}
-        self.open: set[str] = set()
-        """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
-        self.line: Channel | None = None
-        self.incarnation = -1
-        self.dead: Failed | None = None
-        self.connecting = False
-        self.note = "it is being created"
-        self.created: asyncio.Task[Any] | None = None
-        """The request that creates it, while this process makes it."""
-        self.drained: asyncio.Event | None = None
-        self.held: PendingTask | None = None
-        """Keeps the refs among the constructor's arguments alive, for restarts."""
-
-    def die(self, failed: Failed) -> None:
-        """It will never run again: remember why, and let its constructor's arguments go."""
-        self.dead, self.held = failed, None
-
-    def settled(self, task_id: str) -> None:
-        """One of the calls is settled: tell whoever waits for the last."""
-        self.open.discard(task_id)
-        if self.drained is not None:
-            self.drained.set()
 
 
 class ActorCalls:

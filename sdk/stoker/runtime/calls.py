@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker._refs import ObjectRef
+from stoker.exceptions import TaskCancelledError
 from stoker.runtime.serialization import pack
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Buffer, Call, Dep, Inline, Place, Ref, Run, Template
+from stoker_wire.messages.data import Buffer, Call, Dep, Failed, Inline, Place, Ref, Run, Template
 
 if TYPE_CHECKING:
     from stoker._options import TaskOptions
@@ -196,3 +197,17 @@ def run_frame(line: Channel, batch: Sequence[PendingTask], mine: Address) -> Run
             line.templates_sent.add(template.number)
             templates.append(template)
     return Run([call_of(t, mine) for t in batch], templates)
+
+
+def cancelled_error(task: PendingTask) -> TaskCancelledError:
+    """Return the error of a task that was cancelled."""
+    return TaskCancelledError(f"task {task.spec.name} ({task.task_id}) was cancelled")
+
+
+def failed_dep(task: PendingTask) -> Failed | None:
+    """Return the failure of the first argument that failed, if one did."""
+    for ref in task.deps:
+        place = ref._entry.place
+        if isinstance(place, Failed):
+            return place
+    return None

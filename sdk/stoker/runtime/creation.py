@@ -11,10 +11,9 @@ from stoker._actors import ActorHandle, HandleInfo, checked_groups, methods_of
 from stoker._options import ActorOptions, TaskOptions, demand_of
 from stoker._remote import pickled
 from stoker.exceptions import ActorDiedError, StokerError
-from stoker.runtime.calls import FunctionSpec, PendingTask, call_of, pack_arguments
+from stoker.runtime.calls import FunctionSpec, PendingTask, call_of, failed_dep, pack_arguments
 from stoker.runtime.failures import failed_with
 from stoker.runtime.invocation import ActorPayload
-from stoker.runtime.tasks import failed_dep
 from stoker_wire.frames import FrameCodec
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import LeaseKind
@@ -22,7 +21,7 @@ from stoker_wire.messages.data import Run, Template
 from stoker_wire.messages.work import Actor, CreateActor
 
 if TYPE_CHECKING:
-    from stoker.runtime.actors import ActorLink
+    from stoker.runtime.actor_link import ActorLink
     from stoker.runtime.runtime import Runtime
 
 _CREATE_S = 60.0
@@ -42,7 +41,12 @@ def create_actor(
     name = cls.__qualname__
     groups = checked_groups(cls, options)
     info = HandleInfo(
-        actor_id, name, methods_of(cls), options.max_task_retries, options.max_pending_calls
+        actor_id,
+        name,
+        methods_of(cls),
+        options.max_task_retries,
+        options.max_pending_calls,
+        tuple(groups),
     )
     demand = demand_of(
         options,

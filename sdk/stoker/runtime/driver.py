@@ -33,7 +33,8 @@ class Driver:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._submitted = False
-        self._shown = 0
+        self._cursors: dict[str, int] = {}
+        """Offset of the last line shown, by worker."""
 
     def attach(self, job_id: str | None, namespace: str | None, env: RuntimeEnv) -> None:
         """Become a new job, or the submitted one that this process is the driver of."""
@@ -85,8 +86,10 @@ class Driver:
                 )
                 async with aclosing(stream) as lines:
                     async for line in lines:
-                        self._shown += 1
-                        show(line)
+                        # A stream that was cut off starts again from the first line.
+                        if line.cursor > self._cursors.get(line.worker_id, -1):
+                            self._cursors[line.worker_id] = line.cursor
+                            show(line)
             await asyncio.sleep(_RECONNECT_S)
 
     def finish(self) -> None:
@@ -111,9 +114,9 @@ class Driver:
     async def _after_last_lines(self) -> None:
         """Wait while output still comes in (it travels behind the results)."""
         for _ in range(4):
-            seen = self._shown
+            seen = dict(self._cursors)
             await asyncio.sleep(_LAST_LINES_S)
-            if self._shown == seen:
+            if self._cursors == seen:
                 return
 
 

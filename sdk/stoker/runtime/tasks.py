@@ -20,7 +20,15 @@ from stoker.exceptions import (
     TaskTimeoutError,
     WorkerDiedError,
 )
-from stoker.runtime.calls import FunctionSpec, PendingTask, Phase, pack_arguments, run_frame
+from stoker.runtime.calls import (
+    FunctionSpec,
+    PendingTask,
+    Phase,
+    cancelled_error,
+    failed_dep,
+    pack_arguments,
+    run_frame,
+)
 from stoker.runtime.failures import failed_with, info_of
 from stoker.runtime.leases import Leases
 from stoker.runtime.reports import Reports
@@ -99,7 +107,7 @@ class Tasks:
         elif task.phase is not Phase.SENT:
             if task.queue is not None and task in task.queue.ready:
                 task.queue.ready.remove(task)
-            self.fail(task, failed_with(cancelled(task)))
+            self.fail(task, failed_with(cancelled_error(task)))
 
     def cancel_children(self, parent_task_id: str, *, force: bool) -> None:
         """Stop all tasks that a task has submitted (``cancel(recursive=True)``)."""
@@ -307,7 +315,7 @@ class Tasks:
                 task.phase = Phase.QUEUED
                 if task.cancelled:
                     queue.ready.remove(task)
-                    self.fail(task, failed_with(cancelled(task)))
+                    self.fail(task, failed_with(cancelled_error(task)))
             self.pump(tasks[0].spec.demand_key)
 
     def on_item(self, line: Channel, message: Item) -> None:
@@ -328,7 +336,7 @@ class Tasks:
             task.slot = task.line = None
             ran = position == 0
             if task.cancelled:
-                self.fail(task, failed_with(cancelled(task)))
+                self.fail(task, failed_with(cancelled_error(task)))
             elif not ran:
                 self._again(task)
             elif task.take_retry():
@@ -386,17 +394,3 @@ class Tasks:
     async def close(self) -> None:
         """Give all leases back."""
         await self.leases.close()
-
-
-def cancelled(task: PendingTask) -> TaskCancelledError:
-    """Return the error of a task that was cancelled."""
-    return TaskCancelledError(f"task {task.spec.name} ({task.task_id}) was cancelled")
-
-
-def failed_dep(task: PendingTask) -> Failed | None:
-    """Return the failure of the first argument that failed, if one did."""
-    for ref in task.deps:
-        place = ref._entry.place
-        if isinstance(place, Failed):
-            return place
-    return None
