@@ -7,6 +7,7 @@ nodelet that cannot be reached is tried again, and no line is given twice.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from stoker_gcs.jobs.rules import JOBS
@@ -82,29 +83,27 @@ async def _until_end(
     """Lines of ``source`` until the job has ended and its last lines have come."""
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
     broken: list[StokerError] = []
-    loop = asyncio.get_running_loop()
-    last_s = loop.time()
+    came = asyncio.Event()
 
     async def pump() -> None:
-        nonlocal last_s
         try:
             async for line in source:
-                last_s = loop.time()
+                came.set()
                 await lines.put(line)
         except StokerError as error:
             broken.append(error)
         await lines.put(None)
 
     async def end() -> None:
-        nonlocal last_s
         ended = False
         while not ended:
             job = await truth.wait_for(JOBS, job_id, lambda found: found.state.terminal, 30.0)
             ended = job.state.terminal
-        last_s = max(last_s, loop.time())
-        deadline_s = loop.time() + LAST_LINES_S
-        while loop.time() < min(deadline_s, last_s + QUIET_S):
-            await asyncio.sleep(QUIET_S / 4)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_LINES_S):
+                while True:
+                    came.clear()
+                    await asyncio.wait_for(came.wait(), QUIET_S)
         await lines.put(None)
 
     async with asyncio.TaskGroup() as group:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import asyncio
+
     from stoker.runtime.calls import PendingTask
     from stoker_wire.channel import Channel
     from stoker_wire.messages.data import Failed
