@@ -47,18 +47,12 @@ def _arenas() -> set[str]:
 
 
 def _is_held(name: str) -> bool:
-    """Whether a living process maps the segment or has it open: then it belongs to somebody."""
-    path = str(SHM / name)
-    for process in psutil.pids():
-        root = Path(f"/proc/{process}")
-        try:
-            if path in (root / "maps").read_text():
-                return True
-            if any(os.readlink(fd) == path for fd in (root / "fd").iterdir()):
-                return True
-        except OSError:
-            continue
-    return False
+    """Whether the arena's owner lives: then it belongs to another run on this machine."""
+    try:
+        _, pid, _ = (SHM / name / ".owner").read_text().split()
+    except (OSError, ValueError):
+        return not (SHM / name).exists()
+    return psutil.pid_exists(int(pid))
 
 
 @dataclass(frozen=True, slots=True)
