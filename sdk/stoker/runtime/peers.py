@@ -63,11 +63,8 @@ class Peers:
             await web.UnixSite(self._runner, socket_path).start()
         if tcp_host is None:
             return 0
-        site = web.TCPSite(self._runner, tcp_host, 0)
-        await site.start()
-        server = site._server
-        assert isinstance(server, asyncio.Server)
-        return int(server.sockets[0].getsockname()[1])
+        await web.TCPSite(self._runner, tcp_host, 0).start()
+        return next(int(a[1]) for a in self._runner.addresses if isinstance(a, tuple))
 
     async def close(self) -> None:
         """Close all lines (after what is posted on them left) and stop listening."""
