@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker._session import CELL
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 _CALL_S = 15.0
 AUTO = "auto"
+_SOCKET_PATH_BYTES = 104
 
 
 class LocalNode(NamedTuple):
@@ -179,7 +179,7 @@ def _connect(
     peer_id = new_id(Prefix.PEER)
     socket_path = ""
     if node is not None and node.session_dir:
-        socket_path = str(Path(node.session_dir) / "sockets" / f"{peer_id}.sock")
+        socket_path = _socket_path(node, peer_id)
     identity = Identity(
         peer_id=peer_id,
         job_id="",
@@ -203,9 +203,17 @@ def _connect(
         raise
     runtime.driver = driver
     CELL.runtime = runtime
-    CELL.auto_init = True
+    CELL.auto_init, CELL.forked = True, False
     atexit.register(shutdown)
     return _info_of(runtime)
+
+
+def _socket_path(node: LocalNode, peer_id: str) -> str:
+    """Return where this driver listens: in the session, unless that path is too long for a socket."""
+    path = os.path.join(node.session_dir, "sockets", f"{peer_id}.sock")
+    if len(os.fsencode(path)) < _SOCKET_PATH_BYTES:
+        return path
+    return f"/tmp/stoker-sock-{node.node_id}/{peer_id}.sock"  # the nodelet's folder, in that case
 
 
 def _driver_env(

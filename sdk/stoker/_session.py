@@ -5,6 +5,7 @@ Everything public goes through :func:`runtime`, so the error for a missing ``ini
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,17 @@ class _Cell:
         self.cluster: Any = None
         """The local cluster that ``init()`` started, to be stopped by ``shutdown()``."""
         self.auto_init = True
+        self.forked = False
+
+    def after_fork(self) -> None:
+        """In a forked child the loop thread is missing: nothing of the runtime may be touched."""
+        self.forked = self.forked or self.runtime is not None
+        self.lock = threading.RLock()
+        self.runtime = self.cluster = None
 
 
 CELL = _Cell()
+os.register_at_fork(after_in_child=CELL.after_fork)
 
 
 def runtime() -> Runtime:
@@ -33,6 +42,12 @@ def runtime() -> Runtime:
     found = CELL.runtime
     if found is not None:
         return found
+    if CELL.forked:
+        raise StokerError(
+            "this process was forked from one that uses Stoker and cannot share its connection: "
+            "return the values to the parent, or start a new process (subprocess, or "
+            "multiprocessing with 'spawn') that calls stoker.init(address)"
+        )
     if not CELL.auto_init:
         raise StokerError("stoker.shutdown() was called: call stoker.init() to go on")
     from stoker._init import init

@@ -326,9 +326,10 @@ class NodeDiedError(WorkFailedError):
 
 
 def _tree(cls: type[StokerError]) -> dict[str, type[StokerError]]:
-    found = {cls.code: cls}
+    # A subclass that inherits its code (a user's, or a remote exception's) does not stand for it.
+    found = {cls.code: cls} if "code" in vars(cls) else {}
     for sub in cls.__subclasses__():
-        found.update(_tree(sub))
+        found = {**_tree(sub), **found}
     return found
 
 

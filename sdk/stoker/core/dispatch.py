@@ -22,13 +22,17 @@ MAX_LEASES_PER_ASK = 1000
 _SMOOTHING = 0.2
 
 
-class HasId(Protocol):
+class Dispatched(Protocol):
     """What is dispatched: anything with a task id."""
 
     task_id: str
 
+    @property
+    def alone(self) -> bool:
+        """Whether it shares a worker with no other call: if that worker dies, it was this one."""
 
-T = TypeVar("T", bound=HasId)
+
+T = TypeVar("T", bound=Dispatched)
 
 
 class Slot(Generic[T]):
@@ -63,6 +67,16 @@ class Slot(Generic[T]):
             return 1
         return max(2, min(MAX_DEPTH, int(PIPELINE_S / max(self.mean_s, 1e-6))))
 
+    def room_for(self, task: T) -> int:
+        """How many calls may be sent, if ``task`` is the first of them."""
+        if self.closing or self.paused:
+            return 0
+        if not self.inflight:
+            return 1 if task.alone else self.depth
+        if task.alone or next(iter(self.inflight.values())).alone:
+            return 0
+        return max(0, self.depth - len(self.inflight))
+
 
 class ClassQueue(Generic[T]):
     """The waiting tasks and the slots of one scheduling class."""
@@ -87,20 +101,18 @@ class ClassQueue(Generic[T]):
         """Yield what to send to whom. Fills the emptiest slots first, evenly."""
         ready = self.ready
         while ready:
-            open_slots = [
-                s
-                for s in self.slots.values()
-                if not s.closing and not s.paused and len(s.inflight) < s.depth
-            ]
+            open_slots = [s for s in self.slots.values() if s.room_for(ready[0])]
             if not open_slots:
                 return
             open_slots.sort(key=lambda s: len(s.inflight))
             share = max(1, -(-len(ready) // len(open_slots)))
             for slot in open_slots:
-                room = min(share, slot.depth - len(slot.inflight), len(ready))
-                if room <= 0:
+                room = min(share, slot.room_for(ready[0])) if ready else 0
+                batch: list[T] = []
+                while ready and len(batch) < room and not (batch and ready[0].alone):
+                    batch.append(ready.popleft())
+                if not batch:
                     continue
-                batch = [ready.popleft() for _ in range(room)]
                 if not slot.inflight:
                     slot.busy_since_s = now_s
                 for task in batch:

@@ -89,6 +89,7 @@ class PendingTask:
         "spec",
         "stream",
         "submitted_at_s",
+        "suspect",
         "task_id",
         "waiting_deps",
     )
@@ -119,7 +120,17 @@ class PendingTask:
         self.submitted_at_s = time.time()
         self.cancelled = False
         self.reported = False
+        self.suspect = False
+        """It was among several calls at a worker that died, and may be what ended it."""
         self.waiting_deps = 0
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is sent to a worker that has nothing else: the one to blame is known then.
+
+        A call that must not run twice is: no result of a call before it can be lost with it.
+        """
+        return self.suspect or self.spec.options.max_retries == 0
 
     def take_retry(self) -> bool:
         """Use up one retry; False if none was left (-1 means without limit)."""

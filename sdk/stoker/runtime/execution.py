@@ -299,10 +299,10 @@ class Execution:
         for line, results in by_line.items():
             line.post(Done(results))
         if self._retiring and not self.running:
-            for task_id, work in list(self.unstarted.items()):
-                self.give_back(work.line, [task_id])
             for line in by_line:
                 line.post(Retire())
+            for task_id, work in list(self.unstarted.items()):
+                self.give_back(work.line, [task_id])
 
     def send_item(self, work: Work, item: Item) -> None:
         """A generator yielded (any thread)."""

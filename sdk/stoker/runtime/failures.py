@@ -8,9 +8,12 @@ it does not pickle.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import pickle
 import traceback
-from typing import Any
+import types
+from typing import Any, NamedTuple
 
 import cloudpickle
 import msgspec
@@ -20,35 +23,88 @@ from stoker_wire.errors import error_for
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.data import Failed
 
-_MAX_PICKLED = 1 << 20
+_MAX_PICKLED = 16 << 20
 _MAX_TEXT = 20_000
+_HEAP_TYPE = 1 << 9
+"""The flag of classes that are made in Python."""
 
 
 def failed_by(error: BaseException, *, skip_frames: int = 0) -> Failed:
-    """Return what the user's code raised, as data. ``skip_frames`` leaves out our own frames."""
-    if isinstance(error, StokerError) and not isinstance(error, TaskError):
+    """Return what the user's code raised, as data. ``skip_frames`` leaves out our own frames.
+
+    ``SystemExit`` and its like, which would end the reader too, arrive as a plain ``TaskError``.
+    """
+    if isinstance(error, StokerError) and type(error_for(error.code, "")) is type(error):
         return failed_with(error)
     trace = error.__traceback__
     for _ in range(skip_frames):
         trace = trace.tb_next if trace is not None else None
     text = "".join(traceback.format_exception(type(error), error, trace))
-    if isinstance(error, TaskError) and error.extra.get("traceback"):
+    kind, message, cause = _name_of(type(error)), _text_of(error), error
+    if isinstance(error, TaskError):
         # A task that failed because a task it waited for did: show both, as the user would.
-        text = f"{error.extra['traceback']}\n\nraised again by:\n{text}"
-    pickled: bytes | None
-    try:
-        pickled = cloudpickle.dumps(getattr(error, "cause", None) or error, 5)
-        if len(pickled) > _MAX_PICKLED:
-            pickled = None
-    except Exception:
-        pickled = None
+        facts = error._stoker_facts if isinstance(error, _Both) else error.extra
+        cause = error._stoker_cause if isinstance(error, _Both) else error
+        kind, message = facts.get("type", kind), facts.get("text", message)
+        if facts.get("traceback"):
+            text = f"{facts['traceback']}\n\nraised again by:\n{text}"
     return Failed(
         code=TaskError.code,
-        message=_text_of(error),
-        type_name=f"{type(error).__module__}.{type(error).__qualname__}",
+        message=message,
+        type_name=kind,
         traceback=text[-_MAX_TEXT:],
-        pickled=pickled,
+        pickled=_pickled(cause),
     )
+
+
+def _name_of(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _pickled(error: BaseException) -> bytes | None:
+    """Return the exception as it travels, or None where only its text can."""
+    if not isinstance(error, Exception) or type(error) is TaskError:
+        return None
+    try:
+        pickled: bytes = cloudpickle.dumps(_portable(error), 5)
+    except Exception:
+        return None
+    return pickled if len(pickled) <= _MAX_PICKLED else None
+
+
+def _portable(error: BaseException) -> BaseException | _Parts:
+    """Return what to pickle for an exception: itself, or the parts to make it of.
+
+    Python would call ``__init__(*args)`` to make it again, which fits few ``__init__`` of users.
+    """
+    cls = type(error)
+    own_init = isinstance(cls.__init__, types.FunctionType)
+    own_reduce = cls.__reduce__ is not BaseException.__reduce__
+    if own_init and not own_reduce and cls.__reduce_ex__ is object.__reduce_ex__:
+        return _Parts(cls, error.args, error.__dict__)
+    return error
+
+
+class _Parts(NamedTuple):
+    """An exception that is made again without its ``__init__``."""
+
+    cls: type[BaseException]
+    args: tuple[Any, ...]
+    state: dict[str, Any]
+
+
+def _whole(value: BaseException | _Parts) -> BaseException:
+    if not isinstance(value, _Parts):
+        return value
+    error = _builtin_of(value.cls).__new__(value.cls, *value.args)
+    BaseException.__setattr__(error, "args", value.args)
+    error.__dict__.update(value.state)
+    return error
+
+
+def _builtin_of(cls: type[BaseException]) -> type[BaseException]:
+    """Return the class that decides the layout in memory: the first that is not made in Python."""
+    return next(c for c in cls.__mro__ if not c.__flags__ & _HEAP_TYPE)
 
 
 def failed_with(error: StokerError) -> Failed:
@@ -69,10 +125,10 @@ def error_of(failed: Failed, *, task: str = "") -> StokerError:
     message = f"{failed.type_name}: {failed.message}"
     if failed.traceback:
         message += f"\n\nremote traceback{f' of {task}' if task else ''}:\n{failed.traceback}"
-    extra = {"type": failed.type_name, "traceback": failed.traceback}
+    extra = {"type": failed.type_name, "text": failed.message, "traceback": failed.traceback}
     if failed.pickled is not None:
         try:
-            cause = pickle.loads(failed.pickled)
+            cause = _whole(pickle.loads(failed.pickled))
         except Exception as error:
             message += f"\n(the exception object itself could not be read back: {error!r})"
         else:
@@ -86,25 +142,69 @@ def info_of(failed: Failed) -> ErrorInfo:
     return ErrorInfo(code=failed.code, message=message[:4000])
 
 
+class _Both(TaskError):
+    """The half of a remote exception that is ours; the other half is the user's class.
+
+    The user's class comes first among the bases, so that its attributes and methods are the ones
+    that user code finds; only text and pickling are ours.
+    """
+
+    _stoker_text: str
+    _stoker_facts: dict[str, Any]
+    _stoker_cause: BaseException
+
+    def _str(self) -> str:
+        return self._stoker_text
+
+    def _reduce(self, protocol: object = None) -> tuple[Any, ...]:
+        return _again, (_portable(self._stoker_cause), self._stoker_text, self._stoker_facts)
+
+
 def _as_both(cause: BaseException, message: str, extra: dict[str, Any]) -> StokerError:
     """Return a TaskError that is also an instance of the cause's class, with its attributes."""
-    cls = type(cause)
-    if isinstance(cause, StokerError):
-        cause.message = message
-        return cause
     try:
-        both = type(f"TaskError({cls.__name__})", (TaskError, cls), {"__module__": cls.__module__})
-        error: StokerError = both.__new__(both, *cause.args)
-    except TypeError:  # a layout or a __new__ that cannot be combined
-        error = TaskError.__new__(TaskError)
-    StokerError.__init__(error, message, extra=extra)
-    error.args = cause.args
-    state = getattr(cause, "__dict__", None)
-    for name, value in (state or {}).items():
-        if name not in {"message", "field", "explain", "extra"}:
-            error.__dict__.setdefault(name, value)
-    error.cause = cause  # type: ignore[attr-defined]
-    error.__cause__ = cause if isinstance(cause, Exception) else None
+        error = _combined(cause, message)
+    except Exception:  # a class that forbids subclasses, or a __new__ with rules of its own
+        return TaskError(message, extra=extra)
+    mine = {
+        "message": message,
+        "field": None,
+        "explain": None,
+        "extra": extra,
+        "cause": cause,
+        "_stoker_text": message,
+        "_stoker_facts": extra,
+        "_stoker_cause": cause,
+    }
+    error.__dict__.update({**mine, **getattr(cause, "__dict__", {})})
+    if isinstance(cause, Exception):
+        BaseException.__setattr__(error, "__cause__", cause)
+    return error
+
+
+def _again(cause: BaseException | _Parts, message: str, extra: dict[str, Any]) -> StokerError:
+    return _as_both(_whole(cause), message, extra)
+
+
+def _combined(cause: BaseException, message: str) -> _Both:
+    cls = type(cause)
+    names = {
+        "__module__": cls.__module__,
+        "__str__": _Both._str,
+        "__reduce_ex__": _Both._reduce,
+        "message": message,  # hides the read-only one of exception groups
+    }
+    both = type(f"TaskError({cls.__name__})", (cls, _Both), names)
+    builtin = _builtin_of(cls)
+    # No __init__: the user's may ask for anything. What it set lies in __dict__ and in the members
+    # of the C structure (errno of an OSError, start of a UnicodeError, name of an ImportError).
+    error: _Both = builtin.__new__(both, *cause.args)
+    BaseException.__setattr__(error, "args", cause.args)
+    for kind in builtin.__mro__[: builtin.__mro__.index(BaseException)]:
+        for member in vars(kind).values():
+            if inspect.ismemberdescriptor(member) or inspect.isgetsetdescriptor(member):
+                with contextlib.suppress(AttributeError, TypeError):
+                    member.__set__(error, member.__get__(cause, cls))
     return error
 
 

@@ -12,7 +12,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
@@ -38,19 +37,9 @@ class Interruption:
 
     # -- the main thread -------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def allowed(self, work: Work) -> Iterator[None]:
+    def allowed(self, work: Work) -> _Allowed:
         """User code runs inside: a cancel may raise in it (main thread only)."""
-        if threading.get_ident() != self._main:
-            yield
-            return
-        self._inside = work.call.task_id
-        try:
-            if work.interrupt is not None:
-                raise work.interrupt
-            yield
-        finally:
-            self._inside = None
+        return _Allowed(self, work if threading.get_ident() == self._main else None)
 
     def _on_signal(self, signum: int, frame: object) -> None:
         work = self._execution.running.get(self._inside or "")
@@ -125,3 +114,27 @@ class Interruption:
             os._exit(0)
 
         self._execution.runtime.background.spawn(leave(), name="leave")
+
+
+class _Allowed:
+    """The span of user code. A class: contextlib's sets attributes of exceptions, and some users'
+    are frozen."""
+
+    __slots__ = ("_interruption", "_work")
+
+    def __init__(self, interruption: Interruption, work: Work | None) -> None:
+        self._interruption = interruption
+        self._work = work
+
+    def __enter__(self) -> None:
+        work = self._work
+        if work is None:
+            return
+        self._interruption._inside = work.call.task_id
+        if work.interrupt is not None:
+            self._interruption._inside = None
+            raise work.interrupt
+
+    def __exit__(self, *raised: object) -> None:
+        if self._work is not None:
+            self._interruption._inside = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import cloudpickle
 import msgspec
 
 from stoker._context import TaskInfo, current_task
-from stoker.exceptions import BadRequestError, SerializationError, StokerError
+from stoker.exceptions import BadRequestError, SerializationError, StokerError, TaskError
 from stoker.runtime.execution import Work
 from stoker.runtime.failures import error_of, failed_by, failed_with
 from stoker.runtime.serialization import pack, unpack
@@ -59,6 +60,8 @@ def invoke(execution: Execution, work: Work, method: Callable[..., Any] | None =
         except BaseException as error:
             return failure(execution, work, error, began)
     finally:
+        if os.getpid() != execution.pid:
+            os._exit(0)  # user code forked, and its copy came back: there is one worker only
         current_task.reset(token)
 
 
@@ -117,9 +120,11 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
     if count > 1:
         sequence = isinstance(value, (tuple, list))
         if not sequence or len(value) != count:
-            got = f"{len(value)} values" if sequence else f"a {type(value).__name__}"
+            got = f"{len(value)} values" if sequence else type(value).__name__
             raise BadRequestError(
-                f"{template.name} has num_returns={count} but returned {got}", field="num_returns"
+                f"{template.name} has num_returns={count} but returned {got}: a tuple or list of "
+                f"{count} values is needed",
+                field="num_returns",
             )
         values = list(value)
     places: list[Place] = []
@@ -146,8 +151,6 @@ def failure(execution: Execution, work: Work, error: BaseException, began: float
     call = work.call
     if work.interrupt is not None:
         failed, retry = failed_with(work.interrupt), False
-    elif isinstance(error, (SystemExit, KeyboardInterrupt)):
-        failed, retry = failed_by(RuntimeError(f"user code raised {error!r}")), False
     else:
         failed, retry = failed_by(error, skip_frames=1), _should_retry(work, error)
     result = Result(call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry)
@@ -156,10 +159,12 @@ def failure(execution: Execution, work: Work, error: BaseException, began: float
 
 def _should_retry(work: Work, error: BaseException) -> bool:
     wanted = work.template.retry_exceptions
-    if not wanted or isinstance(error, StokerError):
+    if not wanted or not isinstance(error, Exception):
         return False
     kinds = cloudpickle.loads(wanted)
-    return kinds is True or isinstance(error, tuple(kinds))
+    if kinds is True:
+        return isinstance(error, TaskError) or not isinstance(error, StokerError)
+    return isinstance(error, tuple(kinds))
 
 
 def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Outcome:

@@ -205,7 +205,8 @@ class Leases:
         for lease_id, (key, _) in list(self._held.items()):
             slot = self._tasks.queues[key].slots.get(lease_id)
             if slot is not None and slot.line is line:
-                self._tasks.on_returned(list(slot.inflight))
+                slot.closing = True  # before its calls look for another place
+                self._tasks.on_returned(line, list(slot.inflight))
                 self._give_back([lease_id], kill=True, reason="max_calls reached")
 
     def lost_line(self, line: Channel) -> None:

@@ -8,7 +8,6 @@ queue, which the loop empties.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -21,11 +20,13 @@ from stoker.exceptions import GetTimeoutError, SerializationError
 from stoker.runtime.borrowing import Borrowing
 from stoker.runtime.serialization import pack
 from stoker.runtime.values import Values, drain
-from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter
+from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter, ValueFuture
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Failed, Place, Resolved, Stored
 
 if TYPE_CHECKING:
+    import concurrent.futures
+
     from stoker.runtime.runtime import Runtime
 
 
@@ -127,7 +128,7 @@ class Objects:
 
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
         """Return a future of the value; it is loaded on a thread of the runtime's pool."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future: concurrent.futures.Future[Any] = ValueFuture(self._runtime.execution)
 
         def load() -> None:
             if not future.set_running_or_notify_cancel():
@@ -155,7 +156,7 @@ class Objects:
                     entry.waiters.append(waiter)
             if pending:
                 try:
-                    await waiter.future
+                    await self._runtime.wait_on_async(waiter.future)
                 finally:
                     self._forget(waiter, [entry])
         place = entry.place

@@ -218,6 +218,17 @@ class Runtime:
         with execution.blocked():
             return waiter.wait(None if timeout_s is None else timeout_s - brief)
 
+    async def wait_on_async(self, future: asyncio.Future[None]) -> None:
+        """Like :meth:`wait_on`, for a coroutine of a user's loop. Other calls of an async actor
+        go on meanwhile; a task that is a coroutine gives its CPU back."""
+        execution = self.execution
+        if execution is None or execution.actor is not None or not execution.on_task_thread():
+            await future
+            return
+        if not (await asyncio.wait([future], timeout=_BRIEF_S))[0]:
+            with execution.blocked():
+                await future
+
     # -- the job ---------------------------------------------------------------------------------
 
     def join_job(self, job: Job) -> None:
@@ -288,7 +299,7 @@ class Runtime:
             elif kind is Unborrow:
                 self.objects.borrowing.on_unborrow(line, message)  # type: ignore[arg-type]
             elif kind is Returned:
-                self.tasks.on_returned(message.task_ids)  # type: ignore[union-attr]
+                self.tasks.on_returned(line, message.task_ids)  # type: ignore[union-attr]
             elif kind is Item:
                 if not self.actors.on_item(line, message):  # type: ignore[arg-type]
                     self.tasks.on_item(line, message)  # type: ignore[arg-type]

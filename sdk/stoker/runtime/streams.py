@@ -91,7 +91,7 @@ class Stream:
                     waiter = self._waiter = LoopWaiter()
             if waiter is None:
                 return self._credited(ref)
-            await waiter.future
+            await self._runtime.wait_on_async(waiter.future)
 
     def _take(self) -> ObjectRef[Any] | None:
         if not self._items:

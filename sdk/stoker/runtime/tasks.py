@@ -298,12 +298,12 @@ class Tasks:
         else:
             enqueue()
 
-    def on_returned(self, task_ids: list[str]) -> None:
+    def on_returned(self, line: Channel, task_ids: list[str]) -> None:
         """A worker gave calls back unstarted: to take them elsewhere, or because it waits in get."""
         by_slot: dict[str, list[PendingTask]] = {}
         for task_id in task_ids:
             task = self.pending.get(task_id)
-            if task is not None and task.slot is not None:
+            if task is not None and task.slot is not None and task.line is line:
                 by_slot.setdefault(task.slot.lease_id, []).append(task)
         for tasks in by_slot.values():
             queue, slot = tasks[0].queue, tasks[0].slot
@@ -329,15 +329,19 @@ class Tasks:
         self.leases.retire(line)
 
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: WorkerDiedError) -> None:
-        """The worker of a lease died: the call it ran may be tried again, the others simply move."""
+        """The worker of a lease died: the call it ran may be tried again.
+
+        Where it had several, nobody knows which one ended it (results may have been lost as well):
+        all are tried again, each alone, so that the next death has one cause.
+        """
         queue = self.queues[key]
         lost = queue.drop_slot(lease_id)
-        for position, task in enumerate(lost):
+        for task in lost:
             task.slot = task.line = None
-            ran = position == 0
             if task.cancelled:
                 self.fail(task, failed_with(cancelled_error(task)))
-            elif not ran:
+            elif len(lost) > 1:
+                task.suspect = True
                 self._again(task)
             elif task.take_retry():
                 self._runtime.history.add(

@@ -6,8 +6,14 @@ All waiters are told by the loop thread, one call per entry; each wakes its owne
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker.runtime.execution import Execution
 
 
 class ThreadWaiter:
@@ -56,3 +62,27 @@ class Callback:
 
     def __init__(self, function: Callable[[], None]) -> None:
         self.settled = function
+
+
+class ValueFuture(concurrent.futures.Future[Any]):
+    """A future whose ``result()``, inside a task, gives the CPU back while it waits."""
+
+    def __init__(self, execution: Execution | None) -> None:
+        super().__init__()
+        self._execution = execution
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the value, or raise its error."""
+        with self._waiting():
+            return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, or None."""
+        with self._waiting():
+            return super().exception(timeout)
+
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        execution = self._execution
+        if execution is None or self.done() or not execution.on_task_thread():
+            return contextlib.nullcontext()
+        return execution.blocked()
