@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from stoker._options import ActorOptions, MethodOptions, TaskOptions, check_options, merged
@@ -85,7 +85,14 @@ class ActorClass(Generic[C]):
 class HandleInfo:
     """What a handle needs, wherever it is: names of methods and their options. Picklable."""
 
-    __slots__ = ("actor_id", "class_name", "max_pending_calls", "max_task_retries", "methods")
+    __slots__ = (
+        "actor_id",
+        "class_name",
+        "groups",
+        "max_pending_calls",
+        "max_task_retries",
+        "methods",
+    )
 
     def __init__(
         self,
@@ -94,12 +101,14 @@ class HandleInfo:
         methods: dict[str, tuple[MethodOptions, bool]],
         max_task_retries: int,
         max_pending_calls: int,
+        groups: tuple[str, ...] = (),
     ) -> None:
         self.actor_id = actor_id
         self.class_name = class_name
         self.methods = methods
         self.max_task_retries = max_task_retries
         self.max_pending_calls = max_pending_calls
+        self.groups = groups
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HandleInfo, (
@@ -108,6 +117,7 @@ class HandleInfo:
             self.methods,
             self.max_task_retries,
             self.max_pending_calls,
+            self.groups,
         )
 
 
@@ -205,6 +215,7 @@ class ActorMethod:
         """Return this method with other options; unknown ones are errors."""
         what = f"method {self._handle._info.class_name}.{self._name}"
         changed = merged(self._options, options, what=what)
+        check_group(what, changed, self._handle._info.groups)
         return ActorMethod(self._handle, self._name, changed, self._generates, {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -249,11 +260,16 @@ def checked_groups(cls: type, options: ActorOptions) -> dict[str, int]:
     """Return the concurrency groups of a class; a method's unknown group is an error."""
     groups = dict(options.concurrency_groups or {})
     for name, (method_options, _) in methods_of(cls).items():
-        group = method_options.concurrency_group
-        if group and group not in groups:
-            raise BadRequestError(
-                f"method {cls.__qualname__}.{name} names the concurrency group {group!r}, which "
-                f"the class does not have (it has {sorted(groups) or 'none'})",
-                field="concurrency_groups",
-            )
+        check_group(f"method {cls.__qualname__}.{name}", method_options, groups)
     return groups
+
+
+def check_group(what: str, options: MethodOptions, groups: Iterable[str]) -> None:
+    """Raise if a method names a concurrency group that its class does not have."""
+    group, known = options.concurrency_group, sorted(groups)
+    if group and group not in known:
+        raise BadRequestError(
+            f"{what} names the concurrency group {group!r}, which the class does not have (it has "
+            f"{known or 'none'})",
+            field="concurrency_groups",
+        )

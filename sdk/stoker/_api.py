@@ -172,12 +172,12 @@ def nodes() -> list[dict[str, Any]]:
     return _items("/v1/nodes")
 
 
-def _items(path: str) -> list[dict[str, Any]]:
+def _items(path: str, **filters: str) -> list[dict[str, Any]]:
     found = runtime()
     items: list[dict[str, Any]] = []
     cursor = ""
     while True:
-        query = {"limit": 1000, "cursor": cursor or None}
+        query = {**filters, "limit": 1000, "cursor": cursor or None}
         page = found.http.call("GET", path, reply=dict[str, Any], query=query)
         items += page["items"]
         cursor = page.get("next_cursor", "")
@@ -222,7 +222,7 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]]:
             "dur": (task["ended_at_s"] - task["started_at_s"]) * 1e6,
             "args": {"task_id": task["task_id"], "state": task["state"]},
         }
-        for task in _items(f"/v1/tasks?job_id={found.job_id}")
+        for task in _items("/v1/tasks", job_id=found.job_id)
         if task.get("started_at_s") and task.get("ended_at_s")
     ]
     if filename:

@@ -58,6 +58,8 @@ TRANSITIONS = {
     ActorState.RESTARTING: frozenset({ActorState.ALIVE, ActorState.RESTARTING, ActorState.DEAD}),
     ActorState.DEAD: frozenset[ActorState](),
 }
+SHOWN_LINES = 10
+"""Of the last output of an actor's process, in its cause of death; all that is kept is in its extra."""
 LIVING = (ActorState.PENDING.value, ActorState.ALIVE.value, ActorState.RESTARTING.value)
 _replace = msgspec.structs.replace
 
@@ -187,9 +189,13 @@ def worker_lost(
 def exit_cause(exit_: WorkerExit) -> ErrorInfo:
     """An exit's forensics as the cause of a death."""
     how = f"exit code {exit_.exit_code}" if exit_.signal is None else f"signal {exit_.signal}"
+    text = f"its worker {exit_.worker_id} ended: {exit_.cause or how}"
+    if exit_.last_log_lines:
+        lines = "".join(f"\n    {line}" for line in exit_.last_log_lines[-SHOWN_LINES:])
+        text += f"; its last output:{lines}"
     return ErrorInfo(
         code="out_of_memory" if exit_.oom else "actor_died",
-        message=f"its worker {exit_.worker_id} ended: {exit_.cause or how}",
+        message=text,
         extra=msgspec.to_builtins(exit_),
     )
 

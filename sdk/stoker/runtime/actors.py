@@ -367,6 +367,12 @@ class ActorCalls:
             f"/v1/actors/{actor_id}/kill",
             KillActor(no_restart=no_restart, reason=reason),
         )
+        if no_restart and link is not None and link.dead is None:
+            # Its process may still take calls for a moment; those of the killer must not succeed.
+            text = f"actor {link.name} ({actor_id}) is dead: {reason}"
+            failed = failed_with(ActorDiedError(text))
+            link.die(failed)
+            self._fail_all(link, failed)
 
     def describe(self, task: PendingTask) -> str:
         """Say what an actor call waits for."""

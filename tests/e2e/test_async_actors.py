@@ -1,0 +1,339 @@
+"""Async and threaded actors: many calls at once, groups with limits of their own, streams, cancels."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker import exceptions
+from tests.e2e._cluster import caught, embedded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+GET_S = 20.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with embedded(tmp_path_factory.mktemp("a"), num_cpus=2, num_gpus=0) as info:
+        yield info
+
+
+def get(refs: Any, timeout: float = GET_S) -> Any:
+    return stoker.get(refs, timeout=timeout)
+
+
+@stoker.remote
+class Crowd:
+    """Counts how many calls are inside at once."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.most = 0
+        self.order: list[int] = []
+        self.event = asyncio.Event()
+        self.cancelled = 0
+
+    async def visit(self, number: int = 0, seconds: float = 0.05) -> int:
+        self.order.append(number)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.inside -= 1
+        return number
+
+    async def wait(self) -> str:
+        await self.event.wait()
+        return "released"
+
+    async def release(self) -> None:
+        self.event.set()
+
+    async def facts(self) -> tuple[int, list[int], int]:
+        return self.most, self.order, self.cancelled
+
+    def plain(self) -> str:
+        return "plain"
+
+    async def upto(self, count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    async def read(self, ref: list[Any]) -> Any:
+        return await ref[0]
+
+    async def fail(self) -> None:
+        raise LookupError("nothing here")
+
+    async def leave(self) -> None:
+        raise SystemExit(1)
+
+    async def context(self) -> str:
+        await asyncio.sleep(0.01)
+        return str(stoker.get_runtime_context().task_id)
+
+
+def test_calls_of_an_async_actor_run_at_once_and_start_in_order() -> None:
+    crowd = Crowd.remote()
+    assert get([crowd.visit.remote(i, 0.2) for i in range(100)]) == list(range(100))
+    most, order, _ = get(crowd.facts.remote())
+    assert most == 100
+    assert order == list(range(100))
+
+
+def test_one_call_can_release_another() -> None:
+    crowd = Crowd.remote()
+    waiting = [crowd.wait.remote() for _ in range(3)]
+    get(crowd.release.remote())
+    assert get(waiting) == ["released"] * 3
+
+
+def test_max_concurrency_bounds_an_async_actor() -> None:
+    crowd = Crowd.options(max_concurrency=3).remote()
+    get([crowd.visit.remote(i) for i in range(12)])
+    assert get(crowd.facts.remote())[0] == 3
+
+
+def test_plain_methods_and_streams_of_an_async_actor() -> None:
+    crowd = Crowd.remote()
+    assert get(crowd.plain.remote()) == "plain"
+    assert [get(ref) for ref in crowd.upto.remote(600)] == list(range(600))
+
+
+async def test_streams_and_refs_can_be_awaited_in_the_driver() -> None:
+    crowd = Crowd.remote()
+    seen = [await ref async for ref in crowd.upto.remote(5)]
+    assert seen == [0, 1, 2, 3, 4]
+    assert await crowd.visit.remote(7) == 7
+    assert await asyncio.gather(*(crowd.visit.remote(i) for i in range(20))) == list(range(20))
+
+
+def test_an_async_actor_awaits_refs_of_others() -> None:
+    @stoker.remote(num_cpus=0)
+    def late() -> str:
+        time.sleep(0.2)
+        return "late"
+
+    crowd = Crowd.remote()
+    assert get(crowd.read.remote([late.remote()])) == "late"
+    assert get(crowd.read.remote([stoker.put(b"x" * 400_000)])) == b"x" * 400_000
+
+
+def test_a_cancelled_async_call_sees_it_and_the_others_go_on() -> None:
+    crowd = Crowd.remote()
+    long = crowd.visit.remote(1, 30)
+    other = crowd.visit.remote(2, 0.3)
+    get(crowd.plain.remote())
+    stoker.cancel(long)
+    assert isinstance(caught(lambda: get(long, timeout=5)), exceptions.TaskCancelledError)
+    assert get(other) == 2
+    assert get(crowd.facts.remote())[2] == 1
+
+
+def test_a_call_that_waits_for_its_turn_can_be_cancelled() -> None:
+    crowd = Crowd.options(max_concurrency=1).remote()
+    first = crowd.visit.remote(1, 0.5)
+    second = crowd.visit.remote(2, 0.5)
+    third = crowd.visit.remote(3, 0.0)
+    stoker.cancel(second)
+    assert isinstance(caught(lambda: get(second, timeout=5)), exceptions.TaskCancelledError)
+    assert get([first, third]) == [1, 3]
+    assert get(crowd.facts.remote())[1] == [1, 3]
+
+
+def test_errors_of_async_methods_arrive_and_the_actor_goes_on() -> None:
+    crowd = Crowd.remote()
+    error = caught(lambda: get(crowd.fail.remote()), LookupError)
+    assert "nothing here" in str(error)
+    assert "in fail" in str(error)
+    assert "SystemExit" in str(caught(lambda: get(crowd.leave.remote())))
+    assert get(crowd.plain.remote()) == "plain"
+
+
+def test_each_async_call_knows_its_own_task() -> None:
+    crowd = Crowd.remote()
+    refs = [crowd.context.remote() for _ in range(10)]
+    assert get(refs) == [ref.task_id for ref in refs]
+
+
+def test_the_constructor_of_an_async_actor_may_fail() -> None:
+    @stoker.remote
+    class Broken:
+        def __init__(self) -> None:
+            raise OSError("no disk")
+
+        async def ping(self) -> None:
+            return None
+
+    error = caught(lambda: get(Broken.remote().ping.remote()), exceptions.ActorDiedError)
+    assert "no disk" in str(error)
+
+
+@stoker.remote
+class Threads:
+    """Methods run on threads: a barrier shows that they do so together."""
+
+    def __init__(self, parties: int) -> None:
+        self.barrier = threading.Barrier(parties, timeout=5)
+        self.lock = threading.Lock()
+        self.inside = 0
+        self.most = 0
+
+    def meet(self) -> int:
+        return self.barrier.wait()
+
+    def visit(self) -> None:
+        with self.lock:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        time.sleep(0.05)
+        with self.lock:
+            self.inside -= 1
+
+    def facts(self) -> int:
+        return self.most
+
+    def stubborn(self) -> str:
+        time.sleep(0.4)
+        return "done"
+
+    def task_id(self) -> str:
+        return str(stoker.get_runtime_context().task_id)
+
+
+def test_a_threaded_actor_runs_as_many_calls_at_once_as_it_may() -> None:
+    threads = Threads.options(max_concurrency=4).remote(4)
+    assert sorted(get([threads.meet.remote() for _ in range(4)])) == [0, 1, 2, 3]
+    get([threads.visit.remote() for _ in range(12)])
+    assert get(threads.facts.remote()) == 4
+    refs = [threads.task_id.remote() for _ in range(8)]
+    assert get(refs) == [ref.task_id for ref in refs]
+
+
+def test_a_waiting_call_of_a_threaded_actor_can_be_cancelled() -> None:
+    threads = Threads.options(max_concurrency=2).remote(2)
+    busy = [threads.stubborn.remote() for _ in range(2)]
+    waiting = threads.meet.remote()
+    stoker.cancel(waiting)
+    assert isinstance(caught(lambda: get(waiting, timeout=5)), exceptions.TaskCancelledError)
+    assert get(busy) == ["done", "done"]
+
+
+def test_concurrency_groups_have_limits_of_their_own() -> None:
+    @stoker.remote(concurrency_groups={"io": 2, "compute": 1})
+    class Groups:
+        def __init__(self) -> None:
+            self.event = threading.Event()
+            self.names: list[str] = []
+
+        @stoker.method(concurrency_group="io")
+        def wait(self) -> bool:
+            return self.event.wait(5)
+
+        @stoker.method(concurrency_group="compute")
+        def release(self) -> str:
+            self.event.set()
+            return threading.current_thread().name
+
+        def default(self) -> str:
+            return threading.current_thread().name
+
+    groups = Groups.remote()
+    waiting = [groups.wait.remote() for _ in range(2)]
+    assert "compute" in get(groups.release.remote())
+    assert get(waiting) == [True, True]
+    assert "io" not in get(groups.default.remote())
+    assert "io" in get(groups.default.options(concurrency_group="io").remote())
+
+
+def test_async_concurrency_groups_have_limits_of_their_own() -> None:
+    @stoker.remote(concurrency_groups={"io": 2})
+    class Groups:
+        def __init__(self) -> None:
+            self.inside = 0
+            self.most = 0
+
+        @stoker.method(concurrency_group="io")
+        async def visit(self) -> int:
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+            await asyncio.sleep(0.03)
+            self.inside -= 1
+            return self.most
+
+        async def free(self) -> int:
+            return self.most
+
+    groups = Groups.remote()
+    assert max(get([groups.visit.remote() for _ in range(8)])) == 2
+    assert get(groups.free.remote()) == 2
+
+
+def test_an_unknown_concurrency_group_is_an_error_that_names_those_there_are() -> None:
+    class Plain:
+        @stoker.method(concurrency_group="ios")
+        def work(self) -> None:
+            return None
+
+    made = stoker.remote(concurrency_groups={"io": 2})(Plain)
+    error = caught(lambda: made.remote(), exceptions.BadRequestError)
+    assert "'ios'" in str(error)
+    assert "'io'" in str(error)
+
+    @stoker.remote(concurrency_groups={"io": 1})
+    class Other:
+        def work(self) -> str:
+            return "worked"
+
+    other = Other.remote()
+    error = caught(
+        lambda: other.work.options(concurrency_group="nowhere"), exceptions.BadRequestError
+    )
+    assert "nowhere" in str(error)
+
+
+def test_a_sync_actor_can_be_told_to_stop_a_running_call() -> None:
+    @stoker.remote
+    class Long:
+        def work(self) -> None:
+            while True:
+                time.sleep(0.01)
+
+        def ping(self) -> str:
+            return "here"
+
+    long = Long.remote()
+    get(long.ping.remote())
+    ref = long.work.remote()
+    ping = long.ping.remote()
+    assert stoker.wait([ping], timeout=0.2)[0] == []
+    stoker.cancel(ref)
+    assert isinstance(caught(lambda: get(ref, timeout=5)), exceptions.TaskCancelledError)
+    assert get(ping) == "here"
+
+
+def test_a_call_with_a_timeout_ends_there_and_the_actor_goes_on() -> None:
+    @stoker.remote
+    class Slow:
+        async def wait(self) -> None:
+            await asyncio.sleep(30)
+
+        async def ping(self) -> str:
+            return "here"
+
+    slow = Slow.remote()
+    ref = slow.wait.options(timeout=0.3).remote()
+    error = caught(lambda: get(ref, timeout=5), exceptions.TaskTimeoutError)
+    assert "0.3" in str(error)
+    assert get(slow.ping.remote()) == "here"
