@@ -10,6 +10,7 @@ import os
 import secrets
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def cluster() -> Iterator[JobSubmissionClient]:
         until(lambda: alive_nodes(url, env["STOKER_TOKEN"]) == 2, UP_S, "both nodelets have joined")
         yield JobSubmissionClient(url, token=env["STOKER_TOKEN"])
     finally:
-        print(compose(project, env, "logs", "--tail", "40", timeout_s=DOWN_S))
+        sys.stdout.write(compose(project, env, "logs", "--tail", "40", timeout_s=DOWN_S))
         compose(project, env, "down", "-v", "--timeout", "5", timeout_s=DOWN_S)
 
 
