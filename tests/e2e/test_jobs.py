@@ -1,0 +1,467 @@
+"""Jobs end to end: submitted by CLI, client and plain HTTP; environments, logs, ends, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from stoker.exceptions import ConflictError
+from stoker.jobs import JobState, JobSubmissionClient
+from tests.e2e._cluster import alive, driver, environment, head, http, line_of, run_driver
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from stoker.launch import LocalCluster
+
+END_S = 20.0
+PYTHON = sys.executable
+GONE_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with head(tmp_path_factory.mktemp("j"), num_cpus=2) as made:
+        yield made
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> JobSubmissionClient:
+    return JobSubmissionClient(cluster.info.gcs_url, cluster.info.token)
+
+
+def script(folder: Path, text: str, name: str = "main.py") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return path
+
+
+def cli(cluster: LocalCluster, *args: str, timeout_s: float = 30) -> Any:
+    return subprocess.run(
+        [PYTHON, "-m", "stoker.cli", *args],
+        env=environment(cluster),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def test_a_job_runs_its_driver_with_its_folder_and_variables(
+    client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    (tmp_path / "helper.py").write_text("NAME = 'helper'\n")
+    script(
+        tmp_path,
+        """
+        import os, stoker
+        import helper
+
+        stoker.init()
+
+        @stoker.remote
+        def where():
+            import helper
+            return helper.NAME, os.environ["COLOUR"], os.path.exists("main.py")
+
+        print("driver", helper.NAME, os.environ["COLOUR"], os.path.exists("main.py"))
+        print("task", *stoker.get(where.remote()))
+        """,
+    )
+    env = {"working_dir": str(tmp_path), "env_vars": {"COLOUR": "blue"}}
+    job_id = client.submit_job(entrypoint=f"{PYTHON} main.py", runtime_env=env, name="first")
+    job = client.wait(job_id, timeout_s=END_S)
+    logs = client.get_job_logs(job_id)
+    assert (job.state, job.exit_code) == (JobState.SUCCEEDED, 0), (job.message, logs)
+    assert "driver helper blue True" in logs
+    assert "task helper blue True" in logs
+    assert job.submitted
+    assert job.name == "first"
+
+
+def test_a_folder_is_uploaded_once(client: JobSubmissionClient, tmp_path: Path) -> None:
+    script(tmp_path, "print('here')")
+    (tmp_path / "data.bin").write_bytes(os.urandom(200_000))
+    sent: list[str] = []
+    call = client.http.call
+
+    def watched(method: str, path: str, *args: Any, **kwargs: Any) -> Any:
+        sent.append(f"{method} {path}")
+        return call(method, path, *args, **kwargs)
+
+    client.http.call = watched  # type: ignore[method-assign]
+    env = {"working_dir": str(tmp_path)}
+    first = client.submit_job(entrypoint=f"{PYTHON} main.py", runtime_env=env)
+    assert any(line.startswith("PUT /v1/packages/") for line in sent)
+    sent.clear()
+    os.utime(tmp_path / "main.py")
+    second = client.submit_job(entrypoint=f"{PYTHON} main.py", runtime_env=env)
+    assert not any("packages" in line for line in sent)
+    for job_id in (first, second):
+        assert client.wait(job_id, timeout_s=END_S).state is JobState.SUCCEEDED
+
+
+def test_py_modules_are_importable_in_driver_and_tasks(
+    client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    package = tmp_path / "lib" / "colours"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("RED = 'red'\n")
+    program = (
+        "import stoker, colours; stoker.init(); "
+        "print('got', colours.RED, "
+        "stoker.get(stoker.remote(lambda: __import__('colours').RED).remote()))"
+    )
+    job_id = client.submit_job(
+        entrypoint=f'{PYTHON} -c "{program}"', runtime_env={"py_modules": [str(package)]}
+    )
+    job = client.wait(job_id, timeout_s=END_S)
+    assert job.state is JobState.SUCCEEDED, client.get_job_logs(job_id)
+    assert "got red red" in client.get_job_logs(job_id)
+
+
+def test_a_pip_requirement_is_installed_for_the_job_alone(
+    client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    wheel = tmp_path / "tinycolour-1.0-py3-none-any.whl"
+    info = "tinycolour-1.0.dist-info"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("tinycolour.py", "GREEN = 'green'\n")
+        archive.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: tinycolour\nVersion: 1.0\n"
+        )
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    program = "import tinycolour; print('got', tinycolour.GREEN)"
+    job_id = client.submit_job(
+        entrypoint=f'python -c "{program}"', runtime_env={"pip": [str(wheel)]}
+    )
+    job = client.wait(job_id, timeout_s=50)
+    assert job.state is JobState.SUCCEEDED, (job.message, client.get_job_logs(job_id))
+    assert "got green" in client.get_job_logs(job_id)
+    with pytest.raises(ModuleNotFoundError):
+        __import__("tinycolour")
+
+
+def test_an_environment_that_cannot_be_made_fails_the_job_with_the_reason(
+    client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    job_id = client.submit_job(
+        entrypoint="python -c 1", runtime_env={"pip": [str(tmp_path / "missing-1.0.whl")]}
+    )
+    job = client.wait(job_id, timeout_s=40)
+    assert job.state is JobState.FAILED
+    assert "missing-1.0.whl" in job.message
+
+
+@pytest.mark.parametrize("code", [0, 1, 42])
+def test_the_exit_code_of_the_driver_is_the_jobs(client: JobSubmissionClient, code: int) -> None:
+    entrypoint = f"{PYTHON} -c \"import sys; print('bye'); sys.exit({code})\""
+    job = client.wait(client.submit_job(entrypoint=entrypoint), timeout_s=END_S)
+    assert job.state is (JobState.FAILED if code else JobState.SUCCEEDED)
+    assert job.exit_code == code
+    assert code == 0 or "bye" in job.message
+
+
+def test_the_cli_follows_a_job_and_ends_with_its_code(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script(tmp_path, "import sys; print('working'); sys.exit(7)")
+    done = cli(cluster, "job", "submit", "--working-dir", str(tmp_path), "--", PYTHON, "main.py")
+    assert done.returncode == 7, done.stderr
+    assert "working" in done.stdout
+    job_id = json.loads(cli(cluster, "job", "list", "--json").stdout)
+    listed = job_id["items"] if isinstance(job_id, dict) else job_id
+    assert any(job["exit_code"] == 7 for job in listed)
+
+
+def test_a_job_is_submitted_and_read_with_nothing_but_http(cluster: LocalCluster) -> None:
+    def ask(method: str, path: str, body: object = None) -> Any:
+        request = urllib.request.Request(
+            cluster.info.gcs_url + path,
+            method=method,
+            data=json.dumps(body).encode() if body is not None else None,
+            headers={
+                "Authorization": f"Bearer {cluster.info.token}",
+                "Content-Type": "application/json",
+            },
+        )
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.loads(reply.read())
+
+    job = ask("POST", "/v1/jobs", {"entrypoint": "echo over http"})
+    assert job["state"] == "PENDING"
+    job = ask("GET", f"/v1/jobs/{job['job_id']}?wait_s=20")
+    assert (job["state"], job["exit_code"]) == ("SUCCEEDED", 0)
+
+
+def test_a_wrong_submission_names_the_field(cluster: LocalCluster) -> None:
+    request = urllib.request.Request(
+        f"{cluster.info.gcs_url}/v1/jobs",
+        method="POST",
+        data=b'{"entrypoint": 5}',
+        headers={
+            "Authorization": f"Bearer {cluster.info.token}",
+            "Content-Type": "application/json",
+        },
+    )
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(request, timeout=10)
+    problem = json.loads(raised.value.read())
+    raised.value.close()
+    assert (problem["status"], problem["field"]) == (400, "entrypoint")
+
+
+def test_output_is_seen_while_the_job_runs(client: JobSubmissionClient, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    path = script(
+        tmp_path,
+        f"""
+        import os, time
+        print("first", flush=True)
+        while not os.path.exists({str(go)!r}):
+            time.sleep(0.01)
+        print("second", flush=True)
+        """,
+    )
+    job_id = client.submit_job(entrypoint=f"{PYTHON} {path}")
+    seen = []
+    for line in client.tail_job_logs(job_id):
+        seen.append(line.text)
+        if line.text == "first":
+            assert not client.get_job_status(job_id).terminal
+            go.touch()
+    assert seen == ["first", "second"]
+
+
+def test_a_job_id_of_ones_own_is_taken_once(client: JobSubmissionClient) -> None:
+    client.submit_job(entrypoint="true", job_id="job_mine")
+    with pytest.raises(ConflictError, match="job_mine"):
+        client.submit_job(entrypoint="true", job_id="job_mine")
+    client.wait("job_mine", timeout_s=END_S)
+
+
+def test_a_job_that_ignores_sigterm_is_stopped_all_the_same(
+    client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    path = script(
+        tmp_path,
+        """
+        import os, signal, subprocess, sys, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen([sys.executable, "-c", "import signal, time; "
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"])
+        print("pids", os.getpid(), child.pid, flush=True)
+        time.sleep(60)
+        """,
+    )
+    job_id = client.submit_job(entrypoint=f"exec {PYTHON} {path}")
+    text = next(line.text for line in client.tail_job_logs(job_id) if "pids" in line.text)
+    pids = [int(word) for word in text.split()[1:]]
+    began = time.monotonic()
+    client.stop_job(job_id)
+    job = client.wait(job_id, timeout_s=END_S)
+    assert job.state is JobState.STOPPED
+    until(lambda: not any(alive(pid) for pid in pids), 10, f"{pids} are gone")
+    assert time.monotonic() - began < 10
+    assert client.stop_job(job_id).state is JobState.STOPPED
+
+
+def test_a_polite_job_is_stopped_at_once_and_a_pending_one_never_starts(
+    client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    mark = tmp_path / "cleaned"
+    path = script(
+        tmp_path,
+        f"""
+        import signal, sys, time
+        def clean(*_):
+            open({str(mark)!r}, "w").close()
+            sys.exit(0)
+        signal.signal(signal.SIGTERM, clean)
+        print("up", flush=True)
+        time.sleep(60)
+        """,
+    )
+    job_id = client.submit_job(entrypoint=f"exec {PYTHON} {path}", entrypoint_num_cpus=2)
+    next(line for line in client.tail_job_logs(job_id) if line.text == "up")
+    waiting = client.submit_job(entrypoint="echo never", entrypoint_num_cpus=2)
+    until(lambda: client.get_job(waiting).message, END_S, "the second one says why it waits")
+    assert client.get_job_status(waiting) is JobState.PENDING
+    assert client.stop_job(waiting).state is JobState.STOPPED
+    client.stop_job(job_id)
+    assert client.wait(job_id, timeout_s=END_S).state is JobState.STOPPED
+    until(mark.exists, 5, "its handler ran")
+
+
+BUSY = """
+    import os, sys, time
+    import stoker
+
+    stoker.init(log_to_driver=False)
+
+    @stoker.remote
+    class Holder:
+        def __init__(self):
+            self.data = stoker.put(b"x" * 3_000_000)
+        def pid(self):
+            return os.getpid()
+
+    @stoker.remote
+    def spin():
+        import subprocess
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"])
+        print("spinning", flush=True)
+        time.sleep(99)
+
+    holder = Holder.remote()
+    detached = Holder.options(name="stays", lifetime="detached", namespace="n").remote()
+    mine = stoker.put(b"y" * 2_000_000)
+    refs = [spin.remote() for _ in range(3)]
+    pids = stoker.get([holder.pid.remote(), detached.pid.remote()])
+    while len(stoker.available_resources()) and stoker.available_resources().get("CPU", 0) > 0:
+        time.sleep(0.02)
+    print("JOB", stoker.get_runtime_context().job_id, *pids, flush=True)
+    time.sleep(99)
+"""
+
+
+def test_a_killed_driver_takes_all_that_its_job_had_along(
+    cluster: LocalCluster, record_property: Any
+) -> None:
+    """Workers, their children, actors, objects and leases; only the detached actor stays."""
+    api = http(cluster)
+    workers_before = _leases(api)
+    arena_before = _arena(cluster)
+    with driver(cluster, BUSY) as process:
+        job_id, holder_pid, detached_pid = line_of(process, "JOB ").split()
+        before = [p.pid for p in psutil.Process(cluster.pid).children(recursive=True)]
+        assert len(_arena(cluster) - arena_before) >= 2
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        began = time.monotonic()
+        job = until(lambda: _ended(api, job_id), GONE_S, "the job has ended")
+        assert job["state"] == "FAILED"
+        assert "driver died" in job["message"]
+
+        def left() -> list[Any]:
+            pids = [int(holder_pid)] if alive(int(holder_pid)) else []
+            return [*pids, *(_leases(api) - workers_before), *(_sleepers(before))]
+
+        detached = api.call("GET", "/v1/named-actors/n/stays", reply=dict[str, Any])
+        keep = {detached["lease_id"]}
+        until(lambda: not [x for x in left() if x not in keep], GONE_S, "nothing of it is left")
+        until(lambda: len(_arena(cluster) - arena_before) <= 1, GONE_S, "its objects are gone")
+        took_s = time.monotonic() - began
+        sys.stdout.write(f"clean-up after a killed driver: {took_s:.1f} s\n")
+        record_property("cleanup_s", took_s)
+        assert took_s < GONE_S
+        assert alive(int(detached_pid))
+    found = run_driver(
+        cluster,
+        """
+        import stoker
+        stoker.init(namespace="n", log_to_driver=False)
+        actor = stoker.get_actor("stays")
+        print("pid", stoker.get(actor.pid.remote(), timeout=10))
+        stoker.kill(actor)
+        """,
+    )
+    assert f"pid {detached_pid}" in found.stdout, found.stderr
+    until(lambda: not alive(int(detached_pid)), 5, "the detached actor is gone")
+    until(lambda: _arena(cluster) <= arena_before, GONE_S, "and its objects")
+
+
+def _ended(api: Any, job_id: str) -> Any:
+    job = api.call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any])
+    return job if job["state"] not in ("RUNNING", "PENDING") else None
+
+
+def _leases(api: Any) -> set[str]:
+    page = api.call("GET", "/v1/leases", reply=dict[str, Any], query={"limit": 1000})
+    return {lease["lease_id"] for lease in page["items"]}
+
+
+def _arena(cluster: LocalCluster) -> set[str]:
+    return {x for x in os.listdir(cluster.info.arena_dir) if not x.startswith(".")}
+
+
+def _sleepers(pids: list[int]) -> list[int]:
+    found = []
+    for pid in pids:
+        try:
+            if "time.sleep(99)" in " ".join(psutil.Process(pid).cmdline()):
+                found.append(pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def test_a_driver_that_fails_is_a_failed_job_with_its_error(cluster: LocalCluster) -> None:
+    ended = run_driver(
+        cluster,
+        """
+        import stoker
+        info = stoker.init(log_to_driver=False)
+        print("JOB", info.job_id, flush=True)
+        raise ValueError("bad config")
+        """,
+    )
+    assert ended.returncode == 1
+    job_id = ended.stdout.split()[1]
+    job = http(cluster).call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any])
+    assert job["state"] == "FAILED"
+    assert "bad config" in job["message"]
+
+
+def test_a_detached_actor_starts_work_of_its_own_after_its_driver_left(
+    cluster: LocalCluster,
+) -> None:
+    made = run_driver(
+        cluster,
+        """
+        import stoker
+        stoker.init(namespace="n", log_to_driver=False)
+
+        @stoker.remote
+        def double(x):
+            return 2 * x
+
+        @stoker.remote
+        class Service:
+            def __init__(self, work):
+                self.work = work
+            def run(self, x):
+                return stoker.get(self.work.remote(x)), stoker.get_runtime_context().namespace
+
+        service = Service.options(name="service", lifetime="detached").remote(double)
+        print(stoker.get(service.run.remote(4)))
+        """,
+    )
+    assert "(8, 'n')" in made.stdout, made.stderr
+    used = run_driver(
+        cluster,
+        """
+        import stoker
+        stoker.init(namespace="n", log_to_driver=False)
+        service = stoker.get_actor("service")
+        print(stoker.get(service.run.remote(21), timeout=10))
+        stoker.kill(service)
+        """,
+    )
+    assert "(42, 'n')" in used.stdout, used.stderr
