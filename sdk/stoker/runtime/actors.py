@@ -23,6 +23,7 @@ from stoker.runtime.calls import (
     PendingTask,
     Phase,
     failed_dep,
+    make_refs,
     pack_arguments,
     run_frame,
 )
@@ -76,7 +77,7 @@ class ActorCalls:
         task_id = self._ids()
         place, deps, nested = pack_arguments(runtime, task_id, spec, args, kwargs)
         task = PendingTask(task_id, spec, place, deps, nested, runtime.current_task_id())
-        result = runtime.tasks.make_refs(task)
+        result = make_refs(runtime, task)
         runtime.tasks.pending[task_id] = task
         link.open.add(task_id)
         self._submitted.append((link, task))
@@ -94,6 +95,7 @@ class ActorCalls:
             if link.dead is not None:
                 self._fail(task, link.dead)
                 continue
+            self._runtime.tasks.reports.watch(task)
             link.waiting.append(task)
             touched[link.actor_id] = link
         for link in touched.values():

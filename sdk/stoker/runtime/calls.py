@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker._refs import ObjectRef
+from stoker._refs import ObjectRef, ObjectRefGenerator
 from stoker.exceptions import TaskCancelledError
 from stoker.runtime.serialization import pack
+from stoker.runtime.streams import Stream
 from stoker_wire.ids import return_id
 from stoker_wire.messages.data import Buffer, Call, Dep, Failed, Inline, Place, Ref, Run, Template
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from stoker.core.dispatch import ClassQueue, Slot
     from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
-    from stoker.runtime.streams import Stream
     from stoker_wire.channel import Channel
     from stoker_wire.messages.cluster import Demand
     from stoker_wire.messages.common import Address
@@ -83,7 +83,6 @@ class PendingTask:
         "parent_task_id",
         "phase",
         "queue",
-        "reported",
         "retries_left",
         "slot",
         "spec",
@@ -119,7 +118,6 @@ class PendingTask:
         self.retries_left = spec.options.max_retries
         self.submitted_at_s = time.time()
         self.cancelled = False
-        self.reported = False
         self.suspect = False
         """It was among several calls at a worker that died, and may be what ended it."""
         self.waiting_deps = 0
@@ -222,3 +220,19 @@ def failed_dep(task: PendingTask) -> Failed | None:
         if isinstance(place, Failed):
             return place
     return None
+
+
+def make_refs(runtime: Runtime, task: PendingTask) -> Any:
+    """Return what ``.remote()`` returns: a ref, a list of refs, None, or a generator of refs."""
+    template = task.spec.template
+    if template.streaming:
+        task.stream = Stream(runtime, task)
+        return ObjectRefGenerator(task.stream)
+    names = (return_id(task.task_id, i) for i in range(template.num_returns))
+    refs = [runtime.objects.new_ref(name) for name in names]
+    task.entries = [r._entry for r in refs]
+    for entry in task.entries:
+        entry.task = task
+    if len(refs) == 1:
+        return refs[0]
+    return refs or None

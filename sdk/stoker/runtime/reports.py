@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.calls import PendingTask, Phase
@@ -17,31 +18,29 @@ _REPORT_BATCH = 1000
 
 
 class Reports:
-    """Reads the pending tasks of this process; changes nothing but their ``reported`` mark."""
+    """Reads the pending tasks of this process; changes none."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self._fresh: deque[PendingTask] = deque()
+
+    def watch(self, task: PendingTask) -> None:
+        """Look at a new task again once it has had the time to start (loop thread)."""
+        self._fresh.append(task)
 
     def tick(self) -> None:
-        """Report the tasks that have waited for long, once each (loop thread)."""
+        """Report the tasks that still wait after that time, each once."""
         horizon = time.time() - _REPORT_AFTER_S
-        reported = 0
-        for task in list(self._runtime.tasks.pending.values())[:_REPORT_BATCH]:
-            if (
-                not task.reported
-                and task.submitted_at_s < horizon
-                and task.phase is not Phase.SENT
-                and not task.spec.actor_id
-                and reported < _REPORT_BATCH
-            ):
-                task.reported = True
-                reported += 1
-                state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
-                self._runtime.history.add(
-                    self.record(
-                        task, state, demand=task.spec.demand, waiting_for=self.describe(task)
-                    )
-                )
+        fresh = self._fresh
+        for _ in range(_REPORT_BATCH):
+            if not fresh or fresh[0].submitted_at_s > horizon:
+                return
+            task = fresh.popleft()
+            if task.phase is Phase.SENT or task.phase is Phase.ENDED:
+                continue
+            state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
+            facts = {"demand": task.spec.demand, "waiting_for": self.describe(task)}
+            self._runtime.history.add(self.record(task, state, **facts))
 
     def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
         """Return what the history keeps of a task."""

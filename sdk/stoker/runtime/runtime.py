@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TICK_S = 0.1
+_IDLE_TICK_S = 0.5
 _START_S = 20.0
 _JOB_S = 15.0
 _BRIEF_S = 0.002
@@ -193,7 +194,8 @@ class Runtime:
             self.tasks.tick()
             if self.execution is not None:
                 self.execution.tick()
-            self.loop.call_later(_TICK_S, self._tick)
+            busy = self.tasks.busy or (self.execution is not None and self.execution.busy)
+            self.loop.call_later(_TICK_S if busy else _IDLE_TICK_S, self._tick)
 
     def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop thread and wait for it. Not from the loop thread."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stoker._refs import ObjectRef, ObjectRefGenerator
+from stoker._refs import ObjectRef
 from stoker.core.dispatch import ClassQueue
 from stoker.exceptions import (
     StokerError,
@@ -26,15 +26,15 @@ from stoker.runtime.calls import (
     Phase,
     cancelled_error,
     failed_dep,
+    make_refs,
     pack_arguments,
     run_frame,
 )
 from stoker.runtime.failures import failed_with, info_of
 from stoker.runtime.leases import Leases
 from stoker.runtime.reports import Reports
-from stoker.runtime.streams import Stream
 from stoker_wire.channel import Channel
-from stoker_wire.ids import IdSource, Prefix, return_id
+from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Inline, Item, Release, Result, Revoke
 from stoker_wire.messages.work import TaskState
 
@@ -72,29 +72,13 @@ class Tasks:
             if found is not None and not isinstance(found._entry.place, Failed):
                 return found
         task = PendingTask(task_id, spec, place, deps, nested, runtime.current_task_id())
-        result = self.make_refs(task)
+        result = make_refs(self._runtime, task)
         if key is not None and isinstance(result, ObjectRef):
             self._cache[key] = result
         self.pending[task_id] = task
         self._submitted.append(task)
         runtime.wake()
         return result
-
-    def make_refs(self, task: PendingTask) -> Any:
-        """Return the refs (or the generator) of a new task."""
-        objects, spec = self._runtime.objects, task.spec
-        if spec.template.streaming:
-            task.stream = Stream(self._runtime, task)
-            return ObjectRefGenerator(task.stream)
-        refs = [
-            objects.new_ref(return_id(task.task_id, i)) for i in range(spec.template.num_returns)
-        ]
-        task.entries = [r._entry for r in refs]
-        for entry in task.entries:
-            entry.task = task
-        if len(refs) == 1:
-            return refs[0]
-        return refs or None
 
     def cancel(self, task_id: str, *, force: bool, recursive: bool) -> None:
         """Stop a task (loop thread): drop it if it waits, tell its worker if it runs."""
@@ -123,6 +107,7 @@ class Tasks:
         touched: dict[bytes, ClassQueue[PendingTask]] = {}
         while submitted:
             task = submitted.popleft()
+            self.reports.watch(task)
             if task.spec.options.start_deadline is not None:
                 self._runtime.loop.call_later(
                     task.spec.options.start_deadline, self._start_deadline, task
@@ -394,6 +379,11 @@ class Tasks:
     def lost_line(self, line: Channel) -> None:
         """A line to a worker closed."""
         self.leases.lost_line(line)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is unfinished, or any lease is held."""
+        return bool(self.pending) or any(q.slots for q in self.queues.values())
 
     async def close(self) -> None:
         """Give all leases back."""
