@@ -100,9 +100,9 @@ def driver_request(identity: Identity, worker_id: str, order: Order) -> ForkRequ
     }
     if path:
         variables["PYTHONPATH"] = path
-    if environment.python != identity.python:
-        folder = os.path.dirname(environment.python)
-        variables["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+    # `python` in an entrypoint is the one that has stoker, even if the node's shell knows another.
+    known = variables.get("PATH", os.environ.get("PATH", os.defpath))
+    variables["PATH"] = f"{os.path.dirname(environment.python)}{os.pathsep}{known}"
     return ForkRequest(
         worker_id=worker_id,
         log_path=str(identity.driver_log(driver.job_id)),
