@@ -78,6 +78,13 @@ def plot(metrics: dict[str, Any], path: Path) -> Path | None:
     return path
 
 
+def readable(sample: bytes) -> str:
+    """Return what a model wrote as text that no terminal takes for commands, without empty lines."""
+    text = sample.decode(errors="replace")
+    shown = "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
+    return "\n".join(line.rstrip() for line in shown.splitlines() if line.strip())
+
+
 def write(path: Path, content: bytes) -> None:
     """Replace a file at once: a reader or a crash meets the old one or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")

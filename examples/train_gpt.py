@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from reporting import Progress, plot, write
+from reporting import Progress, plot, readable, write
 
 import stoker
 from stoker.exceptions import ActorDiedError, GetTimeoutError, StokerError, WorkerDiedError
@@ -35,7 +35,7 @@ Report = dict[str, Any]
 """One report of rank 0: ``step`` (steps done), ``loss`` (mean over the global batch, nats per byte),
 ``step_s``; with some, ``checkpoint`` (bytes); with the last, ``validation_loss`` and ``samples``."""
 
-PROMPTS = (b"def ", b"class ", b"import ")
+PROMPTS = (b"\ndef ", b"\nclass ", b"\n    return ")
 HELD_OUT = 20  # one file of so many is for validation
 VALIDATION_BATCHES = 8
 CAUSE_S = 5.0
@@ -276,9 +276,9 @@ def run(config: Config, args: argparse.Namespace) -> dict[str, Any]:
         progress.end()
         raise why(streams, error) from error
     progress.end()
-    metrics |= {"seconds": round(time.monotonic() - began, 1), "checkpoint": str(saved)}
-    metrics["samples"] = [sample.decode(errors="replace") for sample in samples]
-    metrics["curve"] = str(plot(metrics, out / "loss.png") or "")
+    metrics |= {"seconds": round(time.monotonic() - began, 1), "checkpoint": str(saved.resolve())}
+    metrics["samples"] = [readable(sample) for sample in samples]
+    metrics["curve"] = str(plot(metrics, out.resolve() / "loss.png") or "")
     write(metrics_path, json.dumps(metrics, indent=1).encode())
     return metrics
 
@@ -315,17 +315,19 @@ def start(config: Config, args: argparse.Namespace) -> list[Any]:
 def why(streams: list[Any], error: Exception) -> TrainingFailed:
     """Find the first cause: a worker that died, rather than another's broken connection to it."""
     found: dict[int, Exception] = {}
+    silent = []
     for rank, stream in enumerate(streams):
         try:
             stoker.get(stream.completed(), timeout=CAUSE_S)
         except GetTimeoutError:
-            continue  # it still waits for the one that is gone
+            silent.append(rank)
         except Exception as other:
             found[rank] = other
     died = {r: e for r, e in found.items() if isinstance(e, (ActorDiedError, WorkerDiedError))}
+    hint = f"\nworkers {silent} do not answer" if silent and not died else ""
     for rank, cause in (died or found).items():
-        return TrainingFailed(f"worker {rank} of {len(streams)} failed: {cause}")
-    return TrainingFailed(f"training failed: {error}")
+        return TrainingFailed(f"worker {rank} of {len(streams)} failed: {cause}{hint}")
+    return TrainingFailed(f"training failed: {error}{hint}")
 
 
 def arguments() -> argparse.ArgumentParser:
