@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 import stoker
 from stoker.exceptions import ConflictError, GetTimeoutError
+from stoker.jobs import JobState, JobSubmissionClient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,6 +114,20 @@ def test_the_death_of_a_worker_is_named_and_ends_the_run(
     monkeypatch.setattr(example.Progress, "show", kill_after_three)
     with pytest.raises(example.TrainingFailed, match=r"worker 1 of 2 failed: .*SIGKILL"):
         _train(example, tmp_path, "--workers", "2", "--steps", "100000")
+
+
+def test_it_runs_as_a_submitted_job(example: Any, tmp_path: Path) -> None:
+    connected = stoker._session.runtime()
+    client = JobSubmissionClient(connected.identity.gcs_url, connected.token)
+    job_id = client.submit_job(
+        entrypoint=shlex.join(["python", "train_gpt.py", *TINY, "--out", str(tmp_path)]),
+        runtime_env={"working_dir": str(EXAMPLES)},
+    )
+    job = client.wait(job_id, timeout_s=50)
+    log = "\n".join(line.text for line in client.tail_job_logs(job_id))
+    assert (job.state, job.exit_code) == (JobState.SUCCEEDED, 0), log
+    assert "step    8/8" in log
+    assert (tmp_path / "checkpoint.pt").exists()
 
 
 def _joiner() -> Any:
