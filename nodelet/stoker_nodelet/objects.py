@@ -19,6 +19,8 @@ from stoker_wire.errors import BadRequestError, NotFoundError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.work import ObjectInfo
 
+_FREED_EARLY = 100_000
+
 
 @dataclass(slots=True)
 class Objects:
@@ -28,6 +30,8 @@ class Objects:
     node_id: str
     nbytes: int = 0
     _index: dict[str, ObjectInfo] = field(default_factory=dict)
+    _freed_early: dict[str, None] = field(default_factory=dict)
+    """Freed by their owner before the process that wrote them had sealed them; oldest first."""
 
     def __len__(self) -> int:
         return len(self._index)
@@ -37,6 +41,9 @@ class Objects:
         for one in objects:
             object_id = check_id(one.object_id, Prefix.OBJECT, field="objects.object_id")
             if object_id in self._index:
+                continue
+            if object_id in self._freed_early:
+                del self._freed_early[object_id]
                 continue
             try:
                 nbytes = (self.arena_dir / object_id).stat().st_size
@@ -51,16 +58,23 @@ class Objects:
             self.nbytes += nbytes
 
     def free(self, object_ids: Iterable[str]) -> int:
-        """Delete objects; ids that are unknown here are passed over. Return how many went."""
+        """Delete objects; ids that are unknown here are passed over. Return how many went.
+
+        A free may overtake the seal, which another process sends: the file goes now, and the seal
+        that comes later is passed over.
+        """
         count = 0
         for object_id in object_ids:
             known = self._index.pop(object_id, None)
-            if known is None:
-                continue
-            self.nbytes -= known.nbytes
-            count += 1
+            if known is not None:
+                self.nbytes -= known.nbytes
             with contextlib.suppress(FileNotFoundError):
-                (self.arena_dir / object_id).unlink()
+                (self.arena_dir / check_id(object_id, Prefix.OBJECT, field="object_ids")).unlink()
+                count += 1
+                if known is None:
+                    self._freed_early[object_id] = None
+        while len(self._freed_early) > _FREED_EARLY:
+            del self._freed_early[next(iter(self._freed_early))]
         return count
 
     def free_job(self, job_id: str, *, keep_owners: set[str]) -> int:

@@ -105,19 +105,19 @@ class Execution:
             work = self.unstarted.pop(task_id, None)
             if work is not None:
                 self.running[task_id] = work
-                outcome = invoke(self, work)
-                if self._waits:  # of a thread that the task left behind
-                    self._waits.clear()
-                    self.runtime.call_soon(self._tell_blocked)
-                self._count(work)
-                self.report(outcome)
+                self.report(self._over(invoke(self, work)))
+                del work  # idle workers hold no arguments and no refs
 
-    def _count(self, work: Work) -> None:
-        """Note a call of a function with ``max_calls``: after the last one, nothing is started."""
-        template = work.template
+    def _over(self, outcome: Outcome) -> Outcome:
+        """A task of this worker ended: after the last one of ``max_calls``, nothing is started."""
+        if self._waits:  # of a thread that the task left behind
+            self._waits.clear()
+            self.runtime.call_soon(self._tell_blocked)
+        template = outcome.work.template
         if template.max_calls:
             count = self._calls_of[template.function] = self._calls_of.get(template.function, 0) + 1
             self._retiring = count >= template.max_calls
+        return outcome
 
     def stop(self) -> None:
         """End :meth:`serve`."""

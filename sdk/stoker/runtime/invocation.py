@@ -127,14 +127,16 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
                 field="num_returns",
             )
         values = list(value)
+    # All are packed before the first is stored: one that does not pickle leaves nothing behind.
+    packs = [pack(item, what=f"result of {template.name}") for item in values]
     places: list[Place] = []
     escaped: list[Any] = []
     nbytes = 0
-    for index, item in enumerate(values):
-        place, refs, size = _place(execution, return_id(call.task_id, index), item, template.name)
+    for index, packed in enumerate(packs):
+        place = execution.runtime.objects.values.place(return_id(call.task_id, index), packed)
         places.append(place)
-        escaped += refs
-        nbytes += size
+        escaped += packed.refs
+        nbytes += packed.nbytes
     result = Result(call.task_id, call.attempt, tuple(places), duration_s)
     return Outcome(work, result, time.time(), nbytes, tuple(escaped))
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._refs import ObjectRef
 from stoker.core.objects import Entry, ObjectTable, Waiter
-from stoker.exceptions import GetTimeoutError, SerializationError
+from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationError
 from stoker.runtime.borrowing import Borrowing
+from stoker.runtime.failures import failed_with
 from stoker.runtime.serialization import pack
 from stoker.runtime.values import Values, drain
 from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter, ValueFuture
@@ -187,6 +188,14 @@ class Objects:
                 done = asyncio.Event()
                 self.when_settled(entry, done.set)
                 await done.wait()
+
+    def close(self) -> None:
+        """Wake those who wait for what will not come any more."""
+        for entry in [e for e in self.table.entries.values() if e.place is None]:
+            lost = ObjectLostError(
+                f"stoker.shutdown() was called before {entry.object_id} was there"
+            )
+            self.settle(entry, failed_with(lost))
 
     def settle(self, entry: Entry, place: Place) -> None:
         """Give an entry its place and tell everybody who waits for it."""

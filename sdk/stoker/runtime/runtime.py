@@ -158,6 +158,7 @@ class Runtime:
 
     async def _stop(self) -> None:
         await self.tasks.close()
+        self.objects.close()
         self.objects.flush()
         with contextlib.suppress(StokerError, TimeoutError):
             await asyncio.wait_for(self.history.flush(), 3.0)

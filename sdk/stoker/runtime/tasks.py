@@ -386,5 +386,8 @@ class Tasks:
         return bool(self.pending) or any(q.slots for q in self.queues.values())
 
     async def close(self) -> None:
-        """Give all leases back."""
+        """End what is pending, so that nobody waits for ever; give all leases back."""
+        for task in list(self.pending.values()):
+            text = f"task {task.spec.name} ({task.task_id}) ended with stoker.shutdown()"
+            self.fail(task, failed_with(TaskCancelledError(text)), report=False)
         await self.leases.close()

@@ -7,6 +7,7 @@ and frees go to the nodelets in order, one batch at a time.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 _FETCH_S = 120.0
 _UNSEALED_S = 2.0
+
+_log = logging.getLogger("stoker.values")
 
 
 class Values:
@@ -130,17 +133,19 @@ class Values:
                     by_node.setdefault(url, []).append(object_id)
                 node = self._runtime.node
                 if seals and node is not None:
-                    seal = SealObjects(objects=tuple(seals))
-                    await self._runtime.services.client_of(node.url).call(
-                        "POST", "/v1/objects", seal
-                    )
+                    await self._tell(node.url, "/v1/objects", SealObjects(objects=tuple(seals)))
                 for url, object_ids in by_node.items():
                     free = FreeObjects(object_ids=tuple(object_ids))
-                    await self._runtime.services.client_of(url).call(
-                        "POST", "/v1/objects/free", free
-                    )
+                    await self._tell(url, "/v1/objects/free", free)
         finally:
             self._telling = False
+
+    async def _tell(self, url: str, path: str, body: object) -> None:
+        try:
+            await self._runtime.services.client_of(url).call("POST", path, body)
+        except StokerError as error:
+            # The nodelet frees by itself what belongs to a worker or job that has ended.
+            _log.warning("%s%s: %s", url, path, error)
 
 
 def drain(queue: deque[Any]) -> list[Any]:

@@ -1,0 +1,781 @@
+"""Tasks end to end: arguments, results, nesting, retries, errors, bursts and threads."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker.exceptions import BadRequestError, TaskError, WorkerDiedError
+from tests.e2e.conftest import WAIT_S, Flags, get
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Cluster
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@stoker.remote
+def add(a: int, b: int = 0) -> int:
+    return a + b
+
+
+@stoker.remote
+def echo(*args: Any, **kwargs: Any) -> Any:
+    return args, kwargs
+
+
+@dataclasses.dataclass
+class Parcel:
+    name: str
+    ref: Any
+
+
+# -- arguments and results ---------------------------------------------------------------------------
+
+
+def test_positional_and_keyword_arguments_arrive_in_their_places() -> None:
+    args, kwargs = get(echo.remote(1, "two", [3], key={"four": 4}, other=None))
+    assert args == (1, "two", [3])
+    assert kwargs == {"key": {"four": 4}, "other": None}
+
+
+def test_top_level_refs_arrive_as_values_and_nested_refs_as_refs() -> None:
+    @stoker.remote
+    def look(
+        value: int, parcel: Parcel, items: list[Any], *, named: int, table: dict[str, Any]
+    ) -> Any:
+        refs = [parcel.ref, items[0], table["in"]["deep"]]
+        assert all(isinstance(r, stoker.ObjectRef) for r in refs), refs
+        return value, named, stoker.get(refs)
+
+    one, two = add.remote(1), stoker.put(2)
+    found = get(
+        look.remote(one, Parcel("p", two), [one, 7], named=two, table={"in": {"deep": two}})
+    )
+    assert found == (1, 2, [2, 1, 2])
+
+
+def test_a_ref_given_twice_arrives_twice() -> None:
+    ref = stoker.put([1])
+    args, kwargs = get(echo.remote(ref, ref, again=ref))
+    assert args == ([1], [1])
+    assert kwargs == {"again": [1]}
+
+
+def test_a_chain_of_tasks_passes_values_on() -> None:
+    ref = add.remote(0)
+    for _ in range(50):
+        ref = add.remote(ref, 1)
+    assert get(ref) == 50
+
+
+def test_a_failed_argument_fails_its_dependants_with_the_first_cause() -> None:
+    @stoker.remote
+    def fail() -> int:
+        raise LookupError("the first cause")
+
+    ref = add.remote(add.remote(fail.remote(), 1), 1)
+    with pytest.raises(LookupError, match="the first cause"):
+        get(ref)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_num_returns_gives_so_many_refs(count: int) -> None:
+    refs = echo_range.options(num_returns=count).remote(count)
+    if count == 0:
+        assert refs is None
+    elif count == 1:
+        assert get(refs) == [0]
+    else:
+        assert get(refs) == list(range(count))
+
+
+@stoker.remote
+def echo_range(count: int) -> list[int]:
+    return list(range(count))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [([1, 2, 3], "3 values"), ([1], "1 values"), (7, "int"), (None, "NoneType"), ("ab", "str")],
+)
+def test_a_wrong_number_of_results_says_what_came_instead(value: Any, said: str) -> None:
+    @stoker.remote(num_returns=2)
+    def wrong() -> Any:
+        return value
+
+    refs = wrong.remote()
+    for ref in refs:  # each of them tells
+        with pytest.raises(BadRequestError, match=rf"num_returns=2 but returned {said}"):
+            get(ref)
+
+
+def test_options_make_a_new_function_and_leave_the_old_one_alone() -> None:
+    other = add.options(name="other", num_cpus=0.5)
+    assert (other.name, add.name) == ("other", "add")
+    assert get([other.remote(1, 1), add.remote(1, 2)]) == [2, 3]
+
+
+def test_a_task_knows_its_name_and_attempt() -> None:
+    @stoker.remote(name="observed")
+    def observe() -> tuple[str, int, str]:
+        context = stoker.get_runtime_context()
+        return context.task_name, context.attempt, context.task_id
+
+    ref = observe.remote()
+    name, attempt, task_id = get(ref)
+    assert (name, attempt, task_id) == ("observed", 0, ref.task_id)
+
+
+def test_recursive_functions_find_themselves() -> None:
+    @stoker.remote
+    def factorial(n: int) -> int:
+        return 1 if n <= 1 else n * stoker.get(factorial.remote(n - 1))
+
+    assert get(factorial.remote(5)) == 120
+
+
+def test_async_functions_run_as_tasks_and_await_refs() -> None:
+    @stoker.remote
+    async def gather(refs: list[Any]) -> list[int]:
+        return list(await asyncio.gather(*refs))
+
+    assert get(gather.remote([add.remote(i) for i in range(4)])) == [0, 1, 2, 3]
+
+
+def test_the_same_call_with_cache_runs_once(flags: Flags) -> None:
+    @stoker.remote(cache=True)
+    def slow(x: int) -> int:
+        flags.note("ran", x)
+        return x
+
+    assert get([slow.remote(1), slow.remote(1), slow.remote(2), slow.remote(1)]) == [1, 1, 2, 1]
+    assert get(slow.remote(1)) == 1
+    assert sorted(flags.notes("ran")) == ["1", "2"]
+
+
+def test_a_failed_call_is_not_cached(flags: Flags) -> None:
+    @stoker.remote(cache=True)
+    def flaky() -> int:
+        flags.note("ran")
+        if len(flags.notes("ran")) == 1:
+            raise ValueError("only once")
+        return 7
+
+    with pytest.raises(ValueError, match="only once"):
+        get(flaky.remote())
+    assert get(flaky.remote()) == 7
+
+
+# -- nesting -----------------------------------------------------------------------------------------
+
+
+def test_tasks_nest_on_one_cpu_because_a_waiting_parent_gives_its_cpu_back(
+    driver: Callable[..., Any],
+) -> None:
+    done = driver(
+        """
+        import asyncio, threading
+        import stoker
+
+        stoker.init(num_cpus=1, num_gpus=0)
+
+        @stoker.remote
+        def down(n):
+            return 0 if n == 0 else 1 + stoker.get(down.remote(n - 1))
+
+        @stoker.remote
+        async def down_async(n):
+            return 0 if n == 0 else 1 + await down_async.remote(n - 1)
+
+        @stoker.remote
+        def down_wait(n):
+            if n == 0:
+                return 0
+            (ready,), _ = stoker.wait([down_wait.remote(n - 1)])
+            return 1 + stoker.get(ready)
+
+        @stoker.remote
+        def numbers(n):
+            yield from range(n)
+
+        @stoker.remote
+        def sums(n):
+            return sum(stoker.get(r) for r in numbers.remote(n))
+
+        @stoker.remote
+        def down_future(n):
+            return 0 if n == 0 else 1 + down_future.remote(n - 1).future().result()
+
+        @stoker.remote
+        def in_thread(n):
+            if n == 0:
+                return 0
+            found = []
+            thread = threading.Thread(target=lambda: found.append(stoker.get(in_thread.remote(n - 1))))
+            thread.start()
+            thread.join()
+            return 1 + found[0]
+
+        for function in (down, down_async, down_wait, down_future, in_thread):
+            got = stoker.get([function.remote(3) for _ in range(3)], timeout=15)
+            print(function.name, got)
+        print("sums", stoker.get(sums.remote(5), timeout=15))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    for name in ("down", "down_async", "down_wait", "down_future", "in_thread"):
+        assert f"{name} [3, 3, 3]" in done.stdout
+    assert "sums 10" in done.stdout
+
+
+def test_many_parents_with_many_children_finish() -> None:
+    @stoker.remote
+    def parent(n: int) -> int:
+        return sum(stoker.get([add.remote(i, n) for i in range(10)]))
+
+    assert get([parent.remote(n) for n in range(12)]) == [45 + 10 * n for n in range(12)]
+
+
+def test_a_task_submitted_by_a_task_submitted_by_an_actor() -> None:
+    @stoker.remote
+    def outer(x: int) -> int:
+        return stoker.get(add.remote(x, 1)) + 1
+
+    @stoker.remote
+    class Caller:
+        def call(self, x: int) -> int:
+            return stoker.get(outer.remote(x)) + 1
+
+        def ref(self, x: int) -> list[Any]:
+            return [outer.remote(x)]
+
+    caller = Caller.remote()
+    assert get(caller.call.remote(1)) == 4
+    assert get(get(caller.ref.remote(1))) == [3]
+    stoker.kill(caller)
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+
+def test_an_exception_arrives_as_its_own_type_with_the_remote_traceback() -> None:
+    @stoker.remote
+    def divide(a: int, b: int) -> float:
+        return a / b
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        get(divide.remote(1, 0))
+    assert isinstance(caught.value, TaskError)
+    assert "remote traceback" in str(caught.value)
+    assert "return a / b" in str(caught.value)
+    assert "test_tasks.py" in str(caught.value)
+    assert "invocation.py" not in str(caught.value), "our own frames are left out"
+
+
+class Strange(Exception):
+    def __init__(self, code: int, *, reason: str) -> None:
+        super().__init__(f"{code}: {reason}")
+        self.code = code
+        self.reason = reason
+        self.message = "mine"
+
+    def __reduce__(self) -> Any:
+        return _strange, (self.code, self.reason)
+
+
+def _strange(code: int, reason: str) -> Strange:
+    return Strange(code, reason=reason)
+
+
+class Positional(Exception):
+    def __init__(self, first: int, second: str) -> None:
+        super().__init__(first, second)
+        self.first = first
+        self.second = second
+
+
+class Keyword(Exception):
+    """Python's own pickling cannot bring this one back: ``__init__`` takes no positional argument."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__(f"code {code}")
+        self.code = code
+        self.status = "mine"
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    why: str
+    when: int
+
+
+class Quiet(OSError):
+    pass
+
+
+def check_strange(error: Any) -> None:
+    assert (error.code, error.reason, error.message) == (418, "teapot", "mine")
+
+
+def check_positional(error: Any) -> None:
+    assert (error.first, error.second, error.args) == (1, "b", (1, "b"))
+
+
+def check_keyword(error: Any) -> None:
+    assert (error.code, error.status, error.args) == (7, "mine", ("code 7",))
+
+
+def check_frozen(error: Any) -> None:
+    assert (error.why, error.when) == ("because", 3)
+
+
+def check_file(error: Any) -> None:
+    assert (error.errno, error.filename, error.strerror) == (2, "/no/such", "No such file")
+
+
+def check_unicode(error: Any) -> None:
+    assert (error.encoding, error.object, error.start, error.end) == ("ascii", b"\xff", 0, 1)
+
+
+def check_group(error: Any) -> None:
+    assert [type(e) for e in error.exceptions] == [ValueError, KeyError]
+    assert error.split(ValueError)[0] is not None
+
+
+def check_import(error: Any) -> None:
+    assert (error.name, error.path) == ("nothing_here", "somewhere")
+
+
+def check_key(error: Any) -> None:
+    assert error.args == ("the key",)
+
+
+def check_stop(error: Any) -> None:
+    assert error.value == 5
+
+
+def check_syntax(error: Any) -> None:
+    assert (error.filename, error.lineno) == ("f.py", 3)
+
+
+def check_none(error: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "check"),
+    [
+        (lambda: Strange(418, reason="teapot"), Strange, check_strange),
+        (lambda: Positional(1, "b"), Positional, check_positional),
+        (lambda: Frozen("because", 3), Frozen, check_frozen),
+        (lambda: Keyword(code=7), Keyword, check_keyword),
+        (lambda: FileNotFoundError(2, "No such file", "/no/such"), FileNotFoundError, check_file),
+        (lambda: Quiet(2, "No such file", "/no/such"), Quiet, check_file),
+        (lambda: b"\xff".decode("ascii"), UnicodeDecodeError, check_unicode),
+        (
+            lambda: ExceptionGroup("several", [ValueError("a"), KeyError("b")]),
+            ExceptionGroup,
+            check_group,
+        ),
+        (
+            lambda: ModuleNotFoundError("no", name="nothing_here", path="somewhere"),
+            ModuleNotFoundError,
+            check_import,
+        ),
+        (lambda: KeyError("the key"), KeyError, check_key),
+        (lambda: StopIteration(5), StopIteration, check_stop),
+        (lambda: SyntaxError("bad", ("f.py", 3, 1, "x =")), SyntaxError, check_syntax),
+        (lambda: stoker.exceptions.BadRequestError("by the user"), BadRequestError, check_none),
+        (lambda: asyncio.CancelledError("stop"), TaskError, check_none),
+        (lambda: GeneratorExit("stop"), TaskError, check_none),
+        (lambda: SystemExit(3), TaskError, check_none),
+        (lambda: KeyboardInterrupt(), TaskError, check_none),
+        (lambda: TimeoutError("mine"), TimeoutError, check_none),
+        (lambda: RecursionError("deep"), RecursionError, check_none),
+        (lambda: MemoryError("big"), MemoryError, check_none),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_exceptions_of_all_shapes_keep_their_type_and_attributes(
+    make: Callable[[], BaseException], kind: type[BaseException], check: Callable[[Any], None]
+) -> None:
+    @stoker.remote(max_retries=0)
+    def fail() -> None:
+        raise make()
+
+    with pytest.raises(kind) as caught:
+        get(fail.remote())
+    check(caught.value)
+    assert isinstance(caught.value, Exception)
+    again = get(stoker.put([caught.value]))[0]
+    assert isinstance(again, kind)
+    check(again)
+
+
+def test_an_exception_that_does_not_pickle_arrives_with_its_name_and_text() -> None:
+    @stoker.remote
+    def fail() -> None:
+        error = ValueError("with a lock inside")
+        error.lock = threading.Lock()  # type: ignore[attr-defined]
+        raise error
+
+    with pytest.raises(TaskError, match=r"builtins\.ValueError: with a lock inside"):
+        get(fail.remote())
+
+
+def test_an_exception_that_the_driver_cannot_unpickle_arrives_with_its_name_and_text() -> None:
+    @stoker.remote
+    def fail() -> None:
+        class Trap(Exception):
+            def __reduce__(self) -> Any:
+                return eval, ("1/0",)
+
+        raise Trap("cannot come back")
+
+    with pytest.raises(TaskError, match="cannot come back") as caught:
+        get(fail.remote())
+    assert "could not be read back" in str(caught.value)
+
+
+def test_a_huge_message_is_cut_and_keeps_its_type() -> None:
+    @stoker.remote
+    def fail() -> None:
+        raise ValueError("x" * 3_000_000)
+
+    with pytest.raises(ValueError, match=r"x{100}") as caught:
+        get(fail.remote())
+    assert len(str(caught.value)) < 100_000
+
+
+def test_an_exception_whose_str_raises_arrives() -> None:
+    class Rude(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text for you")
+
+    @stoker.remote
+    def fail() -> None:
+        raise Rude
+
+    with pytest.raises(Rude):
+        get(fail.remote())
+
+
+def test_endless_recursion_is_an_error_of_the_task_and_the_worker_lives() -> None:
+    @stoker.remote(max_retries=0)
+    def dive() -> int:
+        def deeper(n: int) -> int:
+            return deeper(n + 1)
+
+        return deeper(0)
+
+    with pytest.raises(RecursionError):
+        get(dive.remote())
+
+
+def test_a_nested_error_shows_both_tracebacks() -> None:
+    @stoker.remote
+    def inner() -> None:
+        raise KeyError("lost")
+
+    @stoker.remote
+    def outer() -> None:
+        stoker.get(inner.remote())
+
+    with pytest.raises(KeyError) as caught:
+        get(outer.remote())
+    text = str(caught.value)
+    assert 'raise KeyError("lost")' in text
+    assert "stoker.get(inner.remote())" in text
+
+
+def test_get_of_many_raises_the_error_of_one() -> None:
+    @stoker.remote
+    def maybe(i: int) -> int:
+        if i == 2:
+            raise ValueError("number two")
+        return i
+
+    refs = [maybe.remote(i) for i in range(4)]
+    with pytest.raises(ValueError, match="number two"):
+        get(refs)
+    assert get([refs[0], refs[3]]) == [0, 3]
+
+
+# -- death and retries -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (lambda: os._exit(13), "13"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM"),
+    ],
+    ids=["exit", "kill", "segv", "term"],
+)
+def test_a_worker_that_dies_is_reported_with_its_cause_and_last_words(
+    end: Callable[[], None], said: str
+) -> None:
+    @stoker.remote(max_retries=0)
+    def die() -> None:
+        sys.stdout.write("my last words\n")
+        sys.stdout.flush()
+        end()
+
+    with pytest.raises(WorkerDiedError) as caught:
+        get(die.remote())
+    text = str(caught.value)
+    assert said in text
+    assert "my last words" in text
+    assert "die" in text
+
+
+def test_a_task_whose_worker_dies_is_tried_again(flags: Flags) -> None:
+    @stoker.remote(max_retries=2)
+    def once() -> int:
+        flags.note("ran")
+        attempt = stoker.get_runtime_context().attempt
+        if attempt < 2:
+            os._exit(1)
+        return attempt
+
+    assert get(once.remote()) == 2
+    assert len(flags.notes("ran")) == 3
+
+
+def test_retries_run_out(flags: Flags) -> None:
+    @stoker.remote(max_retries=1)
+    def die() -> None:
+        flags.note("ran")
+        os._exit(9)
+
+    with pytest.raises(WorkerDiedError, match="9"):
+        get(die.remote())
+    assert len(flags.notes("ran")) == 2
+
+
+def test_others_behind_a_dying_task_are_not_hurt() -> None:
+    @stoker.remote(max_retries=0)
+    def work(i: int) -> int:
+        if i == 20:
+            os._exit(1)
+        return i
+
+    get([work.remote(i) for i in range(20)])  # short ones: from now on many are sent at once
+    refs = [work.remote(i) for i in range(60)]
+    with pytest.raises(WorkerDiedError):
+        get(refs[20])
+    assert get(refs[:20] + refs[21:]) == [*range(20), *range(21, 60)]
+
+
+@pytest.mark.parametrize("kinds", [True, [ValueError], [KeyError, ValueError], ValueError])
+def test_exceptions_named_by_retry_exceptions_are_retried(kinds: Any, flags: Flags) -> None:
+    @stoker.remote(max_retries=2, retry_exceptions=kinds)
+    def flaky() -> int:
+        flags.note("ran")
+        attempt = stoker.get_runtime_context().attempt
+        if attempt < 2:
+            raise ValueError("again")
+        return attempt
+
+    assert get(flaky.remote()) == 2
+    assert len(flags.notes("ran")) == 3
+
+
+def test_other_exceptions_are_not_retried(flags: Flags) -> None:
+    @stoker.remote(max_retries=3, retry_exceptions=[KeyError])
+    def fail() -> int:
+        flags.note("ran")
+        raise ValueError("not this one")
+
+    with pytest.raises(ValueError, match="not this one"):
+        get(fail.remote())
+    assert len(flags.notes("ran")) == 1
+
+
+def test_retry_delay_waits_between_attempts(flags: Flags) -> None:
+    @stoker.remote(max_retries=1, retry_exceptions=True, retry_delay=0.3)
+    def fail() -> int:
+        import time
+
+        flags.note("at", time.monotonic())
+        raise ValueError("again")
+
+    with pytest.raises(ValueError, match="again"):
+        get(fail.remote())
+    first, second = map(float, flags.notes("at"))
+    assert second - first >= 0.29
+
+
+def test_max_calls_renews_the_worker() -> None:
+    @stoker.remote(max_calls=2, num_cpus=4)
+    def pid() -> int:
+        return os.getpid()
+
+    pids = [get(pid.remote()) for _ in range(6)]
+    assert len(set(pids)) == 3, pids
+    burst = get([pid.remote() for _ in range(6)])
+    assert all(burst.count(p) <= 2 for p in burst), burst
+
+
+def test_exit_and_fork_in_user_code_leave_no_second_worker(flags: Flags) -> None:
+    @stoker.remote(max_retries=0)
+    def forks() -> int:
+        pid = os.fork()
+        if pid == 0:
+            flags.raise_("child", os.getpid())
+            return 99  # the copy of the worker must not go on as a worker
+        os.waitpid(pid, 0)
+        return 1
+
+    assert get(forks.remote()) == 1
+    child = int(flags.wait("child"))
+    until(lambda: not os.path.exists(f"/proc/{child}"), 5, "the forked child is gone")
+
+
+def test_subprocesses_work() -> None:
+    @stoker.remote
+    def run() -> tuple[int, str]:
+        import subprocess
+
+        done = subprocess.run(["sh", "-c", "echo out; exit 3"], capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    assert get(run.remote()) == (3, "out\n")
+
+
+def test_multiprocessing_with_fork_works() -> None:
+    @stoker.remote
+    def run() -> list[int]:
+        import multiprocessing
+
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return pool.map(abs, [-1, -2, -3])
+
+    assert get(run.remote()) == [1, 2, 3]
+
+
+# -- many ----------------------------------------------------------------------------------------------
+
+
+def test_four_threads_submit_two_thousand_tasks_at_once() -> None:
+    def submit(base: int) -> int:
+        return sum(get([add.remote(base, i) for i in range(500)]))
+
+    with ThreadPoolExecutor(4) as pool:
+        sums = list(pool.map(submit, range(4)))
+    assert sums == [sum(range(500)) + 500 * base for base in range(4)]
+
+
+def test_a_burst_of_twenty_thousand_tasks() -> None:
+    assert get([add.remote(i) for i in range(20_000)], timeout=50) == list(range(20_000))
+
+
+def test_many_threads_get_the_same_ref(flags: Flags) -> None:
+    @stoker.remote
+    def late() -> int:
+        flags.wait("go")
+        return 5
+
+    ref = late.remote()
+    with ThreadPoolExecutor(16) as pool:
+        futures = [pool.submit(get, ref) for _ in range(16)]
+        flags.raise_("go")
+        assert [f.result(WAIT_S) for f in futures] == [5] * 16
+
+
+# -- where the code comes from ---------------------------------------------------------------------
+
+
+def test_modules_beside_the_drivers_script_can_be_imported_by_tasks(
+    driver: Callable[..., Any], tmp_path: Any
+) -> None:
+    (tmp_path / "beside_it.py").write_text(
+        "class Thing:\n    size = 3\ndef double(x): return 2 * x\n"
+    )
+    done = driver(
+        """
+        import stoker
+        from beside_it import Thing, double
+
+        class Mine:
+            def __init__(self): self.x = 1
+
+        @stoker.remote
+        def use(thing):
+            import beside_it
+            return double(thing.size), Mine(), beside_it.Thing()
+
+        stoker.init(num_cpus=1, num_gpus=0)
+        number, mine, thing = stoker.get(use.remote(Thing()), timeout=20)
+        assert isinstance(mine, Mine) and isinstance(thing, Thing)
+        print("number", number, stoker.get(stoker.remote(double).remote(4), timeout=20))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert "number 6 8" in done.stdout
+
+
+def test_runtime_env_sets_variables_and_the_working_directory(tmp_path: Any) -> None:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "shipped_module.py").write_text("ANSWER = 42\n")
+    (folder / "data.txt").write_text("some data")
+
+    @stoker.remote(runtime_env={"env_vars": {"COLOUR": "green"}, "working_dir": str(folder)})
+    def look() -> tuple[Any, ...]:
+        import shipped_module  # type: ignore[import-not-found]
+
+        with open("data.txt") as file:
+            return os.environ["COLOUR"], shipped_module.ANSWER, file.read()
+
+    @stoker.remote
+    def plain() -> str | None:
+        return os.environ.get("COLOUR")
+
+    assert get(look.remote()) == ("green", 42, "some data")
+    assert get(plain.remote()) is None
+
+
+def test_output_comes_to_the_driver_with_the_name_in_front(driver: Callable[..., Any]) -> None:
+    done = driver(
+        """
+        import sys
+        import stoker
+
+        stoker.init(num_cpus=1, num_gpus=0)
+
+        @stoker.remote
+        def talk():
+            print("to stdout")
+            print("to stderr", file=sys.stderr)
+
+        stoker.get(talk.remote(), timeout=20)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (done.stdout + done.stderr).splitlines()
+    assert any(line.startswith("(talk pid=") and line.endswith(") to stdout") for line in lines), (
+        lines
+    )
+    assert any(line.startswith("(talk pid=") and line.endswith(") to stderr") for line in lines), (
+        lines
+    )
+
+
+def test_the_cluster_is_idle_after_all_that(cluster: Cluster) -> None:
+    until(cluster.is_idle, 10, "all leases went back")
