@@ -128,7 +128,9 @@ def _tell_end(ended: Job) -> None:
     from stoker.cli.output import duration, state
 
     took_s = (ended.ended_at_s or 0.0) - (ended.started_at_s or ended.ended_at_s or 0.0)
-    message = f": {ended.message}" if ended.message and ended.state != "SUCCEEDED" else ""
+    # The last lines of output, which follow in the message, were shown live.
+    cause = ended.message.partition("\n")[0]
+    message = f": {cause}" if cause and ended.state != "SUCCEEDED" else ""
     click.echo(f"{ended.job_id} {state(ended.state)} after {duration(took_s)}{message}", err=True)
 
 
