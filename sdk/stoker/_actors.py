@@ -89,6 +89,7 @@ class HandleInfo:
         "actor_id",
         "class_name",
         "groups",
+        "job_id",
         "max_pending_calls",
         "max_task_retries",
         "methods",
@@ -102,6 +103,7 @@ class HandleInfo:
         max_task_retries: int,
         max_pending_calls: int,
         groups: tuple[str, ...] = (),
+        job_id: str = "",
     ) -> None:
         self.actor_id = actor_id
         self.class_name = class_name
@@ -109,6 +111,7 @@ class HandleInfo:
         self.max_task_retries = max_task_retries
         self.max_pending_calls = max_pending_calls
         self.groups = groups
+        self.job_id = job_id
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HandleInfo, (
@@ -118,6 +121,7 @@ class HandleInfo:
             self.max_task_retries,
             self.max_pending_calls,
             self.groups,
+            self.job_id,
         )
 
 
@@ -208,7 +212,9 @@ class ActorMethod:
             spec = self._make_spec(found)
             self._specs[self._name] = spec, found
         info = self._handle._info
-        link = found.actors.link(info.actor_id, info.class_name, info.max_pending_calls)
+        link = found.actors.link(
+            info.actor_id, info.class_name, info.max_pending_calls, job_id=info.job_id
+        )
         return found.actors.submit(link, spec, args, kwargs)  # type: ignore[no-any-return]
 
     def options(self, **options: Any) -> ActorMethod:

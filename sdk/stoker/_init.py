@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 _CALL_S = 15.0
+_JOIN_S = 5.0
+"""How long a cluster that does not answer is tried: it may be starting."""
 AUTO = "auto"
 _SOCKET_PATH_BYTES = 104
 
@@ -120,6 +122,9 @@ def _init_local(
         cluster.stop()
         raise
     CELL.cluster = cluster
+    runtime = CELL.runtime
+    if runtime is not None and runtime.driver is not None:
+        runtime.driver.watch_head(cluster)
     return found
 
 
@@ -138,7 +143,7 @@ def _init_remote(
     from stoker_wire.messages.control import Page
 
     target = resolve(address, token, embedded=False)
-    client = HttpClient(target.address, token=target.token)
+    client = HttpClient(target.address, token=target.token, timeout_s=_JOIN_S)
     nodes = client.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1000}).items
     mine = host.host_id()
     here = [n for n in nodes if n.host_id == mine and n.state is not NodeState.DEAD]

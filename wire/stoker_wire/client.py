@@ -8,6 +8,7 @@ deadline says what was tried and what went wrong last.
 from __future__ import annotations
 
 import asyncio
+import io
 import random
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -34,6 +35,7 @@ from stoker_wire.settings import Settings
 if TYPE_CHECKING:
     from yarl import URL
 
+_LARGE_BYTES = 1 << 20
 T = TypeVar("T")
 
 
@@ -193,8 +195,10 @@ class Client(Connection):
         raw: bool,
     ) -> Any:
         session = self.session
+        # aiohttp warns of large bytes, which it would write in one piece; a BytesIO goes in parts.
+        body = io.BytesIO(data) if data is not None and len(data) > _LARGE_BYTES else data
         async with session.request(
-            method, url, data=data, headers=headers, allow_redirects=False
+            method, url, data=body, headers=headers, allow_redirects=False
         ) as response:
             content = await response.read()
             if response.status >= 300:

@@ -28,6 +28,8 @@ class ActorLink:
         self.incarnation = -1
         self.dead: Failed | None = None
         self.connecting = False
+        self.may_come = False
+        """Whether its creator, in this job, may not have created it yet."""
         self.note = "it is being created"
         self.created: asyncio.Task[Any] | None = None
         """The request that creates it, while this process makes it."""

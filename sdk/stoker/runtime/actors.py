@@ -28,6 +28,7 @@ from stoker.runtime.calls import (
     run_frame,
 )
 from stoker.runtime.failures import failed_with
+from stoker.runtime.news import ActorNews
 from stoker_wire.errors import BadRequestError, NotFoundError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Item, Result
@@ -53,14 +54,18 @@ class ActorCalls:
         self._ids = IdSource(Prefix.TASK)
         self._links: dict[str, ActorLink] = {}
         self._submitted: deque[tuple[ActorLink, PendingTask]] = deque()
+        self._news = ActorNews(runtime, self._changed, self._check_all)
 
     # -- user threads ----------------------------------------------------------------------------
 
-    def link(self, actor_id: str, name: str, max_pending: int = -1) -> ActorLink:
-        """Return the link to an actor."""
+    def link(
+        self, actor_id: str, name: str, max_pending: int = -1, *, job_id: str = ""
+    ) -> ActorLink:
+        """Return the link to an actor; ``job_id`` is that of its creator."""
         link = self._links.get(actor_id)
         if link is None:
             link = self._links.setdefault(actor_id, ActorLink(actor_id, name, max_pending))
+            link.may_come = job_id == self._runtime.job_id
         return link
 
     def submit(
@@ -92,8 +97,9 @@ class ActorCalls:
         while self._submitted:
             link, task = self._submitted.popleft()
             task.phase = Phase.WAITING
-            if link.dead is not None:
-                self._fail(task, link.dead)
+            dead = link.dead or self._runtime.lost
+            if dead is not None:
+                self._fail(task, dead)
                 continue
             self._runtime.tasks.reports.watch(task)
             link.waiting.append(task)
@@ -141,7 +147,8 @@ class ActorCalls:
                 await asyncio.wait([link.created])
                 if link.dead is not None:
                     self._fail_all(link, link.dead)
-            until = self._runtime.loop.time() + _CREATED_S
+            await self._news.begin()
+            until = self._runtime.loop.time() + (_CREATED_S if link.may_come else 0.0)
             while link.waiting and link.dead is None and self._runtime.running:
                 actor = await self._lookup(link, wait_s=_LOOKUP_WAIT_S, until=until)
                 if actor is None:
@@ -177,7 +184,7 @@ class ActorCalls:
             )
         except NotFoundError as error:
             link.note = "its creator has not created it yet"
-            if link.incarnation < 0 and link.created is None and self._runtime.loop.time() < until:
+            if link.incarnation < 0 and self._runtime.loop.time() < until:
                 return None
             link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
         except StokerError as error:
@@ -219,6 +226,8 @@ class ActorCalls:
             if task is None or not task.spec.actor_id:
                 rest.append(result)
                 continue
+            if task.attempt != result.attempt:
+                continue  # of a life that was given up
             link = self._links[task.spec.actor_id]
             link.sent.pop(result.task_id, None)
             if result.escaped:
@@ -239,7 +248,8 @@ class ActorCalls:
         task = self._runtime.tasks.pending.get(message.task_id)
         if task is None or not task.spec.actor_id or task.stream is None:
             return False
-        task.stream.produced(line, message.index, message.place)
+        if task.attempt == message.attempt:
+            task.stream.produced(line, message.index, message.place)
         return True
 
     def cancel(self, task_id: str, *, force: bool, recursive: bool) -> bool:
@@ -263,9 +273,30 @@ class ActorCalls:
         """A line closed: the actors behind it died, restart, or moved."""
         for link in self._links.values():
             if link.line is line:
-                link.line = None
-                link.connecting = True  # calls made meanwhile go behind those that are tried again
-                self._runtime.background.spawn(self._after_loss(link), name="actor-lost")
+                self._lose(link)
+
+    def _lose(self, link: ActorLink) -> None:
+        link.line = None
+        link.connecting = True  # calls made meanwhile go behind those that are tried again
+        self._runtime.background.spawn(self._after_loss(link), name="actor-lost")
+
+    def _changed(self, actor: Actor) -> None:
+        """The gcs gave an actor up; its line may look well for long."""
+        link = self._links.get(actor.actor_id)
+        if link is not None and link.line is not None:
+            newer = actor.incarnation > link.incarnation
+            if newer or (actor.state is ActorState.DEAD and actor.incarnation == link.incarnation):
+                self._lose(link)
+
+    def _check_all(self) -> None:
+        for link in self._links.values():
+            if link.line is not None:
+                self._runtime.background.spawn(self._check(link), name="actor-check")
+
+    async def _check(self, link: ActorLink) -> None:
+        actor = await self._lookup(link, wait_s=0)
+        if actor is not None:
+            self._changed(actor)
 
     async def _after_loss(self, link: ActorLink) -> None:
         """Ask the gcs what became of the actor; retry or fail the calls that it had."""

@@ -47,6 +47,7 @@ def create_actor(
         options.max_task_retries,
         options.max_pending_calls,
         tuple(groups),
+        runtime.job_id,
     )
     demand = demand_of(
         options,

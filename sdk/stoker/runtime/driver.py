@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 import aiohttp
 
-from stoker.exceptions import StokerError
+from stoker.exceptions import StokerError, UnavailableError
 from stoker_wire.messages.control import LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
 
 if TYPE_CHECKING:
+    from stoker._launch.cluster import LocalCluster
     from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.common import RuntimeEnv
 
 _CALL_S = 15.0
+_HEAD_S = 0.5
 _FINISH_S = 5.0
 _RECONNECT_S = 0.3
 _LAST_LINES_S = 0.05
@@ -61,6 +63,24 @@ class Driver:
             runtime.call_soon(self._spawn, "session")
         if follow_logs:
             runtime.call_soon(self._spawn, "logs")
+
+    def watch_head(self, head: LocalCluster) -> None:
+        """Fail what waits if the cluster that ``init()`` started dies under this driver."""
+        runtime = self._runtime
+        runtime.call_soon(
+            lambda: runtime.background.spawn(self._until_head_ends(head), name="head")
+        )
+
+    async def _until_head_ends(self, head: LocalCluster) -> None:
+        while head.is_alive():  # noqa: ASYNC110 (the end of a process is no event here)
+            await asyncio.sleep(_HEAD_S)
+        if self._runtime.running:
+            self._runtime.lose_cluster(
+                UnavailableError(
+                    f"the local cluster is gone: its head (pid {head.pid}) ended, see "
+                    f"{head.log_path}; call stoker.shutdown() and stoker.init() to go on"
+                )
+            )
 
     def _spawn(self, what: str) -> None:
         work = self._session() if what == "session" else self._follow_logs()

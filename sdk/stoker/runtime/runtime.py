@@ -22,6 +22,7 @@ from stoker._runtime_env import make_runtime_env, uploader
 from stoker.exceptions import StokerError
 from stoker.runtime.actors import ActorCalls
 from stoker.runtime.arena import Arena
+from stoker.runtime.failures import failed_with
 from stoker.runtime.history import History
 from stoker.runtime.loops import new_loop
 from stoker.runtime.objects import Objects
@@ -37,6 +38,7 @@ from stoker_wire.messages.data import (
     Borrowed,
     DataMessage,
     Done,
+    Failed,
     Item,
     Ref,
     Resolve,
@@ -101,6 +103,8 @@ class Runtime:
         )
         self.arena = Arena(identity.node.arena_dir if identity.node else "")
         self.running = True
+        self.lost: Failed | None = None
+        """Why nothing can run any more, once the cluster is gone."""
         self.execution: Execution | None = None
         self.driver: Driver | None = None
         self._job_env: RuntimeEnv | None = None
@@ -188,6 +192,12 @@ class Runtime:
         self.tasks.flush()
         self.actors.flush()
         self.objects.flush()
+
+    def lose_cluster(self, error: StokerError) -> None:
+        """The cluster is gone for good: fail what waits, and all that comes (loop thread)."""
+        self.lost = failed_with(error)
+        for task in list(self.tasks.pending.values()):
+            self.tasks.fail(task, self.lost, report=False)
 
     def _tick(self) -> None:
         if self.running:

@@ -107,6 +107,9 @@ class Tasks:
         touched: dict[bytes, ClassQueue[PendingTask]] = {}
         while submitted:
             task = submitted.popleft()
+            if self._runtime.lost is not None:
+                self.fail(task, self._runtime.lost, report=False)
+                continue
             self.reports.watch(task)
             if task.spec.options.start_deadline is not None:
                 self._runtime.loop.call_later(

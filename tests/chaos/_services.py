@@ -1,0 +1,184 @@
+"""A cluster of separate processes for fault tests: each can be killed, frozen and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from stoker._http import HttpClient
+from tests.services import free_port, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+READY_S = 20.0
+FAST = {
+    "STOKER_HEARTBEAT_S": "0.2",
+    "STOKER_SUSPECT_AFTER_S": "1",
+    "STOKER_DEAD_AFTER_S": "2.5",
+    "STOKER_LEADER_TTL_S": "1.5",
+    "STOKER_INFEASIBLE_GRACE_S": "5",
+}
+
+
+class Service:
+    """One process that can be started anew with the same arguments, on the same port."""
+
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path, url: str):
+        self.name = name
+        self.url = url
+        self.log = log
+        self._command = command
+        self._env = env
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, *, ready: bool = True) -> None:
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._env,
+                stdout=output,
+                stderr=output,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        if ready:
+            self.until_ready()
+
+    def until_ready(self, timeout_s: float = READY_S) -> None:
+        def answers() -> bool:
+            assert self._process is not None
+            if self._process.poll() is not None:
+                raise AssertionError(f"{self.name} ended:\n{self.said()}")
+            request = urllib.request.Request(
+                f"{self.url}/readyz",
+                headers={"Authorization": f"Bearer {self._env['STOKER_TOKEN']}"},
+            )
+            try:
+                with urllib.request.urlopen(request, timeout=2):
+                    return True
+            except urllib.error.HTTPError as error:
+                error.close()
+                return False
+            except OSError:
+                return False
+
+        try:
+            until(answers, timeout_s, f"{self.name} is ready", interval_s=0.03)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}; it said:\n{self.said()}") from None
+
+    def said(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def stop(self) -> int:
+        """SIGTERM; SIGKILL after ten seconds. Returns the exit code."""
+        if self._process is None:
+            return 0
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGCONT)
+            self._process.terminate()
+        try:
+            return self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(10)
+            return -9
+
+
+class Apart:
+    """gcs, scheduler and nodelets as processes of their own."""
+
+    def __init__(self, folder: Path, *, database_url: str = "", redis_url: str = "") -> None:
+        self.folder = folder
+        self.token = secrets.token_urlsafe(16)
+        self.environ = {
+            **os.environ,
+            **FAST,
+            "STOKER_TOKEN": self.token,
+            "STOKER_SESSION_ROOT": str(folder / "s"),
+        }
+        database_url = database_url or f"sqlite+aiosqlite:///{folder / 'gcs.sqlite3'}"
+        options = ["--database-url", database_url]
+        if redis_url:
+            options += ["--redis-url", redis_url]
+        self.gcs = self._service("gcs", "stoker_gcs", *options)
+        self.scheduler = self._service("scheduler", "stoker_scheduler", "--gcs-url", self.gcs.url)
+        self.nodelets: list[Service] = []
+
+    def _service(self, name: str, module: str, *options: str) -> Service:
+        port = free_port()
+        command = [sys.executable, "-m", module, *options, "--port", str(port)]
+        log = self.folder / f"{name}.log"
+        return Service(name, command, self.environ, log, f"http://127.0.0.1:{port}")
+
+    def add_nodelet(self, *, cpus: int = 2, **labels: str) -> Service:
+        number = len(self.nodelets)
+        made = self._service(
+            f"nodelet{number}",
+            "stoker_nodelet",
+            *("--gcs-url", self.gcs.url, "--num-cpus", str(cpus), "--num-gpus", "0"),
+            *("--session-dir", str(self.folder / f"n{number}")),
+            *("--labels", json.dumps({"name": f"n{number}"})),
+        )
+        self.nodelets.append(made)
+        made.start()
+        return made
+
+    @property
+    def client(self) -> HttpClient:
+        return HttpClient(self.gcs.url, token=self.token)
+
+    def read(self, path: str) -> bytes:
+        """The body of a GET, as it is."""
+        headers = {"Authorization": f"Bearer {self.token}"}
+        request = urllib.request.Request(self.gcs.url + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            body: bytes = reply.read()
+        return body
+
+    def nodes(self) -> dict[str, dict[str, Any]]:
+        """The nodes by their label."""
+        page = self.client.call("GET", "/v1/nodes", reply=dict[str, Any], query={"limit": 100})
+        return {node["labels"]["name"]: node for node in page["items"]}
+
+    def stop(self) -> None:
+        for service in (*self.nodelets, self.scheduler, self.gcs):
+            service.stop()
+
+
+@contextlib.contextmanager
+def apart(folder: Path, *, nodelets: int = 1, cpus: int = 2, **urls: str) -> Iterator[Apart]:
+    """A running cluster of separate services."""
+    made = Apart(folder, **urls)
+    try:
+        made.gcs.start()
+        made.scheduler.start()
+        for _ in range(nodelets):
+            made.add_nodelet(cpus=cpus)
+        yield made
+    finally:
+        made.stop()

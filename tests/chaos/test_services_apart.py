@@ -1,0 +1,226 @@
+"""Services as processes of their own, killed and started again under a driver that goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker import exceptions
+from tests.chaos._services import Apart, apart
+from tests.e2e._cluster import caught, session_root
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.services import PostgresServer, RedisServer
+
+GET_S = 40.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Apart]:
+    with session_root(tmp_path / "s"), apart(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def joined(cluster: Apart) -> Iterator[Apart]:
+    yield from _join(cluster)
+
+
+def _join(cluster: Apart) -> Iterator[Apart]:
+    stoker.init(cluster.gcs.url, token=cluster.token, log_to_driver=False)
+    try:
+        yield cluster
+    finally:
+        stoker.shutdown()
+
+
+def get(refs: Any, timeout: float = GET_S) -> Any:
+    return stoker.get(refs, timeout=timeout)
+
+
+@stoker.remote
+def double(number: int) -> int:
+    return 2 * number
+
+
+@stoker.remote
+def slow(number: int, seconds: float = 0.002) -> int:
+    time.sleep(seconds)
+    return number
+
+
+@stoker.remote
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_separate_services_run_tasks_and_actors_and_stop_in_good_order(joined: Apart) -> None:
+    assert get([double.remote(i) for i in range(200)]) == [2 * i for i in range(200)]
+    counter = Counter.remote()
+    assert get([counter.add.remote() for _ in range(10)])[-1] == 10
+
+
+def test_the_scheduler_may_be_killed_in_the_middle_of_two_thousand_tasks(joined: Apart) -> None:
+    refs = [slow.remote(i) for i in range(2000)]
+    stoker.wait(refs, num_returns=300, timeout=GET_S)
+    joined.scheduler.kill()
+    stoker.wait(refs, num_returns=400, timeout=GET_S)
+    joined.scheduler.start()
+    assert get(refs) == list(range(2000))
+    counter = Counter.remote()
+    assert get(counter.add.remote()) == 1, "the new one places work"
+    page = joined.client.call("GET", "/v1/nodes", reply=dict[str, Any])
+    assert page["items"][0]["state"] == "ALIVE"
+
+
+def test_the_gcs_may_be_killed_while_tasks_and_actors_run(joined: Apart) -> None:
+    named = Counter.options(name="kept", namespace="n").remote()
+    counter = Counter.remote()
+    assert get([counter.add.remote(), named.add.remote()]) == [1, 1]
+    pid = get(counter.pid.remote())
+    refs = [slow.remote(i) for i in range(1500)]
+    stoker.wait(refs, num_returns=100, timeout=GET_S)
+    joined.gcs.kill()
+    assert get([counter.add.remote() for _ in range(50)])[-1] == 51, "without a gcs"
+    stoker.wait(refs, num_returns=300, timeout=GET_S)
+    joined.gcs.start()
+    assert get(refs) == list(range(1500))
+    assert get(counter.add.remote()) == 52
+    assert get(counter.pid.remote()) == pid
+    found = stoker.get_actor("kept", namespace="n")
+    assert get(found.add.remote()) == 2
+    assert get(Counter.remote().add.remote()) == 1
+    job_id = stoker.get_runtime_context().job_id
+    job = joined.client.call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any])
+    assert job["state"] == "RUNNING"
+
+
+def test_no_acknowledged_row_is_lost_when_the_gcs_is_killed(cluster: Apart) -> None:
+    client = cluster.client
+    told: dict[str, int] = {}
+    for number in range(200):
+        client.call("PUT", f"/v1/kv/test/{number}", f"value {number}".encode(), reply=dict)
+        told[str(number)] = number
+        if number == 120:
+            cluster.gcs.kill()
+            cluster.gcs.start()
+            client = cluster.client
+    job = client.call("POST", "/v1/jobs", {"entrypoint": "sleep 60"}, reply=dict[str, Any])
+    cluster.gcs.kill()
+    cluster.gcs.start()
+    client = cluster.client
+    for key, number in told.items():
+        assert cluster.read(f"/v1/kv/test/{key}") == f"value {number}".encode()
+    kept = client.call("GET", f"/v1/jobs/{job['job_id']}", reply=dict[str, Any])
+    assert kept["entrypoint"] == "sleep 60"
+    client.call("POST", f"/v1/jobs/{job['job_id']}/stop")
+
+    def stopped() -> bool:
+        found = client.call("GET", f"/v1/jobs/{job['job_id']}", reply=dict[str, Any])
+        return bool(found["state"] == "STOPPED")
+
+    until(stopped, 15, "the job is stopped")
+
+
+def test_an_actor_that_dies_while_the_gcs_is_away_is_noticed_afterwards(joined: Apart) -> None:
+    counter = Counter.options(max_restarts=1).remote()
+    pid = get(counter.pid.remote())
+    joined.gcs.kill()
+    os.kill(pid, signal.SIGKILL)
+    ref = counter.add.remote()
+    joined.gcs.start()
+    try:
+        assert get(ref) == 1
+    except exceptions.ActorUnavailableError:
+        assert get(counter.add.remote()) == 1
+    assert get(counter.pid.remote()) != pid
+
+
+def test_postgres_and_redis_serve_as_well_and_redis_may_go_away(
+    own_redis: RedisServer, postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    name = postgres_server.create_database()
+    url = postgres_server.url(name)
+    migrated = subprocess.run(
+        [sys.executable, "-m", "stoker_migrations", "upgrade", "--database-url", url],
+        env={**os.environ, "STOKER_DATABASE_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert migrated.returncode == 0, migrated.stderr
+    try:
+        with (
+            session_root(tmp_path / "s"),
+            apart(tmp_path, database_url=url, redis_url=own_redis.url) as cluster,
+        ):
+            for joined in _join(cluster):
+                counter = Counter.remote()
+                assert get([double.remote(4), counter.add.remote()]) == [8, 1]
+                own_redis.stop()
+                refs = [slow.remote(i, 0.01) for i in range(300)]
+                assert get(counter.add.remote()) == 2
+                assert get(refs) == list(range(300))
+                assert get(Counter.remote().add.remote()) == 1, "a new actor without Redis"
+                states = {node["state"] for node in joined.nodes().values()}
+                assert states == {"ALIVE"}
+                own_redis.start()
+                assert get(double.remote(5)) == 10
+                joined.gcs.until_ready()
+    finally:
+        postgres_server.drop_database(name)
+
+
+def test_a_database_that_is_not_there_or_not_migrated_is_told_with_the_fix(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    def gcs(url: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "stoker_gcs", "--database-url", url, "--port", "0"],
+            env={**os.environ, "STOKER_TOKEN": "t" * 20, "STOKER_SESSION_ROOT": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=40,
+            check=False,
+        )
+
+    name = postgres_server.create_database()
+    try:
+        empty = gcs(postgres_server.url(name))
+    finally:
+        postgres_server.drop_database(name)
+    assert empty.returncode != 0
+    assert "migrat" in empty.stderr
+    assert "Traceback" not in empty.stderr
+    away = gcs("postgresql+asyncpg://nobody:secret-word@127.0.0.1:1/none")
+    assert away.returncode != 0
+    assert "127.0.0.1:1" in away.stderr or "reach" in away.stderr
+    assert "secret-word" not in away.stderr
+    assert "Traceback" not in away.stderr
+
+
+def test_a_driver_with_a_wrong_token_is_told_so(cluster: Apart) -> None:
+    error = caught(lambda: stoker.init(cluster.gcs.url, token="wrong" * 5))
+    assert isinstance(error, exceptions.StokerError)
+    assert "token" in str(error)
+    assert not stoker.is_initialized()
