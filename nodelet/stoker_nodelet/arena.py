@@ -57,6 +57,13 @@ def sweep(root: Path = SHM, pattern: str = "stoker-*") -> list[Path]:
     return removed
 
 
+def remove_abandoned(path: Path) -> bool:
+    """Remove one folder if its nodelet is dead; return whether it is gone."""
+    if path.is_dir() and _is_abandoned(path):
+        remove_owned(path)
+    return not path.exists()
+
+
 def _is_abandoned(path: Path) -> bool:
     try:
         namespace, pid, started = (path / _OWNER).read_text().split()

@@ -91,8 +91,15 @@ class ForkServer:
         if not self.lost:
             self._send({"op": "signal", "worker_id": worker_id, "signum": int(signum)})
 
+    def remove_at_end(self, path: Path) -> None:
+        """Have a folder of ours removed if this process is killed."""
+        if not self.lost:
+            self._send({"op": "remains", "path": str(path)})
+
     async def stop(self) -> None:
         """Close the control socket; the process kills all that it forked and ends."""
+        if not self.lost:
+            self._send({"op": "dismiss"})
         if self._writer is not None:
             self._writer.close()
         else:
@@ -185,9 +192,12 @@ class ForkServers:
     background: Background
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
 
-    def adopt(self, handle: ForkServerHandle) -> None:
-        """Take over a fork server that was started before the nodelet."""
-        self._add((handle.python, handle.preload), handle)
+    def adopt(self, handle: ForkServerHandle, remains: Path) -> None:
+        """Take over a fork server that was started before the nodelet.
+
+        ``remains`` is what it removes if this process is killed.
+        """
+        self._add((handle.python, handle.preload), handle).remove_at_end(remains)
 
     def get(self, python: str, preload: tuple[str, ...]) -> ForkServer:
         """Return the fork server for these, starting one if there is none alive."""

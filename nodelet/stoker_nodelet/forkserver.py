@@ -28,18 +28,19 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker_nodelet import proctree
+from stoker_nodelet import arena, proctree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 DEFAULT_TARGET = "stoker.worker:main"
 HEAD = struct.Struct("!I")
 _SWEEP_S = 1.0  # an exit is reported at the latest after this, even if its orphans do not die
 _END_S = 4.0  # how long the end may take before the fork server leaves all the same
+_REMAINS_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -149,6 +150,9 @@ class _Forks:
         self._exits: list[tuple[float, dict[str, Any]]] = []
         self._buffer = bytearray()
         self._over = False
+        self._dismissed = False
+        self._remains: list[Path] = []
+        """What a nodelet that is killed leaves in shared memory."""
         # Whatever the imports started (a resource tracker) is not an orphan.
         self._ours = set(proctree.children(os.getpid()))
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -196,6 +200,10 @@ class _Forks:
             request = msgspec.msgpack.decode(body)
             if request["op"] == "fork":
                 self._fork(request)
+            elif request["op"] == "remains":
+                self._remains.append(Path(request["path"]))
+            elif request["op"] == "dismiss":
+                self._dismissed = True
             else:
                 self._signal(request["worker_id"], request["signum"])
 
@@ -279,7 +287,16 @@ class _Forks:
             if not alive:
                 break
             time.sleep(0.005)
+        if not self._dismissed:
+            self._remove_remains()
         os._exit(0)
+
+    def _remove_remains(self) -> None:
+        """The socket closes a moment before its owner counts as dead."""
+        deadline_s = time.monotonic() + _REMAINS_S
+        while self._remains and time.monotonic() < deadline_s:
+            self._remains = [path for path in self._remains if not arena.remove_abandoned(path)]
+            time.sleep(0.01)
 
 
 def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: int) -> None:

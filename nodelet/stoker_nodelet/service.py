@@ -79,7 +79,7 @@ class Running:
         url = self.service.url
         self.workers.processes.identity = replace(self.identity, url=url)
         self.membership.registration = structs.replace(self.membership.registration, url=url)
-        self.forks.adopt(forkserver)
+        self.forks.adopt(forkserver, self.identity.arena_dir)
         for name, work in (
             ("membership", self.membership.run()),
             ("watch", self.membership.watch()),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 import time
@@ -12,8 +11,7 @@ import pytest
 
 import stoker
 from stoker import exceptions
-from tests.e2e._cluster import actor_record, caught, embedded, until_state
-from tests.services import until
+from tests.e2e._cluster import caught, embedded, until_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,30 +101,6 @@ def test_a_failed_argument_fails_its_call_and_not_those_behind_it() -> None:
     assert get(counter.heard.remote()) == ["next"]
 
 
-def test_a_handle_may_travel_before_its_actor_is_created() -> None:
-    @stoker.remote(num_cpus=0)
-    def add(counter: Any) -> int:
-        value: int = stoker.get(counter.add.remote())
-        return value
-
-    counter = Counter.remote(after.remote(0.5, 41))
-    assert get(add.remote(counter)) == 42
-
-
-def test_an_actor_can_be_killed_while_it_is_being_created() -> None:
-    for _ in range(5):
-        counter = Counter.remote()
-        ref = counter.add.remote()
-        stoker.kill(counter)
-        assert isinstance(caught(lambda ref=ref: get(ref)), exceptions.ActorDiedError)
-    never = after.remote(30, 1)
-    counter = Counter.remote(never)
-    ref = counter.add.remote()
-    stoker.kill(counter)
-    assert isinstance(caught(lambda: get(ref, timeout=5)), exceptions.ActorDiedError)
-    stoker.cancel(never, force=True)
-
-
 def test_an_actor_whose_argument_failed_fails_with_that_cause() -> None:
     @stoker.remote(num_cpus=0)
     def broken() -> None:
@@ -192,143 +166,6 @@ def test_a_get_that_passes_its_timeout_says_what_the_actor_is_doing() -> None:
     busy = Busy.remote()
     error = caught(lambda: get(busy.work.remote(), timeout=0.3), exceptions.GetTimeoutError)
     assert "Busy.work" in str(error)
-
-
-def test_a_named_actor_is_found_and_its_name_is_taken_until_it_ends() -> None:
-    counter = Counter.options(name="tally").remote(3)
-    found = stoker.get_actor("tally")
-    assert found == counter
-    assert get(found.add.remote()) == 4
-    error = caught(lambda: Counter.options(name="tally").remote(), exceptions.ConflictError)
-    assert "tally" in str(error)
-    assert "get_if_exists" in str(error)
-    stoker.kill(counter)
-    error = caught(lambda: stoker.get_actor("tally"), exceptions.NotFoundError)
-    assert "tally" in str(error)
-    again = Counter.options(name="tally").remote(7)
-    assert get(again.add.remote()) == 8
-    stoker.kill(again)
-
-
-def test_get_if_exists_finds_the_first_one() -> None:
-    first = Counter.options(name="one", get_if_exists=True).remote(1)
-    second = Counter.options(name="one", get_if_exists=True).remote(100)
-    assert first == second
-    assert get(second.add.remote()) == 2
-    stoker.kill(first)
-
-
-def test_tasks_and_actors_find_names_in_the_namespace_of_their_job() -> None:
-    @stoker.remote(num_cpus=0)
-    def add_by_name() -> int:
-        value: int = stoker.get(stoker.get_actor("known").add.remote())
-        return value
-
-    @stoker.remote
-    class Finder:
-        def make(self, cls: Any) -> str:
-            return str(cls.options(name="made").remote(5).actor_id)
-
-    elsewhere = Counter.options(name="known", namespace="elsewhere").remote(100)
-    known = Counter.options(name="known").remote(1)
-    assert get(add_by_name.remote()) == 2
-    finder = Finder.remote()
-    made = get(finder.make.remote(Counter))
-    assert stoker.get_actor("made").actor_id == made
-    for actor in (elsewhere, known, stoker.get_actor("made")):
-        stoker.kill(actor)
-
-
-def test_names_live_in_namespaces() -> None:
-    here = Counter.options(name="twin").remote(1)
-    there = Counter.options(name="twin", namespace="elsewhere").remote(2)
-    assert stoker.get_actor("twin") == here
-    assert stoker.get_actor("twin", namespace="elsewhere") == there
-    assert here != there
-    stoker.kill(here)
-    stoker.kill(there)
-
-
-def test_many_callers_of_get_if_exists_at_once_get_one_actor() -> None:
-    @stoker.remote(num_cpus=0)
-    def ask(cls: Any) -> str:
-        return str(cls.options(name="single", get_if_exists=True).remote().actor_id)
-
-    ids = get([ask.remote(Counter) for _ in range(4)])
-    assert len(set(ids)) == 1
-    stoker.kill(stoker.get_actor("single"))
-
-
-def test_handles_work_in_tasks_and_in_other_actors() -> None:
-    @stoker.remote(num_cpus=0)
-    def add_in_task(counter: Any, amount: int) -> int:
-        value: int = stoker.get(counter.add.remote(amount))
-        return value
-
-    @stoker.remote
-    class Caller:
-        def __init__(self, other: Any) -> None:
-            self.other = other
-
-        def add(self, amount: int) -> int:
-            value: int = stoker.get(self.other.add.remote(amount))
-            return value
-
-    counter = Counter.remote()
-    caller = Caller.remote(counter)
-    assert get(add_in_task.remote(counter, 5)) == 5
-    assert get(caller.add.remote(2)) == 7
-    assert get(add_in_task.remote([counter][0], 1)) == 8
-
-
-def test_an_actor_ends_when_the_last_handle_goes_out_of_scope() -> None:
-    counter = Counter.remote()
-    actor_id, pid = counter.actor_id, get(counter.pid.remote())
-    del counter
-    record = until_state(actor_id, "DEAD")
-    assert "handle" in record["death_cause"]["message"]
-    until(lambda: not os.path.exists(f"/proc/{pid}"), 5, "its worker is gone")
-
-
-def test_calls_submitted_before_the_handle_went_are_done_first() -> None:
-    counter = Counter.remote()
-    actor_id = counter.actor_id
-    refs = [counter.add.remote() for _ in range(200)]
-    del counter
-    assert get(refs)[-1] == 200
-    until_state(actor_id, "DEAD")
-
-
-def test_a_call_on_a_temporary_handle_is_done() -> None:
-    assert get(Counter.remote(4).add.remote()) == 5
-
-
-def test_a_method_keeps_the_actor_of_a_dropped_handle() -> None:
-    counter = Counter.remote()
-    add = counter.add
-    del counter
-    gc.collect()
-    assert get([add.remote(), add.remote()]) == [1, 2]
-
-
-def test_kill_fails_what_is_unfinished_and_all_that_follows() -> None:
-    @stoker.remote
-    class Stuck:
-        def wait(self) -> None:
-            time.sleep(60)
-
-        def pid(self) -> int:
-            return os.getpid()
-
-    stuck = Stuck.remote()
-    pid = get(stuck.pid.remote())
-    waiting = stuck.wait.remote()
-    stoker.kill(stuck)
-    error = caught(lambda: get(waiting), exceptions.ActorDiedError)
-    assert "stoker.kill()" in str(error)
-    assert isinstance(caught(lambda: get(stuck.pid.remote())), exceptions.ActorDiedError)
-    until(lambda: not os.path.exists(f"/proc/{pid}"), 5, "its worker is gone")
-    stoker.kill(stuck)
 
 
 def test_an_actor_that_no_node_can_ever_run_fails_with_the_reason() -> None:
@@ -534,38 +371,3 @@ def test_actors_start_tasks_and_actors_of_their_own() -> None:
     child_id = get(parent.child_id.remote())
     get(parent.drop.remote())
     until_state(child_id, "DEAD")
-
-
-def test_refs_that_an_actor_keeps_stay_alive() -> None:
-    @stoker.remote
-    class Keeper:
-        def keep(self, refs: list[Any]) -> None:
-            self.refs = refs
-
-        def read(self) -> list[int]:
-            return [len(value) for value in stoker.get(self.refs)]
-
-        def make(self) -> list[Any]:
-            return [stoker.put(b"x" * 300_000), stoker.put("small")]
-
-    keeper = Keeper.remote()
-    get(keeper.keep.remote([stoker.put(b"a" * 10), stoker.put(b"b" * 500_000)]))
-    gc.collect()
-    # A round trip through the driver's loop: what it would free is freed by now.
-    get(after.remote(0.3, None))
-    assert get(keeper.read.remote()) == [10, 500_000]
-    large, small = get(keeper.make.remote())
-    get(after.remote(0.3, None))
-    assert (len(get(large)), get(small)) == (300_000, "small")
-
-
-def test_an_actor_is_listed_with_what_it_is() -> None:
-    counter = Counter.options(name="listed", num_cpus=0.5).remote()
-    get(counter.add.remote())
-    record = until_state(counter.actor_id, "ALIVE")
-    assert record["class_name"] == "Counter"
-    assert record["name"] == "listed"
-    assert record["resources"] == {"CPU": 0.5}
-    assert record["pid"] == get(counter.pid.remote())
-    stoker.kill(counter)
-    assert actor_record(counter.actor_id)["state"] == "DEAD"

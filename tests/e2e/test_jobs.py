@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -13,12 +12,11 @@ import urllib.request
 import zipfile
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
 from stoker.exceptions import ConflictError
 from stoker.jobs import JobState, JobSubmissionClient
-from tests.e2e._cluster import alive, driver, environment, head, http, line_of, run_driver
+from tests.e2e._cluster import alive, environment, head
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -307,161 +305,3 @@ def test_a_polite_job_is_stopped_at_once_and_a_pending_one_never_starts(
     client.stop_job(job_id)
     assert client.wait(job_id, timeout_s=END_S).state is JobState.STOPPED
     until(mark.exists, 5, "its handler ran")
-
-
-BUSY = """
-    import os, sys, time
-    import stoker
-
-    stoker.init(log_to_driver=False)
-
-    @stoker.remote
-    class Holder:
-        def __init__(self):
-            self.data = stoker.put(b"x" * 3_000_000)
-        def pid(self):
-            return os.getpid()
-
-    @stoker.remote
-    def spin():
-        import subprocess
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(99)"])
-        print("spinning", flush=True)
-        time.sleep(99)
-
-    holder = Holder.remote()
-    detached = Holder.options(name="stays", lifetime="detached", namespace="n").remote()
-    mine = stoker.put(b"y" * 2_000_000)
-    refs = [spin.remote() for _ in range(3)]
-    pids = stoker.get([holder.pid.remote(), detached.pid.remote()])
-    while len(stoker.available_resources()) and stoker.available_resources().get("CPU", 0) > 0:
-        time.sleep(0.02)
-    print("JOB", stoker.get_runtime_context().job_id, *pids, flush=True)
-    time.sleep(99)
-"""
-
-
-def test_a_killed_driver_takes_all_that_its_job_had_along(
-    cluster: LocalCluster, record_property: Any
-) -> None:
-    """Workers, their children, actors, objects and leases; only the detached actor stays."""
-    api = http(cluster)
-    workers_before = _leases(api)
-    arena_before = _arena(cluster)
-    with driver(cluster, BUSY) as process:
-        job_id, holder_pid, detached_pid = line_of(process, "JOB ").split()
-        before = [p.pid for p in psutil.Process(cluster.pid).children(recursive=True)]
-        assert len(_arena(cluster) - arena_before) >= 2
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        began = time.monotonic()
-        job = until(lambda: _ended(api, job_id), GONE_S, "the job has ended")
-        assert job["state"] == "FAILED"
-        assert "driver died" in job["message"]
-
-        def left() -> list[Any]:
-            pids = [int(holder_pid)] if alive(int(holder_pid)) else []
-            return [*pids, *(_leases(api) - workers_before), *(_sleepers(before))]
-
-        detached = api.call("GET", "/v1/named-actors/n/stays", reply=dict[str, Any])
-        keep = {detached["lease_id"]}
-        until(lambda: not [x for x in left() if x not in keep], GONE_S, "nothing of it is left")
-        until(lambda: len(_arena(cluster) - arena_before) <= 1, GONE_S, "its objects are gone")
-        took_s = time.monotonic() - began
-        sys.stdout.write(f"clean-up after a killed driver: {took_s:.1f} s\n")
-        record_property("cleanup_s", took_s)
-        assert took_s < GONE_S
-        assert alive(int(detached_pid))
-    found = run_driver(
-        cluster,
-        """
-        import stoker
-        stoker.init(namespace="n", log_to_driver=False)
-        actor = stoker.get_actor("stays")
-        print("pid", stoker.get(actor.pid.remote(), timeout=10))
-        stoker.kill(actor)
-        """,
-    )
-    assert f"pid {detached_pid}" in found.stdout, found.stderr
-    until(lambda: not alive(int(detached_pid)), 5, "the detached actor is gone")
-    until(lambda: _arena(cluster) <= arena_before, GONE_S, "and its objects")
-
-
-def _ended(api: Any, job_id: str) -> Any:
-    job = api.call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any])
-    return job if job["state"] not in ("RUNNING", "PENDING") else None
-
-
-def _leases(api: Any) -> set[str]:
-    page = api.call("GET", "/v1/leases", reply=dict[str, Any], query={"limit": 1000})
-    return {lease["lease_id"] for lease in page["items"]}
-
-
-def _arena(cluster: LocalCluster) -> set[str]:
-    return {x for x in os.listdir(cluster.info.arena_dir) if not x.startswith(".")}
-
-
-def _sleepers(pids: list[int]) -> list[int]:
-    found = []
-    for pid in pids:
-        try:
-            if "time.sleep(99)" in " ".join(psutil.Process(pid).cmdline()):
-                found.append(pid)
-        except psutil.Error:
-            continue
-    return found
-
-
-def test_a_driver_that_fails_is_a_failed_job_with_its_error(cluster: LocalCluster) -> None:
-    ended = run_driver(
-        cluster,
-        """
-        import stoker
-        info = stoker.init(log_to_driver=False)
-        print("JOB", info.job_id, flush=True)
-        raise ValueError("bad config")
-        """,
-    )
-    assert ended.returncode == 1
-    job_id = ended.stdout.split()[1]
-    job = http(cluster).call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any])
-    assert job["state"] == "FAILED"
-    assert "bad config" in job["message"]
-
-
-def test_a_detached_actor_starts_work_of_its_own_after_its_driver_left(
-    cluster: LocalCluster,
-) -> None:
-    made = run_driver(
-        cluster,
-        """
-        import stoker
-        stoker.init(namespace="n", log_to_driver=False)
-
-        @stoker.remote
-        def double(x):
-            return 2 * x
-
-        @stoker.remote
-        class Service:
-            def __init__(self, work):
-                self.work = work
-            def run(self, x):
-                return stoker.get(self.work.remote(x)), stoker.get_runtime_context().namespace
-
-        service = Service.options(name="service", lifetime="detached").remote(double)
-        print(stoker.get(service.run.remote(4)))
-        """,
-    )
-    assert "(8, 'n')" in made.stdout, made.stderr
-    used = run_driver(
-        cluster,
-        """
-        import stoker
-        stoker.init(namespace="n", log_to_driver=False)
-        service = stoker.get_actor("service")
-        print(stoker.get(service.run.remote(21), timeout=10))
-        stoker.kill(service)
-        """,
-    )
-    assert "(42, 'n')" in used.stdout, used.stderr

@@ -16,7 +16,8 @@ from stoker.exceptions import ObjectLostError, SerializationError, StokerError
 from stoker.runtime.arena import ArenaFullError, split
 from stoker.runtime.failures import error_of
 from stoker.runtime.serialization import Packed, unpack
-from stoker_wire.errors import NotFoundError
+from stoker_wire.errors import NotFoundError, UnavailableError
+from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
 from stoker_wire.messages.work import FreeObjects, ObjectInfo, SealObjects
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _FETCH_S = 120.0
 _UNSEALED_S = 2.0
+_AGAIN_S = 0.2
 
 _log = logging.getLogger("stoker.values")
 
@@ -94,12 +96,19 @@ class Values:
     async def _fetch(self, place: Stored, object_id: str) -> bytes:
         client = self._runtime.services.client_of(place.node_url)
         deadline = time.monotonic() + _UNSEALED_S
+        give_up = time.monotonic() + _FETCH_S
         while True:
             try:
                 raw = await client.call(
-                    "GET", f"/v1/objects/{object_id}", raw=True, timeout_s=_FETCH_S
+                    "GET", f"/v1/objects/{object_id}", raw=True, timeout_s=_FETCH_S, retry=False
                 )
                 return bytes(raw)
+            except UnavailableError as error:
+                if time.monotonic() > give_up or not await self._may_come_back(place.node_id):
+                    raise ObjectLostError(
+                        f"{object_id} was on node {place.node_id}, which is gone: {error.message}"
+                    ) from None
+                await asyncio.sleep(_AGAIN_S)
             except NotFoundError:
                 # The seal may still be on its way to the nodelet.
                 if time.monotonic() > deadline:
@@ -111,6 +120,16 @@ class Values:
                 raise ObjectLostError(
                     f"{object_id} cannot be fetched from node {place.node_id}: {error}"
                 ) from error
+
+    async def _may_come_back(self, node_id: str) -> bool:
+        """Whether a node that does not answer is not dead, as far as the gcs knows."""
+        try:
+            node = await self._runtime.services.node_of(node_id)
+        except NotFoundError:
+            return False
+        except StokerError as error:
+            return error.retryable
+        return node.state is not NodeState.DEAD
 
     def free(self, place: Place | None, object_id: str = "") -> None:
         """Free the arena's bytes of a value that nobody needs any more, if it has any."""
