@@ -28,6 +28,7 @@ RUN pip install --quiet --no-deps . && rm -rf /src/* && install -d -o stoker -g 
 USER stoker
 WORKDIR /var/lib/stoker
 # Compose sets STOKER_PORT per service; every service answers /readyz once it can do its work.
+# By bash alone: a Python every five seconds would cost more than an idle gcs itself.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=30s --retries=6 \
-    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f'http://127.0.0.1:{os.environ[\"STOKER_PORT\"]}/readyz', timeout=3)"]
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/$STOKER_PORT && printf 'GET /readyz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r -t 3 _ code _ <&3 && [ \"$code\" = 200 ]"]
 CMD ["stoker", "--help"]

@@ -22,15 +22,28 @@ if TYPE_CHECKING:
 
 RING_SIZE = 8192
 POLL_S = 0.25
+"""How often SQL is asked for other replicas' commits while they cannot announce them."""
+ANNOUNCED_POLL_S = 1.0
+"""The same while they can: an announcement may be lost, so asking never stops."""
 READ_SIZE = 1000
 
 
 class EventLog:
-    """See the module. ``announce`` tells other replicas of a new sequence number."""
+    """See the module.
 
-    def __init__(self, store: Store, announce: Callable[[int], None]) -> None:
+    ``announce`` tells other replicas of a new sequence number; ``announced`` says whether theirs
+    arrive here.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        announce: Callable[[int], None],
+        announced: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store = store
         self._announce = announce
+        self._announced = announced
         self._ring: deque[Event] = deque()
         self._floor = 0
         self._moved = asyncio.Event()
@@ -64,7 +77,7 @@ class EventLog:
         """Read what other replicas commit, forever; only shared stores need it."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
+                async with asyncio.timeout(ANNOUNCED_POLL_S if self._announced() else POLL_S):
                     await self._news.wait()
             self._news.clear()
             await self.catch_up()

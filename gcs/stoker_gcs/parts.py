@@ -88,7 +88,7 @@ def assemble(
 
     journal = Journal(store, committed)
     with_fallback = FallbackHot(hot, store, journal)
-    log = EventLog(store, with_fallback.announce)
+    log = EventLog(store, with_fallback.announce, lambda: with_fallback.hears)
     truth = Truth(store, journal, log, with_fallback)
     leaders = Leaders(truth)
     nodes = NodeRegistry(truth, settings)

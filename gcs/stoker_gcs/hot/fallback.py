@@ -48,6 +48,11 @@ class FallbackHot:
         """Whether a configured server does not answer."""
         return self._inner.degraded
 
+    @property
+    def hears(self) -> bool:
+        """Whether what other replicas announce arrives here, right now."""
+        return self._inner.hears
+
     async def start(self, on_news: Callable[[int], None]) -> None:
         """Begin."""
         await self._inner.start(on_news)

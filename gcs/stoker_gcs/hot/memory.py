@@ -14,6 +14,7 @@ Fact = tuple[bytes, float]
 class MemoryHot:
     """See :class:`stoker_gcs.hot.protocol.HotStore`. ``now`` is injected by tests."""
 
+    hears = False
     shared = False
     degraded = False
 

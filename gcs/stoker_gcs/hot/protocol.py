@@ -25,6 +25,11 @@ class HotStore(Protocol):
         """Whether a configured server does not answer, so that only this process's facts count."""
         ...
 
+    @property
+    def hears(self) -> bool:
+        """Whether what other replicas announce arrives here, right now."""
+        ...
+
     async def start(self, on_news: Callable[[int], None]) -> None:
         """Begin; ``on_news`` is called with sequence numbers that other replicas announce."""
         ...

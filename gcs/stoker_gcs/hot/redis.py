@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import struct
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ class RedisHot:
         self._wake = asyncio.Event()
         self._background = Background("gcs-redis")
         self.degraded = True
+        self.hears = False
 
     @property
     def shared(self) -> bool:
@@ -154,12 +156,16 @@ class RedisHot:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with self._listener.pubsub() as pubsub:
                     await pubsub.subscribe(CHANNEL)
+                    # Whatever was announced while nobody listened is news, however old.
+                    on_news(sys.maxsize)
+                    self.hears = True
                     while True:
                         message = await pubsub.get_message(
                             ignore_subscribe_messages=True, timeout=5.0
                         )
                         if message is not None:
                             on_news(int(message["data"]))
+            self.hears = False
             await asyncio.sleep(RETRY_S)
 
     def _lost(self, error: BaseException) -> None:

@@ -62,6 +62,8 @@ class PostgresStore:
             pool_pre_ping=True,
             connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": COMMAND_TIMEOUT_S},
         )
+        # A read is one statement, so a transaction around it would only cost round trips.
+        self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._shown = self._engine.url.render_as_string(hide_password=True)
 
     async def start(self) -> None:
@@ -163,7 +165,7 @@ class PostgresStore:
 
     async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
         try:
-            async with self._engine.connect() as connection:
+            async with self._reading.connect() as connection:
                 rows = await connection.execute(_text(statement), dict(parameters))
                 return [dict(row) for row in rows.mappings()]
         except (OSError, TimeoutError, DBAPIError) as error:
