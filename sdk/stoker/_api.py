@@ -95,7 +95,11 @@ def cancel(
     """
     if not ref.task_id:
         raise BadRequestError(f"cancel(): {ref!r} was put, no task makes it", field="ref")
-    runtime().cancel_task(ref.task_id, force=force, recursive=recursive)
+    owner = ref._entry.owner if isinstance(ref, ObjectRef) else None
+    if owner is None:
+        runtime().cancel_task(ref.task_id, force=force, recursive=recursive)
+    else:
+        runtime().cancel_at(owner, ref.task_id, force=force, recursive=recursive)
 
 
 def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:

@@ -24,6 +24,7 @@ from stoker_wire.messages.data import Call, Dep, Failed, Item, Place, Result, St
 if TYPE_CHECKING:
     from stoker.runtime.execution import Execution
 
+_END = object()
 _LOAD_S = 60.0
 _CREDIT_WAIT_S = 600.0
 
@@ -54,8 +55,12 @@ def invoke(execution: Execution, work: Work, method: Callable[..., Any] | None =
                 value = function(*args, **kwargs)
                 if inspect.iscoroutine(value):
                     value = _run_coroutine(value)
-                if template.streaming:
-                    return _streamed(execution, work, value, began)
+                if inspect.isasyncgen(value):
+                    value = _stepped(value)
+                if template.num_returns > 1 and inspect.isgenerator(value):
+                    value = list(value)
+            if template.streaming:
+                return _streamed(execution, work, value, began)
             return _outcome(execution, work, value, began)
         except BaseException as error:
             return failure(execution, work, error, began)
@@ -69,6 +74,18 @@ def _run_coroutine(coroutine: Any) -> Any:
     import asyncio
 
     return asyncio.run(coroutine)
+
+
+def _stepped(values: AsyncIterator[Any]) -> Iterator[Any]:
+    """Iterate over an async generator from a thread without a loop."""
+    import asyncio
+
+    async def step() -> Any:
+        return await anext(values, _END)
+
+    with asyncio.Runner() as runner:
+        while (value := runner.run(step())) is not _END:
+            yield value
 
 
 def load_function(execution: Execution, digest: str) -> Callable[..., Any]:
@@ -153,6 +170,7 @@ def failure(execution: Execution, work: Work, error: BaseException, began: float
     call = work.call
     if work.interrupt is not None:
         failed, retry = failed_with(work.interrupt), False
+        error.__traceback__ = None  # its frames hold the arguments, and are held by `work`
     else:
         failed, retry = failed_by(error, skip_frames=1), _should_retry(work, error)
     result = Result(call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry)
@@ -179,13 +197,22 @@ def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Ou
         )
     index, nbytes = 0, 0
     escaped: list[Any] = []
-    for value in values:
-        wait_for_credit(execution, work, index)
-        item, refs, size = _item(execution, work, index, value)
-        execution.send_item(work, item)
-        escaped += refs
-        nbytes += size
-        index += 1
+    try:
+        while True:
+            # Interrupted in user code or while it waits, never while an item is being stored.
+            with execution.interruption.allowed(work):
+                value = next(values, _END)
+                wait_for_credit(execution, work, index)
+            if value is _END:
+                break
+            item, refs, size = _item(execution, work, index, value)
+            execution.send_item(work, item)
+            escaped += refs
+            nbytes += size
+            index += 1
+    finally:
+        if inspect.isgenerator(values):
+            values.close()  # cancelled outside of it: its own finally runs now, not some time
     result = Result(call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index)
     return Outcome(work, result, time.time(), nbytes, tuple(escaped))
 

@@ -36,6 +36,7 @@ from stoker_wire.messages.common import Address, RuntimeEnv
 from stoker_wire.messages.data import (
     Borrow,
     Borrowed,
+    Cancel,
     DataMessage,
     Done,
     Failed,
@@ -318,6 +319,9 @@ class Runtime:
                     self.tasks.on_item(line, message)  # type: ignore[arg-type]
             elif kind is Retire:
                 self.tasks.on_retire(line)
+            elif kind is Cancel and message.task_id in self.tasks.pending:  # type: ignore[union-attr]
+                # Ours, and a borrower of its ref wants it stopped.
+                self.cancel_now(message.task_id, force=message.force, recursive=message.recursive)  # type: ignore[union-attr]
             elif self.execution is not None:
                 self.execution.on_message(line, message)
 
@@ -348,6 +352,15 @@ class Runtime:
     def cancel_task(self, task_id: str, *, force: bool = False, recursive: bool = True) -> None:
         """Stop a task of this process, wherever it is."""
         self.call_soon(lambda: self.cancel_now(task_id, force=force, recursive=recursive))
+
+    def cancel_at(self, owner: Address, task_id: str, *, force: bool, recursive: bool) -> None:
+        """Have another process stop a task that it submitted; nothing to do where that is gone."""
+
+        async def tell() -> None:
+            with contextlib.suppress(StokerError):
+                (await self.peers.line(owner)).post(Cancel(task_id, force, recursive))
+
+        self.call_soon(lambda: self.background.spawn(tell(), name="cancel"))
 
     def cancel_now(self, task_id: str, *, force: bool, recursive: bool) -> None:
         """Like ``cancel_task`` (loop thread)."""

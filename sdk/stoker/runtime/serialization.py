@@ -96,18 +96,20 @@ def _dumps(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
 
 def _diagnose(value: Any, what: str, error: Exception) -> str:
     path, culprit, cause = what, value, error
-    probes = 0
-    found = True
+    probes, found, seen = 0, True, {id(value)}
     while found and probes < _MAX_PROBES:
         found = False
         for step, member in _members(culprit):
             probes += 1
             if probes >= _MAX_PROBES:
                 break
+            if id(member) in seen:
+                continue
             try:
                 cloudpickle.dumps(member, 5)
             except Exception as inner:
                 path, culprit, cause, found = path + step, member, inner, True
+                seen.add(id(member))
                 break
     return (
         f"{path} cannot be pickled: it is a {type(culprit).__module__}."
@@ -141,6 +143,11 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         for name, member in vars(value).items():
             if not name.startswith("__"):
                 yield f".{name}", member
-    elif hasattr(value, "__dict__"):
+    elif hasattr(value, "__dict__") and not _decides_itself(type(value)):
         for name, member in vars(value).items():
             yield f".{name}", member
+
+
+def _decides_itself(cls: type) -> bool:
+    """Whether a class pickles in a way of its own, so that its attributes are not at fault."""
+    return any("__reduce__" in vars(c) or "__reduce_ex__" in vars(c) for c in cls.__mro__[:-1])
