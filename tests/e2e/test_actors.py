@@ -186,8 +186,9 @@ def test_an_actor_waits_for_resources_and_says_so() -> None:
         def work(self) -> str:
             return "done"
 
-    first, second = All.remote(), All.remote()
+    first = All.remote()
     assert get(first.work.remote()) == "done"
+    second = All.remote()
     error = caught(lambda: get(second.work.remote(), timeout=0.5), exceptions.GetTimeoutError)
     assert "All" in str(error)
     del first

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
+from stoker.runtime.failures import failed_with
+from stoker_wire.messages.work import Actor
+
 if TYPE_CHECKING:
     import asyncio
 
     from stoker.runtime.calls import PendingTask
+    from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
     from stoker_wire.messages.data import Failed
 
@@ -46,3 +51,32 @@ class ActorLink:
         self.open.discard(task_id)
         if self.drained is not None:
             self.drained.set()
+
+
+async def look_up(
+    runtime: Runtime, link: ActorLink, *, wait_s: float, until: float = 0.0
+) -> Actor | None:
+    """Ask the gcs where the actor is, for up to ``wait_s`` until it is somewhere.
+
+    None if the gcs cannot say now, or if it does not know the actor: that is the actor's end, but
+    not before ``until`` on the loop's clock.
+    """
+    try:
+        return await runtime.gcs.call(
+            "GET",
+            f"/v1/actors/{link.actor_id}",
+            reply=Actor,
+            query={"wait_s": wait_s},
+            timeout_s=wait_s + 10,
+        )
+    except NotFoundError as error:
+        link.note = "its creator has not created it yet"
+        if link.incarnation < 0 and runtime.loop.time() < until:
+            return None
+        link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
+    except StokerError as error:
+        if error.retryable or error.status >= 500:
+            link.note = f"the gcs does not answer: {error.message}"
+            return None
+        link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
+    return None

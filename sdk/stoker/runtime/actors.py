@@ -17,7 +17,7 @@ from stoker.exceptions import (
     StokerError,
     TaskCancelledError,
 )
-from stoker.runtime.actor_link import ActorLink
+from stoker.runtime.actor_link import ActorLink, look_up
 from stoker.runtime.calls import (
     FunctionSpec,
     PendingTask,
@@ -29,7 +29,7 @@ from stoker.runtime.calls import (
 )
 from stoker.runtime.failures import failed_with
 from stoker.runtime.news import ActorNews
-from stoker_wire.errors import BadRequestError, NotFoundError
+from stoker_wire.errors import BadRequestError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Item, Result
 from stoker_wire.messages.work import Actor, ActorState, KillActor
@@ -173,28 +173,10 @@ class ActorCalls:
                 self._send(link)
 
     async def _lookup(self, link: ActorLink, *, wait_s: float, until: float = 0.0) -> Actor | None:
-        """Ask the gcs; None if it cannot say now, or does not know the actor before ``until``."""
-        try:
-            return await self._runtime.gcs.call(
-                "GET",
-                f"/v1/actors/{link.actor_id}",
-                reply=Actor,
-                query={"wait_s": wait_s},
-                timeout_s=wait_s + 10,
-            )
-        except NotFoundError as error:
-            link.note = "its creator has not created it yet"
-            if link.incarnation < 0 and self._runtime.loop.time() < until:
-                return None
-            link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
-        except StokerError as error:
-            if error.retryable or error.status >= 500:
-                link.note = f"the gcs does not answer: {error.message}"
-                return None
-            link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
-        assert link.dead is not None
-        self._fail_all(link, link.dead)
-        return None
+        actor = await look_up(self._runtime, link, wait_s=wait_s, until=until)
+        if actor is None and link.dead is not None:
+            self._fail_all(link, link.dead)
+        return actor
 
     def _died(self, link: ActorLink, actor: Actor) -> None:
         cause = actor.death_cause
