@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import math
 import os
 import socket
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker._session import CELL
-from stoker.exceptions import StokerError
+from stoker.exceptions import BadRequestError, StokerError
 from stoker_wire.ids import Prefix, new_id
 
 if TYPE_CHECKING:
@@ -88,6 +89,10 @@ def init(
             "resources": resources,
             "labels": labels,
         }
+        for name in ("num_cpus", "num_gpus", "memory"):
+            amount = offer[name]
+            if isinstance(amount, (int, float)) and not 0 <= amount < math.inf:
+                raise BadRequestError(f"{name}={amount} is not an amount", field=name)
         if address is None:
             return _init_local(offer, port, namespace, runtime_env, log_to_driver)
         given = [name for name, value in offer.items() if value is not None]

@@ -7,6 +7,7 @@ with the nearest right name in the message. Turned into a scheduling demand by :
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -131,6 +132,10 @@ def resources_of(options: _Common, *, default_cpus: float) -> dict[str, float]:
         found["GPU"] = options.num_gpus
     if options.memory:
         found["memory"] = options.memory
+    for key, amount in found.items():
+        if not math.isfinite(amount):
+            name = reserved.get(key, f"resources[{key!r}]")
+            raise BadRequestError(f"{name}={amount} is not an amount", field=name)
     return found
 
 

@@ -51,7 +51,7 @@ class RemoteFunction(Generic[P, R]):
         spec = self._spec
         if spec is None or self._spec_of is not found:
             spec = self._make_spec(found)
-        if args or kwargs:
+        if args or kwargs or self._needs_arguments:
             self._check_signature(args, kwargs)
         return found.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
 
@@ -79,6 +79,15 @@ class RemoteFunction(Generic[P, R]):
             self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"{self.name}.remote(): {error}; it takes {self._signature}") from None
+
+    @functools.cached_property
+    def _needs_arguments(self) -> bool:
+        """Whether a call without arguments is wrong (checked once: such calls are the fastest)."""
+        try:
+            self._signature.bind()
+        except TypeError:
+            return True
+        return False
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature:

@@ -112,7 +112,7 @@ def load_arguments(execution: Execution, call: Call) -> tuple[Any, dict[str, Any
     if isinstance(call.args, Failed):
         raise error_of(call.args)
     data, buffers = values.bytes_of(call.args, "")
-    args, kwargs, where = unpack(data, buffers)
+    args, kwargs, where = unpack(data, buffers, what="an argument")
     for position, dep in zip(where, call.deps, strict=True):
         value = _value_of(execution, dep)
         if isinstance(position, int):
@@ -126,7 +126,7 @@ def _value_of(execution: Execution, dep: Dep) -> Any:
     if isinstance(dep.place, Failed):
         raise error_of(dep.place)
     data, buffers = execution.runtime.objects.values.bytes_of(dep.place, dep.ref.object_id)
-    return unpack(data, buffers)
+    return unpack(data, buffers, what=f"the argument {dep.ref.object_id}")
 
 
 def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outcome:

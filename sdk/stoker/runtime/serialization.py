@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from stoker.exceptions import SerializationError
+from stoker.exceptions import SerializationError, StokerError
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 _MAX_PROBES = 200
@@ -65,9 +65,18 @@ def pack(value: Any, *, what: str) -> Packed:
     return Packed(data, [b.raw() for b in buffers], refs)
 
 
-def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...]) -> Any:
-    """Return the value; arrays are read-only views of ``buffers``."""
-    return pickle.loads(data, buffers=buffers)
+def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> Any:
+    """Return the value; arrays are read-only views of ``buffers``. ``what`` names it in the error."""
+    try:
+        return pickle.loads(data, buffers=buffers)
+    except StokerError:
+        raise
+    except Exception as error:
+        raise SerializationError(
+            f"{what} cannot be read back in this process: {type(error).__name__}: {error}. Its type "
+            "must be importable here (ship its module with runtime_env={'working_dir': ...} or "
+            "'py_modules'), and its __reduce__ and __setstate__ must accept what was pickled."
+        ) from error
 
 
 def _dumps(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:

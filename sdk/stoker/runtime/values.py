@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import ObjectLostError, SerializationError, StokerError
+from stoker.exceptions import ObjectLostError, StokerError
 from stoker.runtime.arena import ArenaFullError, split
 from stoker.runtime.failures import error_of
 from stoker.runtime.serialization import Packed, unpack
@@ -70,16 +70,7 @@ class Values:
         if isinstance(place, Failed):
             raise error_of(place, task=object_id)
         data, buffers = self.bytes_of(place, object_id)
-        try:
-            return unpack(data, buffers)
-        except StokerError:
-            raise
-        except Exception as error:
-            raise SerializationError(
-                f"the value of {object_id} cannot be read back in this process: "
-                f"{type(error).__name__}: {error}. Its type must be importable here, and its "
-                "__reduce__ and __setstate__ must accept what was pickled."
-            ) from error
+        return unpack(data, buffers, what=f"the value of {object_id}")
 
     def bytes_of(self, place: Place, object_id: str) -> tuple[Any, list[Any]]:
         """Return the stream and buffers of a value, fetched from its node if need be."""

@@ -1,0 +1,353 @@
+"""Bad input end to end: each mistake has one clear error at the right place, and nothing is left."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker.exceptions import (
+    BadRequestError,
+    RuntimeEnvSetupError,
+    SerializationError,
+    StokerError,
+    TaskError,
+    UnauthorizedError,
+    UnknownOptionError,
+)
+from tests.e2e.conftest import Flags, get
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.e2e.conftest import Cluster
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@stoker.remote
+def same(value: Any) -> Any:
+    return value
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.config = {"locks": [1, threading.Lock()]}
+
+
+# -- options -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "near"),
+    [
+        ({"num_cpu": 1}, "num_cpus"),
+        ({"num_gpu": 1}, "num_gpus"),
+        ({"retries": 1}, "max_retries"),
+        ({"time_out": 1}, "timeout"),
+        ({"runtime_environment": {}}, "runtime_env"),
+        ({"label_selectors": {}}, "label_selector"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(options: dict[str, Any], near: str) -> None:
+    with pytest.raises(UnknownOptionError, match=f"did you mean '{near}'"):
+        stoker.remote(**options)(lambda: None)
+    with pytest.raises(UnknownOptionError, match=f"did you mean '{near}'"):
+        same.options(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_cpus": -1},
+        {"num_cpus": "two"},
+        {"num_gpus": 1.5},
+        {"num_returns": -1},
+        {"num_returns": "many"},
+        {"max_retries": -2},
+        {"timeout": -1},
+        {"resources": {"CPU": 1}},
+        {"resources": {"disk": -1}},
+        {"resources": ["disk"]},
+        {"scheduling_strategy": "SPRAED"},
+        {"on_infeasible": "shrug"},
+        {"label_selector": {"zone": 5}},
+        {"retry_exceptions": ["ValueError"]},
+        {"num_cpus": float("nan")},
+        {"num_cpus": float("inf")},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_names_its_option(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(BadRequestError, match=name):
+        same.options(**options).remote(1)
+
+
+def test_remote_of_what_cannot_be_called() -> None:
+    with pytest.raises(TypeError, match="function or a class"):
+        stoker.remote(5)  # type: ignore[call-overload]
+
+
+# -- calls -------------------------------------------------------------------------------------------
+
+
+def test_calling_a_remote_function_directly_says_how_to_call_it() -> None:
+    with pytest.raises(TypeError, match=r"same\.remote\(") as caught:
+        same(1)
+    assert "same.function" in str(caught.value)
+    assert same.function(1) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [((), {}, "missing"), ((1, 2), {}, "too many"), ((1,), {"other": 2}, "other")],
+)
+def test_wrong_arguments_fail_at_the_call(args: Any, kwargs: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        same.remote(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: threading.Lock(), r"arguments of same\[0\]\[0\]"),
+        (lambda: {"a": [threading.Lock()]}, r"\['a'\]\[0\]"),
+        (lambda: Holder(), r"\.config\['locks'\]\[1\]"),
+        (lambda: (x for x in ()), "generator"),
+        (lambda: functools.partial(print, threading.Lock()), "partial"),
+    ],
+    ids=["itself", "nested", "attribute", "generator", "partial"],
+)
+def test_an_argument_that_does_not_pickle_names_the_members_path(
+    make: Callable[[], Any], path: str
+) -> None:
+    with pytest.raises(SerializationError, match=path):
+        same.remote(make())
+
+
+def test_a_function_that_does_not_pickle_names_what_it_closes_over() -> None:
+    lock = threading.Lock()
+
+    @stoker.remote
+    def locked() -> bool:
+        return lock.locked()
+
+    with pytest.raises(SerializationError, match="<closure lock>"):
+        locked.remote()
+
+
+def test_a_result_that_does_not_pickle_names_the_members_path() -> None:
+    @stoker.remote
+    def bad() -> Any:
+        return {"fine": 1, "inner": [threading.Lock()]}
+
+    with pytest.raises(SerializationError, match=r"result of .*bad\['inner'\]\[0\]"):
+        get(bad.remote())
+
+
+def test_put_of_what_does_not_pickle_names_the_members_path() -> None:
+    with pytest.raises(SerializationError, match=r"value\['x'\]"):
+        stoker.put({"x": threading.Lock()})
+
+
+class Trap:
+    """Pickles, and cannot be made again."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __reduce__(self) -> Any:
+        return _spring, (self.where,)
+
+
+def _spring(where: str) -> None:
+    raise RuntimeError(f"sprung {where}")
+
+
+def test_a_result_that_the_driver_cannot_unpickle_says_why() -> None:
+    @stoker.remote
+    def trap() -> Trap:
+        return Trap("at the driver")
+
+    ref = trap.remote()
+    with pytest.raises(SerializationError, match="RuntimeError: sprung at the driver") as caught:
+        get(ref)
+    assert ref.id in str(caught.value)
+    assert get(same.remote(1)) == 1
+
+
+def test_an_argument_that_the_worker_cannot_unpickle_says_why() -> None:
+    for argument in (Trap("in the worker"), stoker.put([Trap("in the worker")])):
+        with pytest.raises(SerializationError, match="RuntimeError: sprung in the worker"):
+            get(same.remote(argument))
+    assert get(same.remote(1)) == 1
+
+
+def test_a_module_that_the_worker_lacks_is_named_with_the_way_out(tmp_path: Any) -> None:
+    import importlib
+    import sys
+
+    (tmp_path / "only_here.py").write_text("def f():\n    return 1\nclass C: pass\n")
+    sys.path.insert(0, str(tmp_path))
+    try:
+        module = importlib.import_module("only_here")
+        for call in (lambda: stoker.remote(module.f).remote(), lambda: same.remote(module.C())):
+            with pytest.raises(SerializationError, match="only_here") as caught:
+                get(call())
+            assert "working_dir" in str(caught.value)
+    finally:
+        sys.path.remove(str(tmp_path))
+        sys.modules.pop("only_here", None)
+
+
+# -- runtime environments ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({"env_var": {"A": "b"}}, "env_vars"),
+        ({"working_dir": "/no/such/folder"}, "/no/such/folder"),
+        ({"py_modules": ["/no/such/module"]}, "/no/such/module"),
+        ("working_dir", "runtime_env"),
+    ],
+    ids=str,
+)
+def test_a_wrong_runtime_env_fails_at_the_call(env: Any, said: str) -> None:
+    with pytest.raises((BadRequestError, RuntimeEnvSetupError), match=said):
+        same.options(runtime_env=env).remote(1)
+
+
+def test_a_preload_that_does_not_exist_fails_the_task(flags: Flags) -> None:
+    with pytest.raises(StokerError, match="no_such_module_here"):
+        get(same.options(runtime_env={"preload": ["no_such_module_here"]}, max_retries=0).remote(1))
+
+
+# -- init --------------------------------------------------------------------------------------------
+
+
+def test_init_twice_says_what_to_do(cluster: Cluster) -> None:
+    with pytest.raises(StokerError, match="ignore_reinit_error"):
+        stoker.init()
+    assert stoker.init(ignore_reinit_error=True).job_id == cluster.info.job_id
+
+
+def test_mistakes_of_init_and_after_shutdown(cluster: Cluster, driver: Callable[..., Any]) -> None:
+    done = driver(
+        """
+        import sys
+        import stoker
+
+        def says(*args, **kwargs):
+            try:
+                stoker.init(*args, **kwargs)
+            except stoker.exceptions.StokerError as error:
+                print("said:", type(error).__name__, error)
+
+        says(sys.argv[1], token="wrong" * 8)
+        says(sys.argv[1], token=sys.argv[2], num_cpus=2)
+        says("http://127.0.0.1:9", token=sys.argv[2])
+        says("auto")
+        says("ftp://somewhere")
+        says(num_cpus=-1)
+        stoker.shutdown()
+        stoker.init(num_cpus=1, num_gpus=0)
+        ref = stoker.put(1)
+        stoker.shutdown()
+        for use in (lambda: stoker.get(ref), lambda: stoker.put(2)):
+            try:
+                use()
+            except stoker.exceptions.StokerError as error:
+                print("after:", error)
+        stoker.init(num_cpus=1, num_gpus=0)
+        print("again", stoker.get(stoker.remote(lambda: 5).remote(), timeout=20))
+        """,
+        cluster.info.address,
+        cluster.info.token,
+        timeout_s=50,
+    )
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stdout.splitlines() if line.startswith("said:")]
+    assert len(said) == 6, done.stdout
+    assert UnauthorizedError.__name__ in said[0]
+    assert "num_cpus" in said[1]
+    assert "127.0.0.1:9" in said[2]
+    assert "stoker start" in said[3]
+    assert "ftp" in said[4]
+    assert "num_cpus" in said[5]
+    assert done.stdout.count("after: stoker.shutdown() was called") == 2
+    assert "again 5" in done.stdout
+
+
+def test_a_forked_child_is_told_that_it_has_no_connection(driver: Callable[..., Any]) -> None:
+    done = driver(
+        """
+        import os, sys
+        import stoker
+
+        stoker.init(num_cpus=1, num_gpus=0)
+        ref = stoker.put(1)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                stoker.get(ref)
+            except stoker.exceptions.StokerError as error:
+                print("child:", error, flush=True)
+            sys.exit(0)
+        os.waitpid(pid, 0)
+        print("parent", stoker.get(stoker.remote(lambda: 7).remote(), timeout=20))
+        """
+    )
+    assert "child: this process was forked" in done.stdout, done.stdout + done.stderr
+    assert "parent 7" in done.stdout, done.stdout + done.stderr
+
+
+# -- what user code does to its worker ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["sys.exit(3)", "raise KeyboardInterrupt", "exit()", "quit(2)"])
+def test_user_code_that_wants_to_exit_fails_its_task_only(how: str) -> None:
+    @stoker.remote(max_retries=0)
+    def leave() -> None:
+        import sys
+
+        exec(how, {"sys": sys, "exit": sys.exit, "quit": sys.exit})
+
+    with pytest.raises(TaskError, match=r"SystemExit|KeyboardInterrupt"):
+        get(leave.remote())
+    assert get(same.remote(1)) == 1
+
+
+def test_user_code_that_closes_its_output_hurts_only_itself() -> None:
+    @stoker.remote
+    def close() -> int:
+        import os
+        import sys
+
+        sys.stdout.close()
+        os.close(0)
+        return 1
+
+    assert get(close.remote()) == 1
+    assert get([same.remote(i) for i in range(20)]) == list(range(20))
+
+
+def test_user_code_that_handles_signals_can_still_be_cancelled(flags: Flags) -> None:
+    @stoker.remote
+    def stubborn() -> None:
+        import signal
+        import time
+
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        flags.raise_("runs")
+        time.sleep(60)
+
+    ref = stubborn.remote()
+    flags.wait("runs")
+    stoker.cancel(ref, force=True)
+    with pytest.raises(stoker.exceptions.TaskCancelledError):
+        get(ref, timeout=5)
