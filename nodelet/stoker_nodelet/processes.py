@@ -90,7 +90,8 @@ class Processes:
             pid = await server.fork(request)
         except (StokerError, OSError) as error:
             self.forget(worker_id)
-            self.dispatch(ForkFailed(worker_id=worker_id, reason=str(error)))
+            code = error.code if isinstance(error, RuntimeEnvSetupError) else "worker_died"
+            self.dispatch(ForkFailed(worker_id=worker_id, reason=str(error), code=code))
             return
         process.pid = pid
         log = self.logs.get(worker_id)

@@ -58,10 +58,11 @@ class WorkerForked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkFailed:
-    """The process could not be made."""
+    """The process could not be made. ``code`` is that of the error which says so."""
 
     worker_id: str
     reason: str
+    code: str = "worker_died"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,7 +60,7 @@ def step(state: State, event: Event) -> list[Command]:
         case WorkerForked():
             return _forked(state, event)
         case ForkFailed():
-            return _gone(state, event.worker_id, 0.0, event.reason)
+            return _gone(state, event.worker_id, 0.0, event.reason, code=event.code)
         case WorkerRegistered():
             return _registered(state, event)
         case WorkerAssigned():
@@ -306,7 +306,9 @@ def _is_being_assigned(state: State, held: HeldLease, worker_id: str) -> bool:
     )
 
 
-def _gone(state: State, worker_id: str, at_s: float, cause: str) -> list[Command]:
+def _gone(
+    state: State, worker_id: str, at_s: float, cause: str, *, code: str = "worker_died"
+) -> list[Command]:
     worker = state.workers.pop(worker_id, None)
     if worker is None:
         return []
@@ -317,9 +319,9 @@ def _gone(state: State, worker_id: str, at_s: float, cause: str) -> list[Command
         _end_lease(state, held, cause)
         if starting:
             message = f"the worker died before it served its lease: {cause}"
-            commands.append(
-                RefuseLease(lease_id=worker.lease_id, code="worker_died", message=message)
-            )
+            if code == "runtime_env_failed":  # it would fail again: the caller must hear of it
+                message = cause
+            commands.append(RefuseLease(lease_id=worker.lease_id, code=code, message=message))
     for parked in [h for h in state.leases.values() if h.phase is LeasePhase.PARKED]:
         commands += _place(state, parked, at_s)
     return commands
