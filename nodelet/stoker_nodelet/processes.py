@@ -29,7 +29,12 @@ from stoker_nodelet.launching import Order, driver_request, worker_request
 from stoker_nodelet.logs import LogFile, Logs
 from stoker_wire.background import Background
 from stoker_wire.client import Client
-from stoker_wire.errors import ConflictError, StokerError, UnavailableError
+from stoker_wire.errors import (
+    ConflictError,
+    RuntimeEnvSetupError,
+    StokerError,
+    UnavailableError,
+)
 from stoker_wire.messages.cluster import WorkerSetup
 from stoker_wire.messages.common import Empty
 
