@@ -47,7 +47,8 @@ def failed_by(error: BaseException, *, skip_frames: int = 0) -> Failed:
         cause = error._stoker_cause if isinstance(error, _Both) else error
         kind, message = facts.get("type", kind), facts.get("text", message)
         if facts.get("traceback"):
-            text = f"{facts['traceback']}\n\nraised again by:\n{text}"
+            # Its text has the first traceback in it, and so would every further one.
+            text = f"{facts['traceback']}\nwhich a get() raised again:\n{_frames(trace)}"
     return Failed(
         code=TaskError.code,
         message=message,
@@ -55,6 +56,10 @@ def failed_by(error: BaseException, *, skip_frames: int = 0) -> Failed:
         traceback=text[-_MAX_TEXT:],
         pickled=_pickled(cause),
     )
+
+
+def _frames(trace: types.TracebackType | None) -> str:
+    return "".join(traceback.format_tb(trace))
 
 
 def _name_of(cls: type) -> str:

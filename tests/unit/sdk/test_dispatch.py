@@ -1,0 +1,249 @@
+"""The caller's side of leases: which worker gets which call, and that none is lost or doubled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from stoker.core.dispatch import MAX_DEPTH, PIPELINE_S, STALE_S, ClassQueue
+
+
+@dataclass(eq=False)
+class Task:
+    task_id: str
+    alone: bool = False
+
+
+def queue_of(count: int, slots: int = 1, *, alone: bool = False) -> ClassQueue[Task]:
+    queue: ClassQueue[Task] = ClassQueue()
+    for i in range(slots):
+        queue.add_slot(f"l{i}", None, 0.0)
+    queue.ready.extend(Task(f"t{i}", alone) for i in range(count))
+    return queue
+
+
+def sent(queue: ClassQueue[Task], now_s: float = 0.0) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for slot, batch in queue.pump(now_s):
+        found.setdefault(slot.lease_id, []).extend(t.task_id for t in batch)
+    return found
+
+
+def teach(queue: ClassQueue[Task], duration_s: float) -> None:
+    for slot in queue.slots.values():
+        slot.mean_s = duration_s
+    queue.mean_s = duration_s
+
+
+def test_the_first_call_goes_alone_because_its_length_is_unknown() -> None:
+    queue = queue_of(5)
+    assert sent(queue) == {"l0": ["t0"]}
+    assert len(queue.ready) == 4
+
+
+def test_short_calls_are_sent_by_the_hundred_and_long_ones_singly() -> None:
+    for duration_s, depth in ((1e-9, MAX_DEPTH), (20e-6, 250), (PIPELINE_S, 2), (1.0, 1)):
+        queue = queue_of(1000)
+        teach(queue, duration_s)
+        assert abs(len(sent(queue)["l0"]) - depth) <= (depth > 2), duration_s
+
+
+def test_depth_follows_the_measured_length() -> None:
+    queue = queue_of(1)
+    (slot,) = queue.slots.values()
+    for _ in range(50):
+        queue.finished(slot, "x", 0.0001, 0.0)
+    short = slot.depth
+    for _ in range(50):
+        queue.finished(slot, "x", 0.5, 0.0)
+    assert short > 10
+    assert slot.depth == 1
+
+
+def test_work_is_shared_evenly() -> None:
+    queue = queue_of(100, slots=4)
+    teach(queue, 20e-6)
+    assert {k: len(v) for k, v in sent(queue).items()} == {f"l{i}": 25 for i in range(4)}
+
+
+def test_closing_and_paused_slots_get_nothing() -> None:
+    queue = queue_of(10, slots=3)
+    queue.slots["l0"].closing = True
+    queue.slots["l1"].paused = True
+    assert sent(queue) == {"l2": ["t0"]}
+
+
+def test_a_call_that_stays_alone_shares_no_worker() -> None:
+    queue = queue_of(3, alone=True)
+    teach(queue, 20e-6)
+    assert sent(queue) == {"l0": ["t0"]}
+    (slot,) = queue.slots.values()
+    assert sent(queue) == {}
+    queue.finished(slot, "t0", 20e-6, 0.0)
+    queue.ready.append(Task("social"))
+    assert sent(queue) == {"l0": ["t1"]}
+
+
+def test_nothing_is_sent_behind_a_lone_call_and_it_not_behind_others() -> None:
+    queue = queue_of(2, slots=1)
+    teach(queue, 20e-6)
+    queue.ready.append(Task("lone", alone=True))
+    queue.ready.append(Task("after"))
+    assert sent(queue) == {"l0": ["t0", "t1"]}
+    (slot,) = queue.slots.values()
+    queue.finished(slot, "t0", 20e-6, 0.0)
+    assert sent(queue) == {}
+    queue.finished(slot, "t1", 20e-6, 0.0)
+    assert sent(queue) == {"l0": ["lone"]}
+    assert sent(queue) == {}
+
+
+def test_taken_back_calls_wait_in_front_in_their_order() -> None:
+    queue = queue_of(6)
+    teach(queue, PIPELINE_S / 4)
+    assert sent(queue) == {"l0": ["t0", "t1", "t2", "t3"]}
+    slot = queue.slots["l0"]
+    assert [t.task_id for t in queue.taken_back(slot, ["t2", "t3"])] == ["t2", "t3"]
+    assert [t.task_id for t in queue.ready] == ["t2", "t3", "t4", "t5"]
+    assert slot.paused, "the calls before them run still"
+    assert sent(queue) == {}
+    queue.finished(slot, "t0", PIPELINE_S / 4, 0.0)
+    assert not slot.paused
+
+
+def test_a_tail_behind_a_slow_call_is_revoked_only_for_an_idle_slot() -> None:
+    queue = queue_of(4)
+    teach(queue, PIPELINE_S / 4)
+    sent(queue)
+    late = STALE_S * 2
+    assert list(queue.to_revoke(late)) == []
+    queue.add_slot("idle", None, 0.0)
+    assert list(queue.to_revoke(STALE_S / 2)) == []
+    assert [(s.lease_id, ids) for s, ids in queue.to_revoke(late)] == [("l0", ["t1", "t2", "t3"])]
+
+
+def test_idle_slots_are_those_that_rest_long_enough_while_nothing_waits() -> None:
+    queue = queue_of(0, slots=2)
+    assert {s.lease_id for s in queue.idle_slots(1.0, 0.5)} == {"l0", "l1"}
+    assert queue.idle_slots(0.4, 0.5) == []
+    queue.ready.append(Task("t"))
+    assert queue.idle_slots(1.0, 0.5) == []
+
+
+def test_a_dropped_slot_gives_back_what_it_had() -> None:
+    queue = queue_of(3)
+    teach(queue, 20e-6)
+    sent(queue)
+    assert [t.task_id for t in queue.drop_slot("l0")] == ["t0", "t1", "t2"]
+    assert queue.drop_slot("l0") == []
+
+
+def test_wanted_grows_with_the_queue_and_shrinks_with_short_calls() -> None:
+    assert queue_of(0).wanted == 0
+    assert queue_of(10).wanted == 10
+    queue = queue_of(100)
+    teach(queue, 20e-6)
+    assert queue.wanted == 1
+    teach(queue, 1.0)
+    assert queue.wanted == 100
+
+
+class Dispatching(RuleBasedStateMachine):
+    """Any order of events leaves each call in exactly one place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue: ClassQueue[Task] = ClassQueue()
+        self.tasks: dict[str, Task] = {}
+        self.done: set[str] = set()
+        self.lost: list[Task] = []
+        self.now_s = 0.0
+        self.slots_made = 0
+
+    def inflight(self) -> list[tuple[str, str]]:
+        return [(s.lease_id, i) for s in self.queue.slots.values() for i in s.inflight]
+
+    @rule(alone=st.booleans(), count=st.integers(1, 20))
+    def submit(self, alone: bool, count: int) -> None:
+        for _ in range(count):
+            task = Task(f"t{len(self.tasks)}", alone)
+            self.tasks[task.task_id] = task
+            self.queue.ready.append(task)
+
+    @rule()
+    def grant(self) -> None:
+        self.queue.add_slot(f"l{self.slots_made}", None, self.now_s)
+        self.slots_made += 1
+
+    @rule()
+    def pump(self) -> None:
+        for slot, batch in self.queue.pump(self.now_s):
+            assert batch
+            assert not slot.closing
+            assert not slot.paused
+            assert len(slot.inflight) <= max(slot.depth, 1)
+            assert len(slot.inflight) == 1 or not any(t.alone for t in slot.inflight.values())
+
+    @precondition(lambda self: self.inflight())
+    @rule(data=st.data(), duration_s=st.sampled_from([1e-5, 1e-3, 0.1]))
+    def finish(self, data: st.DataObject, duration_s: float) -> None:
+        lease_id, task_id = data.draw(st.sampled_from(self.inflight()))
+        slot = self.queue.slots[lease_id]
+        assert self.queue.finished(slot, task_id, duration_s, self.now_s) is self.tasks[task_id]
+        assert self.queue.finished(slot, task_id, duration_s, self.now_s) is None
+        self.done.add(task_id)
+
+    @precondition(lambda self: self.inflight())
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        lease_id, _ = data.draw(st.sampled_from(self.inflight()))
+        slot = self.queue.slots[lease_id]
+        self.queue.taken_back(slot, [*list(slot.inflight)[1:], "unknown"])
+
+    @precondition(lambda self: self.queue.slots)
+    @rule(data=st.data())
+    def end_lease(self, data: st.DataObject) -> None:
+        self.lost += self.queue.drop_slot(data.draw(st.sampled_from(sorted(self.queue.slots))))
+
+    @precondition(lambda self: self.queue.slots)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        self.queue.slots[data.draw(st.sampled_from(sorted(self.queue.slots)))].closing = True
+
+    @rule(seconds=st.floats(0, 1))
+    def time_passes(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @rule()
+    def requeue_lost(self) -> None:
+        self.queue.ready.extend(self.lost)
+        self.lost.clear()
+
+    @invariant()
+    def each_task_is_in_one_place(self) -> None:
+        places = list(
+            chain(
+                (t.task_id for t in self.queue.ready),
+                (i for _, i in self.inflight()),
+                (t.task_id for t in self.lost),
+                self.done,
+            )
+        )
+        assert sorted(places) == sorted(self.tasks)
+
+    @invariant()
+    def wanted_is_sane(self) -> None:
+        assert 0 <= self.queue.wanted <= max(len(self.queue.ready), 0)
+
+    @invariant()
+    def what_is_revoked_was_sent(self) -> None:
+        for slot, ids in self.queue.to_revoke(self.now_s):
+            assert set(ids) < set(slot.inflight)
+
+
+TestDispatching = Dispatching.TestCase
+TestDispatching.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,214 @@
+"""Values, exceptions and options as data: what goes in comes out, and what cannot says why."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker._options import (
+    ActorOptions,
+    NodeAffinity,
+    TaskOptions,
+    check_options,
+    merged,
+    resources_of,
+    strategy_of,
+)
+from stoker.exceptions import (
+    BadRequestError,
+    ObjectLostError,
+    SerializationError,
+    TaskError,
+    UnknownOptionError,
+    WorkerDiedError,
+)
+from stoker.runtime.arena import Arena, split
+from stoker.runtime.failures import error_of, failed_by, failed_with, info_of
+from stoker.runtime.serialization import pack, unpack
+from stoker_wire.errors import StokerError, error_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    max_leaves=20,
+)
+
+
+def raised(error: BaseException) -> BaseException:
+    try:
+        raise error
+    except BaseException as caught:
+        return caught
+
+
+# -- serialization and the arena -----------------------------------------------------------------------
+
+
+@given(VALUES)
+def test_values_come_back(value: Any) -> None:
+    packed = pack(value, what="value")
+    assert unpack(packed.data, packed.buffers, what="value") == value
+
+
+@settings(max_examples=50, deadline=None)
+@given(parts=st.lists(st.binary(max_size=300), max_size=5), data=VALUES)
+def test_the_arena_keeps_streams_and_aligned_buffers(
+    parts: list[bytes], data: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    arena = Arena(str(tmp_path_factory.mktemp("arena")))
+    value = [data, [pickle.PickleBuffer(bytearray(p)) for p in parts]]
+    packed = pack(value, what="value")
+    nbytes = arena.write("o_1", packed)
+    found, buffers = arena.read("o_1")
+    assert bytes(found) == packed.data
+    assert [bytes(b) for b in buffers] == parts
+    assert all(b.readonly for b in buffers)
+    assert arena.directory is not None
+    whole = (arena.directory / "o_1").read_bytes()
+    assert len(whole) == nbytes
+    assert [bytes(b) for b in split(memoryview(whole))[1]] == parts
+
+
+def test_a_missing_object_is_lost_and_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    arena = Arena(str(tmp_path))
+    with pytest.raises(ObjectLostError, match="o_gone"):
+        arena.read("o_gone")
+    (tmp_path / "o_1.tmp").write_bytes(b"another writer's")
+    with pytest.raises(FileExistsError):
+        arena.write("o_1", pack(1, what="value"))
+    assert not (tmp_path / "o_1").exists()
+
+
+class Node:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def looped() -> Any:
+    node = Node(None)
+    node.inner = [node, threading.Lock()]
+    return node
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: threading.Lock(), "value cannot"),
+        (lambda: [1, {"k": threading.Lock()}], r"value\[1\]\['k'\]"),
+        (lambda: Node(Node((1, threading.Lock()))), r"value\.inner\.inner\[1\]"),
+        (looped, r"value\.inner\[1\]"),
+    ],
+    ids=["itself", "nested", "attributes", "loop"],
+)
+def test_the_member_at_fault_is_named_by_its_path(make: Any, path: str) -> None:
+    with pytest.raises(SerializationError, match=path):
+        pack(make(), what="value")
+
+
+# -- failures ------------------------------------------------------------------------------------------
+
+
+class Own(StokerError):
+    """A user's error that derives from ours."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a", 1), KeyError("k"), OSError(5, "io", "f"), Own("own"), RuntimeError()],
+    ids=repr,
+)
+def test_a_users_exception_keeps_its_type_through_any_number_of_hops(error: Exception) -> None:
+    first: BaseException = error
+    for _ in range(4):
+        first = error_of(failed_by(raised(first)))
+        assert isinstance(first, (type(error), TaskError))
+        assert isinstance(first, type(error))
+        assert first.args == error.args
+    assert str(first).count("remote traceback") == 1
+    assert info_of(failed_by(first)).message.startswith(f"{type(error).__module__}.")
+
+
+def test_an_error_of_ours_keeps_its_class_text_and_facts() -> None:
+    died = WorkerDiedError("killed", extra={"signal": 9})
+    back = error_of(failed_with(died))
+    assert type(back) is WorkerDiedError
+    assert (back.message, back.extra) == ("killed", {"signal": 9})
+    assert type(error_of(failed_by(raised(died)))) is WorkerDiedError
+
+
+def test_an_error_of_ours_stands_for_its_code_whoever_derives_from_it() -> None:
+    class Derived(BadRequestError):
+        pass
+
+    assert type(error_for("bad_request", "x")) is BadRequestError
+    error_of(failed_by(raised(ValueError())))
+    assert type(error_for("task_failed", "x")) is TaskError
+    assert Derived("x").code == "bad_request"
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_what_would_end_the_reader_arrives_as_a_plain_error(error: BaseException) -> None:
+    back = error_of(failed_by(raised(error)))
+    assert type(back) is TaskError
+    assert type(error).__name__ in str(back)
+
+
+# -- options -------------------------------------------------------------------------------------------
+
+
+def test_options_are_checked_by_name_and_type() -> None:
+    made = check_options(TaskOptions, {"num_cpus": 2, "timeout": 1.5}, what="f")
+    assert (made.num_cpus, made.timeout, made.max_retries) == (2, 1.5, 3)
+    assert merged(made, {"num_cpus": 3}, what="f").timeout == 1.5
+    with pytest.raises(UnknownOptionError, match="did you mean 'max_restarts'"):
+        check_options(ActorOptions, {"max_restart": 1}, what="class A")
+    with pytest.raises(BadRequestError, match="option 'max_retries' of f is -2"):
+        check_options(TaskOptions, {"max_retries": -2}, what="f")
+
+
+@pytest.mark.parametrize(
+    ("options", "resources"),
+    [
+        ({}, {"CPU": 1.0}),
+        ({"num_cpus": 0}, {}),
+        ({"num_gpus": 0.5}, {"CPU": 1.0, "GPU": 0.5}),
+        (
+            {"memory": 100, "resources": {"disk": 2, "tape": 0}},
+            {"CPU": 1, "memory": 100, "disk": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_options_become_resources(options: dict[str, Any], resources: dict[str, float]) -> None:
+    made = check_options(TaskOptions, options, what="f")
+    assert resources_of(made, default_cpus=1.0) == resources
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_gpus": 1.5}, {"resources": {"GPU": 1}}, {"num_cpus": float("inf")}],
+    ids=str,
+)
+def test_amounts_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError):
+        resources_of(check_options(TaskOptions, options, what="f"), default_cpus=1.0)
+
+
+def test_strategies_are_names_or_affinities() -> None:
+    assert strategy_of(NodeAffinity(node_id="n_1", soft=True)).node_id == "n_1"
+    assert strategy_of(None) == strategy_of("DEFAULT")
+    with pytest.raises(BadRequestError, match="SPREAD"):
+        strategy_of("spread")
