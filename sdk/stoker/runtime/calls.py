@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from stoker_wire.messages.cluster import Demand
     from stoker_wire.messages.common import Address
 
-FRAME_MAX_BYTES = 4 << 20
+FRAME_MAX_BYTES = 256 << 10
 """Larger arguments go through shared memory instead of the frame."""
 
 _NO_ARGUMENTS = Inline(pack(((), {}, ()), what="").data)
