@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.failures import failed_with
-from stoker_wire.messages.work import Actor
+from stoker_wire.messages.work import Actor, ActorState
 
 if TYPE_CHECKING:
-    import asyncio
-
     from stoker.runtime.calls import PendingTask
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
@@ -39,12 +39,26 @@ class ActorLink:
         self.created: asyncio.Task[Any] | None = None
         """The request that creates it, while this process makes it."""
         self.drained: asyncio.Event | None = None
+        self.told = asyncio.Event()
+        """Set when the gcs had something to say about it."""
         self.held: PendingTask | None = None
         """Keeps the refs among the constructor's arguments alive, for restarts."""
 
     def die(self, failed: Failed) -> None:
         """It will never run again: remember why, and let its constructor's arguments go."""
         self.dead, self.held = failed, None
+
+    async def until_told(self, timeout_s: float) -> None:
+        """Wait until the gcs says something about it, or the time is over."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.told.wait(), timeout_s)
+
+    def given_up(self, actor: Actor) -> bool:
+        """Whether the life that our line leads to is over, as the gcs sees it."""
+        if self.line is None:
+            return False
+        ended = actor.state is ActorState.DEAD and actor.incarnation == self.incarnation
+        return ended or actor.incarnation > self.incarnation
 
     def settled(self, task_id: str) -> None:
         """One of the calls is settled: tell whoever waits for the last."""

@@ -11,17 +11,13 @@ from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import (
-    ActorDiedError,
-    ActorUnavailableError,
-    StokerError,
-    TaskCancelledError,
-)
+from stoker.exceptions import ActorDiedError, ActorUnavailableError, StokerError
 from stoker.runtime.actor_link import ActorLink, look_up
 from stoker.runtime.calls import (
     FunctionSpec,
     PendingTask,
     Phase,
+    cancelled_error,
     failed_dep,
     make_refs,
     pack_arguments,
@@ -38,7 +34,10 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
 
-_LOOKUP_WAIT_S = 20.0
+_REQUESTS = 32
+"""How many actors may be created or looked up at once: each takes a connection to the gcs."""
+_UNTOLD_S = 5.0
+"""How long to rely on the news alone."""
 _SETTLE_S = 15.0
 """How long the gcs may take to notice that an actor's process ended."""
 _CREATED_S = 60.0
@@ -54,6 +53,7 @@ class ActorCalls:
         self._ids = IdSource(Prefix.TASK)
         self._links: dict[str, ActorLink] = {}
         self._submitted: deque[tuple[ActorLink, PendingTask]] = deque()
+        self.gate = asyncio.Semaphore(_REQUESTS)
         self._news = ActorNews(runtime, self._changed, self._check_all)
 
     # -- user threads ----------------------------------------------------------------------------
@@ -150,14 +150,20 @@ class ActorCalls:
             await self._news.begin()
             until = self._runtime.loop.time() + (_CREATED_S if link.may_come else 0.0)
             while link.waiting and link.dead is None and self._runtime.running:
-                actor = await self._lookup(link, wait_s=_LOOKUP_WAIT_S, until=until)
+                link.told.clear()
+                async with self.gate:
+                    actor = await self._lookup(link, wait_s=0, until=until)
                 if actor is None:
                     await asyncio.sleep(_POLL_S)
                 elif actor.state is ActorState.DEAD:
                     self._died(link, actor)
-                elif actor.address is None or actor.incarnation < link.incarnation:
+                elif (
+                    actor.address is None
+                    or actor.state is not ActorState.ALIVE
+                    or actor.incarnation < link.incarnation
+                ):
                     link.note = actor.pending_reason or f"it is {actor.state.value}"
-                    await asyncio.sleep(_POLL_S)
+                    await link.until_told(_UNTOLD_S)
                 else:
                     try:
                         link.line = await self._runtime.peers.line(actor.address)
@@ -246,8 +252,7 @@ class ActorCalls:
             task.line.post(Cancel(task_id, False, recursive))
         elif task in link.waiting:
             link.waiting.remove(task)
-            text = f"call {task.spec.name} ({task_id}) was cancelled"
-            self._fail(task, failed_with(TaskCancelledError(text)))
+            self._fail(task, failed_with(cancelled_error(task)))
             self._send(link)  # it may have been what the others waited behind
         return True
 
@@ -265,9 +270,9 @@ class ActorCalls:
     def _changed(self, actor: Actor) -> None:
         """The gcs gave an actor up; its line may look well for long."""
         link = self._links.get(actor.actor_id)
-        if link is not None and link.line is not None:
-            newer = actor.incarnation > link.incarnation
-            if newer or (actor.state is ActorState.DEAD and actor.incarnation == link.incarnation):
+        if link is not None:
+            link.told.set()
+            if link.given_up(actor):
                 self._lose(link)
 
     def _check_all(self) -> None:
@@ -319,8 +324,7 @@ class ActorCalls:
         retried: list[PendingTask] = []
         for task in lost:
             if task.cancelled:
-                text = f"call {task.spec.name} ({task.task_id}) was cancelled"
-                self._fail(task, failed_with(TaskCancelledError(text)))
+                self._fail(task, failed_with(cancelled_error(task)))
             elif task.take_retry():
                 task.phase, task.line = Phase.WAITING, None
                 retried.append(task)

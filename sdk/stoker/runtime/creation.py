@@ -109,14 +109,15 @@ async def _create(
         raise ActorDiedError(f"an argument of actor {link.name} failed: {failed.message}")
     frame = FrameCodec().encode([Run([call_of(call, runtime.address)], [call.spec.template])])
     payload = ActorPayload(frame, options.max_concurrency, groups)
-    await runtime.services.store_function(call.spec.function, call.spec.blob)
-    return await runtime.gcs.call(
-        "POST",
-        "/v1/actors",
-        msgspec.structs.replace(request, payload=msgspec.msgpack.encode(payload)),
-        reply=Actor,
-        timeout_s=_CREATE_S,
-    )
+    async with runtime.actors.gate:
+        await runtime.services.store_function(call.spec.function, call.spec.blob)
+        return await runtime.gcs.call(
+            "POST",
+            "/v1/actors",
+            msgspec.structs.replace(request, payload=msgspec.msgpack.encode(payload)),
+            reply=Actor,
+            timeout_s=_CREATE_S,
+        )
 
 
 def handle_of(actor: Actor) -> ActorHandle[Any]:

@@ -21,13 +21,13 @@ from stoker_wire.messages.work import Actor
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
-_KINDS = "actor.died,actor.restarting"
+_KINDS = "actor.created,actor.placed,actor.started,actor.delayed,actor.died,actor.restarting"
 _AGAIN_S = 0.5
 _LIST_S = 10.0
 
 
 class ActorNews:
-    """Tells ``on_change`` each actor that died or restarts; ``on_gap`` when some may be missed."""
+    """Tells ``on_change`` what became of each actor; ``on_gap`` when some may be missed."""
 
     def __init__(
         self,
