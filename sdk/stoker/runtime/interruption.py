@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker.runtime.execution import Execution, Work
     from stoker_wire.channel import Channel
 
+_AGAIN_S = 0.05
 _STUBBORN_S = 3.0
 """A task that goes on for so long after it was told to stop takes its worker with it."""
 
@@ -87,10 +88,16 @@ class Interruption:
         if grace_s == 0.0:
             self._die_with(work)
             return
-        if self._main is not None and self._inside == task_id:
-            signal.pthread_kill(self._main, signal.SIGUSR1)
+        self._signal(work)
         if grace_s is not None and self._execution.actor is None:
             self._execution.runtime.loop.call_later(grace_s, self._die_if_running, work)
+
+    def _signal(self, work: Work) -> None:
+        """Wake the main thread until it has raised: a signal that comes just before it blocks in C
+        is seen only after it has stopped blocking."""
+        if self._main is not None and self._inside == work.call.task_id:
+            signal.pthread_kill(self._main, signal.SIGUSR1)
+            self._execution.runtime.loop.call_later(_AGAIN_S, self._signal, work)
 
     def _die_if_running(self, work: Work) -> None:
         if work.call.task_id in self._execution.running:

@@ -1,0 +1,173 @@
+"""Death of workers and retries end to end, and what user code may do to its worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker.exceptions import WorkerDiedError
+from tests.e2e.conftest import Flags, get
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (lambda: os._exit(13), "13"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "SIGSEGV"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "SIGTERM"),
+    ],
+    ids=["exit", "kill", "segv", "term"],
+)
+def test_a_worker_that_dies_is_reported_with_its_cause_and_last_words(
+    end: Callable[[], None], said: str
+) -> None:
+    @stoker.remote(max_retries=0)
+    def die() -> None:
+        sys.stdout.write("my last words\n")
+        sys.stdout.flush()
+        end()
+
+    with pytest.raises(WorkerDiedError) as caught:
+        get(die.remote())
+    text = str(caught.value)
+    assert said in text
+    assert "my last words" in text
+    assert "die" in text
+
+
+def test_a_task_whose_worker_dies_is_tried_again(flags: Flags) -> None:
+    @stoker.remote(max_retries=2)
+    def once() -> int:
+        flags.note("ran")
+        attempt = stoker.get_runtime_context().attempt
+        if attempt < 2:
+            os._exit(1)
+        return attempt
+
+    assert get(once.remote()) == 2
+    assert len(flags.notes("ran")) == 3
+
+
+def test_retries_run_out(flags: Flags) -> None:
+    @stoker.remote(max_retries=1)
+    def die() -> None:
+        flags.note("ran")
+        os._exit(9)
+
+    with pytest.raises(WorkerDiedError, match="9"):
+        get(die.remote())
+    assert len(flags.notes("ran")) == 2
+
+
+def test_others_behind_a_dying_task_are_not_hurt() -> None:
+    @stoker.remote(max_retries=0)
+    def work(i: int) -> int:
+        if i == 20:
+            os._exit(1)
+        return i
+
+    get([work.remote(i) for i in range(20)])  # short ones: from now on many are sent at once
+    refs = [work.remote(i) for i in range(60)]
+    with pytest.raises(WorkerDiedError):
+        get(refs[20])
+    assert get(refs[:20] + refs[21:]) == [*range(20), *range(21, 60)]
+
+
+@pytest.mark.parametrize("kinds", [True, [ValueError], [KeyError, ValueError], ValueError])
+def test_exceptions_named_by_retry_exceptions_are_retried(kinds: Any, flags: Flags) -> None:
+    @stoker.remote(max_retries=2, retry_exceptions=kinds)
+    def flaky() -> int:
+        flags.note("ran")
+        attempt = stoker.get_runtime_context().attempt
+        if attempt < 2:
+            raise ValueError("again")
+        return attempt
+
+    assert get(flaky.remote()) == 2
+    assert len(flags.notes("ran")) == 3
+
+
+def test_other_exceptions_are_not_retried(flags: Flags) -> None:
+    @stoker.remote(max_retries=3, retry_exceptions=[KeyError])
+    def fail() -> int:
+        flags.note("ran")
+        raise ValueError("not this one")
+
+    with pytest.raises(ValueError, match="not this one"):
+        get(fail.remote())
+    assert len(flags.notes("ran")) == 1
+
+
+def test_retry_delay_waits_between_attempts(flags: Flags) -> None:
+    @stoker.remote(max_retries=1, retry_exceptions=True, retry_delay=0.3)
+    def fail() -> int:
+        import time
+
+        flags.note("at", time.monotonic())
+        raise ValueError("again")
+
+    with pytest.raises(ValueError, match="again"):
+        get(fail.remote())
+    first, second = map(float, flags.notes("at"))
+    assert second - first >= 0.29
+
+
+def test_max_calls_renews_the_worker() -> None:
+    @stoker.remote(max_calls=2, num_cpus=4)
+    def pid() -> int:
+        return os.getpid()
+
+    pids = [get(pid.remote()) for _ in range(6)]
+    assert len(set(pids)) == 3, pids
+    burst = get([pid.remote() for _ in range(6)])
+    assert all(burst.count(p) <= 2 for p in burst), burst
+
+
+def test_exit_and_fork_in_user_code_leave_no_second_worker(flags: Flags) -> None:
+    @stoker.remote(max_retries=0)
+    def forks() -> int:
+        pid = os.fork()
+        if pid == 0:
+            flags.raise_("child", os.getpid())
+            return 99  # the copy of the worker must not go on as a worker
+        os.waitpid(pid, 0)
+        return 1
+
+    assert get(forks.remote()) == 1
+    child = int(flags.wait("child"))
+    until(lambda: not os.path.exists(f"/proc/{child}"), 5, "the forked child is gone")
+
+
+def test_subprocesses_work() -> None:
+    @stoker.remote
+    def run() -> tuple[int, str]:
+        import subprocess
+
+        done = subprocess.run(["sh", "-c", "echo out; exit 3"], capture_output=True, text=True)
+        return done.returncode, done.stdout
+
+    assert get(run.remote()) == (3, "out\n")
+
+
+def test_multiprocessing_with_fork_works() -> None:
+    @stoker.remote
+    def run() -> list[int]:
+        import multiprocessing
+
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return pool.map(abs, [-1, -2, -3])
+
+    assert get(run.remote()) == [1, 2, 3]
