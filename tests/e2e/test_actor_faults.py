@@ -325,7 +325,7 @@ def test_a_hundred_actors_without_cpus_are_light(tmp_path: Path) -> None:
     facts = json.loads(line.removeprefix("FACTS "))
     sys.stdout.write(f"100 actors: {facts}\n")
     # A connection to each, and those to the gcs that are kept for reuse.
-    assert facts["driver_fds"] <= 160
+    assert facts["driver_fds"] <= 130
     assert facts["driver_threads"] <= 2
     assert facts["actor_fds"] <= 32
     assert facts["actor_threads"] <= 8

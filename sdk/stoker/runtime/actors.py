@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
 
-_REQUESTS = 32
+_REQUESTS = 12
 """How many actors may be created or looked up at once: each takes a connection to the gcs."""
 _UNTOLD_S = 5.0
 """How long to rely on the news alone."""
