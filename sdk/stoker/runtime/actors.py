@@ -97,8 +97,7 @@ class ActorCalls:
         while self._submitted:
             link, task = self._submitted.popleft()
             task.phase = Phase.WAITING
-            dead = link.dead or self._runtime.lost
-            if dead is not None:
+            if (dead := link.dead or self._runtime.lost) is not None:
                 self._fail(task, dead)
                 continue
             self._runtime.tasks.reports.watch(task)
@@ -130,8 +129,7 @@ class ActorCalls:
                     self._runtime.objects.when_settled(missing[0]._entry, again)
                 break
             link.waiting.popleft()
-            failed = failed_dep(task)
-            if failed is not None:
+            if (failed := failed_dep(task)) is not None:
                 self._fail(task, failed)
                 continue
             task.phase, task.line = Phase.SENT, line
@@ -187,8 +185,10 @@ class ActorCalls:
     def _died(self, link: ActorLink, actor: Actor) -> None:
         cause = actor.death_cause
         text = cause.message if cause else "no cause was recorded"
-        extra = dict(cause.extra) if cause else {}
-        text = f"actor {link.name} ({link.actor_id}) is dead: {text}"
+        self._end(link, text, dict(cause.extra) if cause else {})
+
+    def _end(self, link: ActorLink, why: str, extra: dict[str, Any]) -> None:
+        text = f"actor {link.name} ({link.actor_id}) is dead: {why}"
         failed = failed_with(ActorDiedError(text, extra=extra))
         link.die(failed)
         self._fail_all(link, failed)
@@ -388,10 +388,7 @@ class ActorCalls:
         )
         if no_restart and link is not None and link.dead is None:
             # Its process may still take calls for a moment; those of the killer must not succeed.
-            text = f"actor {link.name} ({actor_id}) is dead: {reason}"
-            failed = failed_with(ActorDiedError(text))
-            link.die(failed)
-            self._fail_all(link, failed)
+            self._end(link, reason, {})
 
     def describe(self, task: PendingTask) -> str:
         """Say what an actor call waits for."""
