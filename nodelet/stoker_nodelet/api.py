@@ -27,7 +27,7 @@ from stoker_wire.messages.cluster import (
     WorkerSetup,
 )
 from stoker_wire.messages.common import Empty, Message, Record
-from stoker_wire.messages.control import ListQuery, LogLine, Page
+from stoker_wire.messages.control import ListQuery, LogLine, Page, Position
 from stoker_wire.messages.work import (
     FreeObjects,
     ObjectInfo,
@@ -77,7 +77,7 @@ class LogsQuery(Message):
     worker_id: str = ""
     kind: str = ""
     follow: bool = False
-    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+    since: Position = 0
     tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
 
 

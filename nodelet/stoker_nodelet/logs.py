@@ -104,7 +104,9 @@ class _Reader:
     def __init__(self, node_id: str, log: LogFile, since: int, last: int) -> None:
         self._node_id = node_id
         self._log = log
-        self._offset = since or (_offset_of_last(log.path, last) if last else 0)
+        self._offset = min(since, _size_of(log.path)) or (
+            _offset_of_last(log.path, last) if last else 0
+        )
         self._rest = b""
 
     def lines(self, *, final: bool) -> list[LogLine]:
@@ -156,6 +158,13 @@ def tail(path: Path, count: int) -> tuple[str, ...]:
     except FileNotFoundError:
         return ()
     return tuple(lines[-count:])
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _offset_of_last(path: Path, count: int) -> int:

@@ -85,7 +85,7 @@ async def test_a_node_registers_beats_falls_silent_and_comes_back(client: Client
     assert second.incarnation == first.incarnation + 1
     with pytest.raises(FencedError, match="is at incarnation 2"):
         await client.call("POST", "/v1/nodes/n_1/heartbeat", beat)
-    leave = Heartbeat(incarnation=second.incarnation)
+    leave = {"incarnation": second.incarnation}
     for _ in range(2):
         await client.call("POST", "/v1/nodes/n_1/leave", leave)
     assert await state_is(NodeState.DEAD)

@@ -18,7 +18,6 @@ from stoker_wire.errors import (
 )
 from stoker_wire.messages.cluster import (
     Demand,
-    Heartbeat,
     WorkerExit,
     WorkersExited,
 )
@@ -334,7 +333,7 @@ async def test_the_death_of_a_node_restarts_or_ends_its_actors(
     await create(client, an_actor(job.job_id, "a_2"))
     await placed(client)
     await placed(client, "a_2")
-    leave = Heartbeat(incarnation=node.incarnation)
+    leave = {"incarnation": node.incarnation}
     await client.call("POST", "/v1/nodes/n_1/leave", leave)
     again = await placed(client, incarnation=1)
     assert again.state is ActorState.RESTARTING

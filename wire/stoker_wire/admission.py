@@ -82,7 +82,10 @@ class Admission:
         )
 
     def _same_site(self, origin: str, host: str) -> bool:
-        netloc = urlsplit(origin).netloc.lower()
+        try:
+            netloc = urlsplit(origin).netloc.lower()
+        except ValueError:
+            return False
         return netloc == host.lower() or host_name(netloc) in self._settings.allowed_hosts
 
     def _known(self, host: str) -> bool:

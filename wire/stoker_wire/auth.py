@@ -95,7 +95,8 @@ def bearer(header: str | None) -> str:
     """Return the token of an ``Authorization: Bearer`` header, or nothing."""
     if header is None or header[:7].lower() != "bearer ":
         return ""
-    return header[7:].strip()
+    # Bytes that are no UTF-8 arrive as lone surrogates, which nothing can hash or compare.
+    return header[7:].encode("utf-8", "replace").decode().strip()
 
 
 def is_loopback(host: str) -> bool:

@@ -7,7 +7,7 @@ whose ``field`` is the path of the bad member and whose message names the neares
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -44,27 +44,32 @@ class Codec(Generic[T]):
     def decode(self, raw: bytes, content_type: str) -> T:
         """Decode a request body; BadRequestError names what is wrong with it."""
         if MSGPACK in content_type or "x-msgpack" in content_type:
-            try:
-                return self._msgpack.decode(raw or b"\x80")
-            except msgspec.ValidationError as error:
-                raise self._explain(error, msgspec.msgpack.decode(raw)) from None
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise BadRequestError(f"the body is not msgpack: {error}") from None
+            return self._decode(raw or b"\x80", self._msgpack, msgspec.msgpack.decode, "msgpack")
+        return self._decode(raw or b"{}", self._json, msgspec.json.decode, "JSON")
+
+    def _decode(
+        self,
+        raw: bytes,
+        typed: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T],
+        untyped: Callable[[bytes], Any],
+        name: str,
+    ) -> T:
         try:
-            return self._json.decode(raw or b"{}")
-        except msgspec.ValidationError as error:
-            raise self._explain(error, msgspec.json.decode(raw or b"{}")) from None
+            try:
+                return typed.decode(raw)
+            except msgspec.ValidationError as error:
+                # A body may be both invalid and malformed behind that, which is found only here.
+                raise explain_invalid(error, untyped(raw), self.type) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequestError(f"the body is not JSON: {error}") from None
+            raise BadRequestError(f"the body is not {name}: {error}") from None
+        except RecursionError:
+            raise BadRequestError("the body is nested too deeply") from None
 
     def decode_reply(self, raw: bytes, content_type: str) -> T:
         """Decode a reply's body (of a peer that we trust to speak the same types)."""
         if MSGPACK in content_type:
             return self._msgpack.decode(raw)
         return self._json.decode(raw)
-
-    def _explain(self, error: msgspec.ValidationError, document: object) -> BadRequestError:
-        return explain_invalid(error, document, self.type)
 
 
 def explain_invalid(

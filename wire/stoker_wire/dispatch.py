@@ -128,6 +128,9 @@ class Dispatcher:
 
     def _request(self, http: web.Request, route: Route, request_id: str, principal: str) -> Request:
         peer = http.headers.get("Stoker-Peer", "the caller")
+        if "\0" in http.path or "%00" in http.query_string:
+            # No id or name holds one, and not every database can compare with it.
+            raise BadRequestError("the URL holds a NUL character")
         v1 = http.path.startswith("/v1")
         if v1:
             check_protocol(http.headers.get(PROTOCOL_HEADER), peer=peer, service=self.name)

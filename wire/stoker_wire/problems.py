@@ -36,9 +36,10 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     type: str = ""
     title: str = ""
-    status: int = 500
+    # Defaults that are never sent: what has its default is left out.
+    status: int = 0
     detail: str = ""
-    code: str = "internal"
+    code: str = ""
     retryable: bool = False
     field: str | None = None
     explain: str | None = None
@@ -76,7 +77,7 @@ def error_of(raw: bytes, *, status: int, source: str) -> StokerError:
         cls = UnavailableError if status in (502, 503, 504) else InternalError
         return cls(f"{source} answered {status}: {text}")
     return error_for(
-        problem.code,
+        problem.code or InternalError.code,
         problem.detail,
         field=problem.field,
         explain=problem.explain,

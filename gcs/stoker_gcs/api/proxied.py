@@ -11,8 +11,6 @@ import msgspec
 
 from stoker_gcs.api.queries import LeaseQuery, ObjectQuery
 from stoker_gcs.explaining import explain_actor, explain_job, explain_task
-from stoker_wire.codec import MSGPACK
-from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
 from stoker_wire.messages.control import Explanation, ListQuery, Page, QueueEntry
 from stoker_wire.messages.work import ObjectInfo
@@ -70,14 +68,7 @@ def add_routes(service: Service, parts: Parts) -> None:
         return await links.scheduler("GET", "/v1/resources", reply=ClusterResources)
 
     async def plan(req: Request) -> dict[str, Any]:
-        raw = await req.read()
-        msgpack = MSGPACK in req.http.headers.get("Content-Type", "")
-        decode = msgspec.msgpack.decode if msgpack else msgspec.json.decode
-        try:
-            body = decode(raw)
-        except msgspec.DecodeError as error:
-            raise BadRequestError(f"the body does not decode: {error}") from None
-        return await links.scheduler("POST", "/v1/plan", body, reply=dict[str, Any])
+        return await links.scheduler("POST", "/v1/plan", req.body, reply=dict[str, Any])
 
     async def explain(req: Request) -> Explanation:
         return await links.scheduler("POST", "/v1/explain", req.body, reply=Explanation)
@@ -114,7 +105,8 @@ def add_routes(service: Service, parts: Parts) -> None:
         "POST",
         "/v1/plan",
         plan,
-        raw_body=True,
+        body=dict[str, Any],
+        reply=dict[str, Any],
         idempotency=False,
         summary="Where demands would go, without taking anything (see the scheduler's API)",
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.messages.common import Message
-from stoker_wire.messages.control import ListQuery
+from stoker_wire.messages.control import ListQuery, Position
 
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
 
@@ -16,7 +16,7 @@ class WatchQuery(ListQuery):
     """A list that can be watched: with ``watch``, events after ``since`` instead of a page."""
 
     watch: bool = False
-    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+    since: Position = 0
 
 
 class NodeQuery(WatchQuery):
@@ -90,8 +90,8 @@ class LogQuery(Message):
     """``follow`` goes on with new lines; ``since`` is a line's cursor; ``tail``: only the last so many."""
 
     follow: bool = False
-    since: Annotated[int, msgspec.Meta(ge=0)] = 0
-    tail: Annotated[int, msgspec.Meta(ge=0)] = 0
+    since: Position = 0
+    tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     worker_id: str = ""
 
 
@@ -101,7 +101,7 @@ class ResignQuery(Message):
     holder: str
 
 
-class Leave(msgspec.Struct, frozen=True, kw_only=True):
+class Leave(Message):
     """A nodelet's good-bye; ``incarnation`` fences one that comes late."""
 
     incarnation: int | None = None

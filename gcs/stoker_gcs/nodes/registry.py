@@ -65,6 +65,7 @@ class NodeRegistry:
 
     async def register(self, body: RegisterNode) -> RegisteredNode:
         """Admit a node under a fresh incarnation, which fences all it said before."""
+        rules.check(body)
         while True:
             kept = await self._truth.find(NODES, body.node_id)
             before = None if kept is None else kept.record

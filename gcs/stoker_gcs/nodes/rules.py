@@ -16,11 +16,14 @@ SUSPECT     leaves                      DEAD
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 import msgspec
 
 from stoker_gcs import schema
 from stoker_gcs.truth import Shelf, Step
-from stoker_wire.errors import FencedError
+from stoker_wire.errors import BadRequestError, FencedError
+from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState, RegisterNode
 
 NODES: Shelf[Node] = Shelf(
@@ -45,6 +48,33 @@ KINDS = {
     NodeState.ALIVE: "node.recovered",
     NodeState.DEAD: "node.died",
 }
+
+
+MAX_AMOUNT = 1e15
+"""Of any resource of a node; memory is in bytes."""
+MAX_GPUS = 1024
+
+
+def check(body: RegisterNode) -> None:
+    """BadRequestError names what no node can have; schedulers and peers trust what is admitted."""
+    check_id(body.node_id, Prefix.NODE, field="node_id")
+    try:
+        parts = urlsplit(body.url)
+        reachable = parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
+    except ValueError:
+        reachable = False
+    if not reachable:
+        raise BadRequestError(
+            f"url: {body.url[:100]!r} is not an address; write it like http://host:7620",
+            field="url",
+        )
+    for name, amount in body.resources.items():
+        most = MAX_GPUS if name == "GPU" else MAX_AMOUNT
+        if not 0 <= amount <= most:
+            raise BadRequestError(
+                f"resources.{name}: expected an amount from 0 to {most:g}, got {amount:g}",
+                field=f"resources.{name}",
+            )
 
 
 def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:

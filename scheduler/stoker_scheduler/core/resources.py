@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping
 UNIT = 10_000
 """Units in 1.0 of a resource that is not counted in bytes."""
 
+MOST = 1e15
+"""More of a resource is taken for a mistake: beyond, floats no longer hold every unit."""
+
 CPU = "CPU"
 GPU = "GPU"
 MEMORY = "memory"
@@ -35,10 +38,11 @@ def to_units(amounts: Mapping[str, float]) -> Units:
     units: Units = {}
     for name in sorted(amounts):
         amount = amounts[name]
-        if not 0 <= amount < float("inf"):
+        if not 0 <= amount <= MOST:
             raise InvalidDemandError(
                 f"resources.{name}",
-                f"resources: {name}={amount} must be a number that is 0 or more",
+                f"resources: {name}={amount} must be a number that is 0 or more"
+                + (f", and at most {MOST:g}" if amount > MOST else ""),
             )
         whole = -int(-amount // 1) if name in COUNTED_IN_BYTES else round(amount * UNIT)
         if whole == 0 and amount > 0:

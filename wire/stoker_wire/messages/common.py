@@ -21,6 +21,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
 Labels = dict[str, str]
+NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
+"""Text that can be an argument or a variable of a process."""
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
@@ -58,13 +60,13 @@ class RuntimeEnv(Message):
     imports before it forks. ``pip`` are requirement lines, installed into a venv of their own.
     """
 
-    env_vars: dict[str, str] = {}
+    env_vars: dict[NoNul, NoNul] = {}
     working_dir: str | None = None
     py_modules: tuple[str, ...] = ()
     pip: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     sys_path: tuple[str, ...] = ()
-    cwd: str | None = None
+    cwd: NoNul | None = None
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):

@@ -12,6 +12,9 @@ from stoker_wire.messages.common import Message, Record, Resources
 
 T = TypeVar("T")
 
+Position = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A place in a log: the sequence number of an event, or an offset in a file."""
+
 
 class Event(Record):
     """One entry of the append-only log. ``seq`` is the cursor of every watch.
@@ -48,7 +51,7 @@ class EventQuery(ListQuery):
     """``kind`` and ``subject`` are prefixes, several separated by commas."""
 
     watch: bool = False
-    since: Annotated[int, msgspec.Meta(ge=0)] = 0
+    since: Position = 0
     kind: str = ""
     subject: str = ""
 

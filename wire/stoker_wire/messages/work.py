@@ -44,7 +44,7 @@ class SubmitJob(Message):
     ``resources`` are what the driver process itself needs (default: nothing).
     """
 
-    entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536)]
+    entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536, pattern=r"^[^\x00]*$")]
     job_id: str | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
     metadata: dict[str, str] = {}
