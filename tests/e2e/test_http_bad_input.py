@@ -1,0 +1,252 @@
+"""What a stranger or a fool sends to the HTTP API of a real cluster: refused, named, never a crash."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import string
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+
+import stoker
+from tests.e2e import _http_api as shared
+from tests.e2e._cluster import embedded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stoker_wire.request import Route
+
+PROBES = {"/healthz", "/readyz"}
+OPEN_ON_LOOPBACK = PROBES | {"/metrics", "/openapi.json"}
+ALL = pytest.mark.parametrize("pair", shared.ROUTES, ids=shared.label)
+POSTS = [pair for pair in shared.ROUTES if pair[1].method == "POST"]
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, shared.Api]]:
+    """The three services of a cluster that nothing else uses."""
+    with embedded(tmp_path_factory.mktemp("s"), num_cpus=1, num_gpus=0) as info:
+        gcs = shared.Api(info.address, info.token)
+        (node,) = gcs.items("/v1/nodes")
+        yield {
+            "gcs": gcs,
+            "scheduler": shared.Api(gcs("GET", "/v1/leaders/scheduler").json["url"], info.token),
+            "nodelet": shared.Api(node["url"], info.token),
+        }
+        assert stoker.get(stoker.remote(lambda: 1).remote(), timeout=20) == 1, "it still works"
+
+
+# Who may come in
+
+
+@ALL
+def test_without_the_token_nothing_is_told(
+    services: dict[str, shared.Api], pair: tuple[str, Route]
+) -> None:
+    name, route = pair
+    path = shared.filled(route.path, {})
+    for token in ("", "wrong", "\u00e4\u00df"):
+        answer = services[name](route.method, path, token=token)
+        if path in OPEN_ON_LOOPBACK:
+            assert answer.status == 200
+        else:
+            assert answer.status == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@ALL
+def test_web_pages_and_rebound_names_are_refused(
+    services: dict[str, shared.Api], pair: tuple[str, Route]
+) -> None:
+    name, route = pair
+    path = shared.filled(route.path, {})
+    for headers in (
+        {"Host": "evil.example"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+    ):
+        answer = services[name](route.method, path, headers=headers)
+        assert answer.status == 403
+        if route.method != "HEAD":
+            assert answer.json["field"] in headers
+
+
+# Queries and ids
+
+
+@ALL
+def test_an_unknown_query_field_is_named(
+    services: dict[str, shared.Api], pair: tuple[str, Route]
+) -> None:
+    name, route = pair
+    path = shared.filled(route.path, {})
+    wrong = f"{route.query_names[0]}s" if route.query_names else "nonsense"
+    answer = services[name](route.method, path, **{wrong: "1"})
+    assert answer.status == 400
+    if route.method != "HEAD":
+        assert answer.json["field"] == wrong
+        assert (
+            not route.query_names
+            or f"did you mean {route.query_names[0]!r}" in answer.json["detail"]
+        )
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        pair
+        for pair in shared.ROUTES
+        if "{" in pair[1].path
+        and pair[1].method in ("GET", "DELETE")
+        and pair[1].path not in ("/v1/kv/{namespace}", "/v1/leaders/{name}")
+        and pair[1].socket is None
+    ],
+    ids=shared.label,
+)
+def test_an_id_that_nothing_has_is_not_found(
+    services: dict[str, shared.Api], pair: tuple[str, Route]
+) -> None:
+    name, route = pair
+    for id_ in ("job_4c1f\u2026", "../../x", "x" * 3000, "a\x00b"):
+        answer = services[name](route.method, shared.filled(route.path, {}, id_))
+        assert answer.status in ((404, 400) if "\x00" in id_ or "hash" in route.path else (404,))
+        assert answer.json["code"] in ("not_found", "bad_request")
+
+
+@pytest.mark.parametrize("pair", [p for p in shared.ROUTES if p[1].query_names], ids=shared.label)
+def test_values_of_a_query_never_break_a_service(
+    services: dict[str, shared.Api], pair: tuple[str, Route]
+) -> None:
+    name, route = pair
+    path = shared.filled(route.path, {})
+    for field in route.query_names:
+        if field == "watch":
+            continue  # A watch that is granted has no end.
+        for value in ("", "-1", "1e999", "9" * 40, "\x00", "\u0663", "x" * 3000, "[]"):
+            answer = services[name](route.method, path, **{field: value})
+            assert answer.status < 500 or answer.status == 503, (field, value, answer.raw)
+
+
+# Bodies
+
+
+def bodies(route: Route, rng: random.Random) -> Iterator[bytes]:
+    """Bodies that are wrong, each in its own way."""
+    yield from (b"", b"{}", b"[]", b"null", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 2000)
+    yield b'{"a":' * 2000
+    yield b'{"\\u0000": "\\ud800"}'
+    names = [field.encode_name for field in fields_of(route)]
+    for _ in range(12):
+        yield json.dumps({name: anything(rng) for name in names}).encode()
+    for name in names:
+        yield json.dumps({name: anything(rng)}).encode()
+
+
+def fields_of(route: Route) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The declared members of a route's body."""
+    is_struct = isinstance(route.body, type) and issubclass(route.body, msgspec.Struct)
+    return msgspec.structs.fields(route.body) if is_struct else ()
+
+
+def anything(rng: random.Random, depth: int = 0) -> Any:
+    """A random JSON value of a type that nobody asked for."""
+    kinds = 10 if depth < 3 else 8
+    match rng.randrange(kinds):
+        case 0:
+            return None
+        case 1:
+            return rng.random() < 0.5
+        case 2:
+            return rng.choice((0, -1, 2**31, 2**63, -(2**63), 10**30))
+        case 3:
+            return rng.choice((1.5, -0.0, 1e308))
+        case 4 | 5:
+            return "".join(
+                rng.choices(string.printable + "\x00\u00e9\U0001f600", k=rng.randrange(9))
+            )
+        case 6:
+            return rng.choice(("../../x", "x" * 5000, "job_1", "CPU"))
+        case 7:
+            return []
+        case 8:
+            return [anything(rng, depth + 1) for _ in range(rng.randrange(4))]
+        case _:
+            return {
+                rng.choice(("CPU", "job_id", "", "\x00", "demand")): anything(rng, depth + 1)
+                for _ in range(rng.randrange(4))
+            }
+
+
+@pytest.mark.parametrize("pair", POSTS, ids=shared.label)
+def test_no_body_makes_a_service_fail(
+    services: dict[str, shared.Api], pair: tuple[str, Route], seed: int
+) -> None:
+    name, route = pair
+    rng = random.Random(f"{seed} {route.path}")
+    path = shared.filled(route.path, {})
+    headers = {"Stoker-Timeout-S": "2"}
+    for body in bodies(route, rng):
+        for content_type in ("application/json", "application/msgpack"):
+            answer = services[name](
+                "POST", path, body, headers={**headers, "Content-Type": content_type}
+            )
+            assert answer.status < 500 or answer.status in (503, 504), (body[:300], answer.raw)
+    junk = rng.randbytes(MEGABYTE)
+    assert services[name]("POST", path, junk).status in (400, 404)
+
+
+@pytest.mark.parametrize("pair", [p for p in POSTS if fields_of(p[1])], ids=shared.label)
+def test_a_bad_body_names_the_field(
+    services: dict[str, shared.Api], pair: tuple[str, Route]
+) -> None:
+    name, route = pair
+    path = shared.filled(route.path, {})
+    names = {field.encode_name for field in fields_of(route)}
+    for field in fields_of(route):
+        answer = services[name]("POST", path, {field.encode_name: {"no such": ["thing"]}})
+        assert answer.status == 400, (field.encode_name, answer.raw)
+        assert answer.json.get("field", "").split(".")[0] in names
+    answer = services[name]("POST", path, {"no_such_field": 1})
+    assert answer.status == 400
+    required = {field.encode_name for field in fields_of(route) if field.required}
+    assert answer.json["field"] in required | {"no_such_field"}
+
+
+# Below HTTP
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET /v1/nodes HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer \xff\xfe\r\n\r\n",
+        b"GET /v1/nodes HTTP/1.1\r\nHost: \xff\r\n\r\n",
+        b"GET /%ff%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/jobs/%ff%fe HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer TOKEN\r\n\r\n",
+        b"GET /v1/jobs?state=%ff HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer TOKEN\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET /v1/nodes HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+        b"GET /v1/nodes HTTP/1.1\r\nHost: [::1\r\nOrigin: http://[::1\r\n\r\n",
+    ],
+    ids=repr,
+)
+def test_bytes_that_are_no_request_are_refused(
+    services: dict[str, shared.Api], sent: bytes
+) -> None:
+    for api in services.values():
+        parts = urlsplit(api.url)
+        assert parts.hostname is not None
+        with socket.create_connection((parts.hostname, parts.port or 80), timeout=10) as peer:
+            peer.sendall(sent.replace(b"TOKEN", api.token.encode()))
+            said = peer.recv(65536)
+        assert b"Traceback" not in said
+        assert said.startswith(b"HTTP/1.") or not said
+        status = int(said.split()[1]) if said else 400
+        assert status in (200, 400, 401, 403, 404), said
