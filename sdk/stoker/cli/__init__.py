@@ -95,8 +95,10 @@ def _leave_with(error: Exception) -> NoReturn:
         _fail(str(error) or error.code, 1)
     assert isinstance(error, click.ClickException)
     message = error.format_message()
+    message = message.replace(". Did you mean", "; did you mean").rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
-        message = f"{message.rstrip('.')}; see: {error.ctx.command_path} --help"
+        link = " See:" if message.endswith("?") else "; see:"
+        message = f"{message}{link} {error.ctx.command_path} --help"
     _fail(message, error.exit_code)
 
 
@@ -106,10 +108,25 @@ def _fail(message: str, code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _tell_version(ctx: click.Context) -> None:
+    from stoker.cli.about import version
+
+    ctx.invoke(version, as_json=False)
+    ctx.exit()
+
+
 @click.group(
     cls=Lazy,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog='Completion: eval "$(_STOKER_COMPLETE=bash_source stoker)"  (zsh_source, fish_source)',
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda ctx, _, asked: _tell_version(ctx) if asked else None,
+    help="Show the version and exit.",
 )
 def root() -> None:
     """Stoker keeps GPUs fed: a cluster scheduler for Python."""

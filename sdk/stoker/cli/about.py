@@ -26,13 +26,17 @@ def version(as_json: bool) -> None:
 @json_option
 def config(changed: bool, as_json: bool) -> None:
     """Show every setting, its value and where that comes from."""
+    import logging
+
     import msgspec
 
     from stoker.cli.output import print_json, print_table
     from stoker_wire.nearest import suggestion
-    from stoker_wire.settings import PREFIX, Settings
+    from stoker_wire.settings import Settings
 
+    logging.getLogger("stoker.settings").disabled = True  # what it would say is said below
     settings = Settings.from_env()
+    known = [info.variable for info in settings.describe()]
     rows = [msgspec.to_builtins(info) for info in settings.describe()]
     if changed:
         rows = [row for row in rows if row["source"] != "default"]
@@ -41,7 +45,6 @@ def config(changed: bool, as_json: bool) -> None:
         return
     columns = {"variable": "variable", "value": "value", "source": "source", "meaning": "meaning"}
     print_table(rows, columns, empty="every setting has its default")
-    known = [PREFIX + row["name"].upper() for row in rows]
     for variable in settings.unknown:
         hint = suggestion(variable, known)
         click.echo(f"warning: {variable} names no setting{hint}", err=True)

@@ -25,7 +25,8 @@ _POLL_S = 0.02
 @click.option("--token", metavar="TEXT", help="With --address: its token. [default: STOKER_TOKEN]")
 @node_options
 @click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C stops it.")
-@click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True)
+@click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True,
+              help="Seconds after which a start that is not done has failed.")  # fmt: skip
 @json_option
 def start(
     head: bool,
@@ -49,12 +50,16 @@ def start(
     STOKER_TOKEN or STOKER_TOKEN_FILE, the same on every node.
     """
     from stoker._launch.cluster import spawn_local, spawn_node
+    from stoker_wire.settings import Settings
 
     if head == bool(address):
+        both = ", not both" if head else ""
         raise click.UsageError(
-            "give --head for a new cluster, or --address URL to join one",
+            f"give --head for a new cluster, or --address URL to join one{both}",
             ctx=click.get_current_context(),
         )
+    if port is None:
+        port = Settings.from_env().port or (DEFAULT_PORT if head else 0)
     amounts = json_mapping(resources, "--resources")
     marks = json_mapping(labels, "--labels")
     if address:
@@ -70,7 +75,7 @@ def start(
             resources=amounts,
             labels=marks,
             host=host,
-            port=port or 0,
+            port=port,
             session_dir=session_dir,
         )
     else:
@@ -81,7 +86,7 @@ def start(
             resources=amounts,
             labels=marks,
             host=host,
-            port=DEFAULT_PORT if port is None else port,
+            port=port,
             session_dir=session_dir,
             environ={"STOKER_TOKEN": token} if token else None,
             embedded=False,

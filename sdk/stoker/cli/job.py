@@ -22,7 +22,7 @@ def job() -> None:
     """Submit, list, follow and stop jobs."""
 
 
-@job.command(context_settings={"ignore_unknown_options": False})
+@job.command(short_help="Run a command on the cluster, and follow it.")
 @click.option("--working-dir", metavar="DIR", help="Folder to send along; the job starts in it.")
 @click.option(
     "--env", "env", multiple=True, metavar="K=V", help="Environment variable; repeatable."

@@ -63,7 +63,7 @@ TABLES = {
     ),
     "jobs": _Table(
         "/v1/jobs",
-        "Driver programs: submitted ones and those that called stoker.init().",
+        "Driver programs, submitted and attached ones.",
         {
             "job": "job_id", "state": "state", "name": "name", "entrypoint": "entrypoint",
             "created": lambda row: ago(row.get("created_at_s")), "took": _took, "code": "exit_code",

@@ -68,7 +68,7 @@ def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
     ("args", "said"),
     [
         (["starts"], "no command 'starts'; did you mean 'start'?"),
-        (["job", "submits"], "Did you mean 'submit'?"),
+        (["job", "submits"], "did you mean 'submit'? See: "),
         (["start", "--hed"], "--head"),
         (["start"], "give --head for a new cluster, or --address URL"),
         (["start", "--head", "--memory", "8XB"], "write it like 8GiB"),
