@@ -132,6 +132,14 @@ async def test_a_unique_name_is_taken_by_one_living_row_only(store: Store) -> No
     assert not any(isinstance(result, Clash) for result in unnamed)
 
 
+async def test_no_character_in_a_name_stops_a_store(store: Store) -> None:
+    [events] = await store.commit([Change((Insert(schema.KV, key("a\0b")),), (told("ns/a\0b"),))])
+    assert not isinstance(events, Clash)
+    assert await store.get(schema.KV, {"namespace": "ns", "key": "a\0b"}) is not None
+    await store.put_tasks([a_task("t_1", node_id="n\0"), a_task("t_2")])
+    assert len(await store.select(schema.TASKS)) == 2
+
+
 async def test_delete_and_upsert(store: Store) -> None:
     await store.commit([Change((Upsert(schema.KV, key("a")), Upsert(schema.KV, key("b"))))])
     await store.commit([Change((Upsert(schema.KV, key("a", b"new")),))])

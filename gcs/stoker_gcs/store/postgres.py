@@ -127,7 +127,7 @@ class PostgresStore:
         try:
             for operation in change.operations:
                 statement, parameters, must = sql.operate(operation)
-                done = (await connection.execute(_text(statement), parameters)).rowcount
+                done = (await connection.execute(_text(statement), _clean(parameters))).rowcount
                 if must and done < 1:
                     raise Clash(operation.table.name, "no row is as expected")
             events = []
@@ -138,7 +138,7 @@ class PostgresStore:
                     "subject": event.subject,
                     "payload": event.payload,
                 }
-                seq = (await connection.execute(_text(sql.APPEND), row)).scalar_one()
+                seq = (await connection.execute(_text(sql.APPEND), _clean(row))).scalar_one()
                 events.append(numbered(event, seq))
         except (Clash, IntegrityError) as error:
             await savepoint.rollback()
@@ -166,7 +166,7 @@ class PostgresStore:
     async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
         try:
             async with self._reading.connect() as connection:
-                rows = await connection.execute(_text(statement), dict(parameters))
+                rows = await connection.execute(_text(statement), _clean(parameters))
                 return [dict(row) for row in rows.mappings()]
         except (OSError, TimeoutError, DBAPIError) as error:
             raise self._gone(error) from error
@@ -201,16 +201,25 @@ class PostgresStore:
             async with self._engine.begin() as connection:
                 for start in range(0, len(keys), _KEYS_PER_SELECT):
                     statement, parameters = sql.known_tasks(keys[start : start + _KEYS_PER_SELECT])
-                    for row in (await connection.execute(_text(statement), parameters)).mappings():
+                    known = await connection.execute(_text(statement), _clean(parameters))
+                    for row in known.mappings():
                         key = (row["task_id"], row["attempt"])
                         if key in merged:
                             merged[key] = merge(task_of(dict(row)), merged[key])
                 if keys:
                     await connection.execute(
-                        _text(sql.UPSERT_TASKS), [task_row(merged[key]) for key in keys]
+                        _text(sql.UPSERT_TASKS), [_clean(task_row(merged[key])) for key in keys]
                     )
         except (OSError, TimeoutError, DBAPIError) as error:
             raise self._gone(error) from error
+
+
+def _clean(parameters: Mapping[str, object]) -> dict[str, object]:
+    """Parameters without NUL characters, which PostgreSQL cannot keep: a task may be named so."""
+    return {
+        name: value.replace("\0", "\ufffd") if isinstance(value, str) and "\0" in value else value
+        for name, value in parameters.items()
+    }
 
 
 def _clash(change: Change, error: IntegrityError) -> Clash:
