@@ -190,7 +190,7 @@ class Api:
     async def explain(self, req: Request) -> Explanation:
         """POST /v1/explain."""
         engine, demand = self._engine(), req.body
-        state, need = engine.state, need_of(demand)
+        state, need = engine.state, need_of(demand, at="")
         story = tell(state, need, demand.name, demand.locality)
         lane = state.queue.lanes.get(need)
         waiting = (
@@ -216,7 +216,10 @@ class Api:
     async def plan(self, req: Request) -> PlanReply:
         """POST /v1/plan."""
         state = self._engine().state
-        requests = [PlanRequest(need_of(d), d.locality) for d in req.body.demands]
+        requests = [
+            PlanRequest(need_of(demand, at=f"demands.{index}."), demand.locality)
+            for index, demand in enumerate(req.body.demands)
+        ]
         made = plan(state.nodes.values(), requests, state.policy.score)
         return PlanReply(
             placements=tuple(

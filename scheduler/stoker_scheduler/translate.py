@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
-def need_of(demand: Demand) -> Need:
-    """Return the need of ``demand``; a demand that makes no sense is a BadRequestError."""
+def need_of(demand: Demand, at: str = "demand.") -> Need:
+    """Return the need of ``demand``; a demand that makes no sense is a BadRequestError.
+
+    ``at`` is where the demand is in the request, for the error's field.
+    """
     strategy = demand.strategy
     try:
         return make_need(
@@ -43,7 +46,7 @@ def need_of(demand: Demand) -> Need:
             spread=strategy.policy is SpreadPolicy.SPREAD,
         )
     except InvalidDemandError as error:
-        raise BadRequestError(str(error), field=f"demand.{error.field}") from None
+        raise BadRequestError(str(error), field=f"{at}{error.field}") from None
 
 
 def class_key(request: LeaseRequest) -> str:

@@ -218,6 +218,34 @@ def test_a_bad_body_names_the_field(
     assert answer.json["field"] in required | {"no_such_field"}
 
 
+NODE = {
+    "node_id": "n_1", "url": "http://127.0.0.1:1", "unix": "", "hostname": "h", "host_id": "h",
+    "pid": 1, "resources": {"CPU": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/nodes", {**NODE, "node_id": "../x"}, "node_id"),
+        ("/v1/nodes", {**NODE, "url": "x"}, "url"),
+        ("/v1/nodes", {**NODE, "url": "http://[::1"}, "url"),
+        ("/v1/nodes", {**NODE, "resources": {"GPU": 1e12}}, "resources.GPU"),
+        ("/v1/nodes", {**NODE, "resources": {"CPU": -1}}, "resources.CPU"),
+        ("/v1/explain", {"job_id": "job_1", "resources": {"CPU": 1e308}}, "resources.CPU"),
+        ("/v1/jobs", {"entrypoint": "a\0b"}, "entrypoint"),
+        ("/v1/jobs", {"entrypoint": "a", "job_id": "../x"}, "job_id"),
+        ("/v1/jobs", {"entrypoint": "a", "runtime_env": {"env_vars": {"A": "\0"}}},
+         "runtime_env.env_vars.A"),
+    ],
+)  # fmt: skip
+def test_values_that_would_harm_others_are_refused_at_the_door(
+    services: dict[str, shared.Api], path: str, body: dict[str, Any], field: str
+) -> None:
+    answer = services["gcs"]("POST", path, body)
+    assert (answer.status, answer.json["field"]) == (400, field), answer.raw
+
+
 # Below HTTP
 
 

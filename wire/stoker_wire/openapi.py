@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_wire.codec import BYTES, JSON, MSGPACK, NDJSON, PROBLEM
+from stoker_wire.codec import BYTES, EVENT_STREAM, JSON, MSGPACK, NDJSON, PROBLEM
+from stoker_wire.messages.control import Event
 from stoker_wire.problems import Problem
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def document(title: str, version: str, routes: Iterable[Route]) -> dict[str, Any
         for type_ in (route.body, route.reply, route.query)
         if type_ is not None
     ]
-    unique = list({repr(type_): type_ for type_ in [Problem, *types]}.values())
+    unique = list({repr(type_): type_ for type_ in [Problem, Event, *types]}.values())
     schemas, components = msgspec.json.schema_components(unique, ref_template=_REF)
     schema_of = dict(zip(map(repr, unique), schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
@@ -89,6 +90,14 @@ def _success(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
             return {"200": {"description": "A stream.", "content": {BYTES: {}}}}
         return {"2XX": {"description": "Done."}}
     schema = {"schema": schema_of[repr(route.reply)]}
+    if "watch" in route.query_names and not route.stream:
+        events = {"schema": schema_of[repr(Event)]}
+        return {
+            "200": {
+                "description": "A page; with `watch` a stream of events, one per line or as SSE.",
+                "content": {JSON: schema, MSGPACK: schema, NDJSON: events, EVENT_STREAM: events},
+            }
+        }
     if route.stream:
         return {"200": {"description": "One per line.", "content": {NDJSON: schema}}}
     return {"200": {"description": "Done.", "content": {JSON: schema, MSGPACK: schema}}}
