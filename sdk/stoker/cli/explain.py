@@ -36,7 +36,8 @@ def print_explanation(id_: str, told: Explanation) -> None:
     """Print the story, then each node's verdict, then the events."""
     waited = f" for {duration(told.waited_s)}" if told.waited_s else ""
     click.echo(f"{heading(id_)} is {state(told.state)}{waited}")
-    if told.summary:
+    # Of what has ended the summary may say no more than the line above.
+    if told.summary and told.summary != f"job {told.subject} is {told.state}":
         click.echo(f"  {told.summary}")
     if told.demand is not None:
         click.echo(f"  asks for {resources(told.demand.resources)}")
