@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ import aiohttp
 from aiohttp import web
 
 from stoker.exceptions import UnavailableError
-from stoker_wire import channel
+from stoker_wire import auth, channel
 from stoker_wire.channel import Channel
 from stoker_wire.messages.data import DataMessage
 
@@ -140,8 +139,7 @@ class Peers:
                 await session.close()
 
     def _allowed(self, request: web.Request) -> bool:
-        given = request.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {self._runtime.token}".encode())
+        return auth.check(request.headers.get("Authorization"), self._runtime.token)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
