@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_wire.messages.control import LogLine
+from stoker_wire.messages.control import NAME_MARK, LogLine
 
 _POLL_S = 0.05
 _KEPT = 1000
@@ -108,6 +108,8 @@ class _Reader:
             _offset_of_last(log.path, last) if last else 0
         )
         self._rest = b""
+        self._name = ""
+        """Who prints, where the worker said so."""
 
     def lines(self, *, final: bool) -> list[LogLine]:
         try:
@@ -129,7 +131,10 @@ class _Reader:
                 end = len(data) - 1
             self._offset += end + 1 - start
             text = data[start : end + 1].decode(errors="replace").rstrip("\r\n")
-            found.append(self._line(text, now_s))
+            if text.startswith(NAME_MARK):
+                self._name = text.removeprefix(NAME_MARK)
+            else:
+                found.append(self._line(text, now_s))
             start = end + 1
         self._rest = data[start:]
         return found
@@ -140,7 +145,7 @@ class _Reader:
             node_id=self._node_id,
             worker_id=log.worker_id,
             pid=log.pid,
-            name=log.name,
+            name=self._name or log.name,
             text=text,
             at_s=now_s,
             cursor=self._offset,
@@ -157,7 +162,7 @@ def tail(path: Path, count: int) -> tuple[str, ...]:
             lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return ()
-    return tuple(lines[-count:])
+    return tuple([line for line in lines if not line.startswith(NAME_MARK)][-count:])
 
 
 def _size_of(path: Path) -> int:

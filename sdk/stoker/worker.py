@@ -17,6 +17,7 @@ from stoker._session import CELL
 from stoker.runtime.actor_host import ActorHost
 from stoker.runtime.execution import Execution
 from stoker.runtime.invocation import ActorPayload
+from stoker.runtime.output import mark_output
 from stoker.runtime.runtime import Identity, Runtime
 from stoker_wire.auth import is_loopback
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
@@ -44,6 +45,7 @@ def main(boot: WorkerBoot) -> None:
     runtime = Runtime(identity, Settings.from_env())
     CELL.runtime = runtime
     runtime.execution = Execution(runtime)
+    mark_output()
     worker = _Worker(runtime, runtime.execution)
     runtime.start({("POST", "/v1/assign"): worker.assign, ("POST", "/v1/retire"): worker.retire})
     runtime.run(worker.register(boot), _REGISTER_S)

@@ -1,16 +1,18 @@
 """Which leased worker runs which waiting task of a scheduling class: the caller's side of leases.
 
 A :class:`ClassQueue` holds the ready tasks of one class and the :class:`Slot` of each lease that it
-has. Work is pipelined to a depth that the measured length of the tasks allows: calls that take
-20 us are sent by the hundred, calls that take a second one at a time, so that a long one never
-hides others behind it; if one does all the same, the tail behind it is taken back (``to_revoke``).
-Pure: time is a parameter, and what to send is returned.
+has. Work is pipelined by the measured length of each function's calls: those that take 20 us are
+sent by the hundred, those that take a second (or are not measured yet) one at a time, so that a
+long one never hides others behind it; if one does all the same, the tail behind it is taken back
+(``to_revoke``). Pure: time is a parameter, and what to send is returned.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 PIPELINE_S = 0.005
@@ -19,17 +21,29 @@ MAX_DEPTH = 256
 STALE_S = 0.05
 """A call that is ahead of others for this long makes them worth taking back."""
 MAX_LEASES_PER_ASK = 1000
-_SMOOTHING = 0.2
+LEASE_S = 4 * PIPELINE_S
+"""What another lease takes to get: work that is done sooner is not worth one."""
+_PAIR_S = 20 * PIPELINE_S
+"""Two calls may be at a worker while they take less than this: the second hides the way back."""
+_UNKNOWN_S = 1e6
+_SAMPLE = 100
 
 
 class Dispatched(Protocol):
-    """What is dispatched: anything with a task id."""
+    """What is dispatched: a call of a function whose length is learned as calls come back."""
 
     task_id: str
 
     @property
     def alone(self) -> bool:
         """Whether it shares a worker with no other call: if that worker dies, it was this one."""
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long calls of its function take, as measured; None before the first came back."""
+
+    def took(self, duration_s: float) -> None:
+        """It came back after ``duration_s`` of user code."""
 
 
 T = TypeVar("T", bound=Dispatched)
@@ -39,13 +53,14 @@ class Slot(Generic[T]):
     """One lease and what was sent to its worker, oldest first."""
 
     __slots__ = (
+        "_costs",
         "busy_since_s",
         "closing",
         "inflight",
         "last_used_s",
         "lease_id",
         "line",
-        "mean_s",
+        "load_s",
         "paused",
     )
 
@@ -53,29 +68,48 @@ class Slot(Generic[T]):
         self.lease_id = lease_id
         self.line = line
         self.inflight: dict[str, T] = {}
-        self.mean_s: float | None = None
+        self.load_s = 0.0
+        """Expected length of all that is at the worker."""
         self.last_used_s = now_s
         self.busy_since_s = now_s
         self.closing = False
         self.paused = False
         """Its worker gave calls back because the one it runs takes long: send no more behind it."""
+        self._costs: dict[str, float] = {}
 
-    @property
-    def depth(self) -> int:
-        """How many calls may be at the worker at once."""
-        if self.mean_s is None or self.mean_s > 10 * PIPELINE_S:
-            return 1
-        return max(2, min(MAX_DEPTH, int(PIPELINE_S / max(self.mean_s, 1e-6))))
-
-    def room_for(self, task: T) -> int:
-        """How many calls may be sent, if ``task`` is the first of them."""
+    def takes(self, task: T) -> bool:
+        """Whether ``task`` may be sent now."""
         if self.closing or self.paused:
-            return 0
+            return False
         if not self.inflight:
-            return 1 if task.alone else self.depth
+            return True
         if task.alone or next(iter(self.inflight.values())).alone:
-            return 0
-        return max(0, self.depth - len(self.inflight))
+            return False
+        count, load_s = len(self.inflight), self.load_s + _cost(task)
+        return count < MAX_DEPTH and load_s <= (_PAIR_S if count == 1 else PIPELINE_S)
+
+    def put(self, task: T, now_s: float) -> None:
+        """Note that ``task`` is sent."""
+        if not self.inflight:
+            self.busy_since_s = now_s
+        self.last_used_s = now_s
+        self.inflight[task.task_id] = task
+        self._costs[task.task_id] = cost = _cost(task)
+        self.load_s += cost
+
+    def pop(self, task_id: str) -> T | None:
+        """Note that a task is here no longer; return it if it was."""
+        task = self.inflight.pop(task_id, None)
+        if task is not None:
+            self.load_s -= self._costs.pop(task_id)
+        if not self.inflight:
+            self.load_s = 0.0  # leave no rounding behind
+        return task
+
+
+def _cost(task: Dispatched) -> float:
+    expected_s = task.expected_s
+    return _UNKNOWN_S if expected_s is None else expected_s
 
 
 class ClassQueue(Generic[T]):
@@ -84,12 +118,10 @@ class ClassQueue(Generic[T]):
     def __init__(self) -> None:
         self.ready: deque[T] = deque()
         self.slots: dict[str, Slot[T]] = {}
-        self.mean_s: float | None = None
 
     def add_slot(self, lease_id: str, line: object, now_s: float) -> Slot[T]:
         """A lease was granted."""
         slot = self.slots[lease_id] = Slot[T](lease_id, line, now_s)
-        slot.mean_s = self.mean_s
         return slot
 
     def drop_slot(self, lease_id: str) -> list[T]:
@@ -101,52 +133,41 @@ class ClassQueue(Generic[T]):
         """Yield what to send to whom. Fills the emptiest slots first, evenly."""
         ready = self.ready
         while ready:
-            open_slots = [s for s in self.slots.values() if s.room_for(ready[0])]
+            open_slots = [s for s in self.slots.values() if s.takes(ready[0])]
             if not open_slots:
                 return
-            open_slots.sort(key=lambda s: len(s.inflight))
+            open_slots.sort(key=lambda s: s.load_s)
             share = max(1, -(-len(ready) // len(open_slots)))
             for slot in open_slots:
-                room = min(share, slot.room_for(ready[0])) if ready else 0
                 batch: list[T] = []
-                while ready and len(batch) < room and not (batch and ready[0].alone):
-                    batch.append(ready.popleft())
-                if not batch:
-                    continue
-                if not slot.inflight:
-                    slot.busy_since_s = now_s
-                for task in batch:
-                    slot.inflight[task.task_id] = task
-                slot.last_used_s = now_s
-                yield slot, batch
+                while ready and len(batch) < share and slot.takes(ready[0]):
+                    task = ready.popleft()
+                    slot.put(task, now_s)
+                    batch.append(task)
+                if batch:
+                    yield slot, batch
 
     def finished(self, slot: Slot[T], task_id: str, duration_s: float, now_s: float) -> T | None:
         """A call came back; return it, or None if it was no longer there."""
-        task = slot.inflight.pop(task_id, None)
-        mean = slot.mean_s
-        slot.mean_s = duration_s if mean is None else mean + _SMOOTHING * (duration_s - mean)
-        self.mean_s = slot.mean_s
+        task = slot.pop(task_id)
+        if task is not None:
+            task.took(duration_s)
         slot.paused = False
         slot.last_used_s = slot.busy_since_s = now_s
         return task
 
     def taken_back(self, slot: Slot[T], task_ids: list[str]) -> list[T]:
         """The worker gave these back unstarted: they wait again, at the front, in their order."""
-        tasks = [t for i in task_ids if (t := slot.inflight.pop(i, None)) is not None]
+        tasks = [t for i in task_ids if (t := slot.pop(i)) is not None]
         self.ready.extendleft(reversed(tasks))
         slot.paused = bool(slot.inflight)
         return tasks
 
     def to_revoke(self, now_s: float) -> Iterator[tuple[Slot[T], list[str]]]:
-        """Yield the calls that wait behind a slow one while another slot has nothing to do."""
-        if self.ready:
-            return
-        idle = sum(1 for s in self.slots.values() if not s.inflight and not s.closing)
+        """Yield the calls that wait behind a slow one: they may run elsewhere."""
         for slot in self.slots.values():
-            if idle and len(slot.inflight) > 1 and now_s - slot.busy_since_s > STALE_S:
-                idle -= 1
-                waiting = list(slot.inflight)[1:]
-                yield slot, waiting
+            if len(slot.inflight) > 1 and now_s - slot.busy_since_s > STALE_S:
+                yield slot, list(slot.inflight)[1:]
 
     def idle_slots(self, now_s: float, grace_s: float) -> list[Slot[T]]:
         """Return the slots that nothing has used for ``grace_s``."""
@@ -162,8 +183,6 @@ class ClassQueue(Generic[T]):
         waiting = len(self.ready)
         if not waiting:
             return 0
-        if self.mean_s is not None:
-            # A worker serves this many of them in the time that it takes to get another lease.
-            waiting = -(-waiting // max(1, int(4 * PIPELINE_S / max(self.mean_s, 1e-6))))
-            waiting = max(waiting, 0 if self.slots else 1)
-        return min(waiting, MAX_LEASES_PER_ASK)
+        sample = [min(1.0, _cost(t) / LEASE_S) for t in islice(self.ready, _SAMPLE)]
+        leases = math.ceil(sum(sample) * waiting / len(sample))
+        return min(leases, waiting, MAX_LEASES_PER_ASK)

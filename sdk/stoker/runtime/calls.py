@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 FRAME_MAX_BYTES = 256 << 10
 """Larger arguments go through shared memory instead of the frame."""
 
+_SMOOTHING = 0.2
 _NO_ARGUMENTS = Inline(pack(((), {}, ()), what="").data)
 
 
@@ -63,8 +64,11 @@ class FunctionSpec:
         self.template = template
         self.options = options
         self.demand = demand
-        self.demand_key = msgspec.msgpack.encode(demand)
+        # The name is for people: functions with equal needs share their leases.
+        self.demand_key = msgspec.msgpack.encode(msgspec.structs.replace(demand, name=""))
         self.actor_id = actor_id
+        self.mean_s: float | None = None
+        """How long its calls take: a moving mean of what workers measured."""
         self.registered = False
         self.awaiting_registration: list[PendingTask] = []
 
@@ -129,6 +133,17 @@ class PendingTask:
         A call that must not run twice is: no result of a call before it can be lost with it.
         """
         return self.suspect or self.spec.options.max_retries == 0
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long calls of its function take, if any came back."""
+        return self.spec.mean_s
+
+    def took(self, duration_s: float) -> None:
+        """Learn from a call that came back."""
+        spec = self.spec
+        mean_s = spec.mean_s
+        spec.mean_s = duration_s if mean_s is None else mean_s + _SMOOTHING * (duration_s - mean_s)
 
     def take_retry(self) -> bool:
         """Use up one retry; False if none was left (-1 means without limit)."""

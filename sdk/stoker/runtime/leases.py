@@ -7,6 +7,7 @@ all leases and brings recalls. A lease that nothing used for ``lease_idle_s`` go
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError, WorkerDiedError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _ASK_WAIT_S = 5.0
 _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
+_IDLE_S = 0.03
 _EXAMPLES = 5
 
 
@@ -53,6 +55,8 @@ class Leases:
         self._classes: dict[bytes, _ClassLeases] = {}
         self._held: dict[str, tuple[bytes, GrantedLease]] = {}
         self._polling = False
+        self._telling = False
+        self._told_idle: tuple[str, ...] = ()
 
     def add_class(self, key: bytes, demand: Demand) -> None:
         """A scheduling class is met for the first time."""
@@ -125,27 +129,50 @@ class Leases:
     async def _poll(self) -> None:
         try:
             while self._held and self._runtime.running:
-                idle = tuple(
-                    lease_id
-                    for lease_id, (key, _) in self._held.items()
-                    if (slot := self._tasks.queues[key].slots.get(lease_id)) and not slot.inflight
-                )
-                poll = OwnerPoll(
-                    lease_ids=tuple(self._held), idle_lease_ids=idle, wait_s=_POLL_WAIT_S
-                )
                 try:
-                    orders = await self._runtime.services.scheduler_call(
-                        f"/v1/owners/{self._runtime.address.peer_id}/poll",
-                        poll,
-                        OwnerOrders,
-                        timeout_s=_POLL_WAIT_S + 8,
-                    )
+                    await self._poll_once(self._idle(0.0), _POLL_WAIT_S)
                 except StokerError:
                     await asyncio.sleep(0.5)
-                    continue
-                self._obey(orders)
         finally:
             self._polling = False
+
+    async def _poll_once(self, idle: tuple[str, ...], wait_s: float) -> None:
+        self._told_idle = idle
+        orders = await self._runtime.services.scheduler_call(
+            f"/v1/owners/{self._runtime.address.peer_id}/poll",
+            OwnerPoll(lease_ids=tuple(self._held), idle_lease_ids=idle, wait_s=wait_s),
+            OwnerOrders,
+            timeout_s=wait_s + 8,
+        )
+        self._obey(orders)
+
+    def _idle(self, for_s: float) -> tuple[str, ...]:
+        """Return the leases that nothing has used for so long."""
+        before_s = self._runtime.loop.time() - for_s
+        return tuple(
+            lease_id
+            for lease_id, (key, _) in self._held.items()
+            if (slot := self._tasks.queues[key].slots.get(lease_id))
+            and not slot.inflight
+            and slot.last_used_s <= before_s
+        )
+
+    def tell_idle(self) -> None:
+        """Tell the scheduler at once what it may take back: somebody may wait for just that.
+
+        The poll that is under way told it what was idle when it began.
+        """
+        idle = self._idle(_IDLE_S)
+        if idle and not self._telling and not set(idle) <= set(self._told_idle):
+            self._telling = True
+            self._runtime.background.spawn(self._tell_idle(idle), name="idle")
+
+    async def _tell_idle(self, idle: tuple[str, ...]) -> None:
+        try:
+            with contextlib.suppress(StokerError):
+                await self._poll_once(idle, 0.0)
+        finally:
+            self._telling = False
 
     def _obey(self, orders: OwnerOrders) -> None:
         give_back = []

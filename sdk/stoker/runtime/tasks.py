@@ -265,7 +265,7 @@ class Tasks:
     def _forget(self, task: PendingTask) -> None:
         self.pending.pop(task.task_id, None)
         if task.slot is not None:
-            task.slot.inflight.pop(task.task_id, None)
+            task.slot.pop(task.task_id)
         self._runtime.objects.values.free(task.args)
         task.phase, task.slot, task.line, task.deps, task.nested = Phase.ENDED, None, None, (), ()
 
@@ -377,6 +377,7 @@ class Tasks:
                 assert isinstance(slot.line, Channel)
                 slot.line.post(Revoke(task_ids))
             self.leases.tick(key, queue, now)
+        self.leases.tell_idle()
         self.reports.tick()
 
     def lost_line(self, line: Channel) -> None:

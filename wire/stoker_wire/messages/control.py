@@ -102,6 +102,10 @@ class KvEntry(Record):
     seq: int
 
 
+NAME_MARK = "\x1estoker:name:"
+"""Begins a line of a worker's log that is no output: what follows it is printed by that task."""
+
+
 class LogLine(Record):
     """One line of a worker's or driver's output. ``cursor`` is the byte offset behind it."""
 
