@@ -90,7 +90,7 @@ async def test_a_lease_gets_a_worker_and_the_worker_is_used_again(start, gcs: Fa
     await eventually(lambda: gcs.beats, "a heartbeat")
 
 
-async def test_a_killed_nodelet_leaves_nothing_and_the_next_one_sweeps(start, gcs: FakeGcs) -> None:
+async def test_a_killed_nodelet_leaves_nothing(start, gcs: FakeGcs) -> None:
     node = await start()
     _, worker = await node.start_lease()
     seen = await node.do(worker, "spawn")
@@ -102,9 +102,18 @@ async def test_a_killed_nodelet_leaves_nothing_and_the_next_one_sweeps(start, gc
     assert {worker.pid, seen.child} <= set(tree)
     node.process.kill()
     await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone", 5.0)
-    assert there(arena)
+    await eventually(lambda: not there(arena), "its fork server removed the arena", 5.0)
+
+
+async def test_a_nodelet_sweeps_the_arenas_of_dead_ones(start, gcs: FakeGcs) -> None:
     await start()
-    assert not there(arena)
+    orphan = Path(gcs.nodes[0].arena_dir).with_name("stoker-dead-n_0")
+    orphan.mkdir(mode=0o700)
+    namespace, _, _ = (Path(gcs.nodes[0].arena_dir) / ".owner").read_text().split()
+    (orphan / ".owner").write_text(f"{namespace} 4194304 1")  # a pid above the kernel's largest
+    (orphan / "o_1").write_bytes(b"left")
+    await start()
+    assert not there(orphan)
 
 
 async def test_a_stopped_nodelet_leaves_the_cluster_and_cleans_up(start, gcs: FakeGcs) -> None:

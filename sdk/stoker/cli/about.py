@@ -34,8 +34,12 @@ def config(changed: bool, as_json: bool) -> None:
     from stoker_wire.nearest import suggestion
     from stoker_wire.settings import Settings
 
-    logging.getLogger("stoker.settings").disabled = True  # what it would say is said below
-    settings = Settings.from_env()
+    log = logging.getLogger("stoker.settings")
+    log.disabled = True  # what it would say is said below
+    try:
+        settings = Settings.from_env()
+    finally:
+        log.disabled = False
     known = [info.variable for info in settings.describe()]
     rows = [msgspec.to_builtins(info) for info in settings.describe()]
     if changed:

@@ -41,7 +41,8 @@ class Borrowing:
         self._to_borrow: deque[Entry] = deque()
         self._to_resolve: deque[Entry] = deque()
         self._numbers = itertools.count(1)
-        self._unacknowledged: dict[int, asyncio.Future[None]] = {}
+        self._unacknowledged: dict[int, tuple[Channel, asyncio.Future[None]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._under_way = 0
 
     # -- any thread ------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ class Borrowing:
 
     def on_borrowed(self, message: Borrowed) -> None:
         """An owner noted our borrow."""
-        future = self._unacknowledged.pop(message.number, None)
+        _, future = self._unacknowledged.pop(message.number, (None, None))
         if future is not None and not future.done():
             future.set_result(None)
         for object_id in message.gone:
@@ -143,6 +144,9 @@ class Borrowing:
                 for e in self._table.entries.values()
                 if e.owner is not None and e.owner.peer_id == peer_id and e.place is None
             ]
+        for asked, future in self._unacknowledged.values():
+            if asked is line and not future.done():
+                future.set_result(None)  # nobody is left to answer
         for entry in freed:
             self._objects.free(entry)
         for entry in orphans:
@@ -151,7 +155,10 @@ class Borrowing:
     def flush(self) -> None:
         """Send what user threads left to be asked."""
         if self._to_borrow:
-            self._runtime.background.spawn(self._borrow(drain(self._to_borrow)), name="borrow")
+            work = self._borrow(drain(self._to_borrow))
+            task = self._runtime.background.spawn(work, name="borrow")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         if self._to_resolve:
             self._runtime.background.spawn(self._resolve(drain(self._to_resolve)), name="resolve")
 
@@ -166,13 +173,8 @@ class Borrowing:
     async def acknowledged(self) -> None:
         """Wait until the owners know of every borrow begun so far (bounded)."""
         self.flush()
-        deadline = self._runtime.loop.time() + _BORROW_S
-        while self._under_way and self._runtime.loop.time() < deadline:
-            pending = list(self._unacknowledged.values())
-            if pending:
-                await asyncio.wait(pending, timeout=1.0)
-            else:
-                await asyncio.sleep(0.001)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=_BORROW_S)
 
     @property
     def under_way(self) -> bool:
@@ -190,9 +192,10 @@ class Borrowing:
                     continue
                 number = next(self._numbers)
                 future = self._runtime.loop.create_future()
-                self._unacknowledged[number] = future
+                self._unacknowledged[number] = (line, future)
                 line.post(Borrow(number, [e.object_id for e in theirs]))
-                await asyncio.wait([future], timeout=_BORROW_S)
+                if not line.closed:
+                    await asyncio.wait([future], timeout=_BORROW_S)
                 self._unacknowledged.pop(number, None)
         finally:
             self._under_way -= len(entries)
