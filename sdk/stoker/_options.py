@@ -165,7 +165,7 @@ def demand_of(
     """Return what the scheduler is asked for: equal demands are interchangeable to it."""
     labels = dict(options.label_selector or {})
     if options.accelerator_type:
-        labels["stoker.io/accelerator-type"] = options.accelerator_type
+        labels["accelerator_type"] = options.accelerator_type
     return Demand(
         job_id=job_id,
         kind=kind,

@@ -96,6 +96,13 @@ def test_a_second_node_takes_its_share_and_large_values_travel(pair: Apart) -> N
     mine = stoker.put(b"m" * 3_000_000)
     size, node = get(measure.options(scheduling_strategy=second).remote(mine))
     assert (size, node) == (3_000_000, second.node_id)
+    # Left to itself, a task goes where its large argument lies.
+    for there, cpus in ((first, 0.2), (second, 0.3)):
+        big = make.options(scheduling_strategy=there, num_cpus=0).remote(4_000_000)
+        stoker.wait([big], timeout=20)
+        until(lambda: stoker.available_resources()["CPU"] == 2, 10, "idle leases went back")
+        assert get(measure.options(num_cpus=cpus).remote(big)) == (4_000_000, there.node_id)
+        del big
     arenas = [Path(node["arena_dir"]) for node in pair.nodes().values()]
     del far, mine
     until(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,18 @@ from stoker.exceptions import TaskCancelledError
 from stoker.runtime.serialization import pack
 from stoker.runtime.streams import Stream
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Buffer, Call, Dep, Failed, Inline, Place, Ref, Run, Template
+from stoker_wire.messages.data import (
+    Buffer,
+    Call,
+    Dep,
+    Failed,
+    Inline,
+    Place,
+    Ref,
+    Run,
+    Stored,
+    Template,
+)
 
 if TYPE_CHECKING:
     from stoker._options import TaskOptions
@@ -221,6 +232,16 @@ def run_frame(line: Channel, batch: Sequence[PendingTask], mine: Address) -> Run
             line.templates_sent.add(template.number)
             templates.append(template)
     return Run([call_of(t, mine) for t in batch], templates)
+
+
+def locality_of(tasks: Iterable[PendingTask]) -> dict[str, int]:
+    """Return how many bytes of these tasks' arguments lie on which node (what frames carry is free)."""
+    nbytes: dict[str, int] = {}
+    for task in tasks:
+        for place in (task.args, *(ref._entry.place for ref in task.deps)):
+            if isinstance(place, Stored):
+                nbytes[place.node_id] = nbytes.get(place.node_id, 0) + place.nbytes
+    return nbytes
 
 
 def cancelled_error(task: PendingTask) -> TaskCancelledError:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stoker.exceptions import StokerError, WorkerDiedError
+from stoker.runtime.calls import locality_of
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
@@ -34,7 +38,7 @@ _ASK_WAIT_S = 5.0
 _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
 _IDLE_S = 0.03
-_EXAMPLES = 5
+_EXAMPLES = 8
 
 
 class _ClassLeases:
@@ -81,13 +85,14 @@ class Leases:
         queue = self._tasks.queues[key]
         try:
             while (count := queue.wanted) and self._runtime.running:
+                first = list(islice(queue.ready, _EXAMPLES))
                 request = LeaseRequest(
                     request_id=new_id(Prefix.REQUEST),
                     owner_id=self._runtime.address.peer_id,
-                    demand=leases.demand,
+                    demand=replace(leases.demand, locality=locality_of(first)),
                     count=count,
                     wait_s=_ASK_WAIT_S,
-                    task_ids=tuple(t.task_id for t in list(queue.ready)[:_EXAMPLES]),
+                    task_ids=tuple(t.task_id for t in first),
                 )
                 try:
                     reply = await self._runtime.services.scheduler_call(
