@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import shutil
 import subprocess
 from functools import cache
@@ -29,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if not name.startswith("STOKER_TEST_"):
             del os.environ[name]
     leaks.mark_this_run()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell starts its background jobs so, and children would inherit it: Ctrl-C is tested.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(
