@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import shutil
+import signal
 import subprocess
 from functools import cache
 from typing import TYPE_CHECKING
