@@ -8,6 +8,7 @@ queue, which the loop empties.
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -75,9 +76,12 @@ class Objects:
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         """Return the values; raise the error of the first that failed."""
         entries = [r._entry for r in refs]
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         if any(e.place is None for e in entries):
             self._wait_all(entries, timeout_s)
-        return [self.load(e) for e in entries]
+        if deadline_s is None:
+            return [self.load(e) for e in entries]
+        return [self.load(e, deadline_s - time.monotonic()) for e in entries]
 
     def _wait_all(self, entries: list[Entry], timeout_s: float | None) -> None:
         self.borrowing.request(entries)
@@ -165,10 +169,13 @@ class Objects:
             return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
         return self.load(entry)
 
-    def load(self, entry: Entry) -> Any:
-        """Return the value of a settled entry, or raise its error. Not on the loop thread."""
+    def load(self, entry: Entry, timeout_s: float | None = None) -> Any:
+        """Return the value of a settled entry, or raise its error. Not on the loop thread.
+
+        ``timeout_s`` bounds how long a value of another machine may take to come.
+        """
         assert entry.place is not None
-        return self.values.load(entry.place, entry.object_id)
+        return self.values.load(entry.place, entry.object_id, timeout_s)
 
     # -- the loop thread -------------------------------------------------------------------------
 

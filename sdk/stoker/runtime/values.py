@@ -12,11 +12,11 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import ObjectLostError, StokerError
+from stoker.exceptions import GetTimeoutError, ObjectLostError, StokerError
 from stoker.runtime.arena import ArenaFullError, split
 from stoker.runtime.failures import error_of
 from stoker.runtime.serialization import Packed, unpack
-from stoker_wire.errors import NotFoundError, UnavailableError
+from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
 from stoker_wire.messages.work import FreeObjects, ObjectInfo, SealObjects
@@ -65,14 +65,16 @@ class Values:
         runtime.wake()
         return Stored(nbytes, node.node_id, node.url, refs, object_id)
 
-    def load(self, place: Place, object_id: str) -> Any:
+    def load(self, place: Place, object_id: str, timeout_s: float | None = None) -> Any:
         """Return the value at a place, or raise its error. Not on the loop thread."""
         if isinstance(place, Failed):
             raise error_of(place, task=object_id)
-        data, buffers = self.bytes_of(place, object_id)
+        data, buffers = self.bytes_of(place, object_id, timeout_s)
         return unpack(data, buffers, what=f"the value of {object_id}")
 
-    def bytes_of(self, place: Place, object_id: str) -> tuple[Any, list[Any]]:
+    def bytes_of(
+        self, place: Place, object_id: str, timeout_s: float | None = None
+    ) -> tuple[Any, list[Any]]:
         """Return the stream and buffers of a value, fetched from its node if need be."""
         if isinstance(place, Inline):
             return place.data, [b.view for b in place.buffers]
@@ -81,7 +83,14 @@ class Values:
         arena = self._runtime.services.arena_of(place.node_id)
         if arena is not None:
             return arena.read(object_id)
-        whole = self._runtime.run(self._fetch(place, object_id), _FETCH_S + 5)
+        limit_s = _FETCH_S + 5 if timeout_s is None else max(0.0, timeout_s)
+        try:
+            whole = self._runtime.run(self._fetch(place, object_id), limit_s)
+        except DeadlineExceededError:
+            raise GetTimeoutError(
+                f"the {place.nbytes} bytes of {object_id} did not come from node {place.node_id} "
+                f"({place.node_url}) within the {limit_s:.3g} s that were left"
+            ) from None
         return split(memoryview(whole))
 
     async def _fetch(self, place: Stored, object_id: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +21,7 @@ from stoker._options import (
 )
 from stoker.exceptions import (
     BadRequestError,
+    GetTimeoutError,
     ObjectLostError,
     SerializationError,
     TaskError,
@@ -30,9 +31,12 @@ from stoker.exceptions import (
 from stoker.runtime.arena import Arena, split
 from stoker.runtime.failures import error_of, failed_by, failed_with, info_of
 from stoker.runtime.serialization import pack, unpack
-from stoker_wire.errors import StokerError, error_for
+from stoker.runtime.values import Values
+from stoker_wire.errors import DeadlineExceededError, StokerError, error_for
+from stoker_wire.messages.data import Stored
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from pathlib import Path
 
 VALUES = st.recursive(
@@ -212,3 +216,31 @@ def test_strategies_are_names_or_affinities() -> None:
     assert strategy_of(None) == strategy_of("DEFAULT")
     with pytest.raises(BadRequestError, match="SPREAD"):
         strategy_of("spread")
+
+
+# -- values on another machine -----------------------------------------------------------------------
+
+
+class FarAway:
+    """The part of a runtime that fetches, from a node whose memory is not ours and that is silent."""
+
+    def __init__(self) -> None:
+        self.services = self
+        self.waited_s: list[float] = []
+
+    def arena_of(self, node_id: str) -> None:
+        return None
+
+    def run(self, work: Coroutine[Any, Any, bytes], timeout_s: float) -> bytes:
+        work.close()
+        self.waited_s.append(timeout_s)
+        raise DeadlineExceededError("a call passed its deadline")
+
+
+def test_a_get_with_a_timeout_bounds_the_fetch_and_names_the_node() -> None:
+    runtime = FarAway()
+    values = Values(cast("Any", runtime))
+    place = Stored(5_000_000, "n_far", "http://far:1", (), "o_1")
+    with pytest.raises(GetTimeoutError, match=r"5000000 bytes of o_1 .* node n_far"):
+        values.load(place, "o_1", 0.25)
+    assert runtime.waited_s == [0.25]
