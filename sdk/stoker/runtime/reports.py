@@ -31,13 +31,12 @@ class Reports:
     def tick(self) -> None:
         """Report the tasks that still wait after that time, each once."""
         horizon = time.time() - _REPORT_AFTER_S
-        fresh = self._fresh
-        for _ in range(_REPORT_BATCH):
-            if not fresh or fresh[0].submitted_at_s > horizon:
-                return
+        fresh, reported = self._fresh, 0
+        while fresh and reported < _REPORT_BATCH and fresh[0].submitted_at_s < horizon:
             task = fresh.popleft()
             if task.phase is Phase.SENT or task.phase is Phase.ENDED:
-                continue
+                continue  # whoever has it reports it
+            reported += 1
             state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
             facts = {"demand": task.spec.demand, "waiting_for": self.describe(task)}
             self._runtime.history.add(self.record(task, state, **facts))
