@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from yarl import URL
 
 _LARGE_BYTES = 1 << 20
+_HURRIED_S = 0.05
 T = TypeVar("T")
 
 
@@ -168,7 +169,9 @@ class Client(Connection):
                     except StokerError as error:
                         if not (retry and error.retryable) or isinstance(error, NotLeaderError):
                             raise
-                        cause = error
+                        # A last try with no time left is told just that: the cause came before.
+                        hurried = left_s < _HURRIED_S and isinstance(error, DeadlineExceededError)
+                        cause = cause if hurried and cause is not None else error
                     except BROKEN as error:
                         cause = UnavailableError(f"{method} {url}: {text_of(error)}")
                         if not retry:
