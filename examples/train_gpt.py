@@ -120,6 +120,9 @@ class Trainer:
             p.grad = self.sums[offset : offset + p.numel()].view_as(p)
             offset += p.numel()
 
+    def ready(self) -> None:
+        """Return once this worker has its place and its model."""
+
     def train(self, checkpoint: bytes | None) -> Iterator[Report]:
         """Join the group and train; rank 0 yields its reports, the others nothing."""
         import torch.distributed as dist
@@ -254,12 +257,14 @@ def run(config: Config, args: argparse.Namespace) -> dict[str, Any]:
         print(f"resuming from {saved}")
     trainers = start(config, args)
     shared = stoker.put(checkpoint)
+    placed = [trainer.ready.remote() for trainer in trainers]
     streams = [trainer.train.remote(shared) for trainer in trainers]
     began, metrics = time.monotonic(), {}
     progress = Progress(
         total=config.steps, batch_bytes=config.batch * config.block, every=args.log_every
     )
     try:
+        stoker.get(placed, timeout=args.timeout_s)  # says what holds the place of a missing one
         for ref in streams[0]:
             report = stoker.get(ref)
             if "loss" in report:
@@ -275,6 +280,9 @@ def run(config: Config, args: argparse.Namespace) -> dict[str, Any]:
     except Exception as error:
         progress.end()
         raise why(streams, error) from error
+    finally:
+        for trainer in trainers:
+            stoker.kill(trainer)
     progress.end()
     metrics |= {"seconds": round(time.monotonic() - began, 1), "checkpoint": str(saved.resolve())}
     metrics["samples"] = [readable(sample) for sample in samples]

@@ -112,7 +112,7 @@ def test_the_death_of_a_worker_is_named_and_ends_the_run(
             _kill_one_trainer()
 
     monkeypatch.setattr(example.Progress, "show", kill_after_three)
-    with pytest.raises(example.TrainingFailed, match=r"worker 1 of 2 failed: .*SIGKILL"):
+    with pytest.raises(example.TrainingFailed, match=r"worker [01] of 2 failed: .*SIGKILL"):
         _train(example, tmp_path, "--workers", "2", "--steps", "100000")
 
 

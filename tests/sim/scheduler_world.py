@@ -519,7 +519,8 @@ class World:
 
     def _over(self) -> bool:
         served = all(not w.owner.alive or w.had >= w.count for w in self.wishes)
-        return served and not self.state.leases and not self.state.asks
+        back = all(node.up for node in self.nodes.values())
+        return served and back and not self.state.leases and not self.state.asks
 
 
 def _fields(value: object) -> dict[str, object]:

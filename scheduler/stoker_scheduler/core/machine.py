@@ -81,9 +81,11 @@ def _lease_asked(state: State, event: ev.LeaseAsked, out: Out) -> None:
         return
     answer = state.answers.get(event.request_id)
     if answer is not None:
-        still = tuple(lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id))
+        still = [lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id)]
         if still:
-            out.append(Reply(request_id=event.request_id, lease_ids=still))
+            # A leader before this one may have replaced leases that its nodes kept; those expire.
+            told = tuple(still[: event.count])
+            out.append(Reply(request_id=event.request_id, lease_ids=told))
             return
     if event.job_id in state.finished_jobs and not keep_after_job(event.kind, event.owner_id):
         text = f"job {event.job_id} is finished"
