@@ -21,6 +21,7 @@
     │   └── NotReadyError          not_ready            503
     ├── DeadlineExceededError      deadline_exceeded    504
     │   └── GetTimeoutError        get_timeout          504  also a TimeoutError
+    ├── ArenaFullError             arena_full           507  names the largest holders
     ├── StartError                 start_failed         500  a process could not start
     │   ├── PortInUseError         port_in_use          500
     │   ├── OpenBindError          open_bind            500
@@ -299,6 +300,13 @@ class ActorUnavailableError(WorkFailedError):
 
     code = "actor_unavailable"
     status = 503
+
+
+class ArenaFullError(StokerError):
+    """A node's shared memory has no room for an object, nor could room be made by spilling."""
+
+    code = "arena_full"
+    status = 507
 
 
 class ObjectLostError(WorkFailedError):

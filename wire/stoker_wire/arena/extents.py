@@ -1,0 +1,319 @@
+"""Extents: files on tmpfs that hold one object at a time, and are used again while their pages are warm.
+
+::
+
+    <arena>/<object id>                  a sealed object
+    <arena>/<name>.tmp                   being written
+    <arena>/free/<capacity>-<inode>      recycled: anybody may claim it, by renaming it
+    <arena>/spill/<object id>            a sealed object on disk (``spill`` is a link to a folder)
+
+The kernel keeps the books of readers. A reader holds a shared ``flock`` for as long as its mapping
+lives (the lock belongs to the open file, which the mapping keeps open); a writer that reuses an
+extent must get the exclusive lock first. So an extent is filled again only after the last view is
+gone, and a process that dies, however it dies, lets go of its views and of what it was writing.
+
+First touches of pages cost ten times a copy. So a process keeps its mappings of extents that it has
+filled more than once: to put into one of these again is one ``memcpy``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import mmap
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stoker_wire.arena.layout import PREFIX_NBYTES, ObjectHead, id_of, pack_head, parts_of, split
+from stoker_wire.arena.ledger import Ledger
+from stoker_wire.errors import ArenaFullError, ObjectLostError
+
+FREE = "free"
+SPILL = "spill"
+LEDGER = ".ledger"
+
+_PAGE = mmap.PAGESIZE
+_SLACK = 64 * 1024
+_CLAIMS = 4
+"""Recycled extents that are tried before a fresh one is made: a view may still be on each."""
+_MAPPINGS = 64
+_SLICE = 16 << 20
+"""Bytes copied at once: between slices other threads may have the interpreter."""
+_NEVER = object()
+_READ_TRIES = 5
+_AGAIN_S = 0.002
+_UNMAPPABLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class Extent:
+    """A file that this process alone may fill. It ends by ``seal`` or ``discard``."""
+
+    def __init__(self, arena: Arena, fd: int, path: str, inode: int, capacity: int) -> None:
+        self.inode, self.capacity = inode, capacity
+        self.mapping: mmap.mmap | None = None
+        """Where this process has it mapped already."""
+        self._arena, self._fd, self._path = arena, fd, path
+
+    def pwrite(self, part: Any, offset: int) -> None:
+        """Write bytes at an offset: through a warm mapping where there is one."""
+        view = memoryview(part)
+        if self.mapping is not None:
+            for begin in range(0, view.nbytes, _SLICE):
+                piece = view[begin : begin + _SLICE]
+                at = offset + begin
+                self.mapping[at : at + piece.nbytes] = piece
+            return
+        while view.nbytes:
+            written = os.pwrite(self._fd, view, offset)
+            view, offset = view[written:], offset + written
+
+    @property
+    def fd(self) -> int:
+        """The open file, for those that have the kernel fill it; this object closes it."""
+        return self._fd
+
+    def seal(self, object_id: str) -> None:
+        """Make it visible as an object that is whole."""
+        os.rename(self._path, self._arena.path / object_id)
+        self._close()
+
+    def discard(self) -> None:
+        """Give it back, filled or not."""
+        self._arena.recycle_file(self._path)
+        self._close()
+
+    def _close(self) -> None:
+        # A mapping made of this file keeps it open: without this it would keep the lock too.
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        os.close(self._fd)
+
+
+class Arena:
+    """One node's arena, as every process that shares its memory uses it. All methods: any thread."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.path = Path(directory)
+        self._free = os.path.join(directory, FREE)
+        self._ledger: Ledger | None = None
+        self._names = itertools.count()
+        self._lock = threading.Lock()
+        self._filled: OrderedDict[int, Any] = OrderedDict()
+        """Inodes of extents that this process has filled -> their mapping, from the second time on.
+
+        What falls out is unmapped once no writer uses it."""
+
+    def close(self) -> None:
+        """Let go of the mappings; views that were read stay."""
+        with self._lock:
+            self._filled.clear()
+        if self._ledger is not None:
+            self._ledger.close()
+            self._ledger = None
+
+    @property
+    def ledger(self) -> Ledger:
+        """The count of bytes in use."""
+        if self._ledger is None:
+            self._ledger = Ledger(self.path / LEDGER)
+        return self._ledger
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def write(
+        self, object_id: str, head: ObjectHead, data: Any, buffers: Sequence[memoryview]
+    ) -> int:
+        """Store an object; return its length. Raises :class:`ArenaFullError`, and has then no effect."""
+        start, total = pack_head(object_id, head)
+        extent = self.create(total)
+        try:
+            for offset, part in parts_of(start, data, buffers):
+                extent.pwrite(part, offset)
+            extent.seal(object_id)
+        except BaseException:
+            extent.discard()
+            raise
+        return total
+
+    def create(self, nbytes: int) -> Extent:
+        """Return an extent of at least ``nbytes`` to fill: a warm one, or fresh memory."""
+        extent = self._claim(nbytes)
+        if extent is None:
+            extent = self._fresh(nbytes)
+        extent.mapping = self._mapping_of(extent)
+        return extent
+
+    def _mapping_of(self, extent: Extent) -> mmap.mmap | None:
+        """Return the mapping that is kept of an extent; one is made at its second filling."""
+        with self._lock:
+            mapping = self._filled.pop(extent.inode, _NEVER)
+            if mapping is None:
+                with contextlib.suppress(OSError):
+                    mapping = mmap.mmap(extent.fd, extent.capacity)
+            elif mapping is _NEVER:
+                mapping = None
+            self._filled[extent.inode] = mapping
+            if len(self._filled) > _MAPPINGS:
+                self._filled.popitem(last=False)
+        return mapping
+
+    def _claim(self, nbytes: int) -> Extent | None:
+        """Take a recycled extent that nobody reads any more; warm mappings first, then the smallest."""
+        most = nbytes + nbytes // 4 + _SLACK
+        fitting = []
+        for name in _names_in(self._free):
+            capacity, inode = _parsed(name)
+            if nbytes <= capacity <= most:
+                fitting.append((self._filled.get(inode) is None, capacity, inode, name))
+        fitting.sort()
+        for _, capacity, inode, name in fitting[:_CLAIMS]:
+            found = os.path.join(self._free, name)
+            path = self._temporary()
+            try:
+                os.rename(found, path)
+            except FileNotFoundError:
+                continue  # another process was faster
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if _try_lock(fd, fcntl.LOCK_EX):
+                return Extent(self, fd, path, inode, capacity)
+            os.close(fd)
+            os.rename(path, found)
+        return None
+
+    def _fresh(self, nbytes: int) -> Extent:
+        # Sizes that differ by little shall fit the same extent: an eighth of the power of two below.
+        step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
+        capacity = -(-nbytes // step) * step
+        if not self.ledger.take(capacity):
+            raise ArenaFullError(
+                f"no room for {nbytes} bytes in {self.path.name}: "
+                f"{self.ledger.used_bytes} of {self.ledger.limit_bytes} bytes are in use"
+            )
+        path = self._temporary()
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            # All of it, now: a full tmpfs must be an error here, not a SIGBUS later.
+            os.posix_fallocate(fd, 0, capacity)
+        except OSError as error:
+            self.ledger.give(capacity)
+            if fd >= 0:
+                os.close(fd)
+                os.unlink(path)
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                raise ArenaFullError(
+                    f"no room for {nbytes} bytes: the file system of {self.path} is full"
+                ) from None
+            raise
+        return Extent(self, fd, path, os.fstat(fd).st_ino, capacity)
+
+    def _temporary(self) -> str:
+        return os.path.join(self.path, f"{os.getpid()}-{id(self):x}-{next(self._names)}.tmp")
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def open(self, object_id: str) -> int:
+        """Return a descriptor of an object's file under a shared lock, wherever it lies now.
+
+        The lock goes with the last descriptor and mapping of it. Raises :class:`ObjectLostError`.
+        """
+        for _ in range(_READ_TRIES):
+            for place in (self.path / object_id, self.path / SPILL / object_id):
+                try:
+                    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                if _try_lock(fd, fcntl.LOCK_SH) and _holds(fd, object_id):
+                    return fd
+                os.close(fd)  # it was freed or spilled while it was opened
+                time.sleep(_AGAIN_S)
+                break
+            else:
+                break
+        raise ObjectLostError(f"{object_id} is no longer in this node's shared memory")
+
+    def read(self, object_id: str) -> tuple[memoryview, list[memoryview]]:
+        """Return the stream and the buffers of an object, as read-only views of shared memory."""
+        fd = self.open(object_id)
+        try:
+            return split(memoryview(_mapped(fd)))
+        finally:
+            os.close(fd)
+
+    # -- freeing ---------------------------------------------------------------------------------
+
+    def recycle(self, object_id: str) -> bool:
+        """Free an object: its extent may be claimed once its last view is gone. False if unknown."""
+        return self.recycle_file(os.path.join(self.path, object_id))
+
+    def recycle_file(self, path: str) -> bool:
+        """Move a file to the recycled ones; False if it is gone already."""
+        try:
+            status = os.stat(path)
+            os.rename(path, os.path.join(self._free, f"{status.st_size}-{status.st_ino}"))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def delete(self, path: Path) -> int:
+        """Delete a recycled file unless somebody reads it; return the bytes that are free now."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return 0
+        try:
+            if not _try_lock(fd, fcntl.LOCK_EX):
+                return 0
+            nbytes = os.fstat(fd).st_size
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                return 0  # claimed: its writer waits for nothing and tries the next
+            # Mappings that writers have kept would keep the pages.
+            os.ftruncate(fd, 0)
+        finally:
+            os.close(fd)
+        self.ledger.give(nbytes)
+        return nbytes
+
+
+def _try_lock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holds(fd: int, object_id: str) -> bool:
+    """Whether the file is this object, and not yet another's."""
+    return id_of(os.pread(fd, PREFIX_NBYTES, 0)) == object_id
+
+
+def _mapped(fd: int) -> mmap.mmap | bytes:
+    """Map a file; where the process has no room for one more mapping, read it."""
+    try:
+        return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
+    except OSError as error:
+        if error.errno not in _UNMAPPABLE:
+            raise
+        return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []
+
+
+def _parsed(name: str) -> tuple[int, int]:
+    capacity, _, inode = name.partition("-")
+    return int(capacity), int(inode)
