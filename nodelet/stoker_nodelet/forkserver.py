@@ -66,8 +66,9 @@ def start_forkserver(
 ) -> ForkServerHandle:
     """Start a fork server and return at once; it imports ``target`` while the caller goes on.
 
-    ``target`` is ``module:function`` and is called with a ``WorkerBoot`` in each forked child.
-    ``preload`` are further modules to import. ``env`` is added to this process's environment.
+    ``target`` is ``module:function`` and is called with a ``WorkerBoot`` in each forked child. A
+    function ``prepare`` of that module is called once, before the first fork. ``preload`` are
+    further modules to import. ``env`` is added to this process's environment.
     """
     executable = python or sys.executable
     ours, theirs = socket.socketpair()
@@ -119,9 +120,12 @@ def _imported(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
 
     for module in preload:
         importlib.import_module(module)
-    module, _, function = target.partition(":")
-    found: Callable[[Any], None] = getattr(importlib.import_module(module), function)
+    name, _, function = target.partition(":")
+    module = importlib.import_module(name)
+    found: Callable[[Any], None] = getattr(module, function)
     importlib.import_module("stoker_wire.messages.cluster")
+    if (prepare := getattr(module, "prepare", None)) is not None:
+        prepare()
     return found
 
 

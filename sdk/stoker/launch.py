@@ -112,11 +112,11 @@ def _run(options: argparse.Namespace) -> None:
     )
 
     from stoker_wire import log
-    from stoker_wire.running import loop_factory
+    from stoker_wire.loops import new_loop
 
     log.configure(settings.log_level, settings.log_format)
     serve = _serve_head if options.mode == "head" else _serve_node
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(_life(serve, options, settings, session, forkserver, janitor))
     sweep(root)
 

@@ -1,7 +1,7 @@
 """The worker: what a forked process becomes. Its main thread runs user code, its loop thread talks.
 
 ``main`` is the fork server's target: this module is imported once, before the forks, and starts no
-thread at import.
+thread at import. ``prepare`` is called once there too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,32 @@ from stoker.runtime.execution import Execution
 from stoker.runtime.invocation import ActorPayload
 from stoker.runtime.output import mark_output
 from stoker.runtime.runtime import Identity, Runtime
+from stoker_wire import channel, host
 from stoker_wire.auth import is_loopback
+from stoker_wire.codec import Codec
+from stoker_wire.frames import FrameCodec
+from stoker_wire.loops import loop_factory
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Empty
 from stoker_wire.settings import Settings
 
 _REGISTER_S = 30.0
 _MSGPACK = "application/msgpack"
+
+
+def prepare() -> None:
+    """Do once, before any fork, what each worker would do again (in pages of its own)."""
+    Settings.from_env()
+    host.host_id()
+    loop_factory()
+    FrameCodec()
+    for kind in (WorkerBoot, WorkerSetup, RegisterWorker, ActorPayload, Empty):
+        Codec(kind)
+    web.Application().router.add_get(channel.PATH, _unrouted)
+
+
+async def _unrouted(_: web.Request) -> web.StreamResponse:
+    raise web.HTTPNotFound
 
 
 def main(boot: WorkerBoot) -> None:

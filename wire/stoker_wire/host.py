@@ -6,12 +6,14 @@ nodelets when they register and by runtimes to choose Unix sockets and shared me
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import socket
 from pathlib import Path
 
 
+@functools.cache
 def host_id() -> str:
     """Return 16 hex digits that are equal for processes with a common /dev/shm."""
     try:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from stoker_wire import log
 from stoker_wire.errors import StokerError
+from stoker_wire.loops import new_loop
 from stoker_wire.settings import Settings
 
 
@@ -35,20 +36,11 @@ def run_service(
     settings = settings or Settings.from_env()
     log.configure(settings.log_level, settings.log_format)
     try:
-        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_run(main))
     except StokerError as error:
         sys.stderr.write(f"error ({error.code}): {error}\n")
         raise SystemExit(1) from None
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's, where it is installed."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 async def _run(main: Callable[[], Awaitable[Stoppable]]) -> None:

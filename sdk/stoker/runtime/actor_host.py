@@ -23,8 +23,8 @@ from stoker.runtime.invocation import (
     load_arguments,
     load_function,
 )
-from stoker.runtime.loops import new_loop
 from stoker_wire.frames import FrameCodec
+from stoker_wire.loops import new_loop
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.data import Failed, Run
 from stoker_wire.messages.work import ActorState, ReportActor

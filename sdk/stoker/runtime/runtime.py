@@ -21,17 +21,17 @@ from stoker._init import LocalNode
 from stoker._runtime_env import make_runtime_env, uploader
 from stoker.exceptions import StokerError
 from stoker.runtime.actors import ActorCalls
-from stoker.runtime.arena import Arena
 from stoker.runtime.failures import failed_with
 from stoker.runtime.history import History
-from stoker.runtime.loops import new_loop
 from stoker.runtime.objects import Objects
 from stoker.runtime.peers import Handler, Peers
 from stoker.runtime.services import Services
 from stoker.runtime.tasks import Tasks
 from stoker_wire import host
+from stoker_wire.arena import Arena
 from stoker_wire.background import Background
 from stoker_wire.errors import DeadlineExceededError
+from stoker_wire.loops import new_loop
 from stoker_wire.messages.common import Address, RuntimeEnv
 from stoker_wire.messages.data import (
     Borrow,
@@ -102,7 +102,7 @@ class Runtime:
             identity.socket_path,
             "",
         )
-        self.arena = Arena(identity.node.arena_dir if identity.node else "")
+        self.arena = Arena(identity.node.arena_dir) if identity.node else None
         self.running = True
         self.lost: Failed | None = None
         """Why nothing can run any more, once the cluster is gone."""
