@@ -104,6 +104,8 @@ def _lease_asked(state: State, event: ev.LeaseAsked, out: Out) -> None:
     claim(state, ask)
     if ask.wanted:
         state.queue.put(ask)
+        if not state.share(account):
+            state.room_seen.pop(ask.need, None)  # who has nothing is not made to wait for a look
     state.set_timer(event.deadline_s, "deadline", event.request_id)
 
 

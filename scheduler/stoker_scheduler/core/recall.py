@@ -97,8 +97,14 @@ def _recall_excess(
     if limit <= 0:
         return
 
+    settled_s = state.at_s - state.policy.quantum_s
+
     def is_excess(lease: LeaseState) -> bool:
-        return lease.account != asker and shares.get(lease.account, 0.0) > part + 1e-9
+        return (
+            lease.account != asker
+            and lease.granted_at_s <= settled_s
+            and shares.get(lease.account, 0.0) > part + 1e-9
+        )
 
     def chosen(lease: LeaseState) -> None:
         shares[lease.account] -= dominant_share(dict(lease.held), state.capacity)

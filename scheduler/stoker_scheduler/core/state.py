@@ -41,6 +41,9 @@ class Policy:
     shun_s: float = 0.2
     shun_max_s: float = 5.0
     recall_pause_s: float = 0.25
+    quantum_s: float = 0.1
+    """A busy lease is not recalled for fairness before it has lasted so long: with more claimants
+    than places, places change hands this often and not more."""
     remember_answers_s: float = 60.0
 
 

@@ -193,12 +193,32 @@ def test_an_idle_lease_of_another_class_is_recalled_from_the_asker_itself() -> N
 def test_busy_leases_beyond_the_fair_part_are_recalled_for_who_has_none() -> None:
     core = Core({"CPU": 8})
     core.ask("p_1", count=8, CPU=1)
+    core.wait(0.5)
     core.ask("p_2", count=8, CPU=1)
     (recall,) = of(cmd.Recall, core.out)
     assert recall.owner_id == "p_1" and len(recall.lease_ids) == 4
     core.release(*recall.lease_ids)
     assert not of(cmd.Recall, core.wait(3))
     assert {a: u["CPU"] / UNIT for a, u in core.state.usage.items()} == {"p_1": 4, "p_2": 4}
+
+
+def test_who_has_nothing_makes_no_queue_behind_who_waits_for_more() -> None:
+    core = Core({"CPU": 2})
+    core.ask("p_1", count=2, CPU=1)
+    core.ask("p_1", count=100, CPU=1)
+    core.wait(0.5)
+    assert not of(cmd.Recall, core.out)
+    core.ask("p_2", CPU=1)
+    assert [r.owner_id for r in of(cmd.Recall, core.out)] == ["p_1"], "not at the next look only"
+
+
+def test_places_change_hands_once_a_quantum_where_claimants_are_more() -> None:
+    core = Core({"CPU": 1})
+    (first,) = core.granted(core.ask("p_1", CPU=1)) or ()
+    core.ask("p_2", CPU=1)
+    assert not of(cmd.Recall, core.out), "its owner has only just got it"
+    core.wait(0.5)
+    assert [r.lease_ids for r in of(cmd.Recall, core.out)] == [(first,)]
 
 
 def test_busy_leases_of_lower_priority_are_recalled_and_those_of_actors_never() -> None:
