@@ -2,6 +2,8 @@
 
 An entry lives while this process holds an ``ObjectRef`` to it or, for an object it owns, while
 another process has borrowed it. Values that contain refs keep those refs alive (``children``).
+Refs are counted, and not looked up through weak references: those still answer while the last ref
+is being finalized, and an entry taken for alive at that moment would stay for ever.
 Pure: the shell in :mod:`stoker.runtime.objects` does the messages, and guards settling by a lock.
 """
 
@@ -10,12 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker_wire.messages.data import Place, Stored
-
 if TYPE_CHECKING:
-    import weakref
-
     from stoker_wire.messages.common import Address
+    from stoker_wire.messages.data import Place
 
 
 class Waiter(Protocol):
@@ -30,12 +29,12 @@ class Entry:
 
     __slots__ = (
         "borrowers",
-        "cached",
         "children",
+        "line",
         "object_id",
         "owner",
         "place",
-        "ref",
+        "refs",
         "subscribers",
         "task",
         "waiters",
@@ -45,7 +44,12 @@ class Entry:
         self.object_id = object_id
         self.owner = owner
         self.place: Place | None = None
-        self.ref: weakref.ref[Any] | None = None
+        self.refs = 1
+        """ObjectRefs of this process; whoever makes an entry makes its first one."""
+        self.borrowers = 0
+        """Lines on which the object is lent."""
+        self.line: Hashable | None = None
+        """The line on which it is borrowed."""
         self.task: Any = None
         """The pending task that will make it, if this process submitted one."""
         self.children: tuple[Any, ...] = ()
@@ -53,14 +57,11 @@ class Entry:
         self.waiters: list[Waiter] = []
         self.subscribers: list[Any] = []
         """Lines of other runtimes that asked where the object is."""
-        self.borrowers: dict[Hashable, Any] = {}
-        self.cached: Any = None
-        """A value that pickle need not make again (only immutable ones are kept)."""
 
     @property
     def held(self) -> bool:
         """Whether anything keeps this entry alive."""
-        return bool(self.borrowers) or (self.ref is not None and self.ref() is not None)
+        return self.refs > 0 or self.borrowers > 0
 
 
 class ObjectTable:
@@ -73,7 +74,7 @@ class ObjectTable:
         return len(self.entries)
 
     def create(self, object_id: str, owner: Address | None = None) -> Entry:
-        """Return a new entry; the caller gives it a ref at once."""
+        """Return a new entry with one ref, which the caller makes at once."""
         entry = self.entries[object_id] = Entry(object_id, owner)
         return entry
 
@@ -91,48 +92,18 @@ class ObjectTable:
         subscribers, entry.subscribers = entry.subscribers, []
         return waiters, subscribers
 
-    def borrow(self, object_ids: Iterable[str], borrower: Hashable) -> list[str]:
-        """Note that ``borrower`` holds refs to these; return those that are gone already."""
-        gone = []
-        for object_id in object_ids:
-            entry = self.entries.get(object_id)
-            if entry is None:
-                gone.append(object_id)
-            else:
-                # The strong ref is kept with the borrower: the entry lives as long as it does.
-                entry.borrowers[borrower] = None
-        return gone
-
-    def unborrow(self, object_ids: Iterable[str], borrower: Hashable) -> list[Entry]:
-        """Forget a borrower of these; return the entries that nobody holds now (removed)."""
-        freed = []
-        for object_id in object_ids:
-            entry = self.entries.get(object_id)
-            if entry is not None and borrower in entry.borrowers:
-                del entry.borrowers[borrower]
-                if not entry.held:
-                    del self.entries[object_id]
-                    freed.append(entry)
-        return freed
-
-    def borrower_gone(self, borrower: Hashable) -> list[Entry]:
-        """A borrower's line ended: forget it everywhere; return the entries freed by that."""
-        theirs = [e.object_id for e in self.entries.values() if borrower in e.borrowers]
-        return self.unborrow(theirs, borrower)
-
     def dropped(self, entries: Iterable[Entry]) -> list[Entry]:
-        """The last local refs of these went away; return the entries that are freed (removed)."""
+        """One ref of each went away; return the entries that nobody holds now (removed)."""
         freed = []
         for entry in entries:
-            if not entry.held and self.entries.get(entry.object_id) is entry:
-                del self.entries[entry.object_id]
+            entry.refs -= 1
+            if not entry.refs and not entry.borrowers and self.remove(entry):
                 freed.append(entry)
         return freed
 
-    def stored_here(self, node_id: str) -> list[Entry]:
-        """Return the owned entries whose bytes lie in the arena of ``node_id``."""
-        return [
-            e
-            for e in self.entries.values()
-            if e.owner is None and isinstance(e.place, Stored) and e.place.node_id == node_id
-        ]
+    def remove(self, entry: Entry) -> bool:
+        """Take an entry out; False if it is not in (any more)."""
+        if self.entries.get(entry.object_id) is not entry:
+            return False
+        del self.entries[entry.object_id]
+        return True

@@ -1,72 +1,75 @@
 """Refs to objects of other processes: borrowing them, asking where they are, giving them back.
 
-The owner keeps an object while a borrower's line lives and has not said ``Unborrow``. A worker
-answers a call only after the owners have acknowledged the refs that it kept, so nothing is freed in
-between.
+The owner keeps an object while it is lent: until ``Unborrow``, or a moment after the borrower's line
+ended. Whoever holds a ref for somebody else (a caller for its call, a worker for what it returned)
+lets go only when the owner knows of the new borrower: because it has said so, or because the word
+that lets go travels behind the ``Borrow``, on the same line.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import weakref
+import logging
 from collections import deque
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from stoker._refs import ObjectRef
+from stoker.core.loans import Loans
 from stoker.core.objects import Entry
 from stoker.exceptions import ObjectFreedError, OwnerDiedError, StokerError
 from stoker.runtime.failures import failed_with
 from stoker.runtime.values import drain
+from stoker_wire.channel import Channel
 from stoker_wire.messages.data import Borrow, Borrowed, Resolve, Resolved, Unborrow
 
 if TYPE_CHECKING:
     from stoker.runtime.objects import Objects
     from stoker.runtime.runtime import Runtime
-    from stoker_wire.channel import Channel
     from stoker_wire.messages.common import Address
 
-_BORROW_S = 10.0
+_BORROW_S = 30.0
+"""How long to wait for the word of an owner that is there but does not answer."""
+_GRACE_S = 1.0
+"""What a process that ended had borrowed is kept for so long: its last words may have passed refs
+on, whose receivers borrow them now; or only its line was cut, and it comes back."""
+_TRIES = 3
 _ASKED = object()
+
+_log = logging.getLogger("stoker.borrowing")
 
 
 class Borrowing:
     """The half of the object table that concerns other processes."""
 
     def __init__(self, runtime: Runtime, objects: Objects) -> None:
+        self.loans = Loans(objects.table)
         self._runtime = runtime
         self._objects = objects
         self._table = objects.table
-        self._to_borrow: deque[Entry] = deque()
         self._to_resolve: deque[Entry] = deque()
-        self._numbers = itertools.count(1)
         self._unacknowledged: dict[int, tuple[Channel, asyncio.Future[None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way = 0
+        self._opening: set[asyncio.Task[None]] = set()
+        self._returning = False
 
     # -- any thread ------------------------------------------------------------------------------
 
     def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]:
         """Return a ref to an object named by another process; borrow it if it is not ours."""
         with self._objects.lock:
-            entry = self._table.get(object_id)
-            if entry is None:
-                if owner.peer_id == self._runtime.address.peer_id:
-                    entry = Entry(object_id)
-                    entry.place = failed_with(
-                        ObjectFreedError(f"{object_id} was freed: no ref to it was left")
-                    )
-                else:
-                    entry = self._table.create(object_id, owner)
-                    self._under_way += 1
-                    self._to_borrow.append(entry)
-                    self._runtime.wake()
-            ref: ObjectRef[Any] | None = entry.ref() if entry.ref is not None else None
-            if ref is None:
-                ref = ObjectRef(entry)
-                entry.ref = weakref.ref(ref)
-            return ref
+            if owner.peer_id != self._runtime.address.peer_id:
+                entry = self.loans.adopt(object_id, owner)
+            elif (mine := self._table.get(object_id)) is not None:
+                entry = mine
+                entry.refs += 1
+            else:
+                entry = Entry(object_id)
+                entry.place = failed_with(
+                    ObjectFreedError(f"{object_id} was freed: no ref to it was left")
+                )
+        if self.loans.fresh:
+            self._runtime.wake()
+        return ObjectRef(entry)
 
     def request(self, entries: Iterable[Entry]) -> None:
         """Ask the owners of borrowed, unsettled entries where they are (once each)."""
@@ -79,7 +82,7 @@ class Borrowing:
         if asked:
             self._runtime.wake()
 
-    # -- the loop thread -------------------------------------------------------------------------
+    # -- the owner (loop thread) -----------------------------------------------------------------
 
     def on_resolve(self, line: Channel, message: Resolve) -> None:
         """A borrower asks where objects of ours are."""
@@ -99,26 +102,39 @@ class Borrowing:
                 )
             elif entry.place is not None:
                 line.post(Resolved(object_id, entry.place))
-            else:
+            elif line not in entry.subscribers:
                 entry.subscribers.append(line)
-
-    def on_resolved(self, message: Resolved) -> None:
-        """An owner answered."""
-        entry = self._table.get(message.object_id)
-        if entry is not None:
-            self._objects.settle(entry, message.place)
 
     def on_borrow(self, line: Channel, message: Borrow) -> None:
         """Another process holds refs to objects of ours."""
         with self._objects.lock:
-            gone = self._table.borrow(message.object_ids, line.peer.peer_id)
+            gone = self.loans.lend(line, message)
         line.post(Borrowed(message.number, gone))
+
+    def on_unborrow(self, line: Channel, message: Unborrow) -> None:
+        """Another process dropped its refs."""
+        with self._objects.lock:
+            freed = self.loans.take_back(line, message)
+        for entry in freed:
+            self._objects.free(entry)
+
+    def _borrower_lost(self, line: Channel) -> None:
+        with self._objects.lock:
+            freed = self.loans.borrower_lost(line)
+        for entry in freed:
+            self._objects.free(entry)
+
+    # -- the borrower (loop thread) --------------------------------------------------------------
+
+    def on_resolved(self, message: Resolved) -> None:
+        """An owner said where an object is."""
+        entry = self._table.get(message.object_id)
+        if entry is not None:
+            self._objects.settle(entry, message.place)
 
     def on_borrowed(self, message: Borrowed) -> None:
         """An owner noted our borrow."""
-        _, future = self._unacknowledged.pop(message.number, (None, None))
-        if future is not None and not future.done():
-            future.set_result(None)
+        self._heard(message.number)
         for object_id in message.gone:
             entry = self._table.get(object_id)
             if entry is not None and entry.place is None:
@@ -127,98 +143,133 @@ class Borrowing:
                     failed_with(ObjectFreedError(f"{object_id} was freed before it was borrowed")),
                 )
 
-    def on_unborrow(self, line: Channel, message: Unborrow) -> None:
-        """Another process dropped its refs."""
-        with self._objects.lock:
-            freed = self._table.unborrow(message.object_ids, line.peer.peer_id)
-        for entry in freed:
-            self._objects.free(entry)
-
-    def on_line_lost(self, line: Channel) -> None:
-        """A peer is gone: its borrows end, and what it owned and had not given us is lost."""
-        peer_id = line.peer.peer_id
-        with self._objects.lock:
-            freed = self._table.borrower_gone(peer_id)
-            orphans = [
-                e
-                for e in self._table.entries.values()
-                if e.owner is not None and e.owner.peer_id == peer_id and e.place is None
-            ]
-        for asked, future in self._unacknowledged.values():
-            if asked is line and not future.done():
-                future.set_result(None)  # nobody is left to answer
-        for entry in freed:
-            self._objects.free(entry)
-        for entry in orphans:
-            self._owner_gone(entry, "its process ended")
+    def _heard(self, number: int) -> None:
+        _, future = self._unacknowledged.pop(number, (None, None))
+        if future is not None and not future.done():
+            future.set_result(None)
 
     def flush(self) -> None:
-        """Send what user threads left to be asked."""
-        if self._to_borrow:
-            work = self._borrow(drain(self._to_borrow))
-            task = self._runtime.background.spawn(work, name="borrow")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        """Tell owners of what was adopted since, and ask them what user threads want to know."""
+        if self.loans.fresh:
+            for owner, theirs in _by_owner(drain(self.loans.fresh)):
+                line = self._runtime.peers.open_line(owner.peer_id)
+                if line is None:
+                    self._open(owner, theirs)
+                else:
+                    self._announce(line, theirs)
         if self._to_resolve:
-            self._runtime.background.spawn(self._resolve(drain(self._to_resolve)), name="resolve")
+            asked: dict[Channel, list[str]] = {}
+            for entry in drain(self._to_resolve):
+                # One without a line is asked for with its announcement.
+                if isinstance(entry.line, Channel) and entry.place is None:
+                    asked.setdefault(entry.line, []).append(entry.object_id)
+            for line, object_ids in asked.items():
+                line.post(Resolve(object_ids))
 
-    def give_back(self, entries: list[Entry]) -> None:
-        """Tell the owners that no ref to these is left here."""
-        groups = {
-            owner.peer_id: (owner, [e.object_id for e in of]) for owner, of in _by_owner(entries)
-        }
-        if groups:
-            self._runtime.background.spawn(self._unborrow(groups), name="unborrow")
+    def _announce(self, line: Channel, entries: list[Entry]) -> asyncio.Future[None] | None:
+        with self._objects.lock:
+            message = self.loans.announce(line, entries)
+        if message is None:
+            return None
+        future = self._runtime.loop.create_future()
+        self._unacknowledged[message.number] = (line, future)
+        line.post(message)
+        asked = [e.object_id for e in entries if e.task is _ASKED and e.place is None]
+        if asked:
+            line.post(Resolve(asked))
+        return future
 
-    async def acknowledged(self) -> None:
-        """Wait until the owners know of every borrow begun so far (bounded)."""
-        self.flush()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=_BORROW_S)
+    def _open(self, owner: Address, entries: list[Entry]) -> None:
+        work = self._announce_to(owner, entries)
+        task = self._runtime.background.spawn(work, name="borrow")
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
 
-    @property
-    def under_way(self) -> bool:
-        """Whether a borrow is not acknowledged yet."""
-        return self._under_way > 0
-
-    async def _borrow(self, entries: list[Entry]) -> None:
-        try:
-            for owner, theirs in _by_owner(entries):
-                try:
-                    line = await self._runtime.peers.line(owner)
-                except StokerError as error:
-                    for entry in theirs:
-                        self._owner_gone(entry, str(error))
-                    continue
-                number = next(self._numbers)
-                future = self._runtime.loop.create_future()
-                self._unacknowledged[number] = (line, future)
-                line.post(Borrow(number, [e.object_id for e in theirs]))
-                if not line.closed:
-                    await asyncio.wait([future], timeout=_BORROW_S)
-                self._unacknowledged.pop(number, None)
-        finally:
-            self._under_way -= len(entries)
-
-    async def _resolve(self, entries: list[Entry]) -> None:
-        for owner, theirs in _by_owner(entries):
+    async def _announce_to(self, owner: Address, entries: list[Entry]) -> None:
+        why = "its line closes as soon as it is open"
+        for _ in range(_TRIES):
             try:
                 line = await self._runtime.peers.line(owner)
             except StokerError as error:
-                for entry in theirs:
-                    self._owner_gone(entry, str(error))
-            else:
-                line.post(Resolve([e.object_id for e in theirs]))
+                why = str(error)
+                break
+            if not line.closed:
+                future = self._announce(line, entries)
+                if future is not None:
+                    await asyncio.wait([future], timeout=_BORROW_S)
+                return
+        for entry in entries:
+            self._owner_gone(entry, why)
 
-    async def _unborrow(self, groups: dict[str, tuple[Address, list[str]]]) -> None:
-        # A value read from an object may hold refs whose borrow is still under way.
-        await self.acknowledged()
-        for owner, object_ids in groups.values():
-            line = self._runtime.peers.open_line(owner.peer_id)
-            # An object may have been borrowed anew since it was dropped.
-            gone = [i for i in object_ids if self._table.get(i) is None]
-            if line is not None and gone:
-                line.post(Unborrow(gone))
+    async def acknowledged(self, behind: Channel | None = None) -> None:
+        """Wait until the owners know of every borrow begun so far (bounded).
+
+        For a message that leaves on the line ``behind``, what went before it there is known.
+        """
+        waits = self._under_way(behind)
+        if waits:
+            _, late = await asyncio.wait(waits, timeout=_BORROW_S)
+            if late:
+                owners = {x.peer.peer_id for x, f in self._unacknowledged.values() if f in late}
+                _log.warning(
+                    "owners did not answer within %g s that they know of %d borrow(s): %s",
+                    _BORROW_S,
+                    len(late),
+                    ", ".join(sorted(owners)) or "their lines do not open",
+                )
+
+    def under_way(self, behind: Channel) -> bool:
+        """Whether a message that leaves on this line now would overtake a borrow begun before."""
+        return bool(
+            (self.loans.fresh or self._unacknowledged or self._opening) and self._under_way(behind)
+        )
+
+    def _under_way(self, behind: Channel | None) -> set[asyncio.Future[None]]:
+        self.flush()
+        waits: set[asyncio.Future[None]] = set(self._opening)
+        waits.update(f for line, f in self._unacknowledged.values() if line is not behind)
+        return waits
+
+    def give_back(self) -> None:
+        """Tell the owners of dropped refs, once they know of those that were adopted before.
+
+        A value that was read may hold refs which only that value kept alive.
+        """
+        if self.loans.returning and not self._returning:
+            if self._under_way(None):
+                self._returning = True
+                self._runtime.background.spawn(self._give_back_later(), name="unborrow")
+            else:
+                self._give_back(list(self.loans.returning))
+
+    async def _give_back_later(self) -> None:
+        try:
+            while object_ids := list(self.loans.returning):
+                await self.acknowledged()
+                self._give_back(object_ids)
+        finally:
+            self._returning = False
+
+    def _give_back(self, object_ids: list[str]) -> None:
+        with self._objects.lock:
+            messages = self.loans.give_back(object_ids)
+        for line, message in messages:
+            assert isinstance(line, Channel)
+            line.post(message)
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def on_line_lost(self, line: Channel) -> None:
+        """A line closed: its peer ended, or cannot be reached for the moment."""
+        for number, (asked, _) in list(self._unacknowledged.items()):
+            if asked is line:
+                self._heard(number)  # nobody is left to answer
+        if line in self.loans.lent:
+            self._runtime.loop.call_later(_GRACE_S, self._borrower_lost, line)
+        with self._objects.lock:
+            entries = self.loans.lender_lost(line)
+        for owner, theirs in _by_owner(entries):
+            self._open(owner, theirs)
 
     def _owner_gone(self, entry: Entry, why: str) -> None:
         owner = entry.owner

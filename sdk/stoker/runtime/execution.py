@@ -189,9 +189,10 @@ class Execution:
             case Cancel():
                 self.interruption.on_cancel(message)
             case Credit():
-                with self.credit_changed:
-                    self.credits[message.task_id] = message.consumed
-                    self.credit_changed.notify_all()
+                if message.task_id in self.running:  # else it would stay for ever
+                    with self.credit_changed:
+                        self.credits[message.task_id] = message.consumed
+                        self.credit_changed.notify_all()
             case Release():
                 for task_id in message.task_ids:
                     self._escaped.pop(task_id, None)
@@ -267,19 +268,23 @@ class Execution:
     def _flush(self) -> None:
         self._outcomes_awake = False
         outcomes, self._outcomes = self._outcomes, []
-        if self.runtime.objects.borrowing.under_way:
-            # The caller stops holding what it passed once it has the result: owners must know of
-            # the refs that were kept here before that.
-            self.runtime.background.spawn(self._send_later(outcomes), name="results")
-        else:
-            self._send(outcomes)
+        by_line: dict[Channel, list[Outcome]] = {}
+        for outcome in outcomes:
+            by_line.setdefault(outcome.work.line, []).append(outcome)
+        for line, theirs in by_line.items():
+            if self.runtime.objects.borrowing.under_way(line):
+                # The caller stops holding what it passed once it has the result: owners must know
+                # of the refs that were kept here before that.
+                self.runtime.background.spawn(self._send_later(line, theirs), name="results")
+            else:
+                self._send(line, theirs)
 
-    async def _send_later(self, outcomes: list[Outcome]) -> None:
-        await self.runtime.objects.borrowing.acknowledged()
-        self._send(outcomes)
+    async def _send_later(self, line: Channel, outcomes: list[Outcome]) -> None:
+        await self.runtime.objects.borrowing.acknowledged(line)
+        self._send(line, outcomes)
 
-    def _send(self, outcomes: list[Outcome]) -> None:
-        by_line: dict[Channel, list[Result]] = {}
+    def _send(self, line: Channel, outcomes: list[Outcome]) -> None:
+        results: list[Result] = []
         for outcome in outcomes:
             work = outcome.work
             call, result = work.call, outcome.result
@@ -287,7 +292,7 @@ class Execution:
             self.credits.pop(call.task_id, None)
             if outcome.escaped:
                 result.escaped = True
-                self._escaped[call.task_id] = (work.line, outcome.escaped)
+                self._escaped[call.task_id] = (line, outcome.escaped)
             failed = result.returns[0] if result.returns else None
             self._record(
                 work,
@@ -295,12 +300,10 @@ class Execution:
                 outcome.ended_at_s,
                 outcome.result_nbytes,
             )
-            by_line.setdefault(work.line, []).append(result)
-        for line, results in by_line.items():
-            line.post(Done(results))
+            results.append(result)
+        line.post(Done(results))
         if self._retiring and not self.running:
-            for line in by_line:
-                line.post(Retire())
+            line.post(Retire())
             for task_id, work in list(self.unstarted.items()):
                 self.give_back(work.line, [task_id])
 

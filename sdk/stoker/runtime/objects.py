@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from threading import Lock
@@ -24,7 +23,7 @@ from stoker.runtime.serialization import pack
 from stoker.runtime.values import Values, drain
 from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter, ValueFuture
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Failed, Place, Resolved, Stored
+from stoker_wire.messages.data import Place, Resolved, Stored
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -49,12 +48,10 @@ class Objects:
     def new_ref(self, object_id: str) -> ObjectRef[Any]:
         """Return a ref to a new object that this process owns."""
         entry = self.table.create(object_id)
-        ref: ObjectRef[Any] = ObjectRef(entry)
-        entry.ref = weakref.ref(ref)
-        return ref
+        return ObjectRef(entry)
 
     def ref_died(self, entry: Entry) -> None:
-        """The last ref object of an entry in this process was collected."""
+        """One of the ref objects of an entry was collected (any thread, also a destructor)."""
         self._dead.append(entry)
 
     # -- put, get, wait (user threads) -----------------------------------------------------------
@@ -206,28 +203,28 @@ class Objects:
 
     def settle(self, entry: Entry, place: Place) -> None:
         """Give an entry its place and tell everybody who waits for it."""
-        refs = place.refs if not isinstance(place, Failed) else ()
-        if refs and not entry.children:
-            entry.children = tuple(self.borrowing.adopt(r.object_id, r.owner) for r in refs)
+        wanted = self.table.get(entry.object_id) is entry
+        if place.refs and wanted and not entry.children:
+            entry.children = tuple(self.borrowing.adopt(r.object_id, r.owner) for r in place.refs)
         with self.lock:
             waiters, subscribers = self.table.settle(entry, place)
         for waiter in waiters:
             waiter.settled()
         for line in subscribers:
             line.post(Resolved(entry.object_id, place))
-        if self.table.get(entry.object_id) is not entry:
+        if not wanted:
             self.free(entry)  # every ref to it died before it was made
 
     def flush(self) -> None:
         """Do what user threads and dead refs left to be done."""
         self.borrowing.flush()
-        if self._dead:
+        while self._dead:  # what is freed may hold the last refs to other objects
             dead = drain(self._dead)
             with self.lock:
-                freed = self.table.dropped(dead)
+                freed = self.borrowing.loans.dropped(dead)
             for entry in freed:
                 self.free(entry)
-            self.borrowing.give_back(freed)
+        self.borrowing.give_back()
         self.values.flush()
 
     def free(self, entry: Entry) -> None:

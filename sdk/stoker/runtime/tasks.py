@@ -227,7 +227,7 @@ class Tasks:
 
     async def release(self, line: Channel, task_ids: list[str]) -> None:
         """Tell a worker that the refs inside its results are borrowed by us now."""
-        await self._runtime.objects.borrowing.acknowledged()
+        await self._runtime.objects.borrowing.acknowledged(line)
         line.post(Release(task_ids))
 
     def complete(self, task: PendingTask, result: Result) -> None:

@@ -50,7 +50,9 @@ class Stored(_Part, tag=1):
 
 
 class Failed(_Part, tag=2):
-    """Instead of a value: what went wrong. ``pickled`` is the user's exception, where it pickles."""
+    """Instead of a value: what went wrong. ``pickled`` is the user's exception, where it pickles;
+    ``refs`` are those inside of it.
+    """
 
     code: str
     message: str
@@ -58,6 +60,7 @@ class Failed(_Part, tag=2):
     traceback: str = ""
     pickled: bytes | None = None
     extra: bytes = b""
+    refs: tuple[Ref, ...] = ()
 
 
 Place = Inline | Stored | Failed
@@ -199,9 +202,10 @@ class Borrowed(_Part, tag=12):
 
 
 class Unborrow(_Part, tag=13):
-    """I no longer hold refs to these."""
+    """I no longer hold refs to these. Numbered with the ``Borrow`` messages of the same sender."""
 
     object_ids: list[str]
+    number: int = 0
 
 
 class Release(_Part, tag=14):

@@ -1,0 +1,161 @@
+"""Lending and borrowing, message by message: by line, in order, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stoker.core.loans import Loans
+from stoker.core.objects import Entry, ObjectTable
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.data import Borrow, Unborrow
+
+OWNER = Address("p_owner", "n", "h", "", "")
+
+
+def loans() -> Loans:
+    return Loans(ObjectTable())
+
+
+def test_what_is_lent_lives_until_it_is_returned() -> None:
+    mine = loans()
+    entry = mine._table.create("o_1")
+    assert mine.lend("line", Borrow(1, ["o_1", "o_gone"])) == ["o_gone"]
+    assert mine.dropped([entry]) == []
+    assert mine.take_back("other", Unborrow(["o_1"], 1)) == [], "on the line of the loan only"
+    assert mine.take_back("line", Unborrow(["o_1", "o_gone"], 2)) == [entry]
+    assert len(mine._table) == 0
+
+
+def test_a_message_that_comes_twice_is_done_once() -> None:
+    mine = loans()
+    entry = mine._table.create("o_1")
+    mine.lend("line", Borrow(1, ["o_1"]))
+    mine.lend("line", Borrow(1, ["o_1"]))
+    assert entry.borrowers == 1
+    mine.take_back("line", Unborrow(["o_1"], 2))
+    mine.lend("line", Borrow(3, ["o_1"]))
+    mine.take_back("line", Unborrow(["o_1"], 2))
+    assert entry.borrowers == 1, "the old word does not end the new loan"
+    mine.lend("line", Borrow(1, ["o_1"]))
+    mine.take_back("line", Unborrow(["o_1"], 4))
+    assert entry.borrowers == 0, "and does not begin one"
+
+
+def test_a_peer_that_numbers_no_unborrow_is_heard() -> None:
+    mine = loans()
+    entry = mine._table.create("o_1")
+    mine.lend("line", Borrow(7, ["o_1"]))
+    mine.take_back("line", Unborrow(["o_1"]))
+    assert entry.borrowers == 0
+
+
+def test_a_lost_line_ends_its_own_loans_only() -> None:
+    mine = loans()
+    entries = [mine._table.create(f"o_{i}") for i in range(3)]
+    mine.lend("a", Borrow(1, ["o_0", "o_1"]))
+    mine.lend("b", Borrow(1, ["o_1", "o_2"]))
+    for entry in entries:
+        entry.subscribers += ["a", "b"]
+    assert mine.dropped(entries) == []
+    assert mine.borrower_lost("a") == [entries[0]]
+    assert entries[1].subscribers == ["b"], "nobody is there to be told"
+    assert mine.borrower_lost("b") == entries[1:]
+    assert mine.borrower_lost("b") == []
+    assert not mine.lent
+
+
+def test_adopting_announces_once_and_dropping_returns_once() -> None:
+    mine = loans()
+    entry = mine.adopt("o_1", OWNER)
+    assert mine.adopt("o_1", OWNER) is entry
+    assert list(mine.fresh) == [entry]
+    assert mine.announce("line", mine.fresh) == Borrow(1, ["o_1"])
+    assert mine.announce("line", [entry]) is None
+    assert mine.dropped([entry]) == []
+    assert mine.dropped([entry]) == [entry]
+    assert mine.give_back(["o_1", "o_other"]) == [("line", Unborrow(["o_1"], 2))]
+    assert mine.give_back(["o_1"]) == []
+
+
+def test_what_was_dropped_before_it_was_announced_is_nobodys_business() -> None:
+    mine = loans()
+    entry = mine.adopt("o_1", OWNER)
+    mine.dropped([entry])
+    assert mine.announce("line", [entry]) is None
+    assert not mine.returning
+
+
+def test_what_is_adopted_again_before_it_was_returned_is_kept() -> None:
+    mine = loans()
+    entry = mine.adopt("o_1", OWNER)
+    mine.announce("line", [entry])
+    mine.dropped([entry])
+    again = mine.adopt("o_1", OWNER)
+    assert again is not entry
+    assert mine.give_back(["o_1"]) == [], "the loan goes on, without a word"
+    assert mine.dropped([again]) == [again]
+    assert mine.give_back(["o_1"]) == [("line", Unborrow(["o_1"], 2))]
+
+
+def test_a_lost_lender_leaves_what_is_to_be_announced_anew() -> None:
+    mine = loans()
+    kept, dropped, elsewhere = (mine.adopt(f"o_{i}", OWNER) for i in range(3))
+    mine.announce("line", [kept, dropped])
+    mine.announce("other", [elsewhere])
+    mine.dropped([dropped])
+    assert mine.lender_lost("line") == [kept]
+    assert not mine.returning
+    assert mine.announce("new", [kept]) == Borrow(3, ["o_0"])
+    assert elsewhere.line == "other"
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["create", "drop", "lend", "return", "lost", "ref"]),
+        st.integers(0, 4),
+        st.integers(0, 2),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS)
+def test_entries_live_exactly_as_long_as_something_holds_them(steps: list[Any]) -> None:
+    mine = loans()
+    refs: dict[str, int] = {}
+    lent: dict[str, set[str]] = {}
+    freed: list[Entry] = []
+    for number, (what, which, who) in enumerate(steps, 1):
+        object_id, line = f"o_{which}", f"line_{who}"
+        entry = mine._table.get(object_id)
+        if what == "create" and entry is None:
+            mine._table.create(object_id)
+            refs[object_id], lent[object_id] = 1, set()
+        elif what == "ref" and entry is not None:
+            entry.refs += 1
+            refs[object_id] += 1
+        elif what == "drop" and refs.get(object_id) and entry is not None:
+            refs[object_id] -= 1
+            freed += mine.dropped([entry])
+        elif what == "lend":
+            gone = mine.lend(line, Borrow(number, [object_id]))
+            assert gone == ([] if entry is not None else [object_id])
+            if entry is not None:
+                lent[object_id].add(line)
+        elif what == "return":
+            freed += mine.take_back(line, Unborrow([object_id], number))
+            lent.get(object_id, set()).discard(line)
+        elif what == "lost":
+            freed += mine.borrower_lost(line)
+            for lines in lent.values():
+                lines.discard(line)
+        alive = {i for i in refs if refs[i] or lent[i]}
+        assert set(mine._table.entries) == alive
+        assert {i for theirs in mine.lent.values() for i in theirs} == {i for i in lent if lent[i]}
+        refs = {i: n for i, n in refs.items() if i in alive}
+        lent = {i: n for i, n in lent.items() if i in alive}
+    assert len(freed) == len(set(map(id, freed))), "each is freed once"
