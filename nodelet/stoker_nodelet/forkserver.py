@@ -121,10 +121,10 @@ def _imported(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
     for module in preload:
         importlib.import_module(module)
     name, _, function = target.partition(":")
-    module = importlib.import_module(name)
-    found: Callable[[Any], None] = getattr(module, function)
+    home = importlib.import_module(name)
+    found: Callable[[Any], None] = getattr(home, function)
     importlib.import_module("stoker_wire.messages.cluster")
-    if (prepare := getattr(module, "prepare", None)) is not None:
+    if (prepare := getattr(home, "prepare", None)) is not None:
         prepare()
     return found
 

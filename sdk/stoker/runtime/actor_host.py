@@ -79,7 +79,7 @@ class ActorHost:
         (run,) = FrameCodec().decode(self._payload.frame)
         assert isinstance(run, Run)
         call, template = run.calls[0], run.templates[0]
-        cls = load_function(self._execution, template.function)
+        cls = load_function(self._execution, template.function, self._payload.blob)
         args, kwargs = load_arguments(self._execution, call)
         return cls, args, kwargs  # type: ignore[return-value]
 

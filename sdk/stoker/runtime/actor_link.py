@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,9 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
     from stoker_wire.messages.data import Failed
+
+
+_LOOK_UP_S = 10.0
 
 
 class ActorLink:
@@ -39,6 +41,8 @@ class ActorLink:
         self.created: asyncio.Task[Any] | None = None
         """The request that creates it, while this process makes it."""
         self.drained: asyncio.Event | None = None
+        self.news: Actor | None = None
+        """The latest that the gcs said of it."""
         self.told = asyncio.Event()
         """Set when the gcs had something to say about it."""
         self.held: PendingTask | None = None
@@ -48,10 +52,19 @@ class ActorLink:
         """It will never run again: remember why, and let its constructor's arguments go."""
         self.dead, self.held = failed, None
 
-    async def until_told(self, timeout_s: float) -> None:
-        """Wait until the gcs says something about it, or the time is over."""
-        with contextlib.suppress(TimeoutError):
+    def hear(self, actor: Actor) -> None:
+        """The gcs said what it is now, or what it was a moment ago."""
+        if self.news is None or _progress(actor) >= _progress(self.news):
+            self.news = actor
+            self.told.set()
+
+    async def until_told(self, timeout_s: float) -> bool:
+        """Wait until the gcs says something about it; False if the time is over first."""
+        try:
             await asyncio.wait_for(self.told.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     def given_up(self, actor: Actor) -> bool:
         """Whether the life that our line leads to is over, as the gcs sees it."""
@@ -67,22 +80,25 @@ class ActorLink:
             self.drained.set()
 
 
+def _progress(actor: Actor) -> tuple[int, int, bool]:
+    """Orders what is said of one actor by when it was true."""
+    stage = {ActorState.ALIVE: 1, ActorState.DEAD: 2}.get(actor.state, 0)
+    return actor.incarnation, stage, actor.address is not None
+
+
 async def look_up(
-    runtime: Runtime, link: ActorLink, *, wait_s: float, until: float = 0.0
+    runtime: Runtime, link: ActorLink, gate: asyncio.Semaphore, *, until: float
 ) -> Actor | None:
-    """Ask the gcs where the actor is, for up to ``wait_s`` until it is somewhere.
+    """Ask the gcs where the actor is.
 
     None if the gcs cannot say now, or if it does not know the actor: that is the actor's end, but
     not before ``until`` on the loop's clock.
     """
     try:
-        return await runtime.gcs.call(
-            "GET",
-            f"/v1/actors/{link.actor_id}",
-            reply=Actor,
-            query={"wait_s": wait_s},
-            timeout_s=wait_s + 10,
-        )
+        async with gate:
+            return await runtime.gcs.call(
+                "GET", f"/v1/actors/{link.actor_id}", reply=Actor, timeout_s=_LOOK_UP_S
+            )
     except NotFoundError as error:
         link.note = "its creator has not created it yet"
         if link.incarnation < 0 and runtime.loop.time() < until:

@@ -1,18 +1,19 @@
 """Calling actors: ordered per caller, pipelined, straight to the actor's worker.
 
-One :class:`ActorLink` per actor that this process calls. Calls wait in it until the actor's address
-is known, then leave in order; when the actor's process ends, the gcs says whether it comes back.
+One :class:`ActorLink` per actor that this process calls. Calls wait in it until there is a line to
+the actor (see :mod:`stoker.runtime.actor_lines`), then leave in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import ActorDiedError, ActorUnavailableError, StokerError
-from stoker.runtime.actor_link import ActorLink, look_up
+from stoker.runtime.actor_lines import ActorLines
+from stoker.runtime.actor_link import ActorLink
 from stoker.runtime.calls import (
     FunctionSpec,
     PendingTask,
@@ -24,25 +25,14 @@ from stoker.runtime.calls import (
     run_frame,
 )
 from stoker.runtime.failures import failed_with
-from stoker.runtime.news import ActorNews
 from stoker_wire.errors import BadRequestError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Item, Result
-from stoker_wire.messages.work import Actor, ActorState, KillActor
+from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
-
-_REQUESTS = 12
-"""How many actors may be created or looked up at once: each takes a connection to the gcs."""
-_UNTOLD_S = 5.0
-"""How long to rely on the news alone."""
-_SETTLE_S = 15.0
-"""How long the gcs may take to notice that an actor's process ended."""
-_CREATED_S = 60.0
-"""A handle may travel faster than its actor is created, whose arguments may come late."""
-_POLL_S = 0.03
 
 
 class ActorCalls:
@@ -53,8 +43,7 @@ class ActorCalls:
         self._ids = IdSource(Prefix.TASK)
         self._links: dict[str, ActorLink] = {}
         self._submitted: deque[tuple[ActorLink, PendingTask]] = deque()
-        self.gate = asyncio.Semaphore(_REQUESTS)
-        self._news = ActorNews(runtime, self._changed, self._check_all)
+        self.lines = ActorLines(runtime, self)
 
     # -- user threads ----------------------------------------------------------------------------
 
@@ -98,21 +87,28 @@ class ActorCalls:
             link, task = self._submitted.popleft()
             task.phase = Phase.WAITING
             if (dead := link.dead or self._runtime.lost) is not None:
-                self._fail(task, dead)
+                self.fail(task, dead)
                 continue
             self._runtime.tasks.reports.watch(task)
             link.waiting.append(task)
             touched[link.actor_id] = link
         for link in touched.values():
-            self._send(link)
+            self.send(link)
 
-    def _send(self, link: ActorLink) -> None:
+    def known(self, actor_id: str) -> ActorLink | None:
+        """Return the link to an actor, if this process has one."""
+        return self._links.get(actor_id)
+
+    def all_links(self) -> Iterable[ActorLink]:
+        """Return the links to all actors that this process calls."""
+        return self._links.values()
+
+    def send(self, link: ActorLink) -> None:
         """Send the waiting calls in order, up to the first whose arguments are not there yet."""
         line = link.line
         if line is None or line.closed:
-            if link.waiting and not link.connecting and link.dead is None:
-                link.connecting = True
-                self._runtime.background.spawn(self._connect(link), name="actor")
+            if link.waiting and link.dead is None:
+                self.lines.open(link)
             return
         batch: list[PendingTask] = []
         while link.waiting:
@@ -124,13 +120,13 @@ class ActorCalls:
 
                     def again(task: PendingTask = task) -> None:
                         task.waiting_deps = 0
-                        self._send(link)
+                        self.send(link)
 
                     self._runtime.objects.when_settled(missing[0]._entry, again)
                 break
             link.waiting.popleft()
             if (failed := failed_dep(task)) is not None:
-                self._fail(task, failed)
+                self.fail(task, failed)
                 continue
             task.phase, task.line = Phase.SENT, line
             link.sent[task.task_id] = task
@@ -138,51 +134,8 @@ class ActorCalls:
         if batch:
             line.post(run_frame(line, batch, self._runtime.address))
 
-    async def _connect(self, link: ActorLink) -> None:
-        """Find out where the actor is, and open the line to it."""
-        try:
-            if link.created is not None:
-                await asyncio.wait([link.created])
-                if link.dead is not None:
-                    self._fail_all(link, link.dead)
-            await self._news.begin()
-            until = self._runtime.loop.time() + (_CREATED_S if link.may_come else 0.0)
-            while link.waiting and link.dead is None and self._runtime.running:
-                link.told.clear()
-                async with self.gate:
-                    actor = await self._lookup(link, wait_s=0, until=until)
-                if actor is None:
-                    await asyncio.sleep(_POLL_S)
-                elif actor.state is ActorState.DEAD:
-                    self._died(link, actor)
-                elif (
-                    actor.address is None
-                    or actor.state is not ActorState.ALIVE
-                    or actor.incarnation < link.incarnation
-                ):
-                    link.note = actor.pending_reason or f"it is {actor.state.value}"
-                    await link.until_told(_UNTOLD_S)
-                else:
-                    try:
-                        link.line = await self._runtime.peers.line(actor.address)
-                    except StokerError as error:
-                        link.note = f"its worker cannot be reached: {error.message}"
-                        await asyncio.sleep(_POLL_S)
-                        continue
-                    link.incarnation = actor.incarnation
-                    return
-        finally:
-            link.connecting = False
-            if link.line is not None and not link.line.closed:
-                self._send(link)
-
-    async def _lookup(self, link: ActorLink, *, wait_s: float, until: float = 0.0) -> Actor | None:
-        actor = await look_up(self._runtime, link, wait_s=wait_s, until=until)
-        if actor is None and link.dead is not None:
-            self._fail_all(link, link.dead)
-        return actor
-
-    def _died(self, link: ActorLink, actor: Actor) -> None:
+    def died(self, link: ActorLink, actor: Actor) -> None:
+        """The gcs says that an actor is dead: fail its calls with the cause."""
         cause = actor.death_cause
         text = cause.message if cause else "no cause was recorded"
         self._end(link, text, dict(cause.extra) if cause else {})
@@ -191,16 +144,18 @@ class ActorCalls:
         text = f"actor {link.name} ({link.actor_id}) is dead: {why}"
         failed = failed_with(ActorDiedError(text, extra=extra))
         link.die(failed)
-        self._fail_all(link, failed)
+        self.fail_all(link, failed)
 
-    def _fail_all(self, link: ActorLink, failed: Failed) -> None:
+    def fail_all(self, link: ActorLink, failed: Failed) -> None:
+        """Fail all calls of a link."""
         tasks = [*link.sent.values(), *link.waiting]
         link.sent.clear()
         link.waiting.clear()
         for task in tasks:
-            self._fail(task, failed)
+            self.fail(task, failed)
 
-    def _fail(self, task: PendingTask, failed: Failed) -> None:
+    def fail(self, task: PendingTask, failed: Failed) -> None:
+        """Fail one call."""
         self._runtime.tasks.fail(task, failed)
         self._links[task.spec.actor_id].settled(task.task_id)
 
@@ -223,7 +178,7 @@ class ActorCalls:
             if result.retry and not task.cancelled and task.take_retry():
                 task.phase, task.line = Phase.WAITING, None
                 link.waiting.append(task)
-                self._send(link)
+                self.send(link)
             else:
                 tasks.complete(task, result)
                 link.settled(task.task_id)
@@ -252,79 +207,20 @@ class ActorCalls:
             task.line.post(Cancel(task_id, False, recursive))
         elif task in link.waiting:
             link.waiting.remove(task)
-            self._fail(task, failed_with(cancelled_error(task)))
-            self._send(link)  # it may have been what the others waited behind
+            self.fail(task, failed_with(cancelled_error(task)))
+            self.send(link)  # it may have been what the others waited behind
         return True
 
     def lost_line(self, line: Channel) -> None:
-        """A line closed: the actors behind it died, restart, or moved."""
-        for link in self._links.values():
-            if link.line is line:
-                self._lose(link)
+        """A line closed."""
+        self.lines.lost(self._links.values(), line)
 
-    def _lose(self, link: ActorLink) -> None:
-        link.line = None
-        link.connecting = True  # calls made meanwhile go behind those that are tried again
-        self._runtime.background.spawn(self._after_loss(link), name="actor-lost")
-
-    def _changed(self, actor: Actor) -> None:
-        """The gcs gave an actor up; its line may look well for long."""
-        link = self._links.get(actor.actor_id)
-        if link is not None:
-            link.told.set()
-            if link.given_up(actor):
-                self._lose(link)
-
-    def _check_all(self) -> None:
-        for link in self._links.values():
-            if link.line is not None:
-                self._runtime.background.spawn(self._check(link), name="actor-check")
-
-    async def _check(self, link: ActorLink) -> None:
-        actor = await self._lookup(link, wait_s=0)
-        if actor is not None:
-            self._changed(actor)
-
-    async def _after_loss(self, link: ActorLink) -> None:
-        """Ask the gcs what became of the actor; retry or fail the calls that it had."""
-        lost = list(link.sent.values())
-        link.sent.clear()
-        seen = link.incarnation
-        deadline = self._runtime.loop.time() + _SETTLE_S
-        actor: Actor | None = None
-        while self._runtime.running and self._runtime.loop.time() < deadline:
-            actor = await self._lookup(link, wait_s=0)
-            if link.dead is not None:
-                break
-            if actor is not None and (
-                actor.state in (ActorState.DEAD, ActorState.RESTARTING) or actor.incarnation > seen
-            ):
-                break
-            await asyncio.sleep(_POLL_S)
-        if actor is not None and actor.state is ActorState.DEAD:
-            self._died(link, actor)
-        link.connecting = False
-        if link.dead is not None:
-            for task in lost:
-                self._fail(task, link.dead)
-            return
-        restarts = actor is not None and actor.state is ActorState.RESTARTING
-        how = "ended"
-        if restarts or (actor is not None and actor.incarnation > seen):
-            link.incarnation = seen + 1
-        else:
-            how = "lost the connection to this process"
-        self._try_again(
-            link, lost, f"{how} ({actor.pending_reason})" if restarts and actor else how
-        )
-        self._send(link)
-
-    def _try_again(self, link: ActorLink, lost: list[PendingTask], how: str) -> None:
+    def try_again(self, link: ActorLink, lost: list[PendingTask], how: str) -> None:
         """Put the calls that were under way in front again, or fail them."""
         retried: list[PendingTask] = []
         for task in lost:
             if task.cancelled:
-                self._fail(task, failed_with(cancelled_error(task)))
+                self.fail(task, failed_with(cancelled_error(task)))
             elif task.take_retry():
                 task.phase, task.line = Phase.WAITING, None
                 retried.append(task)
@@ -334,7 +230,7 @@ class ActorCalls:
                     f"{task.spec.name}, which may or may not have run "
                     "(set max_task_retries to have it tried again)"
                 )
-                self._fail(task, failed_with(ActorUnavailableError(text)))
+                self.fail(task, failed_with(ActorUnavailableError(text)))
         link.waiting.extendleft(reversed(retried))
 
     # -- lifetime --------------------------------------------------------------------------------
@@ -378,7 +274,7 @@ class ActorCalls:
                 link.created.cancel()
             await asyncio.wait([link.created])
             if link.dead is not None:
-                self._fail_all(link, link.dead)
+                self.fail_all(link, link.dead)
         if link is not None and link.dead is not None:
             return
         await self._runtime.gcs.call(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
 _CREATE_S = 60.0
+_CARRIED_NBYTES = 8 << 10
+"""A pickled class up to this size goes with the actor; its worker asks the gcs for larger ones."""
 
 
 def create_actor(
@@ -108,16 +110,23 @@ async def _create(
         link.die(failed)
         raise ActorDiedError(f"an argument of actor {link.name} failed: {failed.message}")
     frame = FrameCodec().encode([Run([call_of(call, runtime.address)], [call.spec.template])])
-    payload = ActorPayload(frame, options.max_concurrency, groups)
-    async with runtime.actors.gate:
-        await runtime.services.store_function(call.spec.function, call.spec.blob)
-        return await runtime.gcs.call(
+    blob = call.spec.blob if len(call.spec.blob) <= _CARRIED_NBYTES else b""
+    payload = ActorPayload(frame, options.max_concurrency, groups, blob)
+    lines = runtime.actors.lines
+    await lines.news.begin()  # what happens to it next is told, and need not be asked
+    async with lines.gate:
+        if not blob:
+            await runtime.services.store_function(call.spec.function, call.spec.blob)
+        actor = await runtime.gcs.call(
             "POST",
             "/v1/actors",
             msgspec.structs.replace(request, payload=msgspec.msgpack.encode(payload)),
             reply=Actor,
             timeout_s=_CREATE_S,
         )
+    if actor.actor_id == link.actor_id:
+        link.hear(actor)
+    return actor
 
 
 def handle_of(actor: Actor) -> ActorHandle[Any]:

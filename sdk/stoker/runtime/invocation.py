@@ -88,13 +88,13 @@ def _stepped(values: AsyncIterator[Any]) -> Iterator[Any]:
             yield value
 
 
-def load_function(execution: Execution, digest: str) -> Callable[..., Any]:
-    """Return a function (or class) by its hash; fetched from the gcs the first time."""
+def load_function(execution: Execution, digest: str, blob: bytes = b"") -> Callable[..., Any]:
+    """Return a function (or class) by its hash; fetched from the gcs the first time, if need be."""
     cache = execution.runtime.function_cache
     found = cache.get(digest)
     if found is None:
         runtime = execution.runtime
-        blob = runtime.run(runtime.services.load_function(digest), _LOAD_S)
+        blob = blob or runtime.run(runtime.services.load_function(digest), _LOAD_S)
         try:
             found = cache[digest] = cloudpickle.loads(blob)
         except Exception as error:
@@ -298,3 +298,5 @@ class ActorPayload(msgspec.Struct, frozen=True):
     frame: bytes
     max_concurrency: int | None = None
     concurrency_groups: dict[str, int] = {}
+    blob: bytes = b""
+    """The pickled class, unless it is large and lies in the gcs."""
