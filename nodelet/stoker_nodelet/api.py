@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,6 +14,7 @@ from aiohttp import web
 from stoker_nodelet.exits import Exits
 from stoker_nodelet.logs import LogFilter, Logs
 from stoker_nodelet.objects import Objects
+from stoker_nodelet.space import Space
 from stoker_nodelet.spool import Spool
 from stoker_nodelet.workers import Workers
 from stoker_wire.codec import BYTES
@@ -30,6 +33,7 @@ from stoker_wire.messages.common import Empty, Message, Record
 from stoker_wire.messages.control import ListQuery, LogLine, Page, Position
 from stoker_wire.messages.work import (
     FreeObjects,
+    MakeRoom,
     ObjectInfo,
     ReportTasks,
     SealObjects,
@@ -82,12 +86,19 @@ class LogsQuery(Message):
 
 
 class ArenaUsage(Record):
-    """How full the node's shared memory is, and with what."""
+    """How full the node's shared memory is, and with what.
+
+    ``used_bytes`` of ``limit_bytes`` are taken: by objects (``object_bytes``), by extents that wait
+    to be used again (``recycled_bytes``), and by the rounding of both.
+    """
 
     arena_dir: str
     limit_bytes: int
     used_bytes: int
     free_bytes: int
+    object_bytes: int
+    recycled_bytes: int
+    spilled_bytes: int
     objects: int
     largest: tuple[ObjectInfo, ...] = ()
 
@@ -107,7 +118,7 @@ class Api:
     objects: Objects
     logs: Logs
     spool: Spool
-    arena_max_bytes: int
+    space: Space
 
     def add_to(self, service: Service) -> None:
         """Register all routes."""
@@ -153,6 +164,10 @@ class Api:
         add(
             "GET", "/v1/objects/{id}", self.get_object, before_ready=True, stream=True,
             summary="An object's bytes; takes Range",
+        )  # fmt: skip
+        add(
+            "POST", "/v1/arena/room", self.make_room, before_ready=True,
+            body=MakeRoom, reply=Empty, summary="Spill objects until so many bytes are free",
         )  # fmt: skip
         add("GET", "/v1/arena", self.arena, reply=ArenaUsage, summary="How full the arena is")
         add(
@@ -223,19 +238,35 @@ class Api:
         return Page(items=tuple(shown), next_cursor=shown[-1].object_id if more else "")
 
     async def get_object(self, req: Request) -> web.StreamResponse:
-        # aiohttp sends files with sendfile, and answers Range and If-Range itself.
-        path = self.objects.path(req.path["id"])
-        return web.FileResponse(path, headers={"Content-Type": BYTES}, chunk_size=1 << 20)
+        one = self.objects.get(req.path["id"])
+        start, stop, _ = req.http.http_range.indices(one.nbytes)
+        fd = self.objects.arena.open(one.object_id)
+        try:
+            body = await asyncio.to_thread(os.pread, fd, stop - start, start)
+        finally:
+            os.close(fd)
+        status = 206 if "Range" in req.http.headers else 200
+        return web.Response(body=body, status=status, headers={"Content-Type": BYTES})
 
     async def arena(self, _: Request) -> ArenaUsage:
+        ledger = self.objects.arena.ledger
+        used, limit = ledger.used_bytes, ledger.limit_bytes
         return ArenaUsage(
-            arena_dir=str(self.objects.arena_dir),
-            limit_bytes=self.arena_max_bytes,
-            used_bytes=self.objects.nbytes,
-            free_bytes=self.objects.free_bytes(self.arena_max_bytes),
+            arena_dir=str(self.objects.arena.path),
+            limit_bytes=limit,
+            used_bytes=used,
+            free_bytes=max(0, limit - used),
+            object_bytes=self.objects.nbytes,
+            recycled_bytes=sum(nbytes for _, nbytes, _ in self.space.recycled()),
+            spilled_bytes=self.objects.spilled_bytes,
             objects=len(self.objects),
             largest=self.objects.largest(_LARGEST),
         )
+
+    async def make_room(self, req: Request) -> Empty:
+        req.waiting_for(f"room for {req.body.nbytes} bytes in shared memory")
+        await self.space.make_room(req.body.nbytes)
+        return Empty()
 
     async def read_logs(self, req: Request) -> web.StreamResponse:
         return await stream_response(req, self._lines(req.query))

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 
 from stoker_nodelet import proctree
+from stoker_wire.arena.extents import SPILL
 
 SHM = Path("/dev/shm")
 SOCKETS = Path("/tmp")
@@ -39,7 +40,10 @@ def create_owned(path: Path) -> None:
 
 
 def remove_owned(path: Path) -> None:
-    """Remove the folder and all that is in it."""
+    """Remove the folder, all that is in it, and what it has spilled to disk."""
+    spilled = path / SPILL
+    if spilled.is_symlink():
+        shutil.rmtree(os.path.realpath(spilled), ignore_errors=True)
     shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,84 +1,71 @@
-"""The index of objects that runtimes have sealed in the arena; their bytes are opaque to the nodelet.
+"""The index of objects that lie in this node's arena or were spilled from it.
 
-Runtimes write and read the files themselves; the nodelet only knows which exist, whom they belong
-to, and deletes them: when freed, when their owner is gone, when their job has finished.
+Runtimes write, read and free the files themselves; the nodelet knows which exist and whom they
+belong to, and frees what is left: when the owner is on another node or gone, when the job has
+finished. Making room is the work of :mod:`stoker_nodelet.space`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
-from stoker_wire.errors import BadRequestError, NotFoundError
+from stoker_wire.arena import Arena
+from stoker_wire.arena.extents import SPILL
+from stoker_wire.errors import NotFoundError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.work import ObjectInfo
-
-_FREED_EARLY = 100_000
 
 
 @dataclass(slots=True)
 class Objects:
-    """Object id -> what is known of it. ``nbytes`` is the sum of all."""
+    """Object id -> what is known of it, the oldest first. ``nbytes`` is the sum of those in memory."""
 
-    arena_dir: Path
+    arena: Arena
     node_id: str
     nbytes: int = 0
+    spilled_bytes: int = 0
     _index: dict[str, ObjectInfo] = field(default_factory=dict)
-    _freed_early: dict[str, None] = field(default_factory=dict)
-    """Freed by their owner before the process that wrote them had sealed them; oldest first."""
 
     def __len__(self) -> int:
         return len(self._index)
 
+    def __contains__(self, object_id: str) -> bool:
+        return object_id in self._index
+
     def seal(self, objects: Iterable[ObjectInfo]) -> None:
-        """Take objects into the index; one that is sealed again stays as it was."""
+        """Take objects into the index. Those that their owner has freed by now are passed over."""
         for one in objects:
             object_id = check_id(one.object_id, Prefix.OBJECT, field="objects.object_id")
-            if object_id in self._index:
+            if object_id in self._index or not (self.arena.path / object_id).exists():
                 continue
-            if object_id in self._freed_early:
-                del self._freed_early[object_id]
-                continue
-            try:
-                nbytes = (self.arena_dir / object_id).stat().st_size
-            except FileNotFoundError:
-                raise BadRequestError(
-                    f"{object_id} is not in the arena: write {object_id}.tmp, rename it, then seal",
-                    field="objects.object_id",
-                ) from None
             self._index[object_id] = msgspec.structs.replace(
-                one, nbytes=nbytes, node_id=self.node_id, created_at_s=time.time()
+                one, node_id=self.node_id, created_at_s=time.time()
             )
-            self.nbytes += nbytes
+            self.nbytes += one.nbytes
 
     def free(self, object_ids: Iterable[str]) -> int:
-        """Delete objects; ids that are unknown here are passed over. Return how many went.
-
-        A free may overtake the seal, which another process sends: the file goes now, and the seal
-        that comes later is passed over.
-        """
+        """Free objects; ids that are unknown here are passed over. Return how many were known."""
         count = 0
         for object_id in object_ids:
+            check_id(object_id, Prefix.OBJECT, field="object_ids")
             known = self._index.pop(object_id, None)
-            if known is not None:
+            here = self.arena.recycle(object_id)  # the owner, if on this machine, has done it
+            count += known is not None or here
+            if known is not None and known.spilled:
+                self.spilled_bytes -= known.nbytes
+                with contextlib.suppress(FileNotFoundError):
+                    (self.arena.path / SPILL / object_id).unlink()
+            elif known is not None:
                 self.nbytes -= known.nbytes
-            with contextlib.suppress(FileNotFoundError):
-                (self.arena_dir / check_id(object_id, Prefix.OBJECT, field="object_ids")).unlink()
-                count += 1
-                if known is None:
-                    self._freed_early[object_id] = None
-        while len(self._freed_early) > _FREED_EARLY:
-            del self._freed_early[next(iter(self._freed_early))]
         return count
 
     def free_job(self, job_id: str, *, keep_owners: set[str]) -> int:
-        """Delete the job's objects, except those of owners that live on (detached actors)."""
+        """Free the job's objects, except those of owners that live on (detached actors)."""
         return self.free(
             [
                 one.object_id
@@ -88,7 +75,7 @@ class Objects:
         )
 
     def free_owner(self, owner_id: str) -> int:
-        """Delete what an owner that is gone has left."""
+        """Free what an owner that is gone has left."""
         return self.free([o.object_id for o in self._index.values() if o.owner_id == owner_id])
 
     def get(self, object_id: str) -> ObjectInfo:
@@ -98,9 +85,19 @@ class Objects:
         except KeyError:
             raise NotFoundError(f"{object_id} is not on {self.node_id}") from None
 
-    def path(self, object_id: str) -> Path:
-        """Return the file that holds an object's bytes."""
-        return self.arena_dir / self.get(object_id).object_id
+    def in_memory(self) -> Iterator[ObjectInfo]:
+        """Iterate over the objects that are not spilled, the oldest first."""
+        return (one for one in list(self._index.values()) if not one.spilled)
+
+    def spilled(self, object_id: str) -> bool:
+        """Note that an object lies on disk now; False if it was freed meanwhile."""
+        one = self._index.get(object_id)
+        if one is None:
+            return False
+        self._index[object_id] = msgspec.structs.replace(one, spilled=True)
+        self.nbytes -= one.nbytes
+        self.spilled_bytes += one.nbytes
+        return True
 
     def page(self, cursor: str, limit: int, *, job_id: str, owner_id: str) -> list[ObjectInfo]:
         """Return up to ``limit`` objects with ids behind ``cursor``, in order of their ids."""
@@ -117,11 +114,6 @@ class Objects:
         return chosen[:limit]
 
     def largest(self, count: int) -> tuple[ObjectInfo, ...]:
-        """Return the largest objects, for the error of a full arena."""
-        ranked = sorted(self._index.values(), key=lambda one: (-one.nbytes, one.object_id))
+        """Return the largest objects in memory, for the error of a full arena."""
+        ranked = sorted(self.in_memory(), key=lambda one: (-one.nbytes, one.object_id))
         return tuple(ranked[:count])
-
-    def free_bytes(self, limit_bytes: int) -> int:
-        """Return what can still be written: the file system's rest, or the limit's if less."""
-        status = os.statvfs(self.arena_dir)
-        return max(0, min(status.f_bavail * status.f_frsize, limit_bytes - self.nbytes))

@@ -11,6 +11,7 @@ import contextlib
 import os
 import socket
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -27,7 +28,7 @@ from stoker_nodelet.jobs import Jobs
 from stoker_nodelet.logs import Logs
 from stoker_nodelet.membership import Membership
 from stoker_nodelet.memory import MemoryGuard
-from stoker_nodelet.objects import Objects
+from stoker_nodelet.space import Space, prepare
 from stoker_nodelet.spool import Spool
 from stoker_nodelet.workers import Workers
 from stoker_wire.background import Background
@@ -40,8 +41,6 @@ from stoker_wire.server import Service
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from stoker_wire.settings import Settings
 
 _TICK_S = 0.5
@@ -56,6 +55,7 @@ class Running:
     service: Service
     workers: Workers
     membership: Membership
+    space: Space
     spool: Spool
     exits: Exits
     forks: ForkServers
@@ -85,6 +85,7 @@ class Running:
             ("watch", self.membership.watch()),
             ("exits", self.exits.run()),
             ("spool", self.spool.run()),
+            ("space", self.space.run()),
             ("memory", MemoryGuard(self.workers).run()),
             ("ticks", _tick(self.workers)),
         ):
@@ -108,6 +109,7 @@ class Running:
         await self.spool.close(_STOP_S)
         await self.service.stop(grace_s=0.5)
         await self.gcs.close()
+        self.space.arena.close()
         arena.remove_owned(self.identity.arena_dir)
         if self.identity.socket_dir.parent == arena.SOCKETS:
             arena.remove_owned(self.identity.socket_dir)
@@ -145,6 +147,13 @@ async def serve(
     arena.sweep()
     arena.sweep(arena.SOCKETS, "stoker-sock-*")
     arena.create_owned(arena_dir)
+    space = prepare(
+        arena_dir,
+        node_id,
+        settings,
+        spill_dir=Path(settings.spill_dir or session_dir / "spill") / arena_dir.name,
+        limit_bytes=settings.arena_max_bytes or int(devices.memory_limit_bytes() * 0.3),
+    )
 
     num_gpus = settings.num_gpus if num_gpus is None else num_gpus
     found = devices.find_devices(num_gpus, settings.fake_gpus)
@@ -174,7 +183,7 @@ async def serve(
         arena_dir=str(arena_dir),
         session_dir=str(session_dir),
     )
-    running = _assemble(settings, identity, registration, forkserver.target)
+    running = _assemble(settings, identity, registration, forkserver.target, space)
     try:
         await running.service.start(host, port, identity.unix)
     except BaseException:
@@ -186,7 +195,11 @@ async def serve(
 
 
 def _assemble(
-    settings: Settings, identity: Identity, registration: RegisterNode, target: str
+    settings: Settings,
+    identity: Identity,
+    registration: RegisterNode,
+    target: str,
+    space: Space,
 ) -> Running:
     """Make all parts and routes; nothing runs yet."""
     node_id = identity.node_id
@@ -210,7 +223,6 @@ def _assemble(
         return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=120.0)
 
     logs = Logs(node_id)
-    objects = Objects(identity.arena_dir, node_id)
     exits = Exits(report_exits)
     spool = Spool(identity.session_dir / "spool", node_id, report_tasks)
     forks = ForkServers(target, identity.log_dir, lambda told: workers.on_exit(told), background)
@@ -221,14 +233,13 @@ def _assemble(
         environments=Environments(identity.session_dir / "runtime_env", download, background),
         exits=exits,
         logs=logs,
-        objects=objects,
+        objects=space.objects,
         jobs=Jobs(gcs, background),
         background=background,
     )
-    arena_max_bytes = settings.arena_max_bytes or int(devices.memory_limit_bytes() * 0.3)
-    Api(workers, exits, objects, logs, spool, arena_max_bytes).add_to(service)
+    Api(workers, exits, space.objects, logs, spool, space).add_to(service)
     membership = Membership(registration, gcs, workers, service.ready)
-    return Running(service, workers, membership, spool, exits, forks, gcs, background)
+    return Running(service, workers, membership, space, spool, exits, forks, gcs, background)
 
 
 async def _tick(workers: Workers) -> None:

@@ -153,6 +153,7 @@ async def _life(
     try:
         info = await serve(options, settings, session, forkserver, running)
         janitor.remove_at_end(info.arena_dir)
+        janitor.remove_at_end(str(session / "spill"))
         janitor.remove_at_end(str(Path(info.nodelet_unix).parent))
         write_info(info, session_root())
         say(options, msgspec.to_builtins(info))

@@ -106,7 +106,7 @@ def test_a_second_node_takes_its_share_and_large_values_travel(pair: Apart) -> N
     arenas = [Path(node["arena_dir"]) for node in pair.nodes().values()]
     del far, mine
     until(
-        lambda: not [p for a in arenas for p in a.iterdir() if not p.name.startswith(".")],
+        lambda: not [p for a in arenas for p in a.glob("o_*")],
         10,
         "both arenas are empty again",
     )

@@ -31,8 +31,8 @@ def declared() -> dict[str, Service]:
     for module in (nodes, jobs, actors, tasks, control, proxied, logs):
         module.add_routes(made["gcs"], MagicMock())
     SchedulerApi(made["scheduler"], MagicMock(), lease_ttl_s=1.0)
-    parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool"), MagicMock())
-    NodeletApi(**parts, arena_max_bytes=1).add_to(made["nodelet"])
+    parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool", "space"), MagicMock())
+    NodeletApi(**parts).add_to(made["nodelet"])
     return made
 
 

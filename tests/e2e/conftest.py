@@ -42,7 +42,7 @@ class Cluster:
 
     def stored(self) -> set[str]:
         """The ids of the objects in shared memory."""
-        return {p.name for p in self.arena.iterdir() if not p.name.startswith(".")}
+        return {p.name for p in self.arena.glob("o_*")}
 
     def is_idle(self) -> bool:
         """Whether no lease holds anything."""

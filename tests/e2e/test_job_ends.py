@@ -119,7 +119,7 @@ def _leases(api: Any) -> set[str]:
 
 
 def _arena(cluster: LocalCluster) -> set[str]:
-    return {x for x in os.listdir(cluster.info.arena_dir) if not x.startswith(".")}
+    return {x for x in os.listdir(cluster.info.arena_dir) if x.startswith("o_")}
 
 
 def _sleepers(pids: list[int]) -> list[int]:

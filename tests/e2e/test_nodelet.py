@@ -15,6 +15,7 @@ import pytest
 
 from stoker_nodelet import proctree
 from stoker_nodelet.api import ArenaUsage, Freed
+from stoker_wire.arena import Arena, ObjectHead, split
 from stoker_wire.errors import (
     BadRequestError,
     ConflictError,
@@ -342,11 +343,11 @@ async def test_objects_are_sealed_read_in_ranges_and_deleted(start, gcs: FakeGcs
     content = os.urandom(300_000)
 
     async def seal(object_id: str, job_id: str, owner_id: str = "p_1") -> None:
+        nbytes = 1
         if "/" not in object_id:
-            (arena / object_id).write_bytes(content)
-        info = ObjectInfo(
-            object_id=object_id, nbytes=len(content), job_id=job_id, owner_id=owner_id
-        )
+            head = ObjectHead(job_id, owner_id, 0.0, len(content), ())
+            nbytes = Arena(arena).write(object_id, head, content, ())
+        info = ObjectInfo(object_id=object_id, nbytes=nbytes, job_id=job_id, owner_id=owner_id)
         for _ in range(2):
             body = SealObjects(objects=(info,))
             await node.client.call("POST", "/v1/objects", body, reply=Empty)
@@ -355,12 +356,14 @@ async def test_objects_are_sealed_read_in_ranges_and_deleted(start, gcs: FakeGcs
     await seal("o_2", "job_1")
     await seal("o_3", "job_2")
     path = "/v1/objects/o_1"
-    assert await node.client.call("GET", path, raw=True) == content
+    stored = await node.client.call("GET", path, raw=True)
+    assert split(memoryview(stored))[0] == content
     async with node.client.open("GET", path, headers={"Range": "bytes=1000-1999"}) as part:
         assert part.status == 206
-        assert await part.read() == content[1000:2000]
+        assert await part.read() == stored[1000:2000]
     usage = await node.client.call("GET", "/v1/arena", reply=ArenaUsage)
-    assert (usage.used_bytes, usage.objects) == (900_000, 3)
+    assert (usage.object_bytes, usage.objects) == (3 * len(stored), 3)
+    assert usage.used_bytes + usage.free_bytes == usage.limit_bytes
     assert [one.object_id for one in usage.largest] == ["o_1", "o_2", "o_3"]
     for expected in (1, 0):
         body = FreeObjects(object_ids=("o_2",))

@@ -160,6 +160,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     arena_max_bytes: Annotated[
         int | None, Meta(description="shared memory for objects; unset: 30 % of the node's memory")
     ] = None
+    arena_warm_bytes: Annotated[
+        int,
+        Meta(ge=0, description="freed shared memory that is kept to be used again for a while"),
+    ] = 512 << 20
+    arena_spill_at: Annotated[
+        float,
+        Meta(gt=0, le=1, description="share of shared memory above which objects go to disk"),
+    ] = 0.8
+    spill_dir: Annotated[
+        str, Meta(description="where objects go from a full shared memory; unset: the session's")
+    ] = ""
 
     log_level: Annotated[str, Meta(description="debug, info, warning, error or critical")] = "info"
     log_format: Annotated[

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from stoker._refs import ObjectRef, ObjectRefGenerator
-from stoker.exceptions import TaskCancelledError
+from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
 from stoker.runtime.serialization import pack
 from stoker.runtime.streams import Stream
 from stoker_wire.ids import return_id
@@ -84,8 +85,25 @@ class FunctionSpec:
         self.awaiting_registration: list[PendingTask] = []
 
 
+class Flows(threading.local):
+    """What takes turns with other calls: the calls of one function by the thread that asks."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Hashable] = {}
+
+    def of(self, spec: FunctionSpec) -> Hashable:
+        """Return the flow of a function's calls."""
+        flow = self._of.get(spec.function)
+        if flow is None:
+            flow = self._of[spec.function] = (spec.function, threading.get_ident())
+        return flow
+
+
 class PendingTask:
-    """One task of this process until it is settled. ``deps`` and ``nested`` keep refs alive."""
+    """One task of this process until it is settled. ``deps`` and ``nested`` keep refs alive.
+
+    ``flow`` is its function and the thread that called it: flows take turns.
+    """
 
     __slots__ = (
         "args",
@@ -93,6 +111,7 @@ class PendingTask:
         "cancelled",
         "deps",
         "entries",
+        "flow",
         "line",
         "nested",
         "parent_task_id",
@@ -116,8 +135,10 @@ class PendingTask:
         deps: Sequence[ObjectRef[Any]],
         nested: Sequence[ObjectRef[Any]],
         parent_task_id: str,
+        flow: Hashable = None,
     ) -> None:
         self.task_id = task_id
+        self.flow = flow
         self.spec = spec
         self.args = args
         self.deps: Sequence[ObjectRef[Any]] = deps
@@ -192,7 +213,7 @@ def pack_arguments(
                 kwargs = {**kwargs, name: None}
     packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
     refs = tuple(runtime.wire_ref(r) for r in packed.refs)
-    if packed.nbytes > FRAME_MAX_BYTES and runtime.arena.directory:
+    if packed.nbytes > FRAME_MAX_BYTES and runtime.arena is not None:
         place = runtime.objects.values.place(return_id(task_id, "args"), packed)
     else:
         # The user may change an array after the call: what is sent later must be a copy.
@@ -247,6 +268,24 @@ def locality_of(tasks: Iterable[PendingTask]) -> dict[str, int]:
 def cancelled_error(task: PendingTask) -> TaskCancelledError:
     """Return the error of a task that was cancelled."""
     return TaskCancelledError(f"task {task.spec.name} ({task.task_id}) was cancelled")
+
+
+E = TypeVar("E", bound=StokerError)
+
+
+def about(task: PendingTask, error: E) -> E:
+    """Return ``error`` as that of one task."""
+    return type(error)(
+        f"task {task.spec.name} ({task.task_id}): {error.message}", extra=error.extra
+    )
+
+
+def missed_start(task: PendingTask, why: str) -> TaskTimeoutError:
+    """Return the error of a task whose ``start_deadline`` passed."""
+    return TaskTimeoutError(
+        f"task {task.spec.name} ({task.task_id}) did not start within its start_deadline of "
+        f"{task.spec.options.start_deadline:g} s: {why}"
+    )
 
 
 def failed_dep(task: PendingTask) -> Failed | None:

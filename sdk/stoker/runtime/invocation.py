@@ -150,19 +150,14 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
     escaped: list[Any] = []
     nbytes = 0
     for index, packed in enumerate(packs):
-        place = execution.runtime.objects.values.place(return_id(call.task_id, index), packed)
+        place = execution.runtime.objects.values.place(
+            return_id(call.task_id, index), packed, work.line.peer.peer_id
+        )
         places.append(place)
         escaped += packed.refs
         nbytes += packed.nbytes
     result = Result(call.task_id, call.attempt, tuple(places), duration_s)
     return Outcome(work, result, time.time(), nbytes, tuple(escaped))
-
-
-def _place(
-    execution: Execution, object_id: str, value: Any, name: str
-) -> tuple[Place, list[Any], int]:
-    packed = pack(value, what=f"result of {name}")
-    return execution.runtime.objects.values.place(object_id, packed), packed.refs, packed.nbytes
 
 
 def failure(execution: Execution, work: Work, error: BaseException, began: float) -> Outcome:
@@ -219,8 +214,11 @@ def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Ou
 
 def _item(execution: Execution, work: Work, index: int, value: Any) -> tuple[Item, list[Any], int]:
     call = work.call
-    place, refs, size = _place(execution, return_id(call.task_id, index), value, work.template.name)
-    return Item(call.task_id, call.attempt, index, place), refs, size
+    packed = pack(value, what=f"result of {work.template.name}")
+    place = execution.runtime.objects.values.place(
+        return_id(call.task_id, index), packed, work.line.peer.peer_id
+    )
+    return Item(call.task_id, call.attempt, index, place), packed.refs, packed.nbytes
 
 
 def wait_for_credit(execution: Execution, work: Work, index: int) -> None:
@@ -288,8 +286,8 @@ async def _streamed_async(
 def _is_remote(execution: Execution, call: Call) -> bool:
     """Whether an argument lies on another node, so that loading it would block the loop."""
     places = [call.args, *(d.place for d in call.deps)]
-    sees = execution.runtime.services.sees
-    return any(isinstance(p, Stored) and not sees(p.node_id) for p in places)
+    seen = execution.runtime.services.seen_arena
+    return any(isinstance(p, Stored) and seen(p.node_id) is None for p in places)
 
 
 class ActorPayload(msgspec.Struct, frozen=True):

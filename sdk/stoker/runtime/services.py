@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.exceptions import OutOfMemoryError, StokerError, WorkerDiedError
-from stoker.runtime.arena import Arena
+from stoker_wire.arena import Arena
 from stoker_wire.client import Client
 from stoker_wire.errors import DeadlineExceededError, NotLeaderError
 from stoker_wire.messages.cluster import Node, WorkerExit
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
 _FORENSICS_S = 5.0
-_HOLDERS_S = 5.0
 _NODE_S = 10.0
 
 
@@ -99,9 +98,9 @@ class Services:
         )
         return node
 
-    def sees(self, node_id: str) -> bool:
-        """Return whether a node's arena is known to be in this machine's memory."""
-        return self._arenas.get(node_id) is not None
+    def seen_arena(self, node_id: str) -> Arena | None:
+        """Return a node's arena if it is known to be in this machine's memory."""
+        return self._arenas.get(node_id)
 
     def arena_of(self, node_id: str) -> Arena | None:
         """Return the arena of a node whose memory this process can see, else None."""
@@ -130,22 +129,6 @@ class Services:
                 f"say why: {error}"
             )
         return death_error(dead)
-
-    def largest_holders(self) -> str:
-        """Say what fills the node's shared memory (for the error of a full arena)."""
-        node = self._runtime.node
-        if node is None:
-            return ""
-        try:
-            facts = self._runtime.run(
-                self.client_of(node.url).call("GET", "/v1/arena", reply=dict[str, Any]), 5.0
-            )
-        except StokerError as error:
-            return f"(its nodelet cannot say what fills it: {error})"
-        holders = ", ".join(
-            f"{h.get('object_id')} {h.get('nbytes')} bytes" for h in facts.get("largest", [])[:3]
-        )
-        return f"Largest holders: {holders or 'none'}. Drop refs to free them."
 
 
 def death_error(dead: WorkerExit) -> WorkerDiedError:

@@ -13,13 +13,18 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import GetTimeoutError, ObjectLostError, StokerError
-from stoker.runtime.arena import ArenaFullError, split
 from stoker.runtime.failures import error_of
 from stoker.runtime.serialization import Packed, unpack
-from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from stoker_wire.arena import ObjectHead, split
+from stoker_wire.errors import (
+    ArenaFullError,
+    DeadlineExceededError,
+    NotFoundError,
+    UnavailableError,
+)
 from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
-from stoker_wire.messages.work import FreeObjects, ObjectInfo, SealObjects
+from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
@@ -27,6 +32,10 @@ if TYPE_CHECKING:
 _FETCH_S = 120.0
 _UNSEALED_S = 2.0
 _AGAIN_S = 0.2
+_ROOM_S = 60.0
+_ROOM_TRIES = 5
+"""Others may take the room that was made for this process."""
+_HEAD_ROOM = 1 << 16
 
 _log = logging.getLogger("stoker.values")
 
@@ -40,30 +49,53 @@ class Values:
         self._to_free: deque[tuple[str, str]] = deque()
         self._telling = False
 
-    def place(self, object_id: str, packed: Packed) -> Place:
-        """Return where a packed value lies: in the message if small, else in the arena."""
+    def place(self, object_id: str, packed: Packed, owner_id: str = "") -> Place:
+        """Return where a packed value lies: in the message if small, else in the arena.
+
+        ``owner_id`` is the runtime that its refs belong to, this one if none is given. Raises
+        :class:`ArenaFullError` where neither memory nor disk has room.
+        """
         runtime = self._runtime
         refs = tuple(runtime.wire_ref(r) for r in packed.refs)
-        if packed.nbytes <= runtime.settings.inline_max_bytes or not runtime.arena.directory:
+        if packed.nbytes <= runtime.settings.inline_max_bytes or runtime.arena is None:
             return Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
-        try:
-            nbytes = runtime.arena.write(object_id, packed)
-        except ArenaFullError as error:
-            raise ArenaFullError(f"{error.message}. {runtime.services.largest_holders()}") from None
         node = runtime.node
         assert node is not None
+        owner_id = owner_id or runtime.address.peer_id
+        created_at_s = time.time()
+        lengths = tuple(view.nbytes for view in packed.buffers)
+        head = ObjectHead(runtime.job_id, owner_id, created_at_s, len(packed.data), lengths)
+        nbytes = self._write(object_id, head, packed)
         self._to_seal.append(
             ObjectInfo(
                 object_id=object_id,
                 nbytes=nbytes,
                 job_id=runtime.job_id,
-                owner_id=runtime.address.peer_id,
+                owner_id=owner_id,
                 node_id=node.node_id,
-                created_at_s=time.time(),
+                created_at_s=created_at_s,
             )
         )
         runtime.wake()
         return Stored(nbytes, node.node_id, node.url, refs, object_id)
+
+    def _write(self, object_id: str, head: ObjectHead, packed: Packed) -> int:
+        """Write into the arena; where it is full, have the nodelet make room, then try again."""
+        arena, node = self._runtime.arena, self._runtime.node
+        assert arena is not None and node is not None
+        for _ in range(_ROOM_TRIES):
+            try:
+                return arena.write(object_id, head, packed.data, packed.buffers)
+            except ArenaFullError:
+                if self._runtime.on_loop_thread():
+                    raise
+            room = MakeRoom(nbytes=packed.nbytes + _HEAD_ROOM)
+            self._runtime.run(self._ask_for(node.url, room), _ROOM_S)
+        return arena.write(object_id, head, packed.data, packed.buffers)
+
+    async def _ask_for(self, url: str, room: MakeRoom) -> None:
+        client = self._runtime.services.client_of(url)
+        await client.call("POST", "/v1/arena/room", room, timeout_s=_ROOM_S)
 
     def load(self, place: Place, object_id: str, timeout_s: float | None = None) -> Any:
         """Return the value at a place, or raise its error. Not on the loop thread."""
@@ -134,7 +166,11 @@ class Values:
     def free(self, place: Place | None, object_id: str = "") -> None:
         """Free the arena's bytes of a value that nobody needs any more, if it has any."""
         if isinstance(place, Stored):
-            self._to_free.append((place.node_url, place.object_id or object_id))
+            object_id = place.object_id or object_id
+            arena = self._runtime.services.seen_arena(place.node_id)
+            if arena is not None:
+                arena.recycle(object_id)
+            self._to_free.append((place.node_url, object_id))
 
     def flush(self) -> None:
         """Begin to tell the nodelets what was sealed and freed (loop thread)."""

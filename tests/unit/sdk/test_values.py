@@ -28,7 +28,6 @@ from stoker.exceptions import (
     UnknownOptionError,
     WorkerDiedError,
 )
-from stoker.runtime.arena import Arena, split
 from stoker.runtime.failures import error_of, failed_by, failed_with, info_of
 from stoker.runtime.serialization import pack, unpack
 from stoker.runtime.values import Values
@@ -65,35 +64,6 @@ def raised(error: BaseException) -> BaseException:
 def test_values_come_back(value: Any) -> None:
     packed = pack(value, what="value")
     assert unpack(packed.data, packed.buffers, what="value") == value
-
-
-@settings(max_examples=50, deadline=None)
-@given(parts=st.lists(st.binary(max_size=300), max_size=5), data=VALUES)
-def test_the_arena_keeps_streams_and_aligned_buffers(
-    parts: list[bytes], data: Any, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    arena = Arena(str(tmp_path_factory.mktemp("arena")))
-    value = [data, [pickle.PickleBuffer(bytearray(p)) for p in parts]]
-    packed = pack(value, what="value")
-    nbytes = arena.write("o_1", packed)
-    found, buffers = arena.read("o_1")
-    assert bytes(found) == packed.data
-    assert [bytes(b) for b in buffers] == parts
-    assert all(b.readonly for b in buffers)
-    assert arena.directory is not None
-    whole = (arena.directory / "o_1").read_bytes()
-    assert len(whole) == nbytes
-    assert [bytes(b) for b in split(memoryview(whole))[1]] == parts
-
-
-def test_a_missing_object_is_lost_and_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    arena = Arena(str(tmp_path))
-    with pytest.raises(ObjectLostError, match="o_gone"):
-        arena.read("o_gone")
-    (tmp_path / "o_1.tmp").write_bytes(b"another writer's")
-    with pytest.raises(FileExistsError):
-        arena.write("o_1", pack(1, what="value"))
-    assert not (tmp_path / "o_1").exists()
 
 
 class Node:

@@ -152,16 +152,14 @@ class Arena:
     def _mapping_of(self, extent: Extent) -> mmap.mmap | None:
         """Return the mapping that is kept of an extent; one is made at its second filling."""
         with self._lock:
-            mapping = self._filled.pop(extent.inode, _NEVER)
+            mapping: Any = self._filled.pop(extent.inode, _NEVER)
             if mapping is None:
                 with contextlib.suppress(OSError):
                     mapping = mmap.mmap(extent.fd, extent.capacity)
-            elif mapping is _NEVER:
-                mapping = None
-            self._filled[extent.inode] = mapping
+            self._filled[extent.inode] = None if mapping is _NEVER else mapping
             if len(self._filled) > _MAPPINGS:
                 self._filled.popitem(last=False)
-        return mapping
+        return mapping if isinstance(mapping, mmap.mmap) else None
 
     def _claim(self, nbytes: int) -> Extent | None:
         """Take a recycled extent that nobody reads any more; warm mappings first, then the smallest."""
@@ -261,6 +259,17 @@ class Arena:
         except FileNotFoundError:
             return False
         return True
+
+    def in_use(self, path: Path) -> bool:
+        """Whether some process reads or writes this file now."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return not _try_lock(fd, fcntl.LOCK_EX)
+        finally:
+            os.close(fd)
 
     def delete(self, path: Path) -> int:
         """Delete a recycled file unless somebody reads it; return the bytes that are free now."""

@@ -14,7 +14,10 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _FORM = struct.Struct("<QQ")
 _LOCK_S = 0.1
@@ -65,10 +68,11 @@ class Ledger:
             used, limit = _FORM.unpack_from(self._map)
             _FORM.pack_into(self._map, 0, max(0, used - nbytes), limit)
 
-    def recount(self, used_bytes: int) -> None:
-        """Replace the count by what was found."""
+    def recount(self, used_bytes: int, before_bytes: int) -> None:
+        """Replace the count by what was found, unless it is no longer what it was before the search."""
         with self._locked():
-            _FORM.pack_into(self._map, 0, used_bytes, self.limit_bytes)
+            if self.used_bytes == before_bytes:
+                _FORM.pack_into(self._map, 0, used_bytes, self.limit_bytes)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

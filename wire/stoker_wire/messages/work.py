@@ -210,6 +210,8 @@ class TaskRecord(Record):
     error: ErrorInfo | None = None
     demand: Demand | None = None
     waiting_for: str = ""
+    owner_id: str = ""
+    """The process that submitted it, where it was that which reported."""
 
 
 class ReportTasks(Message):
@@ -226,7 +228,10 @@ class TaskHistoryStatus(Record):
 
 
 class ObjectInfo(Record):
-    """An object in a node's shared memory."""
+    """An object in a node's shared memory, or ``spilled`` from it to the node's disk.
+
+    ``copy_of`` names the object's home if this is a copy that was pulled from there.
+    """
 
     object_id: str
     nbytes: int
@@ -234,6 +239,8 @@ class ObjectInfo(Record):
     owner_id: str = ""
     node_id: str = ""
     created_at_s: float = 0.0
+    spilled: bool = False
+    copy_of: str = ""
 
 
 class SealObjects(Message):
@@ -242,7 +249,58 @@ class SealObjects(Message):
     objects: tuple[ObjectInfo, ...]
 
 
+class MakeRoom(Message):
+    """A runtime wants to write so many bytes and has found the node's shared memory full."""
+
+    nbytes: Annotated[int, msgspec.Meta(gt=0)]
+
+
 class FreeObjects(Message):
     """The owner no longer needs these."""
 
     object_ids: tuple[str, ...]
+
+
+class PullObject(Message):
+    """Have a nodelet bring an object into its arena. ``node_id`` and ``url`` are of its home, the
+    node where it was made; ``nbytes`` is its length.
+    """
+
+    node_id: str
+    url: str
+    nbytes: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class FindSources(Message):
+    """A nodelet asks an object's home where to pull it from; ``failed`` are nodes that did not do."""
+
+    node_id: str
+    url: str
+    failed: tuple[str, ...] = ()
+
+
+class ObjectSource(Record):
+    """A node that has an object, or is getting it."""
+
+    node_id: str
+    url: str
+
+
+class ObjectSources(Record):
+    """Where to pull an object from, best first; the home is always among them."""
+
+    object: ObjectInfo
+    sources: tuple[ObjectSource, ...]
+
+
+class ReportCopy(Message):
+    """A pull of the home's object has ended: with a whole copy on that node, or without."""
+
+    node_id: str
+    whole: bool
+
+
+class ReadyChunks(Record):
+    """How many chunks of an object a node has, counted from its start."""
+
+    chunks: int

@@ -1,0 +1,227 @@
+"""Keeps the arena within its limit: trims what is recycled, spills what is old, sweeps what is left.
+
+Writers take memory from the ledger by themselves; they ask here (``make_room``) when it is used up.
+An object that somebody reads stays where it is: to spill it would free nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker_nodelet.objects import Objects
+from stoker_wire.arena import Arena, Ledger, read_head
+from stoker_wire.arena.extents import FREE, LEDGER, SPILL
+from stoker_wire.arena.layout import id_of
+from stoker_wire.errors import ArenaFullError, ObjectLostError
+from stoker_wire.messages.work import ObjectInfo
+
+if TYPE_CHECKING:
+    from stoker_wire.settings import Settings
+
+_EVERY_S = 1.0
+_IDLE_S = 10.0
+"""A recycled extent that nobody claims for so long is given back to the machine."""
+_MOST_RECYCLED = 256
+_ORPHAN_S = 10.0
+"""Files younger than this may still be reported by those who wrote them."""
+_LARGEST = 3
+
+_log = logging.getLogger("stoker.space")
+
+
+@dataclass(slots=True)
+class Space:
+    """The arena's housekeeping. ``warm_bytes``: recycled extents that are kept while work goes on."""
+
+    objects: Objects
+    spill_dir: Path
+    warm_bytes: int
+    spill_at: float
+    """Share of the limit above which the oldest objects go to disk."""
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def arena(self) -> Arena:
+        return self.objects.arena
+
+    async def run(self) -> None:
+        """Trim, sweep and spill for as long as the nodelet lives."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            try:
+                self.sweep()
+                self.trim()
+                ledger = self.arena.ledger
+                if ledger.used_bytes > ledger.limit_bytes * self.spill_at:
+                    async with self._one_at_a_time:
+                        await self._lower_to(int(ledger.limit_bytes * self.spill_at))
+            except OSError:
+                _log.exception("the arena's housekeeping failed; it is tried again")
+
+    async def make_room(self, nbytes: int) -> None:
+        """Free memory so that ``nbytes`` more can be taken; raises :class:`ArenaFullError`."""
+        ledger = self.arena.ledger
+        if nbytes > ledger.limit_bytes:
+            raise ArenaFullError(
+                f"an object of {nbytes} bytes is larger than the node's whole shared memory for "
+                f"objects ({ledger.limit_bytes} bytes): split it, or raise STOKER_ARENA_MAX_BYTES"
+            )
+        async with self._one_at_a_time:
+            obstacle = await self._lower_to(ledger.limit_bytes - nbytes)
+        if ledger.used_bytes + nbytes > ledger.limit_bytes:
+            holders = ", ".join(
+                f"{one.object_id} of {one.owner_id or 'an unknown owner'} ({one.nbytes} bytes)"
+                for one in self.objects.largest(_LARGEST)
+            )
+            raise ArenaFullError(
+                f"no room for {nbytes} bytes in the node's shared memory: {ledger.used_bytes} of "
+                f"{ledger.limit_bytes} bytes are in use, and {obstacle}. Largest holders: "
+                f"{holders or 'none'}. Drop refs and values that are no longer needed, or raise "
+                "STOKER_ARENA_MAX_BYTES"
+            )
+
+    async def _lower_to(self, target_bytes: int) -> str:
+        """Bring the arena down to ``target_bytes``; return what stood in the way, if anything did."""
+        ledger = self.arena.ledger
+        self._delete_recycled(lambda: ledger.used_bytes > target_bytes)
+        for one in self.objects.in_memory():
+            if ledger.used_bytes <= target_bytes:
+                return ""
+            if not self.arena.in_use(self.arena.path / one.object_id):
+                try:
+                    await self._spill(one)
+                except OSError as error:
+                    _log.error("spilling %s: %s", one.object_id, error)
+                    return f"nothing can be spilled to {self.spill_dir}: {error.strerror}"
+                self._delete_recycled(lambda: ledger.used_bytes > target_bytes)
+        return "what is left is being read or written"
+
+    async def _spill(self, one: ObjectInfo) -> None:
+        """Move an object to disk. Readers find it there; views of it keep what they have."""
+        began = time.monotonic()
+        try:
+            fd = self.arena.open(one.object_id)
+        except ObjectLostError:
+            return  # freed meanwhile
+        final = self.arena.path / SPILL / one.object_id
+        try:
+            await asyncio.to_thread(_copy, fd, one.nbytes, final)
+        finally:
+            os.close(fd)
+        if not self.objects.spilled(one.object_id):
+            final.unlink(missing_ok=True)
+            return
+        self.arena.recycle(one.object_id)
+        _log.info(
+            "spilled %s, %d bytes, in %.2f s", one.object_id, one.nbytes, time.monotonic() - began
+        )
+
+    # -- what is recycled ------------------------------------------------------------------------
+
+    def recycled(self) -> list[tuple[float, int, Path]]:
+        """Return (when recycled, bytes, path) of the extents that wait to be claimed, oldest first."""
+        found = []
+        for entry in os.scandir(self.arena.path / FREE):
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat()
+                found.append((status.st_ctime, status.st_size, Path(entry.path)))
+        return sorted(found)
+
+    def trim(self) -> None:
+        """Delete recycled extents that are too old, too many or too large together."""
+        found = self.recycled()
+        total, count = sum(nbytes for _, nbytes, _ in found), len(found)
+        before_s = time.time() - _IDLE_S
+        for recycled_s, nbytes, path in found:
+            if recycled_s > before_s and total <= self.warm_bytes and count <= _MOST_RECYCLED:
+                return
+            self.arena.delete(path)
+            total, count = total - nbytes, count - 1
+
+    def _delete_recycled(self, wanted: Callable[[], bool]) -> None:
+        if wanted():
+            for _, _, path in self.recycled():
+                self.arena.delete(path)
+                if not wanted():
+                    return
+
+    # -- what the dead left ----------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Recycle what dead writers left half done, index what was never reported, count anew."""
+        before_s = time.time() - _ORPHAN_S
+        lost = []
+        counted = self.arena.ledger.used_bytes
+        used = sum(nbytes for _, nbytes, _ in self.recycled())
+        for entry in os.scandir(self.arena.path):
+            if entry.name.startswith(".") or not entry.is_file(follow_symlinks=False):
+                continue
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue
+            used += status.st_size
+            if status.st_ctime < before_s and entry.name not in self.objects:
+                lost.append(Path(entry.path))
+        for path in lost:
+            if path.suffix != ".tmp":
+                self._index_again(path)
+            elif not self.arena.in_use(path):
+                self.arena.recycle_file(str(path))
+        self.arena.ledger.recount(used, counted)
+
+    def _index_again(self, path: Path) -> None:
+        """Take an object into the index by what its own head says."""
+        try:
+            start = path.open("rb").read(1 << 16)
+            head, _, nbytes = read_head(start)
+        except (FileNotFoundError, ValueError):
+            return
+        if id_of(start) == path.name:
+            self.objects.seal(
+                [
+                    ObjectInfo(
+                        object_id=path.name,
+                        nbytes=nbytes,
+                        job_id=head.job_id,
+                        owner_id=head.owner_id,
+                    )
+                ]
+            )
+
+
+def prepare(
+    arena_dir: Path, node_id: str, settings: Settings, *, spill_dir: Path, limit_bytes: int
+) -> Space:
+    """Lay out an empty arena in a folder. Its limit is at most what the file system has."""
+    status = os.statvfs(arena_dir)
+    (arena_dir / FREE).mkdir(mode=0o700)
+    spill_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (arena_dir / SPILL).symlink_to(spill_dir)
+    Ledger(arena_dir / LEDGER, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
+    objects = Objects(Arena(arena_dir), node_id)
+    return Space(objects, spill_dir, settings.arena_warm_bytes, settings.arena_spill_at)
+
+
+def _copy(fd: int, nbytes: int, final: Path) -> None:
+    temporary = final.with_name(f"{final.name}.tmp")
+    try:
+        out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            offset = 0
+            while offset < nbytes:
+                offset += os.sendfile(out, fd, offset, nbytes - offset)
+        finally:
+            os.close(out)
+        temporary.rename(final)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
