@@ -62,6 +62,7 @@ class _Mailbox:
     """Orders for one owner that no poll has carried yet."""
 
     news: asyncio.Event = field(default_factory=asyncio.Event)
+    recalled: dict[str, None] = field(default_factory=dict)
     lost: dict[str, None] = field(default_factory=dict)
     read_at_s: float = 0.0
 
@@ -177,7 +178,9 @@ class Engine:
                 idle_lease_ids=poll.idle_lease_ids,
             )
         )
-        if not mailbox.news.is_set() and wait_s > 0:
+        # A recall may be of a lease that the poll of that moment did not name yet.
+        waits = mailbox.recalled.keys().isdisjoint(poll.lease_ids)
+        if waits and not mailbox.news.is_set() and wait_s > 0:
             try:
                 async with asyncio.timeout(wait_s):
                     await mailbox.news.wait()
@@ -192,6 +195,7 @@ class Engine:
         self._forget_mail()
         leases = self.state.leases
         recall = tuple(i for i in poll.lease_ids if i in leases and leases[i].recalled)
+        mailbox.recalled = {i: None for i in mailbox.recalled if i in leases and i not in recall}
         return OwnerOrders(recall=recall, lost=lost)
 
     def granted(self, lease_id: str) -> GrantedLease | None:
@@ -234,7 +238,9 @@ class Engine:
                     future.set_exception(_REFUSALS[command.refusal](command.text))
                     future.exception()  # its asker may be gone; that is no crash
             case cmd.Recall():
-                self._mail.setdefault(command.owner_id, _Mailbox()).news.set()
+                mailbox = self._mail.setdefault(command.owner_id, _Mailbox())
+                mailbox.recalled.update(dict.fromkeys(command.lease_ids))
+                mailbox.news.set()
             case cmd.Lost():
                 mailbox = self._mail.setdefault(command.owner_id, _Mailbox())
                 mailbox.lost.update(dict.fromkeys(command.lease_ids))

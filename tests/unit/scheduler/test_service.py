@@ -238,6 +238,25 @@ async def test_idle_leases_are_recalled_for_another_owner(setup: Setup) -> None:
     assert len((await waiting).granted) == 1
 
 
+async def test_a_recall_of_a_lease_that_the_waiting_poll_does_not_name_comes_with_the_next(
+    setup: Setup,
+) -> None:
+    await setup.node(CPU=2)
+    await setup.lead()
+    mine = ids(await setup.ask(2, CPU=1))
+    await setup.poll("p_1", *mine, idle=True)
+    polling = asyncio.create_task(setup.poll("p_1", wait_s=0.3))
+    waiting = asyncio.create_task(setup.ask(CPU=1, owner="p_2"))
+    assert (await polling).recall == ()
+    earlier = asyncio.create_task(setup.poll("p_3", wait_s=0.3))
+    again = asyncio.create_task(setup.poll("p_1", *mine, wait_s=0.3))
+    await asyncio.wait({earlier, again}, return_when=asyncio.FIRST_COMPLETED)
+    assert again.done() and not earlier.done(), "it waited for news that it had missed"
+    await setup.release(*again.result().recall)
+    assert len((await waiting).granted) == 1
+    await earlier
+
+
 async def test_leases_expire_without_polls_and_the_owner_is_told(setup: Setup) -> None:
     nodelet = await setup.node(CPU=2)
     await setup.lead()
