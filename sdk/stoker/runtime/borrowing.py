@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _BORROW_S = 30.0
 """How long to wait for the word of an owner that is there but does not answer."""
-_GRACE_S = 1.0
+GRACE_S = 1.0
 """What a process that ended had borrowed is kept for so long: its last words may have passed refs
 on, whose receivers borrow them now; or only its line was cut, and it comes back."""
 _TRIES = 3
@@ -150,13 +150,6 @@ class Borrowing:
 
     def flush(self) -> None:
         """Tell owners of what was adopted since, and ask them what user threads want to know."""
-        if self.loans.fresh:
-            for owner, theirs in _by_owner(drain(self.loans.fresh)):
-                line = self._runtime.peers.open_line(owner.peer_id)
-                if line is None:
-                    self._open(owner, theirs)
-                else:
-                    self._announce(line, theirs)
         if self._to_resolve:
             asked: dict[Channel, list[str]] = {}
             for entry in drain(self._to_resolve):
@@ -165,6 +158,13 @@ class Borrowing:
                     asked.setdefault(entry.line, []).append(entry.object_id)
             for line, object_ids in asked.items():
                 line.post(Resolve(object_ids))
+        if self.loans.fresh:
+            for owner, theirs in _by_owner(drain(self.loans.fresh)):
+                known = self._runtime.peers.open_line(owner.peer_id)
+                if known is None:
+                    self._open(owner, theirs)
+                else:
+                    self._announce(known, theirs)
 
     def _announce(self, line: Channel, entries: list[Entry]) -> asyncio.Future[None] | None:
         with self._objects.lock:
@@ -265,7 +265,7 @@ class Borrowing:
             if asked is line:
                 self._heard(number)  # nobody is left to answer
         if line in self.loans.lent:
-            self._runtime.loop.call_later(_GRACE_S, self._borrower_lost, line)
+            self._runtime.loop.call_later(GRACE_S, self._borrower_lost, line)
         with self._objects.lock:
             entries = self.loans.lender_lost(line)
         for owner, theirs in _by_owner(entries):

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import StokerError, TaskCancelledError
+from stoker.runtime.borrowing import GRACE_S
 from stoker.runtime.failures import info_of
 from stoker.runtime.interruption import Interruption
 from stoker_wire.messages.cluster import BlockLease, Lease
@@ -360,8 +361,12 @@ class Execution:
         for task_id, work in list(self.unstarted.items()):
             if work.line is line:
                 self.unstarted.pop(task_id, None)
-        for task_id, (owner, _) in list(self._escaped.items()):
-            if owner is line:
+        # Only its line may be cut: it borrows what it was given on another one then.
+        self.runtime.loop.call_later(GRACE_S, self._forget_escaped, line)
+
+    def _forget_escaped(self, line: Channel) -> None:
+        for task_id, (caller, _) in list(self._escaped.items()):
+            if caller is line:
                 del self._escaped[task_id]
 
     @property
