@@ -2,22 +2,34 @@
 
 Plain pickle first (C speed), cloudpickle where plain pickle cannot or must not (functions and
 classes of ``__main__``, lambdas, closures). A value that nothing can pickle is an error that names
-the path of the member at fault.
+the path of the member at fault. Tensors are ``tensors``'s part, once torch is loaded.
 """
 
 from __future__ import annotations
 
+import copyreg
+import io
 import pickle
+import sys
 import threading
 import types
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
 
 from stoker.exceptions import SerializationError, StokerError
 
-_ATOMS = frozenset({type(None), bool, int, float, str, bytes})
+if TYPE_CHECKING:
+    from stoker.runtime.tensors import TensorPickling
+
+_ATOMS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
+_BYTES = frozenset({bytes, bytearray})
+_WHOLE_MIN_NBYTES = 1 << 16
+_REUSE_MAX_NBYTES = 1 << 16
+"""A pickler keeps memory in proportion to the longest stream that it wrote."""
+_CASTABLE = frozenset("?cbBhHiIlLqQnNfd")
 _MAX_PROBES = 200
 
 
@@ -34,35 +46,145 @@ class Packed(NamedTuple):
         return len(self.data) + sum(view.nbytes for view in self.buffers)
 
 
-class _Collector(threading.local):
-    """Where refs met while pickling are noted, per thread (None: nobody is pickling)."""
+class Whole:
+    """Stands for large bytes in what is pickled: a buffer of their own instead of a copy."""
 
-    refs: list[Any] | None = None
+    __slots__ = ("value",)
 
+    def __init__(self, value: bytes | bytearray) -> None:
+        self.value = value
 
-_collector = _Collector()
-
-
-def note_ref(ref: Any) -> None:
-    """Called by ``ObjectRef.__reduce__``: this ref is inside the value being pickled."""
-    if _collector.refs is not None:
-        _collector.refs.append(ref)
+    def __reduce__(self) -> tuple[type, tuple[pickle.PickleBuffer]]:
+        return type(self.value), (pickle.PickleBuffer(self.value),)
 
 
 def pack(value: Any, *, what: str) -> Packed:
     """Pickle ``value``; ``what`` names it in the error if it cannot be."""
-    if type(value) in _ATOMS:
-        return Packed(pickle.dumps(value, 5), [], [])
-    outer, _collector.refs = _collector.refs, []
-    buffers: list[pickle.PickleBuffer] = []
+    kind = type(value)
+    if kind in _ATOMS:
+        if kind not in _BYTES or len(value) < _WHOLE_MIN_NBYTES:
+            return Packed(pickle.dumps(value, 5), [], [])
+        value = Whole(value)
+    thread = _threads.state
+    outer = thread.active
+    packer = thread.active = thread.idle or _Packer()
+    thread.idle = None
     try:
-        data = _dumps(value, buffers)
-        refs = _collector.refs
+        packed = packer.pack(value)
     except Exception as error:
         raise SerializationError(_diagnose(value, what, error), field=what) from error
     finally:
-        _collector.refs = outer
-    return Packed(data, [b.raw() for b in buffers], refs)
+        thread.active = outer
+    if len(packed.data) <= _REUSE_MAX_NBYTES:
+        thread.idle = packer
+    return packed
+
+
+def note_ref(ref: Any) -> None:
+    """Called by ``ObjectRef.__reduce__``: this ref is inside the value being pickled."""
+    packer = _threads.state.active
+    if packer is not None:
+        packer.refs.append(ref)
+
+
+class _Packer:
+    """A pickler with all that it needs. Made once a thread: that takes longer than a small value.
+
+    Holds nothing of a value once it is packed. Of no use after an error.
+    """
+
+    def __init__(self) -> None:
+        self.refs: list[Any] = []
+        self._buffers: list[memoryview] = []
+        self._chunks: list[bytes] = []
+        sink = types.SimpleNamespace(write=self._chunks.append)
+        self._plain = pickle.Pickler(sink, 5, buffer_callback=self._keep)
+        self._tensors: TensorPickling | None = None
+
+    def pack(self, value: Any) -> Packed:
+        if self._tensors is None and sys.modules.get("torch") is not None:
+            from stoker.runtime.tensors import TensorPickling
+
+            self._tensors = TensorPickling()
+        data = self._by_name(value) or self._by_value(value)
+        packed = Packed(data, self._buffers, self.refs)
+        self._buffers, self.refs = [], []
+        if self._tensors is not None:
+            self._tensors.forget()
+        return packed
+
+    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+        self._buffers.append(buffer.raw())
+        return False
+
+    def _by_name(self, value: Any) -> bytes:
+        """Return the stream of plain pickle, or b'' where that will not do."""
+        if cloudpickle.list_registry_pickle_by_value():
+            return b""
+        if self._tensors is not None:
+            self._plain.dispatch_table = {**copyreg.dispatch_table, **self._tensors.table}
+        try:
+            self._plain.dump(value)
+            data = b"".join(self._chunks)
+        except (pickle.PicklingError, AttributeError, TypeError):
+            data = b""
+        self._chunks.clear()
+        self._plain.clear_memo()
+        # By-reference pickles of __main__ would not resolve in another process.
+        return b"" if b"__main__" in data or b"__mp_main__" in data else data
+
+    def _by_value(self, value: Any) -> bytes:
+        """Return the stream of cloudpickle."""
+        self._buffers.clear()
+        self.refs.clear()
+        table = self._tensors.table if self._tensors is not None else {}
+        stream = io.BytesIO()
+        _ByValuePickler(stream, table, self._keep).dump(value)
+        return stream.getvalue()
+
+
+class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle with a dispatch table of ours in front of its own."""
+
+    def __init__(
+        self,
+        stream: io.BytesIO,
+        table: Mapping[type, Callable[[Any], Any]],
+        keep: Callable[[pickle.PickleBuffer], bool],
+    ) -> None:
+        # Read once, by the constructor.
+        views = {memoryview: _reduce_view}
+        self.dispatch_table = ChainMap({**table, **views}, cloudpickle.Pickler.dispatch_table)
+        super().__init__(stream, 5, buffer_callback=keep)
+
+
+def _reduce_view(view: memoryview) -> tuple[Any, ...]:
+    if not view.nbytes or not view.c_contiguous or view.format not in _CASTABLE:
+        return bytes, (view.tobytes(),)
+    return restore_view, (pickle.PickleBuffer(view), view.format, view.shape)
+
+
+def restore_view(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
+    """Return a memoryview that was pickled, over the bytes that arrived."""
+    return memoryview(buffer).cast("B").cast(format, shape)  # type: ignore[call-overload, no-any-return]
+
+
+class _Thread:
+    """The packers of one thread: the one at work (None: nobody is pickling), and one to reuse."""
+
+    __slots__ = ("active", "idle")
+
+    def __init__(self) -> None:
+        self.active: _Packer | None = None
+        self.idle: _Packer | None = None
+
+
+class _Threads(threading.local):
+    def __init__(self) -> None:
+        self.state = _Thread()
+
+
+_threads = _Threads()
 
 
 def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> Any:
@@ -77,30 +199,6 @@ def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> A
             "must be importable here (ship its module with runtime_env={'working_dir': ...} or "
             "'py_modules'), and its __reduce__ and __setstate__ must accept what was pickled."
         ) from error
-
-
-def _dumps(value: Any, buffers: list[pickle.PickleBuffer]) -> bytes:
-    def keep(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            buffer.raw()
-        except BufferError:  # not contiguous: pickle copies it into the stream
-            return True
-        buffers.append(buffer)
-        return False
-
-    if not cloudpickle.list_registry_pickle_by_value():
-        try:
-            data = pickle.dumps(value, 5, buffer_callback=keep)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            pass
-        else:
-            # By-reference pickles of __main__ would not resolve in another process.
-            if b"__main__" not in data and b"__mp_main__" not in data:
-                return data
-    buffers.clear()
-    if _collector.refs:
-        _collector.refs.clear()
-    return cloudpickle.dumps(value, 5, buffer_callback=keep)  # type: ignore[no-any-return]
 
 
 def _diagnose(value: Any, what: str, error: Exception) -> str:
