@@ -170,8 +170,6 @@ class Runtime:
         await self.peers.close()
         await self.background.close(2.0)
         await self.services.close()
-        if self.arena is not None:
-            self.arena.close()
         await self.loop.shutdown_default_executor()
 
     # -- threads ---------------------------------------------------------------------------------

@@ -41,6 +41,9 @@ class Services:
         """Close all connections."""
         for client in self._clients.values():
             await client.close()
+        for arena in self._arenas.values():
+            if arena is not None:
+                arena.close()
 
     def client_of(self, url: str) -> Client:
         """Return the client of a service (loop thread)."""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_wire.arena import Arena, Ledger, ObjectHead, extents
+from stoker_wire.arena import Arena, Ledger, ObjectHead, extents, views
 from stoker_wire.arena.extents import FREE, LEDGER
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 
@@ -68,6 +68,7 @@ def test_what_is_written_is_read_aligned_and_read_only(
         del found, views
         assert arena.recycle(f"o_{number}")
         assert len(free_names(arena.path)) == 1
+    arena.close()
 
 
 def test_a_freed_extent_is_used_again_for_a_like_size_only(folder: Path) -> None:
@@ -150,7 +151,7 @@ def test_where_no_more_can_be_mapped_it_is_copied(
 
     arena = Arena(folder)
     write(arena, "o_1", b"x" * 200_000)
-    monkeypatch.setattr(extents.mmap, "mmap", exhausted)
+    monkeypatch.setattr(views.mmap, "mmap", exhausted)
     assert read(arena, "o_1") == (b"stream", [b"x" * 200_000])
 
 

@@ -33,6 +33,7 @@ from typing import Any
 
 from stoker_wire.arena.layout import PREFIX_NBYTES, ObjectHead, id_of, pack_head, parts_of, split
 from stoker_wire.arena.ledger import Ledger
+from stoker_wire.arena.views import Views
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 
 FREE = "free"
@@ -49,7 +50,6 @@ _SLICE = 16 << 20
 _NEVER = object()
 _READ_TRIES = 5
 _AGAIN_S = 0.002
-_UNMAPPABLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Extent:
@@ -104,6 +104,7 @@ class Arena:
         self._ledger: Ledger | None = None
         self._names = itertools.count()
         self._lock = threading.Lock()
+        self._views = Views()
         self._filled: OrderedDict[int, Any] = OrderedDict()
         """Inodes of extents that this process has filled -> their mapping, from the second time on.
 
@@ -113,6 +114,7 @@ class Arena:
         """Let go of the mappings; views that were read stay."""
         with self._lock:
             self._filled.clear()
+        self._views.clear()
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
@@ -239,11 +241,7 @@ class Arena:
 
     def read(self, object_id: str) -> tuple[memoryview, list[memoryview]]:
         """Return the stream and the buffers of an object, as read-only views of shared memory."""
-        fd = self.open(object_id)
-        try:
-            return split(memoryview(_mapped(fd)))
-        finally:
-            os.close(fd)
+        return split(self._views.view(object_id, self.path / object_id, self.open))
 
     # -- freeing ---------------------------------------------------------------------------------
 
@@ -304,16 +302,6 @@ def _try_lock(fd: int, kind: int) -> bool:
 def _holds(fd: int, object_id: str) -> bool:
     """Whether the file is this object, and not yet another's."""
     return id_of(os.pread(fd, PREFIX_NBYTES, 0)) == object_id
-
-
-def _mapped(fd: int) -> mmap.mmap | bytes:
-    """Map a file; where the process has no room for one more mapping, read it."""
-    try:
-        return mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-    except OSError as error:
-        if error.errno not in _UNMAPPABLE:
-            raise
-        return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 def _names_in(folder: str) -> list[str]:
