@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from aiohttp import web
 
 from stoker_nodelet.exits import Exits
 from stoker_nodelet.logs import LogFilter, Logs
 from stoker_nodelet.objects import Objects
 from stoker_nodelet.space import Space
 from stoker_nodelet.spool import Spool
+from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers import Workers
-from stoker_wire.codec import BYTES
 from stoker_wire.errors import DeadlineExceededError, NotFoundError
 from stoker_wire.messages.cluster import (
     HeldLeases,
@@ -41,6 +38,9 @@ from stoker_wire.messages.work import (
 )
 from stoker_wire.paging import page_of
 from stoker_wire.server import Request, Service, stream_response
+
+if TYPE_CHECKING:
+    from aiohttp import web
 
 _LARGEST = 10
 
@@ -119,6 +119,7 @@ class Api:
     logs: Logs
     spool: Spool
     space: Space
+    transfer: Transfer
 
     def add_to(self, service: Service) -> None:
         """Register all routes."""
@@ -161,10 +162,7 @@ class Api:
             "GET", "/v1/objects", self.list_objects,
             query=ObjectsQuery, reply=Page[ObjectInfo], summary="The objects in the arena",
         )  # fmt: skip
-        add(
-            "GET", "/v1/objects/{id}", self.get_object, before_ready=True, stream=True,
-            summary="An object's bytes; takes Range",
-        )  # fmt: skip
+        self.transfer.add_to(service)
         add(
             "POST", "/v1/arena/room", self.make_room, before_ready=True,
             body=MakeRoom, reply=Empty, summary="Spill objects until so many bytes are free",
@@ -226,7 +224,9 @@ class Api:
         return Empty()
 
     async def free(self, req: Request) -> Freed:
-        return Freed(freed=self.objects.free(req.body.object_ids))
+        freed = self.objects.free(req.body.object_ids)
+        self.transfer.freed(req.body.object_ids)
+        return Freed(freed=freed)
 
     async def list_objects(self, req: Request) -> Page[ObjectInfo]:
         query = req.query
@@ -236,17 +236,6 @@ class Api:
         more = len(items) > query.limit
         shown = items[: query.limit]
         return Page(items=tuple(shown), next_cursor=shown[-1].object_id if more else "")
-
-    async def get_object(self, req: Request) -> web.StreamResponse:
-        one = self.objects.get(req.path["id"])
-        start, stop, _ = req.http.http_range.indices(one.nbytes)
-        fd = self.objects.arena.open(one.object_id)
-        try:
-            body = await asyncio.to_thread(os.pread, fd, stop - start, start)
-        finally:
-            os.close(fd)
-        status = 206 if "Range" in req.http.headers else 200
-        return web.Response(body=body, status=status, headers={"Content-Type": BYTES})
 
     async def arena(self, _: Request) -> ArenaUsage:
         ledger = self.objects.arena.ledger

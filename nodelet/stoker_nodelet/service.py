@@ -30,6 +30,7 @@ from stoker_nodelet.membership import Membership
 from stoker_nodelet.memory import MemoryGuard
 from stoker_nodelet.space import Space, prepare
 from stoker_nodelet.spool import Spool
+from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers import Workers
 from stoker_wire.background import Background
 from stoker_wire.client import Client
@@ -56,6 +57,7 @@ class Running:
     workers: Workers
     membership: Membership
     space: Space
+    transfer: Transfer
     spool: Spool
     exits: Exits
     forks: ForkServers
@@ -77,6 +79,7 @@ class Running:
     def begin(self, forkserver: ForkServerHandle) -> None:
         """Start to work: the service listens, so this node's URL is known."""
         url = self.service.url
+        self.transfer.listens_at(url)
         self.workers.processes.identity = replace(self.identity, url=url)
         self.membership.registration = structs.replace(self.membership.registration, url=url)
         self.forks.adopt(forkserver, self.identity.arena_dir)
@@ -108,6 +111,7 @@ class Running:
                 await self.exits.flush()
         await self.spool.close(_STOP_S)
         await self.service.stop(grace_s=0.5)
+        await self.transfer.close()
         await self.gcs.close()
         self.space.arena.close()
         arena.remove_owned(self.identity.arena_dir)
@@ -237,9 +241,14 @@ def _assemble(
         jobs=Jobs(gcs, background),
         background=background,
     )
-    Api(workers, exits, space.objects, logs, spool, space).add_to(service)
+    transfer = Transfer(
+        node_id, space, token=identity.token, settings=settings, gcs=gcs, background=background
+    )
+    Api(workers, exits, space.objects, logs, spool, space, transfer).add_to(service)
     membership = Membership(registration, gcs, workers, service.ready)
-    return Running(service, workers, membership, space, spool, exits, forks, gcs, background)
+    return Running(
+        service, workers, membership, space, transfer, spool, exits, forks, gcs, background
+    )
 
 
 async def _tick(workers: Workers) -> None:

@@ -92,12 +92,16 @@ class Space:
         """Bring the arena down to ``target_bytes``; return what stood in the way, if anything did."""
         ledger = self.arena.ledger
         self._delete_recycled(lambda: ledger.used_bytes > target_bytes)
-        for one in self.objects.in_memory():
+        # Copies of other nodes' objects first: they can be had again, and cost no disk.
+        for one in sorted(self.objects.in_memory(), key=lambda one: not one.copy_of):
             if ledger.used_bytes <= target_bytes:
                 return ""
             if not self.arena.in_use(self.arena.path / one.object_id):
                 try:
-                    await self._spill(one)
+                    if one.copy_of:
+                        self.objects.free([one.object_id])
+                    else:
+                        await self._spill(one)
                 except OSError as error:
                     _log.error("spilling %s: %s", one.object_id, error)
                     return f"nothing can be spilled to {self.spill_dir}: {error.strerror}"

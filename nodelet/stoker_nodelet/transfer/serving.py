@@ -1,0 +1,234 @@
+"""Sends ranges of objects straight from the arena's files to sockets.
+
+The event loop takes the request and writes the reply's head; a thread then has the kernel send the
+bytes (``sendfile`` on the connection's own socket), so neither the loop nor the interpreter's lock
+is held meanwhile. A range of one chunk at most carries its CRC-32, which is computed once per chunk
+however many ask, and not at all by a node that received the chunk itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from stoker_nodelet.transfer.incoming import Incoming, count_chunks, span_of
+from stoker_wire.codec import BYTES
+from stoker_wire.errors import BadRequestError, NotFoundError, ObjectLostError, UnavailableError
+from stoker_wire.ranges import CHECKSUM_HEADER, CHUNK_NBYTES, STALL_S
+
+if TYPE_CHECKING:
+    from stoker_nodelet.objects import Objects
+    from stoker_nodelet.transfer.threads import TransferThreads
+    from stoker_nodelet.transfer.turns import Turns
+    from stoker_wire.server import Request
+
+_SLICE_NBYTES = 4 << 20
+_READ_NBYTES = 256 << 10
+_FLUSH_TRIES = 2000
+_FLUSH_AGAIN_S = 0.001
+_CHECKSUMS = 10_000
+"""Chunks whose checksums are remembered."""
+
+
+class Serving:
+    """The bytes of this node's objects, whole ones and those that are still coming in."""
+
+    def __init__(
+        self,
+        objects: Objects,
+        incoming: Callable[[str], Incoming | None],
+        turns: Turns,
+        threads: TransferThreads,
+    ) -> None:
+        self._objects = objects
+        self._incoming = incoming
+        self._turns = turns
+        self._threads = threads
+        self._checksums: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self.sent_nbytes = 0
+
+    async def send(self, req: Request) -> web.StreamResponse:
+        """``GET /v1/objects/{id}``: an object, or the part of it that ``Range`` names."""
+        object_id = req.path["id"]
+        nbytes = self._nbytes_of(object_id)
+        begin, end = _wanted(req, nbytes)
+        flow = f"{object_id} {req.peer}"
+        async with self._turns.turn(flow, min(end - begin, CHUNK_NBYTES)):
+            fd, checksum = await self._open(object_id, begin, end)
+            try:
+                response = _head_of(req, begin, end, nbytes, checksum)
+                await response.prepare(req.http)
+                connection = await _flushed_socket(req.http)
+                try:
+                    middle = min(end, begin + CHUNK_NBYTES)
+                    await self._send(connection, fd, begin, middle)
+                except BaseException:
+                    connection.close()
+                    raise
+            except BaseException:
+                os.close(fd)
+                raise
+        try:
+            for offset in range(middle, end, CHUNK_NBYTES):
+                async with self._turns.turn(flow, min(CHUNK_NBYTES, end - offset)):
+                    await self._send(connection, fd, offset, min(end, offset + CHUNK_NBYTES))
+        finally:
+            connection.close()
+            os.close(fd)
+        await response.write_eof()
+        return response
+
+    def _nbytes_of(self, object_id: str) -> int:
+        coming = self._incoming(object_id)
+        return self._objects.get(object_id).nbytes if coming is None else coming.nbytes
+
+    async def _open(self, object_id: str, begin: int, end: int) -> tuple[int, int | None]:
+        """Return a descriptor of the object's file for the caller to close, and the checksum."""
+        chunk, rest = divmod(begin, CHUNK_NBYTES)
+        coming = self._incoming(object_id)
+        if coming is not None:
+            aligned = rest == 0 and end - begin == span_of(chunk, coming.nbytes)[1]
+            checksum = coming.checksums[chunk] if aligned else None
+            if checksum is None:
+                raise UnavailableError(
+                    f"{object_id} is still on its way to this node: {coming.ready} chunks of "
+                    f"{CHUNK_NBYTES} bytes are here, and one at a time can be had"
+                )
+            return os.dup(coming.fd), checksum
+        nbytes = self._objects.get(object_id).nbytes
+        whole_chunk = rest == 0 and end - begin == span_of(chunk, nbytes)[1]
+        known = self._checksums.get((object_id, chunk)) if whole_chunk else None
+        wants_checksum = end - begin <= CHUNK_NBYTES
+
+        def open_and_check() -> tuple[int, int | None]:
+            try:
+                fd = self._objects.arena.open(object_id)
+            except ObjectLostError as error:
+                raise NotFoundError(str(error)) from None
+            try:
+                if known is not None or not wants_checksum:
+                    return fd, known
+                return fd, checksum_of(fd, begin, end)
+            except BaseException:
+                os.close(fd)
+                raise
+
+        fd, checksum = await self._threads.run(open_and_check)
+        if whole_chunk and checksum is not None:
+            self._remember(object_id, chunk, checksum)
+        return fd, checksum
+
+    def _remember(self, object_id: str, chunk: int, checksum: int) -> None:
+        self._checksums[(object_id, chunk)] = checksum
+        self._checksums.move_to_end((object_id, chunk))
+        if len(self._checksums) > _CHECKSUMS:
+            self._checksums.popitem(last=False)
+
+    def remember(self, object_id: str, coming: Incoming) -> None:
+        """Keep the checksums of an object that has come in whole."""
+        for chunk, checksum in enumerate(coming.checksums):
+            if checksum is not None:
+                self._remember(object_id, chunk, checksum)
+
+    async def _send(self, connection: socket.socket, fd: int, begin: int, end: int) -> None:
+        try:
+            await self._threads.run(
+                lambda: send_range(connection.fileno(), fd, begin, end),
+                abort=lambda: _shut(connection),
+            )
+        except OSError as error:
+            raise UnavailableError(f"the receiver went away: {error}") from None
+        self.sent_nbytes += end - begin
+
+    def ready_chunks(self, object_id: str) -> int | None:
+        """Return how many chunks of a whole object there are; None if it is not whole here."""
+        if object_id not in self._objects:
+            return None
+        return count_chunks(self._objects.get(object_id).nbytes)
+
+
+def checksum_of(fd: int, begin: int, end: int) -> int:
+    """Return the CRC-32 of a range of a file; in pieces that stay in the processor's cache."""
+    piece = memoryview(bytearray(min(_READ_NBYTES, end - begin)))
+    checksum = 0
+    while begin < end:
+        got = os.preadv(fd, [piece[: end - begin]], begin)
+        if got == 0:
+            raise NotFoundError("the object's file ends too early")
+        checksum = zlib.crc32(piece[:got], checksum)
+        begin += got
+    return checksum
+
+
+def send_range(to_fd: int, fd: int, begin: int, end: int, stall_s: float = STALL_S) -> None:
+    """Send bytes of a file to a socket that does not block; OSError if it takes none for a while."""
+    writable = select.poll()
+    writable.register(to_fd, select.POLLOUT)
+    while begin < end:
+        try:
+            sent = os.sendfile(to_fd, fd, begin, min(end - begin, _SLICE_NBYTES))
+        except BlockingIOError:
+            if not writable.poll(stall_s * 1000):
+                raise TimeoutError(f"the receiver took no byte for {stall_s:g} s") from None
+            continue
+        if sent == 0:
+            raise OSError("the object's file ends too early")
+        begin += sent
+
+
+def _wanted(req: Request, nbytes: int) -> tuple[int, int]:
+    """Return (begin, end) of what the request asks for."""
+    try:
+        asked = req.http.http_range
+    except ValueError:
+        raise BadRequestError("Range: expected bytes=<first>-<last>", field="Range") from None
+    begin, end, _ = asked.indices(nbytes)
+    if begin >= end:
+        raise web.HTTPRequestRangeNotSatisfiable(headers={"Content-Range": f"bytes */{nbytes}"})
+    return begin, end
+
+
+def _head_of(
+    req: Request, begin: int, end: int, nbytes: int, checksum: int | None
+) -> web.StreamResponse:
+    headers = {"Content-Type": BYTES, "Accept-Ranges": "bytes"}
+    partial = "Range" in req.http.headers
+    if partial:
+        headers["Content-Range"] = f"bytes {begin}-{end - 1}/{nbytes}"
+    if checksum is not None:
+        headers[CHECKSUM_HEADER] = f"{checksum:08x}"
+    response = web.StreamResponse(status=206 if partial else 200, headers=headers)
+    response.content_length = end - begin
+    return response
+
+
+async def _flushed_socket(http: web.Request) -> socket.socket:
+    """Wait until the reply's head has left the transport; return a socket of its connection.
+
+    From then on, and until the reply ends, nobody writes to the transport.
+    """
+    transport = http.transport
+    if transport is None:
+        raise UnavailableError("the receiver went away")
+    for tries in range(_FLUSH_TRIES):
+        if transport.is_closing():
+            raise UnavailableError("the receiver went away")
+        if not transport.get_write_buffer_size():
+            return socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        await asyncio.sleep(_FLUSH_AGAIN_S if tries else 0)
+    raise UnavailableError("the receiver did not take the head of the reply")
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it is gone already
