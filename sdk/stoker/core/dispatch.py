@@ -10,10 +10,10 @@ long one never hides others behind it; if one does all the same, the tail behind
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
-from itertools import islice
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
+
+from stoker.core.ready import ReadyQueue, T, cost_s
 
 PIPELINE_S = 0.005
 """How much work may queue at a worker: this many seconds of the calls as measured."""
@@ -21,32 +21,8 @@ MAX_DEPTH = 256
 STALE_S = 0.05
 """A call that is ahead of others for this long makes them worth taking back."""
 MAX_LEASES_PER_ASK = 1000
-LEASE_S = 4 * PIPELINE_S
-"""What another lease takes to get: work that is done sooner is not worth one."""
 _PAIR_S = 20 * PIPELINE_S
 """Two calls may be at a worker while they take less than this: the second hides the way back."""
-_UNKNOWN_S = 1e6
-_SAMPLE = 100
-
-
-class Dispatched(Protocol):
-    """What is dispatched: a call of a function whose length is learned as calls come back."""
-
-    task_id: str
-
-    @property
-    def alone(self) -> bool:
-        """Whether it shares a worker with no other call: if that worker dies, it was this one."""
-
-    @property
-    def expected_s(self) -> float | None:
-        """How long calls of its function take, as measured; None before the first came back."""
-
-    def took(self, duration_s: float) -> None:
-        """It came back after ``duration_s`` of user code."""
-
-
-T = TypeVar("T", bound=Dispatched)
 
 
 class Slot(Generic[T]):
@@ -85,7 +61,7 @@ class Slot(Generic[T]):
             return True
         if task.alone or next(iter(self.inflight.values())).alone:
             return False
-        count, load_s = len(self.inflight), self.load_s + _cost(task)
+        count, load_s = len(self.inflight), self.load_s + cost_s(task)
         return count < MAX_DEPTH and load_s <= (_PAIR_S if count == 1 else PIPELINE_S)
 
     def put(self, task: T, now_s: float) -> None:
@@ -94,7 +70,7 @@ class Slot(Generic[T]):
             self.busy_since_s = now_s
         self.last_used_s = now_s
         self.inflight[task.task_id] = task
-        self._costs[task.task_id] = cost = _cost(task)
+        self._costs[task.task_id] = cost = cost_s(task)
         self.load_s += cost
 
     def pop(self, task_id: str) -> T | None:
@@ -107,16 +83,11 @@ class Slot(Generic[T]):
         return task
 
 
-def _cost(task: Dispatched) -> float:
-    expected_s = task.expected_s
-    return _UNKNOWN_S if expected_s is None else expected_s
-
-
 class ClassQueue(Generic[T]):
     """The waiting tasks and the slots of one scheduling class."""
 
     def __init__(self) -> None:
-        self.ready: deque[T] = deque()
+        self.ready: ReadyQueue[T] = ReadyQueue()
         self.slots: dict[str, Slot[T]] = {}
 
     def add_slot(self, lease_id: str, line: object, now_s: float) -> Slot[T]:
@@ -133,14 +104,14 @@ class ClassQueue(Generic[T]):
         """Yield what to send to whom. Fills the emptiest slots first, evenly."""
         ready = self.ready
         while ready:
-            open_slots = [s for s in self.slots.values() if s.takes(ready[0])]
+            open_slots = [s for s in self.slots.values() if s.takes(ready.first())]
             if not open_slots:
                 return
             open_slots.sort(key=lambda s: s.load_s)
             share = max(1, -(-len(ready) // len(open_slots)))
             for slot in open_slots:
                 batch: list[T] = []
-                while ready and len(batch) < share and slot.takes(ready[0]):
+                while ready and len(batch) < share and slot.takes(ready.first()):
                     task = ready.popleft()
                     slot.put(task, now_s)
                     batch.append(task)
@@ -159,7 +130,8 @@ class ClassQueue(Generic[T]):
     def taken_back(self, slot: Slot[T], task_ids: list[str]) -> list[T]:
         """The worker gave these back unstarted: they wait again, at the front, in their order."""
         tasks = [t for i in task_ids if (t := slot.pop(i)) is not None]
-        self.ready.extendleft(reversed(tasks))
+        for task in reversed(tasks):
+            self.ready.appendleft(task)
         slot.paused = bool(slot.inflight)
         return tasks
 
@@ -183,6 +155,4 @@ class ClassQueue(Generic[T]):
         waiting = len(self.ready)
         if not waiting:
             return 0
-        sample = [min(1.0, _cost(t) / LEASE_S) for t in islice(self.ready, _SAMPLE)]
-        leases = math.ceil(sum(sample) * waiting / len(sample))
-        return min(leases, waiting, MAX_LEASES_PER_ASK)
+        return min(math.ceil(self.ready.leases_worth()), waiting, MAX_LEASES_PER_ASK)

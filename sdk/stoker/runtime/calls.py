@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 FRAME_MAX_BYTES = 256 << 10
 """Larger arguments go through shared memory instead of the frame."""
 
+TEMPLATES = 1000
+"""How many templates a caller takes for known at the far end, which keeps as many: the last ones."""
+
 _SMOOTHING = 0.2
 _NO_ARGUMENTS = Inline(pack(((), {}, ()), what="").data)
 
@@ -69,6 +72,7 @@ class FunctionSpec:
         options: TaskOptions,
         demand: Demand,
         actor_id: str = "",
+        refs: Sequence[ObjectRef[Any]] = (),
     ) -> None:
         self.function = function
         self.blob = blob
@@ -79,6 +83,8 @@ class FunctionSpec:
         # The name is for people: functions with equal needs share their leases.
         self.demand_key = msgspec.msgpack.encode(msgspec.structs.replace(demand, name=""))
         self.actor_id = actor_id
+        self.refs = refs
+        """What the function closes over: kept while calls of it are under way."""
         self.mean_s: float | None = None
         """How long its calls take: a moving mean of what workers measured."""
         self.registered = False
@@ -247,10 +253,13 @@ def _dep(ref: ObjectRef[Any], mine: Address) -> Dep:
 def run_frame(line: Channel, batch: Sequence[PendingTask], mine: Address) -> Run:
     """Return the message that runs a batch, with the templates that the line has not carried."""
     templates: list[Template] = []
+    sent = line.templates_sent
     for task in batch:
         template = task.spec.template
-        if template.number not in line.templates_sent:
-            line.templates_sent.add(template.number)
+        if template.number not in sent:
+            if len(sent) >= TEMPLATES:
+                sent.clear()
+            sent.add(template.number)
             templates.append(template)
     return Run([call_of(t, mine) for t in batch], templates)
 

@@ -28,7 +28,7 @@ from stoker_wire.messages.cluster import (
 )
 
 if TYPE_CHECKING:
-    from stoker.core.dispatch import ClassQueue
+    from stoker.core.dispatch import ClassQueue, Slot
     from stoker.runtime.calls import PendingTask
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.tasks import Tasks
@@ -135,7 +135,7 @@ class Leases:
         try:
             while self._held and self._runtime.running:
                 try:
-                    await self._poll_once(self._idle(0.0), _POLL_WAIT_S)
+                    await self._poll_once(self._idle(_IDLE_S), _POLL_WAIT_S)
                 except StokerError:
                     await asyncio.sleep(0.5)
         finally:
@@ -196,6 +196,11 @@ class Leases:
                     self._lost(held[0], held[1], "the scheduler took the lease back"), name="lost"
                 )
         self._give_back(give_back)
+
+    def on_room(self, slot: Slot[PendingTask]) -> None:
+        """A call came back: if it was the last on a lease that is to end, that ends now."""
+        if slot.closing and not slot.inflight:
+            self._give_back([slot.lease_id])
 
     def _give_back(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
         for lease_id in lease_ids:

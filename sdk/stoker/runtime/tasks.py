@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker._refs import ObjectRef
 from stoker.core.dispatch import ClassQueue
-from stoker.exceptions import (
-    StokerError,
-    TaskCancelledError,
-    TaskTimeoutError,
-    WorkerDiedError,
-)
+from stoker.exceptions import StokerError, TaskCancelledError, WorkerDiedError
 from stoker.runtime.calls import (
+    Flows,
     FunctionSpec,
     PendingTask,
     Phase,
+    about,
     cancelled_error,
     failed_dep,
     make_refs,
+    missed_start,
     pack_arguments,
     run_frame,
 )
@@ -35,7 +33,7 @@ from stoker.runtime.leases import Leases
 from stoker.runtime.reports import Reports
 from stoker_wire.channel import Channel
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Cancel, Failed, Inline, Item, Release, Result, Revoke
+from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
 from stoker_wire.messages.work import TaskState
 
 if TYPE_CHECKING:
@@ -48,6 +46,7 @@ class Tasks:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._ids = IdSource(Prefix.TASK)
+        self._flows = Flows()
         self._submitted: deque[PendingTask] = deque()
         self.pending: dict[str, PendingTask] = {}
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
@@ -71,7 +70,8 @@ class Tasks:
             found = self._cache.get(key)
             if found is not None and not isinstance(found._entry.place, Failed):
                 return found
-        task = PendingTask(task_id, spec, place, deps, nested, runtime.current_task_id())
+        parent_task_id, flow = runtime.current_task_id(), self._flows.of(spec)
+        task = PendingTask(task_id, spec, place, deps, nested, parent_task_id, flow)
         result = make_refs(self._runtime, task)
         if key is not None and isinstance(result, ObjectRef):
             self._cache[key] = result
@@ -89,9 +89,12 @@ class Tasks:
         if task.phase is Phase.SENT and task.line is not None:
             task.line.post(Cancel(task_id, force, recursive))
         elif task.phase is not Phase.SENT:
-            if task.queue is not None and task in task.queue.ready:
-                task.queue.ready.remove(task)
+            self._unqueue(task)
             self.fail(task, failed_with(cancelled_error(task)))
+
+    def _unqueue(self, task: PendingTask) -> None:
+        if task.phase is Phase.QUEUED and task.queue is not None:
+            task.queue.ready.drop(task)
 
     def cancel_children(self, parent_task_id: str, *, force: bool) -> None:
         """Stop all tasks that a task has submitted (``cancel(recursive=True)``)."""
@@ -104,8 +107,9 @@ class Tasks:
     def flush(self) -> None:
         """Take in what user threads submitted, and send what can be sent."""
         submitted = self._submitted
-        touched: dict[bytes, ClassQueue[PendingTask]] = {}
-        while submitted:
+        touched: dict[bytes, None] = {}
+        # Not until none is left: results and the scheduler's orders come in between in a flood.
+        for _ in range(len(submitted)):
             task = submitted.popleft()
             if self._runtime.lost is not None:
                 self.fail(task, self._runtime.lost, report=False)
@@ -117,8 +121,7 @@ class Tasks:
                 )
             if self._deps_ready(task):
                 self._enqueue(task, touched)
-        for key in touched:
-            self.pump(key)
+        self._pump_all(touched)
 
     def _deps_ready(self, task: PendingTask) -> bool:
         waiting = [d for d in task.deps if d._entry.place is None]
@@ -144,13 +147,13 @@ class Tasks:
         if failed is not None:
             self.fail(task, failed)
             return
-        touched: dict[bytes, ClassQueue[PendingTask]] = {}
+        touched: dict[bytes, None] = {}
         self._enqueue(task, touched)
         # Many of one batch may become ready in this turn of the loop: pump once, after them.
         for key in touched:
             self._runtime.loop.call_soon(self.pump, key)
 
-    def _enqueue(self, task: PendingTask, touched: dict[bytes, ClassQueue[PendingTask]]) -> None:
+    def _enqueue(self, task: PendingTask, touched: dict[bytes, None]) -> None:
         spec = task.spec
         if not spec.registered:
             self._register(task)
@@ -161,7 +164,7 @@ class Tasks:
             self.leases.add_class(spec.demand_key, spec.demand)
         task.phase, task.queue = Phase.QUEUED, queue
         queue.ready.append(task)
-        touched[spec.demand_key] = queue
+        touched[spec.demand_key] = None
 
     def _register(self, task: PendingTask) -> None:
         """Store the function in the gcs before the first call that names it is sent."""
@@ -179,14 +182,13 @@ class Tasks:
         except StokerError as error:
             failure = failed_with(error)
         waiting, spec.awaiting_registration = spec.awaiting_registration, []
-        touched: dict[bytes, ClassQueue[PendingTask]] = {}
+        touched: dict[bytes, None] = {}
         for task in waiting:
             if failure is not None:
                 self.fail(task, failure)
             elif task.phase is Phase.REGISTERING:
                 self._enqueue(task, touched)
-        for key in touched:
-            self.pump(key)
+        self._pump_all(touched)
 
     def pump(self, key: bytes) -> None:
         """Send waiting tasks of a class to the workers that have room; ask for more leases."""
@@ -201,34 +203,29 @@ class Tasks:
         if queue.ready:
             self.leases.ask(key)
 
+    def _pump_all(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.pump(key)
+
     def on_done(self, line: Channel, results: list[Result]) -> None:
         """Results came back."""
         now = self._runtime.loop.time()
-        touched: set[bytes] = set()
-        escaped: list[str] = []
+        touched: dict[bytes, None] = {}
         for result in results:
             task = self.pending.get(result.task_id)
-            if result.escaped:
-                escaped.append(result.task_id)
             if task is None or task.attempt != result.attempt or task.slot is None:
                 continue
             assert task.queue is not None
-            task.queue.finished(task.slot, result.task_id, result.duration_s, now)
+            slot = task.slot
+            task.queue.finished(slot, result.task_id, result.duration_s, now)
+            self.leases.on_room(slot)
             task.slot = None
-            touched.add(task.spec.demand_key)
+            touched[task.spec.demand_key] = None
             if result.retry and not task.cancelled and task.take_retry():
                 self._again(task, delay_s=task.spec.options.retry_delay)
             else:
                 self.complete(task, result)
-        for key in touched:
-            self.pump(key)
-        if escaped:
-            self._runtime.background.spawn(self.release(line, escaped), name="release")
-
-    async def release(self, line: Channel, task_ids: list[str]) -> None:
-        """Tell a worker that the refs inside its results are borrowed by us now."""
-        await self._runtime.objects.borrowing.acknowledged(line)
-        line.post(Release(task_ids))
+        self._pump_all(touched)
 
     def complete(self, task: PendingTask, result: Result) -> None:
         """Settle a task's results and forget it."""
@@ -238,12 +235,11 @@ class Tasks:
         if task.stream is not None:
             failure = places[0] if places and isinstance(places[0], Failed) else None
             task.stream.ended(result.nitems, failure)
-        elif len(places) == len(task.entries):
-            for entry, place in zip(task.entries, places, strict=True):
-                settle(entry, place)
-        else:
-            for entry in task.entries:
-                settle(entry, places[0])
+            return
+        if len(places) != len(task.entries):
+            places = places[:1] * len(task.entries)
+        for entry, place in zip(task.entries, places, strict=True):
+            settle(entry, place)
 
     def fail(self, task: PendingTask, failed: Failed, *, report: bool = True) -> None:
         """Settle all results of a task with an error that its worker did not report."""
@@ -274,17 +270,16 @@ class Tasks:
         task.slot = task.line = None
         task.phase = Phase.WAITING
 
-        def enqueue() -> None:
-            if task.phase is Phase.WAITING:
-                touched: dict[bytes, ClassQueue[PendingTask]] = {}
-                self._enqueue(task, touched)
-                for key in touched:
-                    self.pump(key)
-
         if delay_s:
-            self._runtime.loop.call_later(delay_s * task.attempt, enqueue)
+            self._runtime.loop.call_later(delay_s * task.attempt, self._try_again, task)
         else:
-            enqueue()
+            self._try_again(task)
+
+    def _try_again(self, task: PendingTask) -> None:
+        if task.phase is Phase.WAITING:
+            touched: dict[bytes, None] = {}
+            self._enqueue(task, touched)
+            self._pump_all(touched)
 
     def on_returned(self, line: Channel, task_ids: list[str]) -> None:
         """A worker gave calls back unstarted: to take them elsewhere, or because it waits in get."""
@@ -302,15 +297,9 @@ class Tasks:
                 task.slot = task.line = None
                 task.phase = Phase.QUEUED
                 if task.cancelled:
-                    queue.ready.remove(task)
+                    queue.ready.drop(task)
                     self.fail(task, failed_with(cancelled_error(task)))
             self.pump(tasks[0].spec.demand_key)
-
-    def on_item(self, line: Channel, message: Item) -> None:
-        """A streaming task yielded."""
-        task = self.pending.get(message.task_id)
-        if task is not None and task.stream is not None and task.attempt == message.attempt:
-            task.stream.produced(line, message.index, message.place)
 
     def on_retire(self, line: Channel) -> None:
         """A worker takes no more calls: end its lease when it has none of ours."""
@@ -343,29 +332,21 @@ class Tasks:
                 )
                 self._again(task, delay_s=task.spec.options.retry_delay)
             else:
-                text = f"task {task.spec.name} ({task.task_id}): {cause.message}"
-                self.fail(task, failed_with(type(cause)(text, extra=cause.extra)))
+                self.fail(task, failed_with(about(task, cause)))
         if queue.ready:
             self.pump(key)
 
     def fail_class(self, key: bytes, error: StokerError) -> None:
         """No lease will ever come for a class: fail all that waits in it."""
         queue = self.queues[key]
-        waiting = list(queue.ready)
-        queue.ready.clear()
-        for task in waiting:
-            text = f"task {task.spec.name} ({task.task_id}): {error.message}"
-            self.fail(task, failed_with(type(error)(text, extra=error.extra)))
+        for task in list(queue.ready):
+            queue.ready.drop(task)
+            self.fail(task, failed_with(about(task, error)))
 
     def _start_deadline(self, task: PendingTask) -> None:
         if task.phase in (Phase.WAITING, Phase.REGISTERING, Phase.QUEUED):
-            if task.queue is not None and task in task.queue.ready:
-                task.queue.ready.remove(task)
-            error = TaskTimeoutError(
-                f"task {task.spec.name} ({task.task_id}) did not start within its start_deadline "
-                f"of {task.spec.options.start_deadline:g} s: {self.reports.describe(task)}"
-            )
-            self.fail(task, failed_with(error))
+            self._unqueue(task)
+            self.fail(task, failed_with(missed_start(task, self.reports.describe(task))))
 
     # -- looking -----------------------------------------------------------------------------------
 

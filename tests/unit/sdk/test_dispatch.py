@@ -22,6 +22,7 @@ class Task:
     task_id: str
     alone: bool = False
     function: Function = field(default_factory=Function)
+    flow: str = ""
 
     @property
     def expected_s(self) -> float | None:
@@ -36,7 +37,8 @@ def queue_of(count: int, slots: int = 1, *, alone: bool = False) -> ClassQueue[T
     for i in range(slots):
         queue.add_slot(f"l{i}", None, 0.0)
     function = Function()
-    queue.ready.extend(Task(f"t{i}", alone, function) for i in range(count))
+    for i in range(count):
+        queue.ready.append(Task(f"t{i}", alone, function))
     return queue
 
 
@@ -136,6 +138,38 @@ def test_taken_back_calls_wait_in_front_in_their_order() -> None:
     assert not slot.paused
 
 
+def test_a_single_call_does_not_wait_for_those_of_another_flow() -> None:
+    queue = queue_of(10_000)
+    teach(queue, 100e-6)
+    queue.ready.append(Task("single", function=Function(100e-6), flow="other"))
+    order = [task_id for ids in sent(queue).values() for task_id in ids]
+    assert order[10] == "single", "after one turn of the flood"
+    assert order[:10] + order[11:] == [f"t{i}" for i in range(49)], "which goes on in its order"
+
+
+def test_flows_share_by_work_and_not_by_number_of_calls() -> None:
+    queue: ClassQueue[Task] = ClassQueue()
+    queue.add_slot("l0", None, 0.0)
+    for i in range(1000):
+        queue.ready.append(Task(f"short{i}", function=Function(50e-6), flow="short"))
+        queue.ready.append(Task(f"long{i}", function=Function(500e-6), flow="long"))
+    (order,) = sent(queue).values()
+    assert [sum(i.startswith(k) for i in order) for k in ("short", "long")] == [60, 4]
+
+
+def test_what_waits_and_is_cancelled_is_never_sent_wherever_it_was() -> None:
+    queue = queue_of(6)
+    teach(queue, PIPELINE_S / 10)
+    single = Task("single", flow="other")
+    queue.ready.append(single)
+    for task in [t for t in queue.ready if t.task_id in ("t0", "t1", "t3", "t5")]:
+        queue.ready.drop(task)
+    queue.ready.drop(single)
+    assert [t.task_id for t in queue.ready] == ["t2", "t4"]
+    assert sent(queue) == {"l0": ["t2", "t4"]}
+    assert not queue.ready
+
+
 def test_a_tail_behind_a_slow_call_is_revoked() -> None:
     queue = queue_of(4)
     teach(queue, PIPELINE_S / 4)
@@ -190,7 +224,8 @@ class Dispatching(RuleBasedStateMachine):
     @rule(alone=st.booleans(), count=st.integers(1, 20))
     def submit(self, alone: bool, count: int) -> None:
         for _ in range(count):
-            task = Task(f"t{len(self.tasks)}", alone, self.functions[len(self.tasks) % 2])
+            number = len(self.tasks) % 2
+            task = Task(f"t{len(self.tasks)}", alone, self.functions[number], f"flow {number}")
             self.tasks[task.task_id] = task
             self.queue.ready.append(task)
 
@@ -240,8 +275,16 @@ class Dispatching(RuleBasedStateMachine):
 
     @rule()
     def requeue_lost(self) -> None:
-        self.queue.ready.extend(self.lost)
+        for task in self.lost:
+            self.queue.ready.append(task)
         self.lost.clear()
+
+    @precondition(lambda self: self.queue.ready)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        task_id = data.draw(st.sampled_from(sorted(t.task_id for t in self.queue.ready)))
+        self.queue.ready.drop(self.tasks[task_id])
+        self.done.add(task_id)
 
     @invariant()
     def each_task_is_in_one_place(self) -> None:
@@ -254,6 +297,7 @@ class Dispatching(RuleBasedStateMachine):
             )
         )
         assert sorted(places) == sorted(self.tasks)
+        assert len(self.queue.ready) == len(list(self.queue.ready))
 
     @invariant()
     def wanted_is_sane(self) -> None:
