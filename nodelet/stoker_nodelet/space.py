@@ -185,7 +185,8 @@ class Space:
     def _index_again(self, path: Path) -> None:
         """Take an object into the index by what its own head says."""
         try:
-            start = path.open("rb").read(1 << 16)
+            with path.open("rb") as file:
+                start = file.read(1 << 16)
             head, _, nbytes = read_head(start)
         except (FileNotFoundError, ValueError):
             return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stoker_wire.errors import (
     ActorDiedError,
     ActorUnavailableError,
+    ArenaFullError,
     BadRequestError,
     ConflictError,
     DeadlineExceededError,
@@ -33,6 +34,7 @@ from stoker_wire.errors import (
 __all__ = (
     "ActorDiedError",
     "ActorUnavailableError",
+    "ArenaFullError",
     "BadRequestError",
     "ConflictError",
     "DeadlineExceededError",

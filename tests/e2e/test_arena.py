@@ -1,0 +1,137 @@
+"""A small arena on a real cluster: objects go to disk and come back, and what cannot fit says why."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker.exceptions import ArenaFullError
+from stoker_nodelet.api import ArenaUsage
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+LIMIT = 48 * MIB
+WAIT_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def spill_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where a cluster with 48 MiB of shared memory spills to."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("spill")
+        patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("s")))
+        patch.setenv("STOKER_ARENA_MAX_BYTES", str(LIMIT))
+        patch.setenv("STOKER_SPILL_DIR", str(folder))
+        stoker.init(num_cpus=2, log_to_driver=False)
+        try:
+            yield folder
+        finally:
+            stoker.shutdown()
+
+
+def usage() -> ArenaUsage:
+    runtime = stoker._session.runtime()
+    assert runtime.node is not None
+    client = runtime.services.client_of(runtime.node.url)
+    return runtime.run(client.call("GET", "/v1/arena", reply=ArenaUsage), WAIT_S)
+
+
+def spilled(folder: Path) -> list[str]:
+    return [path.name for path in folder.rglob("o_*")]
+
+
+def empty(folder: Path) -> bool:
+    now = usage()
+    return not spilled(folder) and (now.objects, now.object_bytes, now.spilled_bytes) == (0, 0, 0)
+
+
+def block(number: int, nbytes: int = 8 * MIB) -> bytearray:
+    return bytearray([number % 256]) * nbytes
+
+
+def test_more_than_fits_goes_to_disk_and_comes_back(spill_dir: Path) -> None:
+    refs = [stoker.put(block(number)) for number in range(16)]
+    now = usage()
+    assert now.spilled_bytes >= 16 * 8 * MIB - LIMIT
+    assert now.used_bytes <= LIMIT
+    assert len(spilled(spill_dir)) == now.spilled_bytes // (8 * MIB)
+    for number, ref in enumerate(refs):
+        assert stoker.get(ref, timeout=WAIT_S) == block(number)
+    del refs, ref
+    until(lambda: empty(spill_dir), WAIT_S, "memory and disk are free again")
+
+
+def test_results_and_arguments_of_tasks_are_spilled_too(spill_dir: Path) -> None:
+    @stoker.remote
+    def make(number: int) -> bytearray:
+        return bytearray([number]) * (8 << 20)
+
+    @stoker.remote
+    def check(number: int, value: bytearray) -> bool:
+        return value == bytearray([number]) * (8 << 20)
+
+    made = [make.remote(number) for number in range(12)]
+    stoker.wait(made, num_returns=len(made), timeout=WAIT_S)
+    checks = [check.remote(number, ref) for number, ref in enumerate(made)]
+    assert all(stoker.get(checks, timeout=WAIT_S))
+    del made, checks
+    until(lambda: empty(spill_dir), WAIT_S, "memory and disk are free again")
+
+
+def test_views_stay_while_others_are_spilled(spill_dir: Path) -> None:
+    np = pytest.importorskip("numpy")
+    refs = [stoker.put(np.full(8 * MIB, number, np.uint8)) for number in range(3)]
+    views = [stoker.get(ref, timeout=WAIT_S) for ref in refs]
+    more = [stoker.put(block(number)) for number in range(10)]
+    assert all((view == number).all() for number, view in enumerate(views))
+    assert {ref.id for ref in refs}.isdisjoint(spilled(spill_dir)), "they are being read"
+    del refs, views, more
+    until(lambda: empty(spill_dir), WAIT_S, "memory and disk are free again")
+
+
+def test_what_all_readers_hold_cannot_make_room(spill_dir: Path) -> None:
+    np = pytest.importorskip("numpy")
+    refs, views = [], []
+    with pytest.raises(ArenaFullError, match=r"Largest holders: o_.*Drop refs") as caught:
+        for number in range(20):
+            refs.append(stoker.put(np.full(8 * MIB, number, np.uint8)))
+            views.append(stoker.get(refs[-1], timeout=WAIT_S))
+    assert "being read" in str(caught.value)
+    assert 4 <= len(views) <= 6
+    assert all((view == number).all() for number, view in enumerate(views))
+    del caught, refs, views
+    until(lambda: empty(spill_dir), WAIT_S, "memory and disk are free again")
+    assert stoker.get(stoker.put(block(1)), timeout=WAIT_S) == block(1)
+
+
+def test_what_is_larger_than_all_says_so(spill_dir: Path) -> None:
+    with pytest.raises(ArenaFullError, match=r"larger than the node's whole .*ARENA_MAX_BYTES"):
+        stoker.put(block(0, LIMIT + 1))
+
+
+def test_a_result_outlives_the_worker_that_made_it(spill_dir: Path) -> None:
+    @stoker.remote(max_calls=1)
+    def make() -> tuple[int, bytearray]:
+        return os.getpid(), bytearray(MIB)
+
+    ref = make.remote()
+    stoker.wait([ref], timeout=WAIT_S)
+
+    def workers() -> list[Any]:
+        node = stoker._session.runtime().node
+        client = stoker._session.runtime().services.client_of(node.url)
+        return stoker._session.runtime().run(client.call("GET", "/v1/workers", reply=dict), WAIT_S)[
+            "items"
+        ]
+
+    pid, value = stoker.get(ref, timeout=WAIT_S)
+    until(lambda: pid not in [w["pid"] for w in workers()], WAIT_S, "the worker is gone")
+    del value
+    assert stoker.get(ref, timeout=WAIT_S)[1] == bytearray(MIB)
