@@ -7,9 +7,11 @@ the path of the member at fault. Tensors are ``tensors``'s part, once torch is l
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import io
 import pickle
+import re
 import sys
 import threading
 import types
@@ -29,6 +31,7 @@ _BYTES = frozenset({bytes, bytearray})
 _WHOLE_MIN_NBYTES = 1 << 16
 _REUSE_MAX_NBYTES = 1 << 16
 """A pickler keeps memory in proportion to the longest stream that it wrote."""
+_TENSORS = re.compile(rb"stoker\.runtime\.tensors")
 _CASTABLE = frozenset("?cbBhHiIlLqQnNfd")
 _MAX_PROBES = 200
 
@@ -78,6 +81,18 @@ def pack(value: Any, *, what: str) -> Packed:
     if len(packed.data) <= _REUSE_MAX_NBYTES:
         thread.idle = packer
     return packed
+
+
+@contextlib.contextmanager
+def noted_refs() -> Iterator[list[Any]]:
+    """Note the refs inside of what is pickled in this block by other means than :func:`pack`."""
+    thread = _threads.state
+    outer, noting = thread.active, _Packer()
+    thread.active = noting
+    try:
+        yield noting.refs
+    finally:
+        thread.active = outer
 
 
 def note_ref(ref: Any) -> None:
@@ -190,6 +205,10 @@ _threads = _Threads()
 def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> Any:
     """Return the value; arrays are read-only views of ``buffers``. ``what`` names it in the error."""
     try:
+        if buffers and _TENSORS.search(data):
+            from stoker.runtime.tensors import own
+
+            buffers = own(buffers)
         return pickle.loads(data, buffers=buffers)
     except StokerError:
         raise

@@ -7,9 +7,9 @@ A tensor ships the bytes between its first and its last element, never the rest 
 where that span has gaps it ships a contiguous copy. Tensors of one value that cover exactly the same
 bytes (tied weights) travel once and share their memory on arrival; other overlaps arrive apart.
 
-A tensor that arrives may be written to. What lies in a private (copy-on-write) mapping is used in
-place, so a write changes the pages of this value alone; what lies in memory that others may see
-too, or that must not be written, is copied.
+A tensor that arrives may be written to. Where it lies in the arena it is a view of a copy-on-write
+mapping, made for this value: a write changes the pages of this value alone. Where it lies in other
+memory (small values: in a message) it is a copy.
 
 CUDA tensors go through host memory. See ``docs/adr/0007-torch-tensors.md``.
 """
@@ -127,14 +127,44 @@ def _array_at(address: int, nbytes: int, owner: Any) -> Any:
     return np.asarray(_Memory(address, nbytes, owner)) if nbytes else np.empty(0, np.uint8)
 
 
+def _address_of(view: Any) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def own(buffers: Sequence[Any]) -> list[Any]:
+    """Return the buffers of one value with those that lie in the arena in a mapping of their own.
+
+    The arena's views share a mapping that must not be written to; theirs is copy-on-write, and holds
+    the same lock. Where no more can be mapped they stay as they are, and tensors are copied.
+    """
+    mappings: dict[int, memoryview] = {}
+    return [_own(memoryview(buffer), mappings) for buffer in buffers]
+
+
+def _own(view: memoryview, mappings: dict[int, memoryview]) -> memoryview:
+    whole: Any = view.obj
+    pin = getattr(whole, "pin", None)
+    if pin is None or not view.nbytes:
+        return view
+    mapping = mappings.get(id(whole))
+    if mapping is None:
+        try:
+            mapped = mmap.mmap(pin.fileno(), whole.nbytes, access=mmap.ACCESS_COPY)
+        except OSError:
+            return view
+        mapping = mappings[id(whole)] = memoryview(mapped).toreadonly()
+    offset = _address_of(view) - _address_of(whole)
+    return mapping[offset : offset + view.nbytes]
+
+
 def restore(buffer: Any, origin: str | None) -> torch.UntypedStorage:
     """Return a storage of a buffer's bytes; ``origin`` is the GPU that they came from, if any."""
     view = memoryview(buffer)
     if not view.nbytes:
         flat = torch.empty(0, dtype=torch.uint8, device="cpu")
     else:
-        address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-        flat = torch.frombuffer(_array_at(address, view.nbytes, view), dtype=torch.uint8)
+        array = _array_at(_address_of(view), view.nbytes, view)
+        flat = torch.frombuffer(array, dtype=torch.uint8)
     device = None if origin is None else _device_of(origin)
     if device is not None:
         flat = flat.to(torch.device("cuda", device))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from stoker.runtime.serialization import Whole, pack
-from tests.unit.sdk.packing import inline, mapped, travel
+from tests.unit.sdk.packing import inline, stored, travel
 
 np = pytest.importorskip("numpy")
 
 
-@pytest.mark.parametrize("lay", [mapped, inline])
+@pytest.mark.parametrize("lay", [stored, inline])
 @pytest.mark.parametrize(
     "sent",
     [
@@ -41,7 +41,7 @@ def test_arrays_come_back(sent: Any, lay: Any) -> None:
     assert found.tolist() == sent.tolist()
 
 
-@pytest.mark.parametrize("lay", [mapped, inline])
+@pytest.mark.parametrize("lay", [stored, inline])
 @pytest.mark.parametrize(
     "sent",
     [

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import errno
+import gc
+import mmap
 import pickle
 import subprocess
 import sys
 import threading
+import weakref
 from collections import OrderedDict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from stoker.exceptions import SerializationError
 from stoker.runtime.serialization import Packed, pack, unpack
-from tests.unit.sdk.packing import inline, mapped, protected, travel
+from tests.unit.sdk.packing import inline, protected, store, stored, travel
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch", reason="needs torch (the `train` extra)")
@@ -59,7 +64,7 @@ def pattern(count: int, dtype: Any) -> Any:
     return (torch.arange(count * dtype.itemsize) % 2).to(torch.uint8).view(dtype)
 
 
-@pytest.mark.parametrize("lay", [mapped, protected, inline])
+@pytest.mark.parametrize("lay", [stored, protected, inline])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
 def test_each_dtype_comes_back_with_its_bits(dtype: Any, lay: Any) -> None:
@@ -102,7 +107,7 @@ def test_a_view_ships_its_own_bytes_and_no_others(name: str) -> None:
     packed = pack(sent, what="value")
     assert sum(b.nbytes for b in packed.buffers) == elements * 4
     assert len(packed.data) < 1000
-    found = unpack(packed.data, mapped(packed), what="value")
+    found = unpack(packed.data, stored(packed), what="value")
     assert_same(found, sent)
     assert [s == 0 for s in found.stride()] == [s == 0 for s in sent.stride()]
 
@@ -127,7 +132,7 @@ SPECIAL: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("lay", [mapped, protected, inline])
+@pytest.mark.parametrize("lay", [stored, protected, inline])
 @pytest.mark.parametrize("name", SPECIAL)
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation functions:UserWarning")
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
@@ -166,15 +171,71 @@ def test_a_subclass_keeps_its_type() -> None:
 # -- memory ------------------------------------------------------------------------------------------
 
 
-def test_a_tensor_in_a_private_mapping_is_a_view_and_may_be_written() -> None:
+def test_a_stored_tensor_is_a_view_of_the_arenas_file_and_may_be_written() -> None:
+    sent = torch.ones(1 << 22)
+    packed = pack([sent, sent * 2, np.arange(5)], what="value")
+    views = stored(packed)
+
+    def read() -> Any:
+        return unpack(packed.data, views, what="value")
+
+    before = anonymous_nbytes()
+    (one, two, numbers), other = read(), read()
+    assert float(one.sum() + two.sum()) == 3 << 22
+    assert anonymous_nbytes() - before < 4 << 20, "32 MiB were copied"
+    assert two.data_ptr() - one.data_ptr() == sent.nbytes, "they lie in one mapping"
+    assert one.data_ptr() % 64 == 0
+    one.mul_(0)
+    numbers_sum = int(numbers.sum())
+    assert float(one.sum()) == 0
+    assert float(two.sum()) == 2 << 22
+    assert (float(other[0].sum()), numbers_sum) == (1 << 22, 10)
+    assert float(read()[0].sum()) == 1 << 22
+
+
+def test_memory_under_a_tensor_is_not_used_again_before_the_tensor_is_gone(tmp_path: Path) -> None:
+    packed = pack([torch.ones(1 << 20)], what="value")
+    arena = store(packed, tmp_path)
+    inode = (tmp_path / "o_1").stat().st_ino
+    (found,) = unpack(*arena.read("o_1"), what="value")
+    row = found[5:]
+    del found
+    gc.collect()
+    assert arena.recycle("o_1")
+    other = arena.create(packed.nbytes)
+    assert other.inode != inode
+    assert float(row.sum()) == (1 << 20) - 5
+    del row
+    gc.collect()
+    again = arena.create(packed.nbytes)
+    assert again.inode == inode
+    for extent in (other, again):
+        extent.discard()
+    arena.close()
+
+
+def anonymous_nbytes() -> int:
+    """Memory of this process that is a copy of nothing."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith("RssAnon")]
+    return int(line.split()[1]) * 1024
+
+
+def test_where_no_more_can_be_mapped_a_stored_tensor_is_a_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     packed = pack(base(), what="value")
-    views = mapped(packed)
-    address = np.frombuffer(views[0], np.uint8).__array_interface__["data"][0]
-    found = unpack(packed.data, views, what="value")
-    assert found.data_ptr() == address
-    assert found[1, 1] == 1001
+    views = stored(packed)
+
+    class Exhausted(mmap.mmap):
+        def __new__(cls, *args: Any, **kwargs: Any) -> Exhausted:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tensors.mmap, "mmap", Exhausted)
+        found = unpack(packed.data, views, what="value")
     found.mul_(0)
-    assert found.abs().sum() == 0
+    assert torch.equal(unpack(packed.data, views, what="value"), base())
 
 
 def test_a_tensor_keeps_its_mapping() -> None:
@@ -211,9 +272,6 @@ def test_a_packed_tensor_outlives_the_one_it_was_made_from() -> None:
 
 
 def test_a_packer_holds_nothing_of_what_it_packed() -> None:
-    import gc
-    import weakref
-
     kept = []
     for value in ([base()], [base(), lambda: 1]):
         kept.append(weakref.ref(value[0]))
@@ -243,7 +301,7 @@ def test_equal_extents_travel_once_and_stay_shared() -> None:
     weight = base()
     packed = pack({"a": weight, "b": weight.detach(), "c": weight.view(-1)}, what="value")
     assert packed.nbytes < LARGE * 4 + 2000
-    found = unpack(packed.data, mapped(packed), what="value")
+    found = unpack(packed.data, stored(packed), what="value")
     found["a"][0, 0] = 5
     assert found["b"][0, 0] == found["c"][0] == 5
 
@@ -301,7 +359,7 @@ def test_tensors_go_out_of_band_by_cloudpickle_too() -> None:
 
     packed = pack([Local(), lambda x: x + weight], what="value")
     assert sorted(b.nbytes for b in packed.buffers) == [4000, LARGE * 4]
-    local, add = unpack(packed.data, mapped(packed), what="value")
+    local, add = unpack(packed.data, stored(packed), what="value")
     assert_same(local.weight, weight[0])
     assert torch.equal(add(1), weight + 1)
 
@@ -422,6 +480,27 @@ def test_without_numpy_tensors_travel_by_torchs_own_way() -> None:
     )
 
 
+def test_the_first_tensor_of_a_process_without_numpy_is_a_view_too(tmp_path: Path) -> None:
+    packed = pack([torch.ones(1 << 22)], what="value")
+    store(packed, tmp_path).close()
+    assert (
+        run_python(
+            "import sys\n"
+            "from stoker_wire.arena import Arena\n"
+            f"data, buffers = Arena({str(tmp_path)!r}).read('o_1')\n"
+            "assert 'numpy' not in sys.modules\n"
+            "from stoker.runtime.serialization import unpack\n"
+            "(found,) = unpack(data, buffers, what='value')\n"
+            "found[::1024] = 0\n"
+            "import numpy\n"
+            "address = numpy.frombuffer(buffers[0], numpy.uint8).__array_interface__['data'][0]\n"
+            "print(found.sum().item(), found.data_ptr() == address)\n",
+            "-Werror::UserWarning",
+        )
+        == f"{(1 << 22) - (1 << 12)}.0 True\n"
+    )
+
+
 def test_the_readers_default_device_does_not_matter() -> None:
     with torch.device("meta"):
         found = travel([torch.ones(3, device="cpu"), torch.empty(0, device="cpu")])
@@ -454,7 +533,7 @@ def test_a_cuda_tensor_stays_in_host_memory_where_no_gpu_is_seen(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     sent = base()
-    for view in (mapped, inline):
+    for view in (stored, inline):
         (buffer,) = view(pack(sent, what="value"))
         storage = tensors.restore(buffer, "GPU-1")
         found = tensors.rebuild(storage, sent.dtype, (100, 1000), (1000, 1), False, False, None)

@@ -32,6 +32,10 @@ class _Pin:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
+    def fileno(self) -> int:
+        """The open file: a mapping made of it holds the lock too."""
+        return self._fd
+
     def __del__(self) -> None:
         os.close(self._fd)
 
@@ -101,9 +105,12 @@ def _inode_of(path: Path) -> tuple[int, int] | None:
 
 
 def _mapped_for_one(fd: int) -> memoryview:
-    """Map a file for one view; where the process has no room for one more mapping, read it."""
+    """Map a file for one view; where the process has no room for one more mapping, read it.
+
+    Copy-on-write, beneath a view that is read-only: tensors over it may be written to.
+    """
     try:
-        return memoryview(mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+        return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY)).toreadonly()
     except OSError as error:
         if error.errno not in _UNMAPPABLE:
             raise
