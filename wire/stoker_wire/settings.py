@@ -168,6 +168,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(gt=0, le=1, description="share of shared memory above which objects go to disk"),
     ] = 0.8
+    share_arenas: Annotated[
+        bool,
+        Meta(description="read the shared memory of other nodes of this machine directly"),
+    ] = True
     spill_dir: Annotated[
         str, Meta(description="where objects go from a full shared memory; unset: the session's")
     ] = ""

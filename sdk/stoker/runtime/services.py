@@ -96,9 +96,8 @@ class Services:
     async def node_of(self, node_id: str) -> Node:
         """Return what the gcs knows of a node."""
         node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
-        self._arenas.setdefault(
-            node_id, Arena(node.arena_dir) if node.host_id == self._runtime.host_id else None
-        )
+        near = node.host_id == self._runtime.host_id and self._runtime.settings.share_arenas
+        self._arenas.setdefault(node_id, Arena(node.arena_dir) if near else None)
         return node
 
     def seen_arena(self, node_id: str) -> Arena | None:

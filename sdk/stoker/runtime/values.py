@@ -6,32 +6,23 @@ and frees go to the nodelets in order, one batch at a time.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import GetTimeoutError, ObjectLostError, StokerError
+from stoker.exceptions import StokerError
 from stoker.runtime.failures import error_of
+from stoker.runtime.fetching import Fetching
 from stoker.runtime.serialization import Packed, unpack
-from stoker_wire.arena import ObjectHead, split
-from stoker_wire.errors import (
-    ArenaFullError,
-    DeadlineExceededError,
-    NotFoundError,
-    UnavailableError,
-)
-from stoker_wire.messages.cluster import NodeState
+from stoker_wire.arena import ObjectHead
+from stoker_wire.errors import ArenaFullError
 from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
 from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
-_FETCH_S = 120.0
-_UNSEALED_S = 2.0
-_AGAIN_S = 0.2
 _ROOM_S = 60.0
 _ROOM_TRIES = 5
 """Others may take the room that was made for this process."""
@@ -48,6 +39,7 @@ class Values:
         self._to_seal: deque[ObjectInfo] = deque()
         self._to_free: deque[tuple[str, str]] = deque()
         self._telling = False
+        self._fetching = Fetching(runtime)
 
     def place(self, object_id: str, packed: Packed, owner_id: str = "") -> Place:
         """Return where a packed value lies: in the message if small, else in the arena.
@@ -115,53 +107,7 @@ class Values:
         arena = self._runtime.services.arena_of(place.node_id)
         if arena is not None:
             return arena.read(object_id)
-        limit_s = _FETCH_S + 5 if timeout_s is None else max(0.0, timeout_s)
-        try:
-            whole = self._runtime.run(self._fetch(place, object_id), limit_s)
-        except DeadlineExceededError:
-            raise GetTimeoutError(
-                f"the {place.nbytes} bytes of {object_id} did not come from node {place.node_id} "
-                f"({place.node_url}) within the {limit_s:.3g} s that were left"
-            ) from None
-        return split(memoryview(whole))
-
-    async def _fetch(self, place: Stored, object_id: str) -> bytes:
-        client = self._runtime.services.client_of(place.node_url)
-        deadline = time.monotonic() + _UNSEALED_S
-        give_up = time.monotonic() + _FETCH_S
-        while True:
-            try:
-                raw = await client.call(
-                    "GET", f"/v1/objects/{object_id}", raw=True, timeout_s=_FETCH_S, retry=False
-                )
-                return bytes(raw)
-            except UnavailableError as error:
-                if time.monotonic() > give_up or not await self._may_come_back(place.node_id):
-                    raise ObjectLostError(
-                        f"{object_id} was on node {place.node_id}, which is gone: {error.message}"
-                    ) from None
-                await asyncio.sleep(_AGAIN_S)
-            except NotFoundError:
-                # The seal may still be on its way to the nodelet.
-                if time.monotonic() > deadline:
-                    raise ObjectLostError(
-                        f"{object_id} is no longer on node {place.node_id}"
-                    ) from None
-                await asyncio.sleep(0.05)
-            except StokerError as error:
-                raise ObjectLostError(
-                    f"{object_id} cannot be fetched from node {place.node_id}: {error}"
-                ) from error
-
-    async def _may_come_back(self, node_id: str) -> bool:
-        """Whether a node that does not answer is not dead, as far as the gcs knows."""
-        try:
-            node = await self._runtime.services.node_of(node_id)
-        except NotFoundError:
-            return False
-        except StokerError as error:
-            return error.retryable
-        return node.state is not NodeState.DEAD
+        return self._fetching.fetch(place, object_id, timeout_s)
 
     def free(self, place: Place | None, object_id: str = "") -> None:
         """Free the arena's bytes of a value that nobody needs any more, if it has any."""
