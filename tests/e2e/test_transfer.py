@@ -1,0 +1,89 @@
+"""Values between nodes that do not see each other's memory: pulled once per node, read in place, freed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker._launch.cluster import spawn_node
+from tests.e2e import _cluster
+from tests.e2e.conftest import get
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NBYTES = 20_000_000
+FAR = {"far": 1}
+NEAR = {"near": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A head with the resource ``near``, and a node with ``far``; this process is near."""
+    folder = tmp_path_factory.mktemp("t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SHARE_ARENAS", "0")
+        with _cluster.head(folder, num_cpus=2, resources={"near": 4}) as cluster:
+            node = spawn_node(
+                cluster.info.gcs_url,
+                token=cluster.info.token,
+                num_cpus=2,
+                num_gpus=0,
+                resources={"far": 4},
+                session_dir=folder / "far",
+            )
+            try:
+                node.wait_ready()
+                stoker.init(cluster.info.gcs_url, token=cluster.info.token, log_to_driver=False)
+                yield
+            finally:
+                stoker.shutdown()
+                node.stop()
+
+
+def listed(object_id: str) -> list[dict[str, Any]]:
+    """What the nodes say of an object."""
+    page = stoker._session.runtime().http.call("GET", "/v1/objects", reply=dict[str, Any])
+    return [one for one in page["items"] if one["object_id"] == object_id]
+
+
+@stoker.remote
+def make(seed: int) -> bytearray:
+    return bytearray([seed]) * NBYTES
+
+
+@stoker.remote
+def check(value: bytearray, seed: int) -> str:
+    assert len(value) == NBYTES and value[0] == value[-1] == seed
+    return stoker.get_runtime_context().get_node_id()
+
+
+def test_a_result_of_another_node_is_read_from_a_copy_in_the_own_arena() -> None:
+    ref = make.options(resources=FAR).remote(7)
+    for _ in range(2):
+        value = get(ref)
+        assert len(value) == NBYTES and value[0] == value[-1] == 7
+    home, copy = sorted(listed(ref._entry.object_id), key=lambda one: one["copy_of"])
+    assert home["copy_of"] == "" and copy["copy_of"] == home["node_id"] != copy["node_id"]
+    assert copy["nbytes"] == home["nbytes"]
+
+
+def test_an_argument_is_pulled_once_by_all_tasks_of_a_node_and_freed_with_its_ref() -> None:
+    ref = stoker.put(bytearray([9]) * NBYTES)
+    places = get([check.options(resources=FAR).remote(ref, 9) for _ in range(4)])
+    assert len(set(places)) == 1
+    object_id = ref._entry.object_id
+    until(lambda: len(listed(object_id)) == 2, 10, "the object and its copy are listed")
+    del ref
+    until(lambda: not listed(object_id), 10, "the object and its copy are freed")
+
+
+def test_values_go_both_ways_between_workers_of_two_nodes() -> None:
+    made = [make.options(resources=(FAR, NEAR)[i % 2]).remote(i) for i in range(4)]
+    places = get(
+        [check.options(resources=(NEAR, FAR)[i % 2]).remote(ref, i) for i, ref in enumerate(made)]
+    )
+    assert len(set(places)) == 2
