@@ -85,6 +85,10 @@ def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef
     return runtime().objects.borrowing.adopt(object_id, Address(*owner))
 
 
+REF_MARK = load_ref.__name__.encode()
+"""In the pickle of everything that has a ref inside."""
+
+
 class ObjectRefGenerator(Generic[T]):
     """The results of a streaming task, as refs, each as soon as the task has yielded it.
 

@@ -98,7 +98,7 @@ class RemoteFunction(Generic[P, R]):
         from stoker_wire.messages.data import Template
 
         options = self._options
-        blob, digest = pickled(self._function, what=f"function {self.name}")
+        blob, digest, refs = pickled(self._function, what=f"function {self.name}")
         count, streaming = returns_of(options.num_returns, self._function)
         demand = demand_of(
             options,
@@ -125,13 +125,14 @@ class RemoteFunction(Generic[P, R]):
             template=template,
             options=options,
             demand=demand,
+            refs=refs,
         )
         self._spec_of = found
         return self._spec
 
 
-def pickled(value: Any, *, what: str) -> tuple[bytes, str]:
-    """Return a pickled function or class, and the hash that names it."""
+def pickled(value: Any, *, what: str) -> tuple[bytes, str, tuple[ObjectRef[Any], ...]]:
+    """Return a pickled function or class, the hash that names it, and the refs inside."""
     import cloudpickle
 
     from stoker.runtime.serialization import pack
@@ -139,7 +140,7 @@ def pickled(value: Any, *, what: str) -> tuple[bytes, str]:
     packed = pack(value, what=what)
     # What a function closes over travels with it, in one piece.
     blob = cloudpickle.dumps(value, 5) if packed.buffers else packed.data
-    return blob, hashlib.sha256(blob).hexdigest()
+    return blob, hashlib.sha256(blob).hexdigest(), tuple(packed.refs)
 
 
 def pickled_kinds(kinds: Any) -> bytes:

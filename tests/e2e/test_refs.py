@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
+import os
+import signal
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import stoker
+from stoker._session import runtime
 from stoker.exceptions import (
     OwnerDiedError,
 )
-from tests.e2e.conftest import WAIT_S, Cluster, get
+from tests.e2e.conftest import WAIT_S, Cluster, Flags, get
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -206,3 +212,246 @@ def test_refs_are_equal_by_what_they_name() -> None:
     assert hash(again) == hash(ref)
     assert ref != stoker.put(1)
     assert {ref: "x"}[again] == "x"
+
+
+class Refused(Exception):
+    def __init__(self, box: list[Any]) -> None:
+        super().__init__("no")
+        self.box = box
+
+
+def test_refs_inside_exceptions_keep_what_they_name(cluster: Cluster) -> None:
+    @stoker.remote
+    def refuses() -> None:
+        raise Refused([stoker.put(np.ones(LARGE, np.uint8))])
+
+    @stoker.remote
+    def passes_on(box: list[Any]) -> None:
+        stoker.get(box[0])
+
+    ref = refuses.remote()
+    depends = passes_on.remote([ref])
+    for failed in (ref, depends):
+        with pytest.raises(Refused) as caught:
+            get(failed)
+        gc.collect()
+        assert get(caught.value.box[0]).sum() == LARGE
+    del caught, ref, depends, failed
+    nothing_stored(cluster)
+
+
+def test_refs_that_a_function_closes_over_live_as_long_as_its_calls(cluster: Cluster) -> None:
+    def made() -> Any:
+        ref = stoker.put(np.ones(LARGE, np.uint8))
+
+        @stoker.remote
+        def total() -> int:
+            return int(stoker.get(ref).sum())
+
+        return total
+
+    total = made()
+    assert get([total.remote() for _ in range(10)]) == [LARGE] * 10
+    last = total.remote()
+    del total
+    gc.collect()
+    assert get(last) == LARGE
+    nothing_stored(cluster)
+
+
+def test_refs_that_an_actors_class_closes_over_survive_its_restart(cluster: Cluster) -> None:
+    def made(ref: Any) -> Any:
+        @stoker.remote(max_restarts=1, max_task_retries=1)
+        class Adds:
+            def __init__(self, box: list[Any]) -> None:
+                self.box = box
+
+            def total(self) -> int:
+                return int(stoker.get(ref).sum() + stoker.get(self.box[0]).sum())
+
+            def end(self) -> None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+            def pid(self) -> int:
+                return os.getpid()
+
+        return Adds
+
+    big = np.ones(LARGE, np.uint8)
+    actor = made(stoker.put(big)).remote([stoker.put(big)])
+    gc.collect()
+    assert get(actor.total.remote()) == 2 * LARGE
+    os.kill(get(actor.pid.remote()), signal.SIGKILL)
+    assert get(actor.total.remote()) == 2 * LARGE
+    del actor
+    nothing_stored(cluster)
+
+
+def test_large_arguments_of_a_constructor_go_with_the_actor(cluster: Cluster) -> None:
+    @stoker.remote
+    class Holds:
+        def __init__(self, big: Any, more: Any) -> None:
+            self.nbytes = len(big) + len(more)
+
+        def size(self) -> int:
+            return self.nbytes
+
+    kept = Holds.remote(np.ones(LARGE, np.uint8), zeros.remote(LARGE))
+    assert get(kept.size.remote()) == 2 * LARGE
+    stoker.kill(kept)
+    dropped = Holds.remote(np.ones(LARGE, np.uint8), zeros.remote(LARGE))
+    assert get(dropped.size.remote()) == 2 * LARGE
+    del dropped
+    nothing_stored(cluster)
+    del kept
+
+
+def test_refs_in_a_stream_are_kept_until_they_are_taken(cluster: Cluster) -> None:
+    @stoker.remote
+    def stream(count: int) -> Any:
+        for i in range(count):
+            yield [stoker.put(np.full(LARGE, i, np.uint8))]
+
+    items = [get(item)[0] for item in stream.remote(5)]
+    gc.collect()
+    assert [int(get(i)[0]) for i in items] == [0, 1, 2, 3, 4]
+    del items
+    nothing_stored(cluster)
+
+
+def test_a_long_stream_of_refs_is_released_as_it_goes(cluster: Cluster) -> None:
+    @stoker.remote(num_cpus=0, max_concurrency=4)
+    class Gate:
+        def __init__(self) -> None:
+            self.event = threading.Event()
+
+        def wait(self) -> None:
+            self.event.wait(WAIT_S)
+
+        def open(self) -> None:
+            self.event.set()
+
+    @stoker.remote
+    def slow_stream(gate: Any) -> Any:
+        for _ in range(8):
+            yield [stoker.put(np.ones(LARGE, np.uint8))]
+        yield None
+        stoker.get(gate.wait.remote())
+
+    gate = Gate.remote()
+    running = slow_stream.remote(gate)
+    for _ in range(9):
+        item = next(running)
+        get(item)
+        del item
+    nothing_stored(cluster)
+    get(gate.open.remote())
+    assert list(running) == []
+    stoker.kill(gate)
+
+
+def test_what_an_abandoned_generator_has_yielded_goes(cluster: Cluster) -> None:
+    @stoker.remote
+    def stream() -> Any:
+        for _ in range(50):
+            yield np.ones(LARGE, np.uint8)
+
+    items = stream.remote()
+    next(items)
+    del items
+    until(cluster.is_idle, 10, "it was stopped")
+    nothing_stored(cluster)
+
+
+def test_results_that_come_too_late_go(cluster: Cluster, flags: Flags) -> None:
+    @stoker.remote
+    def late(flags: Flags) -> Any:
+        flags.raise_("began")
+        flags.wait("go")
+        return np.ones(LARGE, np.uint8)
+
+    ref = late.remote(flags)
+    flags.wait("began")
+    del ref
+    gc.collect()
+    flags.raise_("go")
+    until(cluster.is_idle, 10, "it ended")
+    nothing_stored(cluster)
+
+
+def test_a_large_result_outlives_the_worker_that_made_it(cluster: Cluster) -> None:
+    @stoker.remote(num_returns=2, max_calls=1)
+    def made_apart() -> Any:
+        return os.getpid(), np.ones(LARGE, np.uint8)
+
+    pid, ones = made_apart.remote()
+    dead = get(pid)
+    until(lambda: not lives(dead), 10, "its worker ended")
+    assert get(ones).sum() == LARGE
+    del pid, ones
+    nothing_stored(cluster)
+
+
+def test_a_killed_borrower_passes_on_what_it_was_given(cluster: Cluster) -> None:
+    """A gives B's ref to C and is killed: C still has it, and when C drops it, it goes."""
+
+    @stoker.remote(num_cpus=0)
+    class Keeper:
+        def keep(self, box: list[Any]) -> None:
+            self.box = box
+
+        def pass_on(self, other: Any) -> None:
+            stoker.get(other.keep.remote(self.box))
+
+        def total(self) -> int:
+            return int(stoker.get(self.box[0]).sum())
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    first, second = Keeper.remote(), Keeper.remote()
+    ref = stoker.put(np.ones(LARGE, np.uint8))
+    get(first.keep.remote([ref]))
+    del ref
+    get(first.pass_on.remote(second))
+    os.kill(get(first.pid.remote()), signal.SIGKILL)
+    assert get(second.total.remote()) == LARGE
+    get(second.keep.remote([]))
+    nothing_stored(cluster)
+    for one in (first, second):
+        stoker.kill(one)
+
+
+def test_a_chain_of_objects_goes_at_once(cluster: Cluster) -> None:
+    chain = stoker.put([None, np.ones(LARGE, np.uint8)])
+    for _ in range(100):
+        chain = stoker.put([chain, b""])
+    del chain
+    until(lambda: not cluster.stored(), 3, "all levels are freed")
+    assert len(runtime().objects.table) == 0
+
+
+def test_refs_in_odd_places(cluster: Cluster) -> None:
+    ref = stoker.put(np.ones(LARGE, np.uint8))
+    held = functools.partial(stoker.get, ref)
+    odd = {
+        ("key", ref): {ref},
+        "partial again": functools.partial(held),
+        "partial": held,
+        "deep": [[[[[[[[[[ref]]]]]]]]]],
+    }
+    back = get(same.remote(odd))
+    del odd, ref, held
+    gc.collect()
+    assert back["partial again"]().sum() == back["partial"]().sum() == LARGE
+    (inside,) = next(v for v in back.values() if isinstance(v, set))
+    assert get(inside).sum() == LARGE
+    del back, inside
+    nothing_stored(cluster)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False

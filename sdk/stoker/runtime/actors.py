@@ -27,7 +27,7 @@ from stoker.runtime.calls import (
 from stoker.runtime.failures import failed_with
 from stoker_wire.errors import BadRequestError
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Cancel, Failed, Item, Result
+from stoker_wire.messages.data import Cancel, Failed, Result
 from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
@@ -162,7 +162,6 @@ class ActorCalls:
     def on_done(self, line: Channel, results: list[Result]) -> list[Result]:
         """Settle results of actor calls; return those that are not of actors."""
         rest: list[Result] = []
-        escaped: list[str] = []
         tasks = self._runtime.tasks
         for result in results:
             task = tasks.pending.get(result.task_id)
@@ -173,8 +172,6 @@ class ActorCalls:
                 continue  # of a life that was given up
             link = self._links[task.spec.actor_id]
             link.sent.pop(result.task_id, None)
-            if result.escaped:
-                escaped.append(result.task_id)
             if result.retry and not task.cancelled and task.take_retry():
                 task.phase, task.line = Phase.WAITING, None
                 link.waiting.append(task)
@@ -182,18 +179,7 @@ class ActorCalls:
             else:
                 tasks.complete(task, result)
                 link.settled(task.task_id)
-        if escaped:
-            self._runtime.background.spawn(tasks.release(line, escaped), name="release")
         return rest
-
-    def on_item(self, line: Channel, message: Item) -> bool:
-        """A streaming method yielded; False if it is no actor's."""
-        task = self._runtime.tasks.pending.get(message.task_id)
-        if task is None or not task.spec.actor_id or task.stream is None:
-            return False
-        if task.attempt == message.attempt:
-            task.stream.produced(line, message.index, message.place)
-        return True
 
     def cancel(self, task_id: str, *, force: bool, recursive: bool) -> bool:
         """Stop an actor call; False if the id is no actor call's."""

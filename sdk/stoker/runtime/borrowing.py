@@ -21,7 +21,7 @@ from stoker.exceptions import ObjectFreedError, OwnerDiedError, StokerError
 from stoker.runtime.failures import failed_with
 from stoker.runtime.values import drain
 from stoker_wire.channel import Channel
-from stoker_wire.messages.data import Borrow, Borrowed, Resolve, Resolved, Unborrow
+from stoker_wire.messages.data import Borrow, Borrowed, Release, Resolve, Resolved, Unborrow
 
 if TYPE_CHECKING:
     from stoker.runtime.objects import Objects
@@ -200,6 +200,17 @@ class Borrowing:
                 return
         for entry in entries:
             self._owner_gone(entry, why)
+
+    def release(self, line: Channel, kept: list[str]) -> None:
+        """Tell the process that keeps refs for us, of these results, once they are borrowed."""
+        if self.under_way(line):
+            self._runtime.background.spawn(self._release_later(line, kept), name="release")
+        else:
+            line.post(Release(kept))
+
+    async def _release_later(self, line: Channel, kept: list[str]) -> None:
+        await self.acknowledged(line)
+        line.post(Release(kept))
 
     async def acknowledged(self, behind: Channel | None = None) -> None:
         """Wait until the owners know of every borrow begun so far (bounded).

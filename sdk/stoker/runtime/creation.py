@@ -17,7 +17,7 @@ from stoker.runtime.invocation import ActorPayload
 from stoker_wire.frames import FrameCodec
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import LeaseKind
-from stoker_wire.messages.data import Run, Template
+from stoker_wire.messages.data import Run, Stored, Template
 from stoker_wire.messages.work import Actor, CreateActor
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def create_actor(
         default_cpus=0.0,
         name=options.name or name,
     )
-    blob, digest = pickled(cls, what=f"class {name}")
+    blob, digest, refs = pickled(cls, what=f"class {name}")
     spec = FunctionSpec(
         function=digest,
         blob=blob,
@@ -68,8 +68,13 @@ def create_actor(
         options=TaskOptions(),
         demand=demand,
         actor_id=actor_id,
+        refs=refs,
     )
     place, deps, nested = pack_arguments(runtime, new_id(Prefix.TASK), spec, args, kwargs)
+    if isinstance(place, Stored):
+        arguments = runtime.objects.new_ref(place.object_id)  # they go when the call goes
+        arguments._entry.place = place
+        nested = (*nested, arguments)
     call = PendingTask(new_id(Prefix.TASK), spec, place, deps, nested, runtime.current_task_id())
     request = CreateActor(
         actor_id=actor_id,

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.borrowing import GRACE_S
+from stoker.runtime.calls import TEMPLATES
 from stoker.runtime.failures import info_of
 from stoker.runtime.interruption import Interruption
+from stoker_wire.ids import return_id
 from stoker_wire.messages.cluster import BlockLease, Lease
 from stoker_wire.messages.data import (
     Call,
@@ -206,8 +208,11 @@ class Execution:
             self._early.append((line, message))
             return
         for template in message.templates:
+            line.templates.pop(template.number, None)  # the last that came is the last to go
             line.templates[template.number] = template
         batch = [Work(line, call, line.templates[call.template]) for call in message.calls]
+        while len(line.templates) > TEMPLATES:
+            del line.templates[next(iter(line.templates))]
         for work in batch:
             self.unstarted[work.call.task_id] = work
             if work.template.timeout_s:
@@ -308,9 +313,14 @@ class Execution:
             for task_id, work in list(self.unstarted.items()):
                 self.give_back(work.line, [task_id])
 
-    def send_item(self, work: Work, item: Item) -> None:
-        """A generator yielded (any thread)."""
-        self.runtime.call_soon(work.line.post, item)
+    def send_item(self, work: Work, item: Item, refs: list[Any]) -> None:
+        """A generator yielded a value with these refs inside (any thread)."""
+        self.runtime.call_soon(self._send_item, work.line, item, refs)
+
+    def _send_item(self, line: Channel, item: Item, refs: list[Any]) -> None:
+        if refs:
+            self._escaped[return_id(item.task_id, item.index)] = (line, refs)
+        line.post(item)
 
     def _record(
         self, work: Work, failed: Failed | None, ended_at_s: float, result_nbytes: int

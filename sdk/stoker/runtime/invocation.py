@@ -13,10 +13,11 @@ import cloudpickle
 import msgspec
 
 from stoker._context import TaskInfo, current_task
+from stoker._refs import REF_MARK
 from stoker.exceptions import BadRequestError, SerializationError, StokerError, TaskError
 from stoker.runtime.execution import Work
 from stoker.runtime.failures import error_of, failed_by, failed_with
-from stoker.runtime.serialization import pack, unpack
+from stoker.runtime.serialization import noted_refs, pack, unpack
 from stoker.runtime.streams import AHEAD
 from stoker_wire.ids import return_id
 from stoker_wire.messages.data import Call, Dep, Failed, Item, Place, Result, Stored
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from stoker.runtime.execution import Execution
 
 _END = object()
+_FUNCTIONS = 1000
+"""How many functions a worker remembers: a driver may make new ones in a loop."""
 _LOAD_S = 60.0
 _CREDIT_WAIT_S = 600.0
 
@@ -96,13 +99,17 @@ def load_function(execution: Execution, digest: str, blob: bytes = b"") -> Calla
         runtime = execution.runtime
         blob = blob or runtime.run(runtime.services.load_function(digest), _LOAD_S)
         try:
-            found = cache[digest] = cloudpickle.loads(blob)
+            found = cloudpickle.loads(blob)
         except Exception as error:
             raise SerializationError(
                 f"the function cannot be unpickled on this worker: {type(error).__name__}: {error}."
                 " A module that it imports must be importable here: ship it with "
                 "runtime_env={'working_dir': ...} or 'py_modules'."
             ) from error
+        if REF_MARK not in blob:  # else it would keep objects alive that nobody can reach
+            while len(cache) >= _FUNCTIONS:
+                cache.pop(next(iter(cache)), None)
+            cache[digest] = found
     return found  # type: ignore[no-any-return]
 
 
@@ -163,13 +170,16 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
 def failure(execution: Execution, work: Work, error: BaseException, began: float) -> Outcome:
     """Return the outcome of a call whose code (or whose packing) raised."""
     call = work.call
+    refs: list[Any] = []
     if work.interrupt is not None:
         failed, retry = failed_with(work.interrupt), False
         error.__traceback__ = None  # its frames hold the arguments, and are held by `work`
     else:
-        failed, retry = failed_by(error, skip_frames=1), _should_retry(work, error)
+        with noted_refs() as refs:
+            failed, retry = failed_by(error, skip_frames=1), _should_retry(work, error)
+        failed.refs = tuple(execution.runtime.wire_ref(r) for r in refs)
     result = Result(call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry)
-    return Outcome(work, result, time.time())
+    return Outcome(work, result, time.time(), escaped=tuple(refs))
 
 
 def _should_retry(work: Work, error: BaseException) -> bool:
@@ -191,7 +201,6 @@ def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Ou
             field="num_returns",
         )
     index, nbytes = 0, 0
-    escaped: list[Any] = []
     try:
         while True:
             # Interrupted in user code or while it waits, never while an item is being stored.
@@ -201,15 +210,14 @@ def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Ou
             if value is _END:
                 break
             item, refs, size = _item(execution, work, index, value)
-            execution.send_item(work, item)
-            escaped += refs
+            execution.send_item(work, item, refs)
             nbytes += size
             index += 1
     finally:
         if inspect.isgenerator(values):
             values.close()  # cancelled outside of it: its own finally runs now, not some time
     result = Result(call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index)
-    return Outcome(work, result, time.time(), nbytes, tuple(escaped))
+    return Outcome(work, result, time.time(), nbytes)
 
 
 def _item(execution: Execution, work: Work, index: int, value: Any) -> tuple[Item, list[Any], int]:
@@ -270,17 +278,15 @@ async def _streamed_async(
 
     call = work.call
     index, nbytes = 0, 0
-    escaped: list[Any] = []
     async for value in values:
         if index - execution.credits.get(call.task_id, 0) >= AHEAD:
             await asyncio.to_thread(wait_for_credit, execution, work, index)
         item, refs, size = _item(execution, work, index, value)
-        execution.send_item(work, item)
-        escaped += refs
+        execution.send_item(work, item, refs)
         nbytes += size
         index += 1
     result = Result(call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index)
-    return Outcome(work, result, time.time(), nbytes, tuple(escaped))
+    return Outcome(work, result, time.time(), nbytes)
 
 
 def _is_remote(execution: Execution, call: Call) -> bool:

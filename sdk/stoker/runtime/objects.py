@@ -23,7 +23,7 @@ from stoker.runtime.serialization import pack
 from stoker.runtime.values import Values, drain
 from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter, ValueFuture
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Place, Resolved, Stored
+from stoker_wire.messages.data import Failed, Place, Resolved, Stored
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -214,6 +214,17 @@ class Objects:
             line.post(Resolved(entry.object_id, place))
         if not wanted:
             self.free(entry)  # every ref to it died before it was made
+
+    def discard(self, places: Iterable[Place]) -> None:
+        """Results that nobody waits for any more came: free their bytes, unless they are in use.
+
+        A task that was tried again stores its results under the same ids.
+        """
+        for place in places:
+            if isinstance(place, Stored):
+                entry = self.table.get(place.object_id)
+                if entry is None or isinstance(entry.place, Failed):
+                    self.values.free(place)
 
     def flush(self) -> None:
         """Do what user threads and dead refs left to be done."""

@@ -26,6 +26,7 @@ from stoker.runtime.history import History
 from stoker.runtime.objects import Objects
 from stoker.runtime.peers import Handler, Peers
 from stoker.runtime.services import Services
+from stoker.runtime.streams import take_item
 from stoker.runtime.tasks import Tasks
 from stoker_wire import host
 from stoker_wire.arena import Arena
@@ -315,8 +316,7 @@ class Runtime:
             elif kind is Returned:
                 self.tasks.on_returned(line, message.task_ids)  # type: ignore[union-attr]
             elif kind is Item:
-                if not self.actors.on_item(line, message):  # type: ignore[arg-type]
-                    self.tasks.on_item(line, message)  # type: ignore[arg-type]
+                take_item(self, line, message)  # type: ignore[arg-type]
             elif kind is Retire:
                 self.tasks.on_retire(line)
             elif kind is Cancel and message.task_id in self.tasks.pending:  # type: ignore[union-attr]
@@ -326,9 +326,17 @@ class Runtime:
                 self.execution.on_message(line, message)
 
     def _on_done(self, line: Channel, message: Done) -> None:
+        escaped: list[str] = []
+        for result in message.results:
+            if result.task_id not in self.tasks.pending:
+                self.objects.discard(result.returns)
+            if result.escaped:
+                escaped.append(result.task_id)
         rest = self.actors.on_done(line, message.results)
         if rest:
             self.tasks.on_done(line, rest)
+        if escaped:
+            self.objects.borrowing.release(line, escaped)
 
     def _on_lost(self, line: Channel) -> None:
         if self.running:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
 _BYTES = frozenset({bytes, bytearray})
-_WHOLE_MIN_NBYTES = 1 << 16
+WHOLE_MIN_NBYTES = 1 << 16
+"""Bytes from here on go outside the stream."""
 _REUSE_MAX_NBYTES = 1 << 16
 """A pickler keeps memory in proportion to the longest stream that it wrote."""
 _TENSORS = re.compile(rb"stoker\.runtime\.tensors")
@@ -65,7 +66,7 @@ def pack(value: Any, *, what: str) -> Packed:
     """Pickle ``value``; ``what`` names it in the error if it cannot be."""
     kind = type(value)
     if kind in _ATOMS:
-        if kind not in _BYTES or len(value) < _WHOLE_MIN_NBYTES:
+        if kind not in _BYTES or len(value) < WHOLE_MIN_NBYTES:
             return Packed(pickle.dumps(value, 5), [], [])
         value = Whole(value)
     thread = _threads.state
@@ -75,6 +76,7 @@ def pack(value: Any, *, what: str) -> Packed:
     try:
         packed = packer.pack(value)
     except Exception as error:
+        packer.refs.clear()  # it is a cycle, and would keep them until it is found
         raise SerializationError(_diagnose(value, what, error), field=what) from error
     finally:
         thread.active = outer
@@ -87,10 +89,10 @@ def pack(value: Any, *, what: str) -> Packed:
 def noted_refs() -> Iterator[list[Any]]:
     """Note the refs inside of what is pickled in this block by other means than :func:`pack`."""
     thread = _threads.state
-    outer, noting = thread.active, _Packer()
-    thread.active = noting
+    outer, notes = thread.active, _Notes()
+    thread.active = notes
     try:
-        yield noting.refs
+        yield notes.refs
     finally:
         thread.active = outer
 
@@ -102,14 +104,21 @@ def note_ref(ref: Any) -> None:
         packer.refs.append(ref)
 
 
-class _Packer:
+class _Notes:
+    """Where refs are noted that are met while something is pickled."""
+
+    def __init__(self) -> None:
+        self.refs: list[Any] = []
+
+
+class _Packer(_Notes):
     """A pickler with all that it needs. Made once a thread: that takes longer than a small value.
 
     Holds nothing of a value once it is packed. Of no use after an error.
     """
 
     def __init__(self) -> None:
-        self.refs: list[Any] = []
+        super().__init__()
         self._buffers: list[memoryview] = []
         self._chunks: list[bytes] = []
         sink = types.SimpleNamespace(write=self._chunks.append)
@@ -190,7 +199,7 @@ class _Thread:
     __slots__ = ("active", "idle")
 
     def __init__(self) -> None:
-        self.active: _Packer | None = None
+        self.active: _Notes | None = None
         self.idle: _Packer | None = None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.waiting import LoopWaiter, ThreadWaiter
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Credit, Failed, Inline, Place
+from stoker_wire.messages.data import Credit, Failed, Inline, Item, Place
 
 if TYPE_CHECKING:
     from stoker._refs import ObjectRef
@@ -32,6 +32,7 @@ class Stream:
         self._count = 0
         self._taken = 0
         self._over = False
+        self._abandoned = False
         self._line: Channel | None = None
         self._lock = threading.Lock()
         self._waiter: ThreadWaiter | LoopWaiter | None = None
@@ -41,10 +42,12 @@ class Stream:
     def produced(self, line: Channel, index: int, place: Place) -> None:
         """The task yielded its ``index``-th value. A retry yields old ones again: skip them."""
         self._line = line
-        if index < self._count:
+        objects = self._runtime.objects
+        if index < self._count or self._abandoned:
+            objects.discard([place])
             return
-        ref = self._runtime.objects.new_ref(return_id(self.task_id, index))
-        self._runtime.objects.settle(ref._entry, place)
+        ref = objects.new_ref(return_id(self.task_id, index))
+        objects.settle(ref._entry, place)
         with self._lock:
             self._count = index + 1
             self._items.append(ref)
@@ -106,6 +109,19 @@ class Stream:
         return ref
 
     def abandoned(self) -> None:
-        """Nobody will take further items: stop the task."""
+        """Nobody will take further items: stop the task, and keep none until it has stopped."""
+        self._abandoned = True
+        self._items.clear()
         if not self._over and self._runtime.running:
             self._runtime.cancel_task(self.task_id)
+
+
+def take_item(runtime: Runtime, line: Channel, message: Item) -> None:
+    """A streaming task or method yielded (loop thread)."""
+    task = runtime.tasks.pending.get(message.task_id)
+    if task is not None and task.stream is not None and task.attempt == message.attempt:
+        task.stream.produced(line, message.index, message.place)
+    else:
+        runtime.objects.discard([message.place])
+    if message.place.refs:
+        runtime.objects.borrowing.release(line, [return_id(message.task_id, message.index)])
