@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
@@ -11,9 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from stoker._refs import ObjectRef, ObjectRefGenerator
+from stoker.core.dispatch import ClassQueue, Slot
+from stoker.core.objects import Entry
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
-from stoker.runtime.serialization import pack
+from stoker.runtime.serialization import WHOLE_MIN_NBYTES, Whole, pack
 from stoker.runtime.streams import Stream
+from stoker_wire.channel import Channel
 from stoker_wire.ids import return_id
 from stoker_wire.messages.data import (
     Buffer,
@@ -30,10 +32,7 @@ from stoker_wire.messages.data import (
 
 if TYPE_CHECKING:
     from stoker._options import TaskOptions
-    from stoker.core.dispatch import ClassQueue, Slot
-    from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
-    from stoker_wire.channel import Channel
     from stoker_wire.messages.cluster import Demand
     from stoker_wire.messages.common import Address
 
@@ -91,78 +90,37 @@ class FunctionSpec:
         self.awaiting_registration: list[PendingTask] = []
 
 
-class Flows(threading.local):
-    """What takes turns with other calls: the calls of one function by the thread that asks."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Hashable] = {}
-
-    def of(self, spec: FunctionSpec) -> Hashable:
-        """Return the flow of a function's calls."""
-        flow = self._of.get(spec.function)
-        if flow is None:
-            flow = self._of[spec.function] = (spec.function, threading.get_ident())
-        return flow
-
-
-class PendingTask:
+class PendingTask(msgspec.Struct, eq=False, gc=False):
     """One task of this process until it is settled. ``deps`` and ``nested`` keep refs alive.
 
-    ``flow`` is its function and the thread that called it: flows take turns.
+    ``flow`` is its function and the thread that called it: flows take turns. There may be a million
+    of them: the garbage collector does not visit them, and what they refer to ends with them.
     """
 
-    __slots__ = (
-        "args",
-        "attempt",
-        "cancelled",
-        "deps",
-        "entries",
-        "flow",
-        "line",
-        "nested",
-        "parent_task_id",
-        "phase",
-        "queue",
-        "retries_left",
-        "slot",
-        "spec",
-        "stream",
-        "submitted_at_s",
-        "suspect",
-        "task_id",
-        "waiting_deps",
-    )
+    task_id: str
+    spec: FunctionSpec
+    args: Place
+    deps: Sequence[ObjectRef[Any]]
+    nested: Sequence[ObjectRef[Any]]
+    parent_task_id: str
+    flow: Hashable = None
+    phase: Phase = Phase.NEW
+    entries: Sequence[Entry] = ()
+    stream: Stream | None = None
+    queue: ClassQueue[PendingTask] | None = None
+    slot: Slot[PendingTask] | None = None
+    line: Channel | None = None
+    attempt: int = 0
+    retries_left: int = 0
+    submitted_at_s: float = 0.0
+    cancelled: bool = False
+    suspect: bool = False
+    """It was among several calls at a worker that died, and may be what ended it."""
+    waiting_deps: int = 0
 
-    def __init__(
-        self,
-        task_id: str,
-        spec: FunctionSpec,
-        args: Place,
-        deps: Sequence[ObjectRef[Any]],
-        nested: Sequence[ObjectRef[Any]],
-        parent_task_id: str,
-        flow: Hashable = None,
-    ) -> None:
-        self.task_id = task_id
-        self.flow = flow
-        self.spec = spec
-        self.args = args
-        self.deps: Sequence[ObjectRef[Any]] = deps
-        self.nested: Sequence[ObjectRef[Any]] = nested
-        self.parent_task_id = parent_task_id
-        self.phase = Phase.NEW
-        self.entries: list[Entry] = []
-        self.stream: Stream | None = None
-        self.queue: ClassQueue[PendingTask] | None = None
-        self.slot: Slot[PendingTask] | None = None
-        self.line: Channel | None = None
-        self.attempt = 0
-        self.retries_left = spec.options.max_retries
+    def __post_init__(self) -> None:
+        self.retries_left = self.spec.options.max_retries
         self.submitted_at_s = time.time()
-        self.cancelled = False
-        self.suspect = False
-        """It was among several calls at a worker that died, and may be what ended it."""
-        self.waiting_deps = 0
 
     @property
     def alone(self) -> bool:
@@ -211,12 +169,16 @@ def pack_arguments(
             deps.append(value)
             where.append(index)
             plain[index] = None
+        elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
+            plain[index] = Whole(value)
     if kwargs:
         for name, value in kwargs.items():
             if isinstance(value, ObjectRef):
                 deps.append(value)
                 where.append(name)
                 kwargs = {**kwargs, name: None}
+            elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
+                kwargs = {**kwargs, name: Whole(value)}
     packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
     refs = tuple(runtime.wire_ref(r) for r in packed.refs)
     if packed.nbytes > FRAME_MAX_BYTES and runtime.arena is not None:
@@ -314,7 +276,7 @@ def make_refs(runtime: Runtime, task: PendingTask) -> Any:
         return ObjectRefGenerator(task.stream)
     names = (return_id(task.task_id, i) for i in range(template.num_returns))
     refs = [runtime.objects.new_ref(name) for name in names]
-    task.entries = [r._entry for r in refs]
+    task.entries = tuple([r._entry for r in refs])
     for entry in task.entries:
         entry.task = task
     if len(refs) == 1:
