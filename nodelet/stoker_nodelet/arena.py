@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 from pathlib import Path
 
 from stoker_nodelet import proctree
@@ -61,11 +62,23 @@ def sweep(root: Path = SHM, pattern: str = "stoker-*") -> list[Path]:
     return removed
 
 
-def remove_abandoned(path: Path) -> bool:
-    """Remove one folder if its nodelet is dead; return whether it is gone."""
-    if path.is_dir() and _is_abandoned(path):
+def remove_abandoned(path: Path) -> None:
+    """Remove one folder if its nodelet is dead; of a session's, the sockets that nobody hears."""
+    if not (path / _OWNER).exists():
+        for name in path.glob("*.sock"):
+            _remove_deaf(name)
+    elif _is_abandoned(path):
         remove_owned(path)
-    return not path.exists()
+
+
+def _remove_deaf(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:
+            return
 
 
 def _is_abandoned(path: Path) -> bool:

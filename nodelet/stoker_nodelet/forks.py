@@ -184,20 +184,21 @@ def _fields(request: ForkRequest) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class ForkServers:
-    """The fork servers of this node, by python executable and preloaded modules."""
+    """The fork servers of this node, by python executable and preloaded modules.
+
+    ``remains`` are the folders that they clear away if this process is killed.
+    """
 
     target: str
     log_dir: Path
     on_exit: OnExit
     background: Background
+    remains: tuple[Path, ...] = ()
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
 
-    def adopt(self, handle: ForkServerHandle, remains: Path) -> None:
-        """Take over a fork server that was started before the nodelet.
-
-        ``remains`` is what it removes if this process is killed.
-        """
-        self._add((handle.python, handle.preload), handle).remove_at_end(remains)
+    def adopt(self, handle: ForkServerHandle) -> None:
+        """Take over a fork server that was started before the nodelet."""
+        self._add((handle.python, handle.preload), handle)
 
     def get(self, python: str, preload: tuple[str, ...]) -> ForkServer:
         """Return the fork server for these, starting one if there is none alive."""
@@ -221,4 +222,6 @@ class ForkServers:
         server = ForkServer(handle, self.on_exit, self.background)
         self._servers[key] = server
         server.start()
+        for path in self.remains:
+            server.remove_at_end(path)
         return server

@@ -1,14 +1,16 @@
 """The fork server: a small single-threaded process that forks workers from warm imports.
 
-``python -m stoker_nodelet.forkserver`` is started by the nodelet (or, before anything heavy is
-imported, by the composition root) through :func:`start_forkserver`, which needs nothing but the
-standard library. The process imports the worker's target once, then forks a child per request
-that arrives on its control socket: 4 bytes of length, then a msgpack map.
+``python -m stoker_nodelet.forkserver`` is started by the nodelet through :func:`start_forkserver`;
+the composition root, which has imported much of what workers need by then, forks it instead
+(:func:`fork_forkserver`) and shares those pages with it. The process imports the worker's target
+once, then forks a child per request that arrives on its control socket: 4 bytes of length, then a
+msgpack map.
 
 It is the subreaper of all that it forks, and every worker is the subreaper of what *it* starts. So
 the tree under a living worker stays whole, and at a worker's death all that it left arrives here as
 a child that is no known worker: that is killed. An exit is reported when nothing of the worker is
-left. When the control socket closes (the nodelet is gone, however it died) everything is killed.
+left. When the control socket closes (the nodelet is gone, however it died) everything is killed,
+and what a killed nodelet leaves in shared memory and sockets is removed.
 
 It must never start a thread or initialise CUDA: both do not survive a fork.
 """
@@ -17,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker_nodelet import arena, proctree
+from stoker_nodelet.child import PR_SET_CHILD_SUBREAPER, prctl, run_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -41,15 +43,31 @@ HEAD = struct.Struct("!I")
 _SWEEP_S = 1.0  # an exit is reported at the latest after this, even if its orphans do not die
 _END_S = 4.0  # how long the end may take before the fork server leaves all the same
 _REMAINS_S = 1.0
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A child that was forked, as far as it is like a ``Popen``."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait until it has ended."""
+        with contextlib.suppress(ChildProcessError):
+            return os.waitpid(self.pid, 0)[1]
+        return 0
+
+    def kill(self) -> None:
+        """Kill it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)
 class ForkServerHandle:
     """A started fork server: its process, and our end of its control socket."""
 
-    proc: subprocess.Popen[bytes]
+    proc: subprocess.Popen[bytes] | Forked
     sock: socket.socket
     target: str
     preload: tuple[str, ...]
@@ -91,6 +109,34 @@ def start_forkserver(
     return ForkServerHandle(proc, ours, target, tuple(preload), executable)
 
 
+def fork_forkserver(log_path: Path, *, target: str = DEFAULT_TARGET) -> ForkServerHandle:
+    """Fork a fork server from this process, which has one thread: it shares what is imported."""
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.freeze()  # else the first collection, here or there, would write to each shared page
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _detach(theirs.fileno(), log_path)
+            _serve(theirs, target, ())
+        finally:
+            os._exit(1)
+    theirs.close()
+    return ForkServerHandle(Forked(pid), ours, target, (), sys.executable)
+
+
+def _detach(kept_fd: int, log_path: Path) -> None:
+    """Keep nothing of the parent's but a socket."""
+    os.setsid()
+    with open(os.devnull, "rb") as null, log_path.open("ab") as log:
+        os.dup2(null.fileno(), 0)
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.closerange(3, kept_fd)
+    os.closerange(kept_fd + 1, os.sysconf("SC_OPEN_MAX"))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the fork server until its control socket closes."""
     parser = argparse.ArgumentParser(prog="python -m stoker_nodelet.forkserver")
@@ -98,21 +144,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--preload", action="append", default=[])
     options = parser.parse_args(argv)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _serve(socket.socket(fileno=options.fd), options.target, options.preload)
+
+
+def _serve(sock: socket.socket, target: str, preload: Sequence[str]) -> None:
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with socket.socket(fileno=options.fd) as sock:
+    with sock:
         sock.set_inheritable(False)
         started_at_s = time.monotonic()
         try:
-            target = _imported(options.target, options.preload)
+            function = _imported(target, preload)
         except BaseException as error:
             import traceback
 
             text = "".join(traceback.format_exception_only(error)).strip()
             _send(sock, {"ev": "import_failed", "error": text})
             raise
-        _send(sock, {"ev": "ready", "import_s": time.monotonic() - started_at_s})
-        _Forks(sock, target).serve()
+        _Forks(sock, function).serve(time.monotonic() - started_at_s)
 
 
 def _imported(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
@@ -127,13 +176,6 @@ def _imported(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
     if (prepare := getattr(home, "prepare", None)) is not None:
         prepare()
     return found
-
-
-def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
 def _send(sock: socket.socket, message: dict[str, Any]) -> None:
@@ -157,6 +199,7 @@ class _Forks:
         self._dismissed = False
         self._remains: list[Path] = []
         """What a nodelet that is killed leaves in shared memory."""
+        self._owner = os.getppid()
         # Whatever the imports started (a resource tracker) is not an orphan.
         self._ours = set(proctree.children(os.getpid()))
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -167,30 +210,35 @@ class _Forks:
     def _terminated(self, *_: object) -> None:
         self._over = True
 
-    def serve(self) -> None:
+    def serve(self, import_s: float) -> None:
+        self._tell({"ev": "ready", "import_s": import_s})
         # Objects that exist now never move to another generation, so their pages stay shared.
         gc.collect()
         gc.freeze()
         gc.disable()
-        try:
-            while not self._over:
-                timeout_s = 0.05 if self._exits else None
-                control = self._sock.fileno()
-                readable, _, _ = select.select([control, self._wake_r], [], [], timeout_s)
-                if self._wake_r in readable:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake_r, 4096)
-                if control in readable:
-                    self._receive()
-                self._reap()
-        except OSError:
-            pass  # the nodelet is gone in the middle of a message
+        while not self._over:
+            timeout_s = 0.05 if self._exits else None
+            control = self._sock.fileno()
+            readable, _, _ = select.select([control, self._wake_r], [], [], timeout_s)
+            if self._wake_r in readable:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_r, 4096)
+            if control in readable:
+                self._receive()
+            self._reap()
         self._end()
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):  # its end is read where its requests end
+            _send(self._sock, message)
 
     def _receive(self) -> None:
         import msgspec
 
-        chunk = self._sock.recv(1 << 16)
+        try:
+            chunk = self._sock.recv(1 << 16)
+        except ConnectionError:
+            chunk = b""
         if not chunk:
             self._over = True
             return
@@ -216,23 +264,23 @@ class _Forks:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             error = "CUDA is initialised in the fork server (by a preloaded module); cannot fork"
-            _send(self._sock, {"ev": "fork_failed", "worker_id": worker_id, "error": error})
+            self._tell({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as failure:
             error = f"fork: {failure.strerror}"
-            _send(self._sock, {"ev": "fork_failed", "worker_id": worker_id, "error": error})
+            self._tell({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
         if pid == 0:
             self._sock.close()
             os.close(self._wake_r)
             os.close(self._wake_w)
-            _run_child(request, self._target, parent)
+            run_child(request, self._target, parent)
         self._workers[worker_id] = pid
         self._names[pid] = worker_id
-        _send(self._sock, {"ev": "forked", "worker_id": worker_id, "pid": pid})
+        self._tell({"ev": "forked", "worker_id": worker_id, "pid": pid})
 
     def _signal(self, worker_id: str, signum: int) -> None:
         pid = self._workers.get(worker_id)
@@ -275,7 +323,7 @@ class _Forks:
             if orphans and at_s > late:
                 held.append((at_s, message))
             else:
-                _send(self._sock, message)
+                self._tell(message)
         self._exits = held
 
     def _end(self) -> None:
@@ -296,84 +344,18 @@ class _Forks:
         os._exit(0)
 
     def _remove_remains(self) -> None:
-        """The socket closes a moment before its owner counts as dead."""
+        """Clean up after a nodelet that was killed, or that ended before it could say what is its.
+
+        The socket closes a moment before its owner counts as dead, which our new parent shows.
+        """
         deadline_s = time.monotonic() + _REMAINS_S
-        while self._remains and time.monotonic() < deadline_s:
-            self._remains = [path for path in self._remains if not arena.remove_abandoned(path)]
-            time.sleep(0.01)
-
-
-def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: int) -> None:
-    """Become a worker (or, with ``argv``, another program). Never returns."""
-    code = 1
-    try:
-        _settle(request, parent)
-        if request["argv"]:
-            os.execvpe(request["argv"][0], request["argv"], os.environ)
-        _be_a_fresh_interpreter(request)
-        import msgspec
-
-        from stoker_wire.messages.cluster import WorkerBoot
-
-        target(msgspec.msgpack.decode(request["boot"], type=WorkerBoot))
-        code = 0
-    except SystemExit as leave:
-        code = leave.code if isinstance(leave.code, int) else int(leave.code is not None)
-        if isinstance(leave.code, str):
-            sys.stderr.write(f"{leave.code}\n")
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        _leave(code)
-
-
-def _settle(request: dict[str, Any], parent: int) -> None:
-    """Own session and process group, die with the fork server, log file, environment, cwd."""
-    os.setsid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if os.getppid() != parent:
-        os._exit(1)
-    signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGCHLD, signal.SIGTERM):
-        signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    log = os.open(request["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    os.close(null)
-    os.environ.update(request["env"])
-    if request["cwd"]:
-        os.chdir(request["cwd"])
-
-
-def _be_a_fresh_interpreter(request: dict[str, Any]) -> None:
-    """Undo what a fork copies and a started interpreter would have of its own."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    gc.enable()
-    paths = [path for path in request["sys_path"] if path not in sys.path]
-    sys.path[:0] = paths
-    if "random" in sys.modules:
-        sys.modules["random"].seed()
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-
-
-def _leave(code: int) -> None:
-    import atexit
-
-    try:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+        while os.getppid() == self._owner and time.monotonic() < deadline_s:
+            time.sleep(0.005)
+        for path in self._remains:
+            arena.remove_abandoned(path)
+        if not self._remains:
+            arena.sweep()
+            arena.sweep(arena.SOCKETS, "stoker-sock-*")
 
 
 if __name__ == "__main__":

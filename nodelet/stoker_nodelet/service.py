@@ -82,7 +82,7 @@ class Running:
         self.transfer.listens_at(url)
         self.workers.processes.identity = replace(self.identity, url=url)
         self.membership.registration = structs.replace(self.membership.registration, url=url)
-        self.forks.adopt(forkserver, self.identity.arena_dir)
+        self.forks.adopt(forkserver)
         for name, work in (
             ("membership", self.membership.run()),
             ("watch", self.membership.watch()),
@@ -229,7 +229,13 @@ def _assemble(
     logs = Logs(node_id)
     exits = Exits(report_exits)
     spool = Spool(identity.session_dir / "spool", node_id, report_tasks)
-    forks = ForkServers(target, identity.log_dir, lambda told: workers.on_exit(told), background)
+    forks = ForkServers(
+        target,
+        identity.log_dir,
+        lambda told: workers.on_exit(told),
+        background,
+        (identity.arena_dir, identity.socket_dir),
+    )
     workers = Workers(
         identity=identity,
         state=state,

@@ -112,10 +112,12 @@ def _init_local(
     log_to_driver: bool | None,
 ) -> ClusterInfo:
     from stoker._launch.cluster import spawn_local
+    from stoker_wire import lean
 
     cluster = spawn_local(port=port, **offer)
     try:
         # The head starts on another core while this process imports its own half.
+        lean.import_aiohttp()
         import stoker.runtime.runtime  # noqa: F401
 
         info: LocalInfo = cluster.wait_ready()

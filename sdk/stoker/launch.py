@@ -5,25 +5,26 @@ nodelet on SQLite and memory, which talk HTTP over loopback as they would betwee
 ``python -m stoker.launch node`` is a nodelet that joins a cluster. Both are spawned by
 ``stoker.init()`` and ``stoker start``, through ``start_local`` (re-exported here, light to import).
 
-The order in ``_run`` is about time: fork the janitor while the process is small, start the fork
-server so that it imports on another core, and only then import the services.
+The order in ``_run`` is about time and memory: import what services and workers have in common, fork
+the fork server, which shares those pages and imports the rest on another core, and only then import
+the services.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
+import importlib
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from stoker._launch.cluster import LocalCluster, spawn_local, start_local
 from stoker._launch.ending import end_of, say, until_over
-from stoker._launch.janitor import Janitor, start_janitor
 from stoker._launch.options import json_object, parser
 from stoker._launch.sessions import (
     DATABASE_NAME,
@@ -44,6 +45,7 @@ from stoker_wire.settings import Settings
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
+    from pathlib import Path
 
     from stoker_nodelet.forkserver import ForkServerHandle
     from stoker_nodelet.service import Running as RunningNodelet
@@ -92,15 +94,17 @@ def _run(options: argparse.Namespace) -> None:
     for fd in (options.ready_fd, options.lifeline_fd):
         if fd is not None:
             os.set_inheritable(fd, False)
-    janitor = start_janitor(_sweep_shared_memory)
     root = session_root()
     session = prepare(options.session_dir) if options.session_dir else new_session(root)
 
-    from stoker_nodelet.forkserver import start_forkserver
-
-    forkserver = start_forkserver(log_path=session / "logs" / "forkserver.log")
     # Nothing that imports create is garbage; collecting meanwhile costs a tenth of the start.
     gc.disable()
+    _import_common()
+
+    from stoker_nodelet.forkserver import fork_forkserver
+    from stoker_wire.loops import new_loop
+
+    forkserver = fork_forkserver(session / "logs" / "forkserver.log")
     settings = Settings.from_env(
         host=options.host,
         port=options.port,
@@ -112,20 +116,22 @@ def _run(options: argparse.Namespace) -> None:
     )
 
     from stoker_wire import log
-    from stoker_wire.loops import new_loop
 
     log.configure(settings.log_level, settings.log_format)
     serve = _serve_head if options.mode == "head" else _serve_node
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_life(serve, options, settings, session, forkserver, janitor))
+        runner.run(_life(serve, options, settings, session, forkserver))
     sweep(root)
 
 
-def _sweep_shared_memory() -> None:
-    from stoker_nodelet import arena
+def _import_common() -> None:
+    """Import what is large and used by services and workers alike."""
+    from stoker_wire import lean
 
-    arena.sweep()
-    arena.sweep(arena.SOCKETS, "stoker-sock-*")
+    lean.import_aiohttp()
+    for name in ("aiohttp.web", "uvloop", "stoker_wire.client"):
+        with contextlib.suppress(ModuleNotFoundError):  # uvloop is not everywhere
+            importlib.import_module(name)
 
 
 class _Serve(Protocol):
@@ -145,16 +151,12 @@ async def _life(
     settings: Settings,
     session: Path,
     forkserver: ForkServerHandle,
-    janitor: Janitor,
 ) -> None:
     """Start, say so, wait for the end, stop in the reverse order."""
     over = end_of(options)
     running: list[Running] = []
     try:
         info = await serve(options, settings, session, forkserver, running)
-        janitor.remove_at_end(info.arena_dir)
-        janitor.remove_at_end(str(session / "spill"))
-        janitor.remove_at_end(str(Path(info.nodelet_unix).parent))
         write_info(info, session_root())
         say(options, msgspec.to_builtins(info))
         gc.freeze()

@@ -26,7 +26,7 @@ def end_of(options: argparse.Namespace) -> asyncio.Event:
 
     def on_signal() -> None:
         if over.is_set():
-            os._exit(130)  # asked twice: the fork server and the janitor clean up
+            os._exit(130)  # asked twice: the fork server cleans up
         over.set()
 
     loop.add_signal_handler(signal.SIGINT, on_signal)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -27,7 +25,6 @@ from stoker._launch.sessions import (
     write_info,
 )
 from stoker_wire.errors import StartError
-from tests.services import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,27 +150,3 @@ def test_no_cluster_and_no_token_say_what_to_do(root: Path) -> None:
         resolve()
     with pytest.raises(StartError, match="STOKER_TOKEN"):
         resolve("http://elsewhere:1")
-
-
-def test_the_janitor_removes_what_it_was_told_when_its_head_is_killed(tmp_path: Path) -> None:
-    folder = tmp_path / "arena"
-    folder.mkdir()
-    (folder / "object").write_text("x")
-    program = (
-        "import os, signal, sys\nfrom stoker._launch.janitor import start_janitor\n"
-        "janitor = start_janitor(lambda: None)\njanitor.remove_at_end(sys.argv[1])\n"
-        "janitor.remove_at_end(sys.argv[1] + '-never-there')\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", program, str(folder)], timeout=30, check=False)
-    until(lambda: not folder.exists(), 5.0, "the janitor removes the folder")
-
-
-def test_the_janitor_sweeps_when_the_head_died_before_it_named_anything(tmp_path: Path) -> None:
-    swept = tmp_path / "swept"
-    program = (
-        "import os, pathlib, signal, sys\nfrom stoker._launch.janitor import start_janitor\n"
-        "start_janitor(pathlib.Path(sys.argv[1]).touch)\nos.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", program, str(swept)], timeout=30, check=False)
-    until(swept.exists, 5.0, "the janitor sweeps")

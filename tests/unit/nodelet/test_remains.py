@@ -1,0 +1,54 @@
+"""What a killed nodelet leaves, and who removes it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from stoker_nodelet import arena
+from tests.services import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OWNER = """
+import os, pathlib, signal, sys
+from stoker_nodelet import arena
+from stoker_nodelet.forkserver import _send, fork_forkserver
+log, folder = map(pathlib.Path, sys.argv[1:])
+server = fork_forkserver(log, target="tests.e2e.worker_target:main")
+arena.create_owned(folder)
+(folder / "object").write_text("x")
+_send(server.sock, {"op": "remains", "path": str(folder)})
+print(server.proc.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_in_a_shared_folder_only_the_sockets_that_nobody_hears_are_removed(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as heard, socket.socket(socket.AF_UNIX) as deaf:
+        heard.bind(os.fspath(tmp_path / "heard.sock"))
+        heard.listen()
+        deaf.bind(os.fspath(tmp_path / "deaf.sock"))
+        (tmp_path / "other").touch()
+        arena.remove_abandoned(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["heard.sock", "other"]
+
+
+def test_a_forked_fork_server_outlives_its_killed_owner_only_to_clean_up(tmp_path: Path) -> None:
+    folder = tmp_path / "arena"
+    done = subprocess.run(
+        [sys.executable, "-c", OWNER, str(tmp_path / "log"), str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pid = int(done.stdout)
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 10.0, "the fork server ends")
+    assert not folder.exists()

@@ -1,0 +1,70 @@
+"""Imports of two packages without what they load for uses that we do not have.
+
+Entry points call these before anything imports the packages; whoever imports them first by other
+ways gets the same, slower and larger. Needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import ssl
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def import_aiohttp() -> None:
+    """Import aiohttp, which makes two TLS contexts, without reading the machine's certificates.
+
+    They are read when one of the contexts is first used. Saves 30 ms and 2.5 MB a process.
+    """
+    if "aiohttp" in sys.modules:
+        return
+    made: list[tuple[Any, Callable[..., None], tuple[Any, ...]]] = []
+    plain: Any = ssl.SSLContext
+    kept = plain.load_default_certs
+    inherited = plain.set_default_verify_paths
+    plain.load_default_certs = lambda context, *purpose: made.append((context, kept, purpose))
+    plain.set_default_verify_paths = lambda context: made.append((context, inherited, ()))
+    try:
+        importlib.import_module("aiohttp")
+    finally:
+        plain.load_default_certs = kept
+        del plain.set_default_verify_paths
+    for context, read, how in made:
+        context.read_certificates = read, how
+        context.__class__ = _LateContext
+
+
+class _LateContext(ssl.SSLContext):
+    """Reads the machine's certificates at the first handshake."""
+
+    read_certificates: tuple[Callable[..., None], tuple[Any, ...]] | None
+
+    def wrap_bio(self, *args: Any, **how: Any) -> ssl.SSLObject:
+        self._read()
+        return super().wrap_bio(*args, **how)
+
+    def wrap_socket(self, *args: Any, **how: Any) -> ssl.SSLSocket:
+        self._read()
+        return super().wrap_socket(*args, **how)
+
+    def _read(self) -> None:
+        if self.read_certificates is not None:
+            read, how = self.read_certificates
+            read(self, *how)
+            self.read_certificates = None
+
+
+@contextlib.contextmanager
+def without(name: str) -> Iterator[None]:
+    """Import what follows as if the package ``name`` were not there, unless it is loaded already."""
+    hidden = name not in sys.modules
+    if hidden:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hidden:
+            del sys.modules[name]
