@@ -10,11 +10,12 @@ Pure: the shell in :mod:`stoker.runtime.objects` does the messages, and guards s
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from stoker_wire.messages.common import Address
-    from stoker_wire.messages.data import Place
+import msgspec
+
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.data import Place
 
 
 class Waiter(Protocol):
@@ -24,39 +25,42 @@ class Waiter(Protocol):
         """One of the entries waited for has its place now."""
 
 
-class Entry:
-    """What this process knows of one object. ``owner`` is None where this process owns it."""
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """What this process knows of one object. ``owner`` is None where this process owns it.
 
-    __slots__ = (
-        "borrowers",
-        "children",
-        "line",
-        "object_id",
-        "owner",
-        "place",
-        "refs",
-        "subscribers",
-        "task",
-        "waiters",
-    )
+    There may be a million of them: the garbage collector does not visit them. Their one cycle, with
+    the task that will make the object, ends when that is settled.
+    """
 
-    def __init__(self, object_id: str, owner: Address | None = None) -> None:
-        self.object_id = object_id
-        self.owner = owner
-        self.place: Place | None = None
-        self.refs = 1
-        """ObjectRefs of this process; whoever makes an entry makes its first one."""
-        self.borrowers = 0
-        """Lines on which the object is lent."""
-        self.line: Hashable | None = None
-        """The line on which it is borrowed."""
-        self.task: Any = None
-        """The pending task that will make it, if this process submitted one."""
-        self.children: tuple[Any, ...] = ()
-        """ObjectRefs inside the value: held while this entry lives."""
-        self.waiters: list[Waiter] = []
-        self.subscribers: list[Any] = []
+    object_id: str
+    owner: Address | None = None
+    place: Place | None = None
+    refs: int = 1
+    """ObjectRefs of this process; whoever makes an entry makes its first one."""
+    borrowers: int = 0
+    """Lines on which the object is lent."""
+    line: Hashable | None = None
+    """The line on which it is borrowed."""
+    task: Any = None
+    """The pending task that will make it, if this process submitted one."""
+    children: tuple[Any, ...] = ()
+    """ObjectRefs inside the value: held while this entry lives."""
+    _waiters: list[Waiter] | None = None
+    _subscribers: list[Any] | None = None
+
+    @property
+    def waiters(self) -> list[Waiter]:
+        """Who of this process waits for it."""
+        if self._waiters is None:
+            self._waiters = []
+        return self._waiters
+
+    @property
+    def subscribers(self) -> list[Any]:
         """Lines of other runtimes that asked where the object is."""
+        if self._subscribers is None:
+            self._subscribers = []
+        return self._subscribers
 
     @property
     def held(self) -> bool:
@@ -88,8 +92,8 @@ class ObjectTable:
             return [], []
         entry.place = place
         entry.task = None
-        waiters, entry.waiters = entry.waiters, []
-        subscribers, entry.subscribers = entry.subscribers, []
+        waiters, entry._waiters = entry._waiters or [], None
+        subscribers, entry._subscribers = entry._subscribers or [], None
         return waiters, subscribers
 
     def dropped(self, entries: Iterable[Entry]) -> list[Entry]:

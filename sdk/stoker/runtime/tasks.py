@@ -8,7 +8,6 @@ and settles its results. Retries, cancellation and deadlines are decided here, b
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from stoker._refs import ObjectRef
 from stoker.core.dispatch import ClassQueue
 from stoker.exceptions import StokerError, TaskCancelledError, WorkerDiedError
 from stoker.runtime.calls import (
-    Flows,
     FunctionSpec,
     PendingTask,
     Phase,
@@ -31,6 +29,7 @@ from stoker.runtime.calls import (
 from stoker.runtime.failures import failed_with, info_of
 from stoker.runtime.leases import Leases
 from stoker.runtime.reports import Reports
+from stoker.runtime.submission import Submissions
 from stoker_wire.channel import Channel
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
@@ -46,8 +45,7 @@ class Tasks:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._ids = IdSource(Prefix.TASK)
-        self._flows = Flows()
-        self._submitted: deque[PendingTask] = deque()
+        self._submitted = Submissions()
         self.pending: dict[str, PendingTask] = {}
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
         self.leases = Leases(runtime, self)
@@ -70,13 +68,13 @@ class Tasks:
             found = self._cache.get(key)
             if found is not None and not isinstance(found._entry.place, Failed):
                 return found
-        parent_task_id, flow = runtime.current_task_id(), self._flows.of(spec)
+        parent_task_id, flow = runtime.current_task_id(), self._submitted.flow_of(spec)
         task = PendingTask(task_id, spec, place, deps, nested, parent_task_id, flow)
         result = make_refs(self._runtime, task)
         if key is not None and isinstance(result, ObjectRef):
             self._cache[key] = result
         self.pending[task_id] = task
-        self._submitted.append(task)
+        self._submitted.add(task)
         runtime.wake()
         return result
 
@@ -106,11 +104,10 @@ class Tasks:
 
     def flush(self) -> None:
         """Take in what user threads submitted, and send what can be sent."""
-        submitted = self._submitted
         touched: dict[bytes, None] = {}
-        # Not until none is left: results and the scheduler's orders come in between in a flood.
-        for _ in range(len(submitted)):
-            task = submitted.popleft()
+        for task in self._submitted.take():
+            if task.phase is not Phase.NEW:
+                continue  # cancelled before it was taken in
             if self._runtime.lost is not None:
                 self.fail(task, self._runtime.lost, report=False)
                 continue
@@ -122,6 +119,8 @@ class Tasks:
             if self._deps_ready(task):
                 self._enqueue(task, touched)
         self._pump_all(touched)
+        if self._submitted:
+            self._runtime.wake()
 
     def _deps_ready(self, task: PendingTask) -> bool:
         waiting = [d for d in task.deps if d._entry.place is None]

@@ -58,7 +58,7 @@ def test_a_lost_line_ends_its_own_loans_only() -> None:
     mine.lend("a", Borrow(1, ["o_0", "o_1"]))
     mine.lend("b", Borrow(1, ["o_1", "o_2"]))
     for entry in entries:
-        entry.subscribers += ["a", "b"]
+        entry.subscribers.extend(["a", "b"])
     assert mine.dropped(entries) == []
     assert mine.borrower_lost("a") == [entries[0]]
     assert entries[1].subscribers == ["b"], "nobody is there to be told"

@@ -20,7 +20,7 @@ def test_an_entry_settles_once_and_tells_everybody_once() -> None:
     table = ObjectTable()
     entry = table.create("o_1")
     waiter = Waiting()
-    entry.waiters += [waiter, waiter]
+    entry.waiters.extend([waiter, waiter])
     entry.subscribers.append("line")
     entry.task = object()
     waiters, subscribers = table.settle(entry, PLACE)
