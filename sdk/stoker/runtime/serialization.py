@@ -178,7 +178,7 @@ class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         # Read once, by the constructor.
         views = {memoryview: _reduce_view}
-        self.dispatch_table = ChainMap({**table, **views}, cloudpickle.Pickler.dispatch_table)
+        self.dispatch_table = ChainMap({**table, **views}, *cloudpickle.Pickler.dispatch_table.maps)
         super().__init__(stream, 5, buffer_callback=keep)
 
 

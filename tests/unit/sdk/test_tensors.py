@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -526,6 +527,17 @@ def test_a_cuda_tensor_goes_to_its_own_gpu_or_the_current_or_stays_on_the_cpu(
     visible: tuple[str, ...], current: int, chosen: int | None
 ) -> None:
     assert tensors.choose_device("b", visible, current) == chosen
+
+
+def test_gpus_are_known_by_their_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [SimpleNamespace(uuid="a"), SimpleNamespace(uuid="b")]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpus.__getitem__)
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, device: asked.append(device) or tensor)
+    tensors.restore(b"1234", "b")
+    assert asked == [torch.device("cuda", 1)]
 
 
 def test_a_cuda_tensor_stays_in_host_memory_where_no_gpu_is_seen(
