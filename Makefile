@@ -9,6 +9,7 @@ VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,train
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 
@@ -42,8 +43,8 @@ format: env  ## apply the formatter and the safe lint fixes
 	@$(VENV)/bin/ruff check --fix-only .
 	@$(VENV)/bin/ruff format .
 
-bench: env  ## run the benchmarks
-	@$(PY) -m benchmarks
+bench: env  ## time our workloads, and Ray's and Dask's in turn where a Python has them
+	@$(PY) -m benchmarks $(BENCH_ARGS)
 
 up: .env  ## start a whole cluster in containers
 	@docker-compose up --build
@@ -53,8 +54,8 @@ up: .env  ## start a whole cluster in containers
 	printf 'STOKER_TOKEN=%s\nSTOKER_DB_PASSWORD=%s\n' "$$(secret)" "$$(secret)" > $@; \
 	echo "[up] wrote new secrets to $@"
 
-soak: services  ## run the long tests that make test leaves out
-	@$(PY) -m pytest -q -m soak --timeout 3600 $(PYTEST_ARGS)
+soak: services  ## an hour of mixed load (STOKER_SOAK_S=seconds): prints the slope of memory
+	@$(PY) -m pytest -q -s -m soak $(PYTEST_ARGS)
 
 clean:  ## remove the environment and the caches
 	@rm -rf $(VENV) $(VENV).lock .mypy_cache .pytest_cache .ruff_cache .hypothesis

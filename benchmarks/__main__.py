@@ -1,115 +1,150 @@
-"""``python -m benchmarks``: Stoker and its peers in turn, A B A B, as ratios of medians.
+"""``python -m benchmarks``: Stoker and its peers in turn, A B A B, as ratios with their spread.
 
-A peer is timed where it can be found: in this interpreter, or in the one named by
-``--peer ray=/path/to/python`` (or ``STOKER_BENCH_RAY``, ``STOKER_BENCH_DASK``). Each result is
-appended to ``benchmarks/results.csv`` with the commit, the machine and the versions.
+A peer (Ray, Dask) is timed where it can be found: in the interpreter that ``--peer ray=PYTHON`` or
+``STOKER_BENCH_PEERS=ray=PYTHON,dask=PYTHON`` names, in this one, or in the first Python on the
+``PATH``. Results are appended to ``benchmarks/results.csv`` with commit, machine and versions.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
-import datetime
-import importlib.util
 import json
 import os
-import platform
+import shutil
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-PEERS = ("ray", "dask")
+from benchmarks.results import HERE, Row, append
+
+OURS = "stoker"
+PEERS = {"ray": "ray", "dask": "distributed"}
+"""Each peer and the module that must be there to time it."""
+GOALS = {
+    "tasks_sync": 5,
+    "tasks_async_1k": 8,
+    "tasks_async_10k": 8,
+    "nested_tasks_100": 5,
+    "actor_sync": 3.5,
+    "actor_async_1k": 3.5,
+    "async_actor_sync": 4,
+    "async_actor_async_1k": 6,
+    "actor_create_call_kill_x4": 15,
+    "put_small": 10,
+    "get_small": 3,
+    "put_100MB": 6,
+    "get_100MB": 1,
+    "task_reads_100MB_ref": 4,
+    "tasks_1MB_inline_arg_x10": 4,
+    "task_returns_10MB": 4,
+    "wait_1k": 8,
+    "dependency_chain_100": 5,
+    "task_with_1k_ref_args": 10,
+    "first_result": 6,
+    "shutdown": 3,
+    "idle_cluster_pss": 4,
+    "idle_cluster_processes": 2,
+    "end_cluster_pss": 4,
+}
+"""How many times better than Ray each case shall be."""
 LOWER_IS_BETTER = ("s", "MB", "")
-RUN_TIMEOUT_S = 900
-COLUMNS = ("at", "commit", "machine", "python", "backend", "version", "case", "value", "unit")
+RUN_S = 900
+PROBE_S = 60
+
+Measured = dict[str, dict[str, list[Row]]]
+"""The rows of each round, by backend and case."""
 
 
 def interpreters(named: list[str]) -> dict[str, str]:
-    """Return the Python of each backend that can be timed."""
-    found = {"stoker": sys.executable}
-    given = dict(item.split("=", 1) for item in named)
-    for peer in PEERS:
-        path = given.get(peer) or os.environ.get(f"STOKER_BENCH_{peer.upper()}")
-        if path:
-            found[peer] = path
-        elif importlib.util.find_spec(peer) is not None:
-            found[peer] = sys.executable
+    """Return the Python of each backend that can be timed; say why another cannot."""
+    found = {OURS: sys.executable}
+    items = [*os.environ.get("STOKER_BENCH_PEERS", "").split(","), *named]
+    given = dict(item.strip().split("=", 1) for item in items if "=" in item)
+    for name in given.keys() - PEERS:
+        raise SystemExit(f"--peer {name}: only {' and '.join(PEERS)} can be compared")
+    on_path = [p for name in ("python3", "python") if (p := shutil.which(name))]
+    for peer, module in PEERS.items():
+        places = [given[peer]] if peer in given else [sys.executable, *on_path]
+        python = next((p for p in places if can_import(p, module)), None)
+        if python is not None:
+            found[peer] = python
+        elif peer in given:
+            raise SystemExit(f"--peer {peer}={given[peer]}: it cannot import {module}")
+        else:
+            print(
+                f"{peer} is not compared: {module} is in none of {', '.join(dict.fromkeys(places))}."
+                f" Name a Python that has it: --peer {peer}=PYTHON"
+            )
     return found
 
 
-def run_once(
-    backend: str, python: str, seconds: float, cases: list[str]
-) -> dict[str, tuple[float, str]]:
-    """Run the workloads of one backend once; return value and unit by case."""
+def can_import(python: str, module: str) -> bool:
+    """Whether an interpreter has a module (it is not imported)."""
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    try:
+        return subprocess.run([python, "-c", code], timeout=PROBE_S, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def run_once(backend: str, python: str, seconds: float, cases: list[str]) -> list[Row]:
+    """Run the workloads of one backend once."""
     command = [python, str(HERE / "workloads.py"), backend, str(seconds), *cases]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False, cwd="/"
+        command, capture_output=True, text=True, timeout=RUN_S, check=False, cwd="/"
     )
-    results: dict[str, tuple[float, str]] = {}
+    rows = []
     for line in done.stdout.splitlines():
         if line.startswith("{"):
             said = json.loads(line)
             if "error" in said:
                 print(f"  {backend}: {said['case']}: {said['error']}")
             else:
-                results[said["case"]] = (said["value"], said["unit"])
+                rows.append(Row(said["case"], said["value"], said["unit"]))
     if done.returncode:
         print(f"  {backend} ended with exit code {done.returncode}: {done.stderr[-800:]}")
-    return results
+    return rows
 
 
 def version_of(backend: str, python: str) -> str:
     """Return a backend's version as its own interpreter knows it."""
     code = f"import importlib.metadata as m; print(m.version({backend!r}))"
     done = subprocess.run(
-        [python, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [python, "-c", code], capture_output=True, text=True, timeout=PROBE_S, check=False
     )
     return done.stdout.strip()
 
 
-def commit() -> str:
-    """Return the commit that is measured, with a + if the tree has changes."""
-    head = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"],
-        capture_output=True,
-        text=True,
-        cwd=HERE,
-        check=False,
-    )
-    return head.stdout.strip()
+def ratios(ours: list[Row], theirs: list[Row]) -> list[float]:
+    """Return how many times better ours is, round by round."""
+    pairs = [(a.value, b.value) for a, b in zip(ours, theirs, strict=False) if a.value and b.value]
+    less = ours[0].unit in LOWER_IS_BETTER
+    return [b / a if less else a / b for a, b in pairs]
 
 
-def show(measured: dict[str, dict[str, list[tuple[float, str]]]]) -> None:
-    """Print a table: medians, and each peer's ratio with its spread over the rounds."""
-    peers = [b for b in measured if b != "stoker"]
-    print(
-        f"\n{'case':28} {'stoker':>14}" + "".join(f" {p:>12} {'ratio (spread)':>22}" for p in peers)
-    )
-    for case, ours in measured["stoker"].items():
-        unit = ours[0][1]
-        mine = statistics.median(v for v, _ in ours)
-        row = f"{case:28} {mine:>10.5g} {unit:3}"
+def show(measured: Measured) -> None:
+    """Print a table: medians, each peer's ratio with its spread over the rounds, and the goals."""
+    peers = [b for b in measured if b != OURS]
+    head = f"\n{'case':30} {OURS:>18}"
+    print(head + "".join(f" {p:>12} {'ratio (spread)':>22}" for p in peers) + f" {'goal':>6}")
+    for case, ours in measured[OURS].items():
+        line = f"{case:30} {statistics.median(r.value for r in ours):>10.5g} {ours[0].unit:7}"
+        reached = ""
         for peer in peers:
-            theirs = measured[peer].get(case)
-            if not theirs:
-                row += f" {'-':>12} {'':>22}"
+            theirs = measured[peer].get(case, [])
+            times = ratios(ours, theirs)
+            if not times:
+                line += f" {'-':>12} {'':>22}"
                 continue
-            other = statistics.median(v for v, _ in theirs)
-            pairs = [
-                (b / a if unit in LOWER_IS_BETTER else a / b)
-                for (a, _), (b, _) in zip(ours, theirs, strict=False)
-                if a and b
-            ]
-            spread = (
-                f"{statistics.median(pairs):.1f}x ({min(pairs):.1f}-{max(pairs):.1f})"
-                if pairs
-                else "-"
-            )
-            row += f" {other:>12.5g} {spread:>22}"
-        print(row)
+            middle = statistics.median(times)
+            spread = f"{middle:.1f}x ({min(times):.1f}-{max(times):.1f})"
+            line += f" {statistics.median(r.value for r in theirs):>12.5g} {spread:>22}"
+            if peer == "ray" and case in GOALS:
+                reached = "yes" if middle >= GOALS[case] else "NO"
+        goal = f"{GOALS[case]:g}x" if case in GOALS else ""
+        print(f"{line} {goal:>6} {reached}")
     print("ratio: how many times better Stoker is (faster, smaller, fewer); rounds alternate.")
+    print("goal: the ratio to Ray that is wanted on the same machine in the same run.")
 
 
 def main() -> int:
@@ -124,52 +159,23 @@ def main() -> int:
     )
     options = parser.parse_args()
     pythons = interpreters(options.peer)
-    for peer in PEERS:
-        if peer not in pythons:
-            print(
-                f"{peer} is not installed here: give --peer {peer}=/path/to/its/python to compare"
-            )
-    measured: dict[str, dict[str, list[tuple[float, str]]]] = {b: {} for b in pythons}
+    measured: Measured = {backend: {} for backend in pythons}
     for number in range(options.rounds):
         for backend, python in pythons.items():
             print(f"round {number + 1}: {backend}", flush=True)
-            for case, result in run_once(backend, python, options.seconds, options.cases).items():
-                measured[backend].setdefault(case, []).append(result)
-    if not measured["stoker"]:
+            for row in run_once(backend, python, options.seconds, options.cases):
+                measured[backend].setdefault(row.case, []).append(row)
+    if not measured[OURS]:
         return 1
     show(measured)
     if options.csv:
-        append(Path(options.csv), measured, {b: version_of(b, p) for b, p in pythons.items()})
-    return 0
-
-
-def append(
-    path: Path, measured: dict[str, dict[str, list[tuple[float, str]]]], versions: dict[str, str]
-) -> None:
-    """Add the medians to the CSV that is kept with the code."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    machine = f"{os.cpu_count()} x {platform.machine()}"
-    known = path.exists()
-    with path.open("a", newline="") as file:
-        rows = csv.writer(file)
-        if not known:
-            rows.writerow(COLUMNS)
         for backend, cases in measured.items():
-            for case, results in cases.items():
-                value = statistics.median(v for v, _ in results)
-                rows.writerow(
-                    (
-                        now,
-                        commit(),
-                        machine,
-                        platform.python_version(),
-                        backend,
-                        versions[backend],
-                        case,
-                        f"{value:.5g}",
-                        results[0][1],
-                    )
-                )
+            medians = [
+                Row(case, statistics.median(r.value for r in rows), rows[0].unit)
+                for case, rows in cases.items()
+            ]
+            append(options.csv, backend, version_of(backend, pythons[backend]), medians)
+    return 0
 
 
 if __name__ == "__main__":
