@@ -447,7 +447,7 @@ class World:
                 "lent": [i for of in loans.lent.values() for i in of],
                 "borrowed": [e.object_id for of in loans.borrowed.values() for e in of],
                 "returning": list(loans.returning),
-                "unacknowledged": list(borrowing._unacknowledged),
+                "unacknowledged": list(borrowing.unacknowledged),
                 "opening": list(borrowing._opening),
                 "escaped": list(process.escaped),
                 "calls": list(process.calls),

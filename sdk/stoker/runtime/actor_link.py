@@ -48,6 +48,18 @@ class ActorLink:
         self.held: PendingTask | None = None
         """Keeps the refs among the constructor's arguments alive, for restarts."""
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether this process owes it nothing: no call, and no argument for a restart."""
+        creating = self.created is not None and not self.created.done()
+        return not (
+            self.open
+            or self.connecting
+            or creating
+            or self.drained
+            or (self.held and not self.dead)
+        )
+
     def die(self, failed: Failed) -> None:
         """It will never run again: remember why, and let its constructor's arguments go."""
         self.dead, self.held = failed, None

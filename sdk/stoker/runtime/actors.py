@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
 
+_LINKS = 1000
+"""From this many actors on, those that are not called are forgotten."""
+
 
 class ActorCalls:
     """All actors that this process calls."""
@@ -42,6 +45,7 @@ class ActorCalls:
         self._runtime = runtime
         self._ids = IdSource(Prefix.TASK)
         self._links: dict[str, ActorLink] = {}
+        self._many = _LINKS
         self._submitted: deque[tuple[ActorLink, PendingTask]] = deque()
         self.lines = ActorLines(runtime, self)
 
@@ -85,6 +89,10 @@ class ActorCalls:
         touched: dict[str, ActorLink] = {}
         while self._submitted:
             link, task = self._submitted.popleft()
+            known = self._links.setdefault(link.actor_id, link)
+            if known is not link:  # it was forgotten in between
+                known.open.add(task.task_id)
+                link = known
             task.phase = Phase.WAITING
             if (dead := link.dead or self._runtime.lost) is not None:
                 self.fail(task, dead)
@@ -94,6 +102,15 @@ class ActorCalls:
             touched[link.actor_id] = link
         for link in touched.values():
             self.send(link)
+        if len(self._links) > self._many:
+            self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        """Let go of actors that have no calls of ours now: one that is called again is looked up."""
+        for link in self.all_links():
+            if link.is_idle:
+                del self._links[link.actor_id]
+        self._many = max(_LINKS, 2 * len(self._links))
 
     def known(self, actor_id: str) -> ActorLink | None:
         """Return the link to an actor, if this process has one."""
@@ -101,7 +118,7 @@ class ActorCalls:
 
     def all_links(self) -> Iterable[ActorLink]:
         """Return the links to all actors that this process calls."""
-        return self._links.values()
+        return list(self._links.values())  # user threads may add some meanwhile
 
     def send(self, link: ActorLink) -> None:
         """Send the waiting calls in order, up to the first whose arguments are not there yet."""
@@ -199,7 +216,7 @@ class ActorCalls:
 
     def lost_line(self, line: Channel) -> None:
         """A line closed."""
-        self.lines.lost(self._links.values(), line)
+        self.lines.lost(self.all_links(), line)
 
     def try_again(self, link: ActorLink, lost: list[PendingTask], how: str) -> None:
         """Put the calls that were under way in front again, or fail them."""

@@ -48,7 +48,7 @@ class Borrowing:
         self._objects = objects
         self._table = objects.table
         self._to_resolve: deque[Entry] = deque()
-        self._unacknowledged: dict[int, tuple[Channel, asyncio.Future[None]]] = {}
+        self.unacknowledged: dict[int, tuple[Channel, asyncio.Future[None]]] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._returning = False
 
@@ -144,7 +144,7 @@ class Borrowing:
                 )
 
     def _heard(self, number: int) -> None:
-        _, future = self._unacknowledged.pop(number, (None, None))
+        _, future = self.unacknowledged.pop(number, (None, None))
         if future is not None and not future.done():
             future.set_result(None)
 
@@ -172,7 +172,7 @@ class Borrowing:
         if message is None:
             return None
         future = self._runtime.loop.create_future()
-        self._unacknowledged[message.number] = (line, future)
+        self.unacknowledged[message.number] = (line, future)
         line.post(message)
         asked = [e.object_id for e in entries if e.task is _ASKED and e.place is None]
         if asked:
@@ -221,7 +221,7 @@ class Borrowing:
         if waits:
             _, late = await asyncio.wait(waits, timeout=_BORROW_S)
             if late:
-                owners = {x.peer.peer_id for x, f in self._unacknowledged.values() if f in late}
+                owners = {x.peer.peer_id for x, f in self.unacknowledged.values() if f in late}
                 _log.warning(
                     "owners did not answer within %g s that they know of %d borrow(s): %s",
                     _BORROW_S,
@@ -232,13 +232,13 @@ class Borrowing:
     def under_way(self, behind: Channel) -> bool:
         """Whether a message that leaves on this line now would overtake a borrow begun before."""
         return bool(
-            (self.loans.fresh or self._unacknowledged or self._opening) and self._under_way(behind)
+            (self.loans.fresh or self.unacknowledged or self._opening) and self._under_way(behind)
         )
 
     def _under_way(self, behind: Channel | None) -> set[asyncio.Future[None]]:
         self.flush()
         waits: set[asyncio.Future[None]] = set(self._opening)
-        waits.update(f for line, f in self._unacknowledged.values() if line is not behind)
+        waits.update(f for line, f in self.unacknowledged.values() if line is not behind)
         return waits
 
     def give_back(self) -> None:
@@ -272,7 +272,7 @@ class Borrowing:
 
     def on_line_lost(self, line: Channel) -> None:
         """A line closed: its peer ended, or cannot be reached for the moment."""
-        for number, (asked, _) in list(self._unacknowledged.items()):
+        for number, (asked, _) in list(self.unacknowledged.items()):
             if asked is line:
                 self._heard(number)  # nobody is left to answer
         if line in self.loans.lent:

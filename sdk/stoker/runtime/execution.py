@@ -81,7 +81,7 @@ class Execution:
         self._outcomes: list[Outcome] = []
         self._outcomes_awake = False
         self._early: list[tuple[Channel, Run]] = []
-        self._escaped: dict[str, tuple[Channel, Any]] = {}
+        self.escaped: dict[str, tuple[Channel, Any]] = {}
         self._calls_of: dict[str, int] = {}
         self.pid = os.getpid()
         self._main = threading.main_thread().ident
@@ -198,7 +198,7 @@ class Execution:
                         self.credit_changed.notify_all()
             case Release():
                 for task_id in message.task_ids:
-                    self._escaped.pop(task_id, None)
+                    self.escaped.pop(task_id, None)
             case _:
                 return
 
@@ -298,7 +298,7 @@ class Execution:
             self.credits.pop(call.task_id, None)
             if outcome.escaped:
                 result.escaped = True
-                self._escaped[call.task_id] = (line, outcome.escaped)
+                self.escaped[call.task_id] = (line, outcome.escaped)
             failed = result.returns[0] if result.returns else None
             self._record(
                 work,
@@ -319,7 +319,7 @@ class Execution:
 
     def _send_item(self, line: Channel, item: Item, refs: list[Any]) -> None:
         if refs:
-            self._escaped[return_id(item.task_id, item.index)] = (line, refs)
+            self.escaped[return_id(item.task_id, item.index)] = (line, refs)
         line.post(item)
 
     def _record(
@@ -375,14 +375,14 @@ class Execution:
         self.runtime.loop.call_later(GRACE_S, self._forget_escaped, line)
 
     def _forget_escaped(self, line: Channel) -> None:
-        for task_id, (caller, _) in list(self._escaped.items()):
+        for task_id, (caller, _) in list(self.escaped.items()):
             if caller is line:
-                del self._escaped[task_id]
+                del self.escaped[task_id]
 
     @property
     def busy(self) -> bool:
         """Whether this worker runs or holds anything that others need."""
-        return bool(self.running or self.unstarted or self._escaped)
+        return bool(self.running or self.unstarted or self.escaped)
 
 
 _BECOME_ACTOR = "become-actor"

@@ -17,6 +17,31 @@ _REPORT_AFTER_S = 0.1
 _REPORT_BATCH = 1000
 
 
+def table_sizes(runtime: Runtime) -> dict[str, int]:
+    """Return how much this process holds of what comes and goes, by table (for tests and people)."""
+    borrowing, execution = runtime.objects.borrowing, runtime.execution
+    loans = borrowing.loans
+    sizes = {
+        "objects": len(runtime.objects.table),
+        "lent": sum(len(theirs) for theirs in loans.lent.values()),
+        "borrowed": sum(len(mine) for mine in loans.borrowed.values()),
+        "to announce": len(loans.fresh),
+        "to return": len(loans.returning),
+        "unacknowledged": len(borrowing.unacknowledged),
+        "pending tasks": len(runtime.tasks.pending),
+        "queued tasks": sum(len(q.ready) for q in runtime.tasks.queues.values()),
+        "open calls": sum(len(x.open) for x in runtime.actors.all_links()),
+    }
+    if execution is not None:
+        sizes |= {
+            "running": len(execution.running),
+            "unstarted": len(execution.unstarted),
+            "escaped": len(execution.escaped),
+            "credits": len(execution.credits),
+        }
+    return sizes
+
+
 class Reports:
     """Reads the pending tasks of this process; changes none."""
 

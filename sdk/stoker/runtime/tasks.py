@@ -28,6 +28,7 @@ from stoker.runtime.calls import (
 )
 from stoker.runtime.failures import failed_with, info_of
 from stoker.runtime.leases import Leases
+from stoker.runtime.memo import Memo
 from stoker.runtime.reports import Reports
 from stoker.runtime.submission import Submissions
 from stoker_wire.channel import Channel
@@ -50,7 +51,7 @@ class Tasks:
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
         self.leases = Leases(runtime, self)
         self.reports = Reports(runtime)
-        self._cache: dict[tuple[str, bytes], ObjectRef[Any]] = {}
+        self.memo = Memo()
 
     # -- user threads ----------------------------------------------------------------------------
 
@@ -64,15 +65,15 @@ class Tasks:
         place, deps, nested = pack_arguments(runtime, task_id, spec, args, kwargs)
         key = None
         if spec.options.cache and isinstance(place, Inline) and not deps and not nested:
-            key = (spec.function, b"".join((place.data, *(bytes(b.view) for b in place.buffers))))
-            found = self._cache.get(key)
-            if found is not None and not isinstance(found._entry.place, Failed):
+            key = self.memo.key(spec.function, place)
+            found = self.memo.get(key)
+            if found is not None:
                 return found
         parent_task_id, flow = runtime.current_task_id(), self._submitted.flow_of(spec)
         task = PendingTask(task_id, spec, place, deps, nested, parent_task_id, flow)
         result = make_refs(self._runtime, task)
         if key is not None and isinstance(result, ObjectRef):
-            self._cache[key] = result
+            self.memo.put(key, result)
         self.pending[task_id] = task
         self._submitted.add(task)
         runtime.wake()
