@@ -11,6 +11,8 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker_gcs import schema
 from stoker_gcs.actors.rules import ACTORS, LIVING, waits
 from stoker_gcs.jobs.rules import JOBS
@@ -18,7 +20,7 @@ from stoker_gcs.placing import HELD
 from stoker_gcs.tasks.history import OPEN
 from stoker_wire.background import Background
 from stoker_wire.errors import StokerError
-from stoker_wire.messages.cluster import LeaseKind, NodeState
+from stoker_wire.messages.cluster import LeaseKind, NodeState, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import JobState
 
@@ -85,17 +87,38 @@ class Reconciler:
                 self._start(work, "launch", subject, lambda: self._launcher.launch(subject))
             case "job.finished":
                 self._start(work, "end", subject, lambda: self._end_job(subject))
+            case "worker.exited" if payload.get("job_id"):
+                exit_ = msgspec.convert(payload, WorkerExit)
+                self._bury(work, subject, lambda: self._history.end_worker(exit_))
             case "node.died":
                 reason = f"node {subject} died: {payload.get('reason', '')}"
                 self._lose(work, subject, int(payload["incarnation"]) + 1, reason)
+                self._bury_node(work, event, reason)
             case "node.registered" if payload["incarnation"] > 1:
                 reason = f"node {subject} started again"
                 self._lose(work, subject, int(payload["incarnation"]), reason)
+                self._bury_node(work, event, reason)
             case _:
                 pass
 
     def _lose(self, work: Background, node_id: str, before: int, reason: str) -> None:
         self._start(work, "lose", node_id, lambda: self._lose_node(node_id, before, reason))
+
+    def _bury_node(self, work: Background, event: Event, reason: str) -> None:
+        self._bury(
+            work,
+            event.subject,
+            lambda: self._history.end_node(event.subject, reason, before_s=event.at_s),
+        )
+
+    def _bury(
+        self, work: Background, subject: str, end: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
+        async def later() -> None:
+            await asyncio.sleep(LAST_REPORTS_S)
+            await end()
+
+        self._start(work, "bury", subject, later)
 
     def _start(
         self,

@@ -5,7 +5,8 @@ milliseconds, without SQLAlchemy or Alembic. ``tables.py`` turns it into SQLAlch
 migrations, and a contract test proves that migrating and creating give the same schema.
 
 A state table holds the msgpack of the wire record in ``record`` and, beside it, only the columns that
-a WHERE needs. ``version`` counts the changes of a row: writers compare and swap on it.
+a WHERE needs (in ``tasks``, what the columns do not say: :class:`stoker_wire.spool.TaskFacts`).
+``version`` counts the changes of a row: writers compare and swap on it.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ class Upkeep:
         self._commits = metrics.gauge("commits", "Transactions since the start.")
         self._changes = metrics.gauge("changes", "Changes in those transactions.")
         self._degraded = metrics.gauge("hot_store_degraded", "1 while Redis does not answer.")
-        self._dropped.set(0)
 
     async def measure(self) -> None:
         """Set the gauges, forever."""
@@ -43,6 +42,7 @@ class Upkeep:
                 self._nodes.labels(state).set(states.count(state))  # type: ignore[arg-type]
             self._jobs.set(len(parts.ledger.live))
             self._tasks.set(parts.history.accepted)
+            self._dropped.set(parts.history.dropped)
             self._commits.set(parts.truth.journal.changes.batches)
             self._changes.set(parts.truth.journal.changes.items)
             self._degraded.set(int(parts.hot.degraded))

@@ -15,7 +15,7 @@ from stoker_nodelet.space import Space
 from stoker_nodelet.spool import Spool
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers import Workers
-from stoker_wire.errors import DeadlineExceededError, NotFoundError
+from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from stoker_wire.messages.cluster import (
     HeldLeases,
     RegisterWorker,
@@ -32,7 +32,6 @@ from stoker_wire.messages.work import (
     FreeObjects,
     MakeRoom,
     ObjectInfo,
-    ReportTasks,
     SealObjects,
     TaskHistoryStatus,
 )
@@ -173,8 +172,8 @@ class Api:
             query=LogsQuery, reply=LogLine, summary="Lines of output, as NDJSON; may follow",
         )  # fmt: skip
         add(
-            "POST", "/v1/tasks/report", self.report_tasks, before_ready=True,
-            body=ReportTasks, reply=TaskHistoryStatus, summary="Task history, to be forwarded",
+            "POST", "/v1/tasks/flush", self.flush_tasks,
+            reply=TaskHistoryStatus, summary="Forward the task history of this node now",
         )  # fmt: skip
 
     async def start_lease(self, req: Request) -> StartedLease:
@@ -268,6 +267,7 @@ class Api:
             for line in batch:
                 yield line
 
-    async def report_tasks(self, req: Request) -> TaskHistoryStatus:
-        self.spool.add(req.body.records)
-        return TaskHistoryStatus(accepted=len(req.body.records))
+    async def flush_tasks(self, _: Request) -> TaskHistoryStatus:
+        if not await self.spool.flush():
+            raise UnavailableError("the gcs does not take the task history now: it waits on disk")
+        return TaskHistoryStatus(accepted=self.spool.forwarded, dropped=self.spool.dropped)

@@ -37,7 +37,6 @@ from stoker_wire.client import Client
 from stoker_wire.host import host_id
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
-from stoker_wire.messages.work import ReportTasks, TaskRecord
 from stoker_wire.server import Service
 from stoker_wire.version import VERSION
 
@@ -80,6 +79,7 @@ class Running:
         """Start to work: the service listens, so this node's URL is known."""
         url = self.service.url
         self.transfer.listens_at(url)
+        self.spool.open()
         self.workers.processes.identity = replace(self.identity, url=url)
         self.membership.registration = structs.replace(self.membership.registration, url=url)
         self.forks.adopt(forkserver)
@@ -219,16 +219,15 @@ def _assemble(
         body = WorkersExited(exits=exits, incarnation=state.incarnation)
         await gcs.call("POST", "/v1/workers/exited", body, timeout_s=_REPORT_S)
 
-    async def report_tasks(records: tuple[TaskRecord, ...]) -> None:
-        body = ReportTasks(records=records)
-        await gcs.call("POST", "/v1/tasks/report", body, timeout_s=_REPORT_S)
+    async def report_tasks(frames: bytes) -> None:
+        await gcs.call("POST", "/v1/tasks/spooled", frames, timeout_s=_REPORT_S)
 
     async def download(package: str) -> bytes:
         return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=120.0)
 
     logs = Logs(node_id)
     exits = Exits(report_exits)
-    spool = Spool(identity.session_dir / "spool", node_id, report_tasks)
+    spool = Spool(identity.session_dir, node_id, report_tasks)
     forks = ForkServers(
         target,
         identity.log_dir,
@@ -266,7 +265,7 @@ async def _tick(workers: Workers) -> None:
 def _make_folders(session_dir: Path, node_id: str) -> tuple[Path, Path]:
     session_dir = session_dir.absolute()
     socket_dir = arena.socket_folder(session_dir, node_id)
-    for folder in (session_dir, session_dir / "logs", session_dir / "spool"):
+    for folder in (session_dir, session_dir / "logs"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if socket_dir.parent == session_dir:
         socket_dir.mkdir(mode=0o700, exist_ok=True)

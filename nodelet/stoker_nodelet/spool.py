@@ -1,13 +1,14 @@
-"""Carries task history from workers to the gcs, at least once, through any absence of the gcs.
+"""Carries task history from the processes of this node to the gcs, at least once, through any absence.
 
-A report is accepted into memory and answered at once; a loop forwards what is there every
-``FLUSH_S``. When the gcs has not answered after ``SPILL_S``, everything not yet acknowledged goes to
-a file, and what comes meanwhile goes there too (so memory stays bounded); the file is deleted when
-the gcs has acknowledged all of it. A nodelet that starts forwards the files of dead nodelets first.
+Each process appends frames of rows to a file of its own in the node's spool folder (see
+:mod:`stoker_wire.spool`); a record is there before the result that it tells of leaves its worker,
+so a killed worker takes none with it. The loop here forwards whole frames as they lie on disk, every
+``POLL_S``, and deletes a file when all of it is acknowledged and its writer has left it. While the
+gcs is away nothing is read: the disk is the buffer, memory holds one batch at most.
 
-Guarantee: nothing is lost while the nodelet lives, nor when it is stopped; SIGKILL loses at most
-what came within the last ``FLUSH_S + SPILL_S`` (0.2 s) and was not forwarded. There is no fsync:
-the files survive the process, not the machine.
+A nodelet that starts adopts the folders of dead nodelets of its session. What a nodelet had forwarded
+and not yet deleted when it died is sent again; the gcs merges. There is no fsync: the files survive
+the processes, not the machine.
 """
 
 from __future__ import annotations
@@ -16,157 +17,177 @@ import asyncio
 import contextlib
 import logging
 import os
-import struct
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
 from stoker_nodelet import proctree
-from stoker_wire.errors import StokerError
-from stoker_wire.messages.work import TaskRecord
+from stoker_wire.errors import BadRequestError, StokerError
+from stoker_wire.spool import (
+    HEAD,
+    frame_nbytes,
+    frames_of,
+    rows_in_frames,
+    spool_folder,
+    whole_frames,
+    writer_lives,
+)
 
-FLUSH_S = 0.05
-SPILL_S = 0.15
-BATCH = 2000
-_MEMORY_RECORDS = 20_000
+POLL_S = 0.2
+BATCH_BYTES = 1 << 20
+_FILE_BYTES = 256 << 10
 _AWAY_S = 0.5  # pause between tries while the gcs is away
-_HEAD = struct.Struct("!I")
+_BURY_S = 2.0  # how often the writers of files that have been read are looked for
+_OWNER = ".owner"
+_BROKEN = ".broken"
+_DOTS = 3  # in the name of a spool file
 
-Forward = Callable[[tuple[TaskRecord, ...]], Awaitable[None]]
+Forward = Callable[[bytes], Awaitable[None]]
 
 _log = logging.getLogger("stoker.nodelet.spool")
 
 
 @dataclass(slots=True)
 class Spool:
-    """One nodelet's history on its way. ``folder`` is shared by the nodelets of a session."""
+    """The task history of one node on its way; the nodelets of a session share ``session_dir``."""
 
-    folder: Path
+    session_dir: Path
     node_id: str
     forward: Forward
-    pending: list[TaskRecord] = field(default_factory=list)
     forwarded: int = 0
+    dropped: int = 0
+    _told: dict[Path, int] = field(default_factory=dict)
+    """How far each file is acknowledged."""
+    _adopted: list[Path] = field(default_factory=list)
+    _untold: int = 0
     _away: bool = False
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _buried_at_s: float = 0.0
+    _flushing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
-    def path(self) -> Path:
-        """The file of what waits for the gcs; its name says whose it is."""
-        pid = os.getpid()
-        return self.folder / f"{self.node_id}.{pid}.{proctree.start_time(pid)}.spool"
+    def folder(self) -> Path:
+        """Where the processes of this node write."""
+        return spool_folder(self.session_dir, self.node_id)
 
-    def add(self, records: tuple[TaskRecord, ...]) -> None:
-        """Accept a report. While the gcs is away it is in the file when this returns."""
-        if self._away:
-            self._spill(records)
-            return
-        self.pending.extend(records)
-        if len(self.pending) > _MEMORY_RECORDS:
-            self._spill(self.pending)
-            self.pending = []
-        self._wake.set()
+    def open(self) -> None:
+        """Make the folder, and find those that dead nodelets have left."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        pid = os.getpid()
+        (self.folder / _OWNER).write_text(f"{pid} {proctree.start_time(pid)}")
+        others = (path for path in self.folder.parent.iterdir() if path != self.folder)
+        self._adopted = [path for path in sorted(others) if _is_abandoned(path)]
 
     async def run(self) -> None:
         """Forward for ever."""
-        await self._resend_left()
         while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await asyncio.sleep(FLUSH_S)
-            if not await self.flush():
-                await asyncio.sleep(_AWAY_S)
-                self._wake.set()
+            await asyncio.sleep(_AWAY_S if self._away else POLL_S)
+            await self.flush()
 
     async def flush(self) -> bool:
-        """Forward everything; return False (and keep it on disk) if the gcs does not take it."""
-        try:
-            if self.path.exists():
-                await self._send_file(self.path)
+        """Forward all that lies there; return False if the gcs does not take it now."""
+        async with self._flushing:
+            try:
+                while batch := self._read():
+                    await self._tell(batch)
+            except (StokerError, OSError) as error:
+                if not self._away:
+                    _log.warning("task history waits on disk: %s", error)
+                self._away = True
+                return False
             self._away = False
-            while self.pending:
-                batch = tuple(self.pending[:BATCH])
-                async with asyncio.timeout(SPILL_S):
-                    await self.forward(batch)
-                del self.pending[: len(batch)]
-                self.forwarded += len(batch)
-        except (StokerError, TimeoutError, OSError) as error:
-            if isinstance(error, StokerError) and not self._away:
-                _log.warning("task history waits on disk: %s", error)
-            self._away = True
-            self._spill(self.pending)
-            self.pending = []
-            return False
-        return True
+            if time.monotonic() - self._buried_at_s > _BURY_S:
+                self._bury()
+            return True
 
     async def close(self, timeout_s: float) -> None:
         """Forward what is left, or leave it on disk for the next nodelet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.flush()
-        self._spill(self.pending)
-        self.pending = []
+        self._bury()
+        _remove_if_empty(self.folder)
 
-    def _spill(self, records: list[TaskRecord] | tuple[TaskRecord, ...]) -> None:
-        if not records:
-            return
-        body = msgspec.msgpack.encode(records)
-        with self.path.open("ab") as file:
-            file.write(_HEAD.pack(len(body)) + body)
+    async def _tell(self, batch: dict[Path, bytes]) -> None:
+        body = b"".join(batch.values())
+        if self._untold:
+            body += frames_of((), self._untold)
+        nrows = rows_in_frames(body)
+        try:
+            await self.forward(body)
+            self.forwarded += nrows
+            self._untold = 0
+        except BadRequestError as error:
+            # It would be refused for ever, and hold up all that comes behind it.
+            _log.error("%d task records are lost, the gcs refuses them: %s", nrows, error)
+            self.dropped += nrows
+            self._untold += nrows
+        for path, data in batch.items():
+            self._told[path] = self._told.get(path, 0) + len(data)
 
-    async def _send_file(self, path: Path) -> None:
-        """Forward a file's records; it may grow meanwhile, and is deleted when all is told."""
-        told = 0
-        while True:
-            for chunk, end in _chunks(path, told):
-                for start in range(0, len(chunk), BATCH):
-                    batch = chunk[start : start + BATCH]
-                    await self.forward(batch)
-                    self.forwarded += len(batch)
-                told = end
-            if _delete_if_told(path, told):
-                return
+    def _read(self) -> dict[Path, bytes]:
+        """Return the next whole frames of each file, up to a batch."""
+        batch: dict[Path, bytes] = {}
+        room = BATCH_BYTES
+        for path, size in self._files():
+            offset = self._told.get(path, 0)
+            if size > offset and room > 0 and (data := self._frames(path, offset)):
+                batch[path] = data
+                room -= len(data)
+        return batch
 
-    async def _resend_left(self) -> None:
-        """Forward the files that dead nodelets have left in the folder."""
-        for path in _abandoned(self.folder):
-            sent = False
-            while not sent:
-                try:
-                    await self._send_file(path)
-                    sent = True
-                except FileNotFoundError:
-                    sent = True  # another nodelet of the session was quicker
-                except (StokerError, OSError):
-                    await asyncio.sleep(_AWAY_S)
+    def _files(self) -> Iterator[tuple[Path, int]]:
+        for folder in (self.folder, *self._adopted):
+            with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    if entry.name.count(".") == _DOTS:
+                        yield Path(entry.path), entry.stat().st_size
+
+    def _frames(self, path: Path, offset: int) -> bytes:
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(_FILE_BYTES)
+                nbytes = whole_frames(data)
+                if nbytes == 0 and len(data) == _FILE_BYTES:
+                    data += file.read(HEAD.size + frame_nbytes(data) - len(data))
+                    nbytes = whole_frames(data)
+                return data[:nbytes]
+        except FileNotFoundError:
+            return b""  # another nodelet of the session has adopted the same folder
+        except ValueError as error:
+            _log.error("the rest of %s is unreadable and put aside: %s", path, error)
+            self.dropped += 1
+            self._untold += 1
+            path.rename(path.with_name(path.name + _BROKEN))
+            return b""
+
+    def _bury(self) -> None:
+        """Delete the files that are told of and that nobody will add to."""
+        self._buried_at_s = time.monotonic()
+        found = [path for path, _ in self._files()]
+        for path, after in zip(found, [*found[1:], None], strict=False):
+            left = after is not None and after.stem == path.stem
+            if not left and writer_lives(path):
+                continue
+            # Only now its size is final. What no whole frame follows is told of, or torn.
+            if not self._frames(path, self._told.get(path, 0)):
+                path.unlink(missing_ok=True)
+                self._told.pop(path, None)
+        for folder in self._adopted:
+            _remove_if_empty(folder)
 
 
-def _abandoned(folder: Path) -> list[Path]:
-    found = []
-    for path in sorted(folder.glob("*.spool")):
-        _, pid, started, _ = path.name.rsplit(".", 3)
-        if proctree.start_time(int(pid)) != int(started):
-            found.append(path)
-    return found
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        if all(one.name == _OWNER for one in folder.iterdir()):
+            (folder / _OWNER).unlink(missing_ok=True)
+            folder.rmdir()
 
 
-def _delete_if_told(path: Path, told: int) -> bool:
-    """Delete the file unless whole chunks have come behind ``told`` (a torn one counts as none)."""
-    if any(True for _ in _chunks(path, told)):
-        return False
-    path.unlink()
-    return True
-
-
-def _chunks(path: Path, offset: int) -> Iterator[tuple[tuple[TaskRecord, ...], int]]:
-    """Yield the chunks of a spool file from ``offset``; a torn last one is left out."""
-    decode = msgspec.msgpack.Decoder(tuple[TaskRecord, ...]).decode
-    with path.open("rb") as file:
-        file.seek(offset)
-        while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            (nbytes,) = _HEAD.unpack(head)
-            body = file.read(nbytes)
-            if len(body) < nbytes:
-                return
-            yield decode(body), file.tell()
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        pid, started = (folder / _OWNER).read_text().split()
+    except (OSError, ValueError):
+        return False  # in the making
+    return proctree.start_time(int(pid)) != int(started)

@@ -214,7 +214,7 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]]:
     import msgspec
 
     found = runtime()
-    found.run(found.history.flush(), _CALL_S)
+    found.run(found.history.forward(), _CALL_S)
     events = [
         {
             "cat": "actor_task" if task["actor_id"] else "task",

@@ -56,7 +56,7 @@ def main(boot: WorkerBoot) -> None:
         namespace="",
         gcs_url=boot.gcs_url,
         token=boot.token,
-        node=LocalNode(boot.node_id, boot.nodelet_url, boot.arena_dir),
+        node=LocalNode(boot.node_id, boot.nodelet_url, boot.arena_dir, boot.session_dir),
         socket_path=boot.socket_path,
         tcp_host=None if is_loopback(host) else host,
         is_worker=True,

@@ -14,12 +14,14 @@ from stoker_gcs.store.opening import open_store
 from stoker_gcs.store.rows import task_of
 from stoker_wire.background import Background
 from stoker_wire.messages.work import TaskRecord, TaskState
+from stoker_wire.spool import row_of
 from tests.contract.gcs_support import migrate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stoker_gcs.store.protocol import Store
+    from stoker_wire.spool import TaskRow
 
 KINDS = ("memory", "sqlite-memory", "sqlite-file", "postgres")
 
@@ -50,10 +52,8 @@ def told(subject: str, kind: str = "kv.changed") -> Append:
     return Append(kind, subject, b"\x81\xa1a\x01", 5.0)
 
 
-def a_task(
-    task_id: str = "t_1", state: TaskState = TaskState.RUNNING, **more: object
-) -> TaskRecord:
-    return TaskRecord(
+def a_task(task_id: str = "t_1", state: TaskState = TaskState.RUNNING, **more: object) -> TaskRow:
+    record = TaskRecord(
         task_id=task_id,
         attempt=0,
         state=state,
@@ -61,6 +61,7 @@ def a_task(
         name="f",
         **more,  # type: ignore[arg-type]
     )
+    return row_of(record)
 
 
 async def test_a_row_and_its_event_are_committed_together(store: Store) -> None:
@@ -201,6 +202,9 @@ async def test_task_reports_merge_in_any_order(store: Store) -> None:
     assert (first.state, first.node_id, first.started_at_s) == (TaskState.FINISHED, "n_1", 2.0)
     assert second.state is TaskState.RUNNING
     assert await store.select(schema.TASKS, {"state": "QUEUED"}) == []
+    await store.put_tasks([done, a_task("t_3"), a_task("t_2", TaskState.FAILED)])
+    states = [row["state"] for row in await store.select(schema.TASKS)]
+    assert states == ["FINISHED", "FAILED", "RUNNING"]
 
 
 async def test_concurrent_callers_share_transactions_and_each_gets_its_own_result(

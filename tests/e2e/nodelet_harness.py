@@ -34,9 +34,10 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import Event, Page
-from stoker_wire.messages.work import FinishJob, ReportTasks, TaskHistoryStatus, TaskRecord
+from stoker_wire.messages.work import FinishJob, TaskHistoryStatus, TaskRecord
 from stoker_wire.server import Request, Service, watch_response
 from stoker_wire.settings import Settings
+from stoker_wire.spool import record_of, rows_in
 from tests.e2e.worker_target import Do, Seen
 
 REPO = Path(__file__).resolve().parents[2]
@@ -89,7 +90,7 @@ class FakeGcs:
         add("POST", "/v1/nodes/{id}/heartbeat", self.beat, body=Heartbeat, summary="beat")
         add("POST", "/v1/nodes/{id}/leave", self.leave, raw_body=True, summary="leave")
         add("POST", "/v1/workers/exited", self.exited, body=WorkersExited, summary="exited")
-        add("POST", "/v1/tasks/report", self.report, body=ReportTasks, summary="report")
+        add("POST", "/v1/tasks/spooled", self.spooled, raw_body=True, summary="spooled")
         add("POST", "/v1/jobs/{id}/finish", self.finish, body=FinishJob, summary="finish")
         add("GET", "/v1/jobs/{id}", self.job, summary="job")
         add("GET", "/v1/packages/{id}", self.package, summary="package")
@@ -139,10 +140,11 @@ class FakeGcs:
         self.exits.update({one.worker_id: one for one in req.body.exits})
         return Empty()
 
-    async def report(self, req: Request) -> TaskHistoryStatus:
+    async def spooled(self, req: Request) -> TaskHistoryStatus:
         self._answers()
-        self.tasks += req.body.records
-        return TaskHistoryStatus(accepted=len(req.body.records))
+        rows, _ = rows_in(await req.read())
+        self.tasks += [record_of(row) for row in rows]
+        return TaskHistoryStatus(accepted=len(rows))
 
     async def finish(self, req: Request) -> Empty:
         self._answers()

@@ -23,6 +23,7 @@ from stoker_wire.errors import (
     NotFoundError,
     RuntimeEnvSetupError,
     StokerError,
+    UnavailableError,
 )
 from stoker_wire.messages.cluster import ActorSpec, DriverSpec, LeaseKind
 from stoker_wire.messages.common import Empty, RuntimeEnv
@@ -31,12 +32,12 @@ from stoker_wire.messages.work import (
     FreeObjects,
     JobState,
     ObjectInfo,
-    ReportTasks,
     SealObjects,
     TaskHistoryStatus,
     TaskRecord,
     TaskState,
 )
+from stoker_wire.spool import SpoolWriter, row_of, spool_folder
 from tests.e2e.nodelet_harness import FakeGcs, Nodelet, eventually, start_nodelet
 
 
@@ -414,33 +415,38 @@ async def test_a_drivers_end_is_reported(start, gcs: FakeGcs, tmp_path: Path) ->
 
 async def test_task_history_survives_an_absent_gcs_and_a_restart(start, gcs: FakeGcs) -> None:
     node = await start()
+    session = Path(node.registration.session_dir)
+    writer = SpoolWriter(spool_folder(session, node.registration.node_id), "p_1")
 
-    async def report(*names: str) -> None:
-        records = tuple(
+    def write(*names: str) -> None:
+        records = (
             TaskRecord(task_id=name, attempt=0, state=TaskState.FINISHED, job_id="j", name="f")
             for name in names
         )
-        status = await node.client.call(
-            "POST", "/v1/tasks/report", ReportTasks(records=records), reply=TaskHistoryStatus
-        )
-        assert status.accepted == len(names)
+        writer.write([row_of(record) for record in records])
 
     def told() -> set[str]:
         return {record.task_id for record in gcs.tasks}
 
-    await report("t_1", "t_2")
-    await eventually(lambda: told() == {"t_1", "t_2"}, "the first reports")
+    async def flush() -> TaskHistoryStatus:
+        return await node.client.call("POST", "/v1/tasks/flush", reply=TaskHistoryStatus)
+
+    write("t_1", "t_2")
+    assert (await flush()).accepted == 2
+    assert told() == {"t_1", "t_2"}
     gcs.away = True
-    spool = Path(node.registration.session_dir) / "spool"
-    await report("t_3")
-    await eventually(lambda: list(spool.iterdir()), "it is on disk", 20.0)
-    await report("t_4")
+    write("t_3")
+    with pytest.raises(UnavailableError, match="on disk"):
+        await node.client.call("POST", "/v1/tasks/flush", retry=False)
     node.process.kill()
     await node.process.wait()
+    write("t_4")  # by a driver that outlives its nodelet
     gcs.away = False
     node = await start()
     await eventually(lambda: told() == {"t_1", "t_2", "t_3", "t_4"}, "all of it is told")
-    await eventually(lambda: not list(spool.iterdir()), "the file is deleted")
+    write("t_5")
+    await eventually(lambda: "t_5" in told(), "the folder of the dead one is still read")
+    assert (await flush()).dropped == 0
 
 
 async def test_a_node_works_on_while_the_gcs_is_away(start, gcs: FakeGcs) -> None:

@@ -26,3 +26,15 @@ def host_id() -> str:
     except OSError:
         mount = socket.gethostname()
     return hashlib.sha256(f"{boot}/{mount}".encode()).hexdigest()[:16]
+
+
+def start_time(pid: int) -> int:
+    """Return when ``pid`` started, in clock ticks since boot; 0 if it is gone or a zombie.
+
+    Together with the pid it names a process for ever: pids are used again, the pair is not.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return int(fields[19]) if fields[0] not in "ZX" else 0

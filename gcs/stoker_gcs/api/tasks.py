@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from stoker_gcs.api.queries import TaskQuery
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord
+from stoker_wire.spool import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from stoker_gcs.parts import Parts
@@ -20,6 +21,9 @@ def add_routes(service: Service, parts: Parts) -> None:
 
     async def report(req: Request) -> TaskHistoryStatus:
         return await parts.history.report(req.body.records)
+
+    async def spooled(req: Request) -> TaskHistoryStatus:
+        return await parts.history.spooled(await req.read())
 
     async def listing(req: Request) -> Page[TaskRecord]:
         where = {name: getattr(req.query, name) for name in FILTERS}
@@ -40,6 +44,16 @@ def add_routes(service: Service, parts: Parts) -> None:
         # Reports merge, so a repeated one changes nothing and its reply need not be kept.
         idempotency=False,
         summary="Add to the task history",
+    )
+    service.route(
+        "POST",
+        "/v1/tasks/spooled",
+        spooled,
+        raw_body=True,
+        reply=TaskHistoryStatus,
+        max_body_bytes=2 * MAX_FRAME_BYTES,
+        idempotency=False,
+        summary="Add whole frames of spool files to the task history",
     )
     service.route(
         "GET",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker_gcs.store.changes import Change
     from stoker_gcs.store.protocol import Store
     from stoker_wire.messages.control import Event
-    from stoker_wire.messages.work import TaskRecord
+    from stoker_wire.spool import TaskRow
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -95,9 +95,7 @@ class Journal:
         self.changes: Lane[Change, tuple[Event, ...] | Clash] = Lane(
             self._write_changes, batch=MAX_CHANGES
         )
-        self.tasks: Lane[tuple[TaskRecord, ...], None] = Lane(
-            self._write_tasks, batch=MAX_TASK_BATCHES
-        )
+        self.tasks: Lane[Sequence[TaskRow], None] = Lane(self._write_tasks, batch=MAX_TASK_BATCHES)
 
     async def close(self, timeout_s: float) -> None:
         """Write what was taken, and take nothing more."""
@@ -115,10 +113,10 @@ class Journal:
             raise result
         return result
 
-    async def put_tasks(self, records: tuple[TaskRecord, ...]) -> None:
+    async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history, durably."""
-        if records:
-            await self.tasks.put(records)
+        if rows:
+            await self.tasks.put(rows)
 
     async def _write_changes(self, batch: list[Change]) -> list[tuple[Event, ...] | Clash]:
         results = await self._store.commit(batch)
@@ -127,6 +125,6 @@ class Journal:
             self._committed(events)
         return results
 
-    async def _write_tasks(self, batch: list[tuple[TaskRecord, ...]]) -> list[None]:
-        await self._store.put_tasks([record for records in batch for record in records])
+    async def _write_tasks(self, batch: list[Sequence[TaskRow]]) -> list[None]:
+        await self._store.put_tasks([row for rows in batch for row in rows])
         return [None] * len(batch)

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.schema import TABLES, TASKS, Table
 from stoker_gcs.store.changes import Clash, Delete, Insert, Prefix, Update, Upsert
-from stoker_gcs.store.rows import numbered, task_of, task_row
-from stoker_gcs.tasks.merge import merge, merge_all
+from stoker_gcs.store.rows import numbered
+from stoker_gcs.tasks.merge import merge_all, merge_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stoker_gcs.store.changes import Change, Condition, Operation, Row
     from stoker_wire.messages.control import Event
-    from stoker_wire.messages.work import TaskRecord
+    from stoker_wire.spool import TaskRow
 
 Key = tuple[str | int, ...]
 
@@ -130,12 +130,13 @@ class MemoryStore:
         self._compacted = max(self._compacted, min(keep_after, self._last))
         self._events = [event for event in self._events if event.seq > self._compacted]
 
-    async def put_tasks(self, records: Sequence[TaskRecord]) -> None:
+    async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history."""
-        rows = self._tables[TASKS.name]
-        for key, record in merge_all(records).items():
-            known = rows.get(key)
-            rows[key] = task_row(record if known is None else merge(task_of(known), record))
+        table = self._tables[TASKS.name]
+        for key, row in merge_all(rows).items():
+            known = table.get(key)
+            merged = row if known is None else merge_rows(tuple(known.values()), row)
+            table[key] = dict(zip(TASKS.names, merged, strict=True))
 
 
 def _key(table: Table, row: Row) -> Key:

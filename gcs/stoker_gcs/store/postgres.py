@@ -21,12 +21,12 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.schema import META, REVISION
+from stoker_gcs.schema import META, REVISION, TASKS
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import Clash, Upsert
-from stoker_gcs.store.rows import event_of, numbered, task_of, task_row
+from stoker_gcs.store.rows import event_of, numbered
 from stoker_gcs.store.sqlite import not_migrated
-from stoker_gcs.tasks.merge import merge, merge_all
+from stoker_gcs.tasks.merge import merge_all, merge_rows
 from stoker_wire.errors import DatabaseError, UnavailableError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stoker_gcs.schema import Table
     from stoker_gcs.store.changes import Change, Condition, Row
     from stoker_wire.messages.control import Event
-    from stoker_wire.messages.work import TaskRecord
+    from stoker_wire.spool import TaskRow
 
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 30.0
@@ -192,9 +192,9 @@ class PostgresStore:
             await connection.execute(_text(sql.FORGET), {"seq": upto})
             await connection.execute(_text(statement), parameters)
 
-    async def put_tasks(self, records: Sequence[TaskRecord]) -> None:
+    async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history in one transaction."""
-        merged = merge_all(records)
+        merged = merge_all(rows)
         # One order for all replicas, so that two of them never wait for each other's rows.
         keys = sorted(merged)
         try:
@@ -202,14 +202,13 @@ class PostgresStore:
                 for start in range(0, len(keys), _KEYS_PER_SELECT):
                     statement, parameters = sql.known_tasks(keys[start : start + _KEYS_PER_SELECT])
                     known = await connection.execute(_text(statement), _clean(parameters))
-                    for row in known.mappings():
-                        key = (row["task_id"], row["attempt"])
+                    for row in known:
+                        key = (row[0], row[1])
                         if key in merged:
-                            merged[key] = merge(task_of(dict(row)), merged[key])
+                            merged[key] = merge_rows(tuple(row), merged[key])
                 if keys:
-                    await connection.execute(
-                        _text(sql.UPSERT_TASKS), [_clean(task_row(merged[key])) for key in keys]
-                    )
+                    named = [dict(zip(TASKS.names, merged[key], strict=True)) for key in keys]
+                    await connection.execute(_text(sql.UPSERT_TASKS), [_clean(n) for n in named])
         except (OSError, TimeoutError, DBAPIError) as error:
             raise self._gone(error) from error
 

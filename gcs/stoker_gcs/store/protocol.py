@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stoker_gcs.schema import Table
     from stoker_gcs.store.changes import Change, Clash, Condition, Row
     from stoker_wire.messages.control import Event
-    from stoker_wire.messages.work import TaskRecord
+    from stoker_wire.spool import TaskRow
 
 
 class Store(Protocol):
@@ -68,6 +68,6 @@ class Store(Protocol):
         """Forget the events with ``seq <= keep_after``."""
         ...
 
-    async def put_tasks(self, records: Sequence[TaskRecord]) -> None:
+    async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history (see :mod:`stoker_gcs.tasks.merge`); durable on return."""
         ...

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_gcs.tasks.merge import rank
+from stoker_gcs.schema import TASKS
 from stoker_wire.messages.control import Event
-from stoker_wire.messages.work import TaskRecord
+from stoker_wire.spool import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stoker_gcs.store.changes import Append, Row
+    from stoker_gcs.store.changes import Append
+    from stoker_wire.messages.work import TaskRecord
 
-_encode = msgspec.msgpack.Encoder().encode
 _payload = msgspec.msgpack.Decoder(dict[str, Any])
-_task = msgspec.msgpack.Decoder(TaskRecord)
 
 
 def numbered(event: Append, seq: int) -> Event:
@@ -37,21 +36,6 @@ def event_of(row: Mapping[str, Any]) -> Event:
     )
 
 
-def task_row(record: TaskRecord) -> Row:
-    """The row of ``tasks`` that holds a record."""
-    return {
-        "task_id": record.task_id,
-        "attempt": record.attempt,
-        "job_id": record.job_id,
-        "state": record.state.value,
-        "name": record.name,
-        "node_id": record.node_id,
-        "actor_id": record.actor_id,
-        "rank": rank(record),
-        "record": _encode(record),
-    }
-
-
 def task_of(row: Mapping[str, Any]) -> TaskRecord:
     """Read a row of ``tasks``."""
-    return _task.decode(row["record"])
+    return record_of([row[name] for name in TASKS.names])

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 from stoker_gcs.schema import META, REVISION, sqlite_ddl
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import Clash, Upsert
-from stoker_gcs.store.rows import event_of, numbered, task_of, task_row
-from stoker_gcs.tasks.merge import merge, merge_all
+from stoker_gcs.store.rows import event_of, numbered
+from stoker_gcs.tasks.merge import merge_all, merge_rows
 from stoker_wire.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stoker_gcs.schema import Table
     from stoker_gcs.store.changes import Change, Condition, Row
     from stoker_wire.messages.control import Event
-    from stoker_wire.messages.work import TaskRecord
+    from stoker_wire.spool import TaskRow
 
 T = TypeVar("T")
 READERS = 2
@@ -202,27 +202,34 @@ class SqliteStore:
 
         await self._run(self._writer, work)
 
-    async def put_tasks(self, records: Sequence[TaskRecord]) -> None:
+    async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history in one transaction."""
-        await self._run(self._writer, lambda: self._put_tasks(records))
+        await self._run(self._writer, lambda: self._put_tasks(rows))
 
-    def _put_tasks(self, records: Sequence[TaskRecord]) -> None:
-        merged = merge_all(records)
-        keys = list(merged)
+    def _put_tasks(self, rows: Sequence[TaskRow]) -> None:
+        merged = list(merge_all(rows).values())
         connection = self._connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            for start in range(0, len(keys), _KEYS_PER_SELECT):
-                statement, parameters = sql.known_tasks(keys[start : start + _KEYS_PER_SELECT])
-                for row in connection.execute(statement, parameters):
-                    key = (row["task_id"], row["attempt"])
-                    if key in merged:
-                        merged[key] = merge(task_of(row), merged[key])
-            connection.executemany(sql.UPSERT_TASKS, map(task_row, merged.values()))
+            for start in range(0, len(merged), _KEYS_PER_SELECT):
+                some = merged[start : start + _KEYS_PER_SELECT]
+                added = connection.executemany(sql.ADD_TASKS_BY_POSITION, some).rowcount
+                if added < len(some):
+                    # Rare: most attempts are told of once, when they have ended.
+                    again = _merged_with_known(connection, some)
+                    connection.executemany(sql.UPSERT_TASKS_BY_POSITION, again)
             connection.execute("COMMIT")
         except BaseException:
             connection.execute("ROLLBACK")
             raise
+
+
+def _merged_with_known(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> list[TaskRow]:
+    """Return what the rows that are stored in another form become."""
+    new = {(row[0], row[1]): row for row in rows}
+    found = connection.execute(*sql.known_tasks(list(new)))
+    stored = [(tuple(row), new[row[0], row[1]]) for row in found if (row[0], row[1]) in new]
+    return [merge_rows(old, row) for old, row in stored if old != row]
 
 
 def not_migrated(url: str, revision: str) -> DatabaseError:

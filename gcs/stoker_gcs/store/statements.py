@@ -6,6 +6,7 @@ parameters.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,11 @@ def _insert(table: Table, names: tuple[str, ...], replace: bool) -> str:
 
 
 UPSERT_TASKS = _insert(TASKS, TASKS.names, True) + " WHERE excluded.rank >= tasks.rank"
+UPSERT_TASKS_BY_POSITION = re.sub(r":\w+", "?", UPSERT_TASKS)
+ADD_TASKS_BY_POSITION = (
+    re.sub(r":\w+", "?", _insert(TASKS, TASKS.names, False))
+    + f" ON CONFLICT ({', '.join(TASKS.key)}) DO NOTHING"
+)
 
 
 def operate(operation: Operation) -> tuple[str, dict[str, Value], bool]:
@@ -92,7 +98,8 @@ def known_tasks(keys: Sequence[tuple[str, int]]) -> Statement:
     """The rows that exist for these attempts (and perhaps other attempts of the same tasks)."""
     parameters: dict[str, Value] = {f"t{i}": key[0] for i, key in enumerate(keys)}
     marks = ", ".join(f":{name}" for name in parameters)
-    return f"SELECT task_id, attempt, record FROM tasks WHERE task_id IN ({marks})", parameters
+    names = ", ".join(TASKS.names)
+    return f"SELECT {names} FROM tasks WHERE task_id IN ({marks})", parameters
 
 
 def _where(matched: Mapping[str, Condition], parameters: dict[str, Value]) -> str:

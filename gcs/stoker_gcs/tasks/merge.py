@@ -13,19 +13,13 @@ import msgspec
 
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import TaskRecord, TaskState
+from stoker_wire.spool import RANKS, rank, record_of, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-_RANK = {
-    TaskState.WAITING: 0,
-    TaskState.QUEUED: 1,
-    TaskState.RUNNING: 2,
-    TaskState.FINISHED: 4,
-    TaskState.FAILED: 4,
-    TaskState.CANCELLED: 4,
-}
-_INFERRED_RANK = 3
+    from stoker_wire.spool import TaskRow
+
 _DEFAULTS = {
     "actor_id": "",
     "parent_task_id": "",
@@ -38,19 +32,13 @@ _DEFAULTS = {
     "result_nbytes": 0,
     "demand": None,
     "name": "",
+    "owner_id": "",
 }
-
-
-def rank(record: TaskRecord) -> int:
-    """How far the attempt has come: 0 to 2 open, 3 ended as inferred, 4 ended as reported."""
-    if record.error is not None and record.error.extra.get("inferred"):
-        return _INFERRED_RANK
-    return _RANK[record.state]
 
 
 def merge(old: TaskRecord, new: TaskRecord) -> TaskRecord:
     """Return what is known after ``new`` when ``old`` was known before."""
-    if rank(old) >= _RANK[TaskState.FINISHED] or rank(new) < rank(old):
+    if rank(old) >= RANKS[TaskState.FINISHED] or rank(new) < rank(old):
         winner, other = old, new
     else:
         winner, other = new, old
@@ -59,18 +47,22 @@ def merge(old: TaskRecord, new: TaskRecord) -> TaskRecord:
         for name, default in _DEFAULTS.items()
         if getattr(winner, name) == default and getattr(other, name) != default
     }
-    if winner.state.terminal and not other.state.terminal:
-        missing.pop("waiting_for", None)
     return msgspec.structs.replace(winner, **missing) if missing else winner
 
 
-def merge_all(records: Iterable[TaskRecord]) -> dict[tuple[str, int], TaskRecord]:
+def merge_rows(old: TaskRow, new: TaskRow) -> TaskRow:
+    """Like :func:`merge`, for rows."""
+    return row_of(merge(record_of(old), record_of(new)))
+
+
+def merge_all(rows: Iterable[TaskRow]) -> dict[tuple[str, int], TaskRow]:
     """Fold reports by (task_id, attempt)."""
-    merged: dict[tuple[str, int], TaskRecord] = {}
-    for record in records:
-        key = (record.task_id, record.attempt)
-        known = merged.get(key)
-        merged[key] = record if known is None else merge(known, record)
+    merged: dict[tuple[str, int], TaskRow] = {}
+    for row in rows:
+        key = (row[0], row[1])
+        known = merged.setdefault(key, row)
+        if known is not row:
+            merged[key] = merge_rows(known, row)
     return merged
 
 

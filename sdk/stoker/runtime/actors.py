@@ -222,18 +222,20 @@ class ActorCalls:
         """Put the calls that were under way in front again, or fail them."""
         retried: list[PendingTask] = []
         for task in lost:
+            text = (
+                f"actor {link.name} ({link.actor_id}) {how} while it had the call "
+                f"{task.spec.name}, which may or may not have run "
+                "(set max_task_retries to have it tried again)"
+            )
+            failed = failed_with(ActorUnavailableError(text))
             if task.cancelled:
                 self.fail(task, failed_with(cancelled_error(task)))
             elif task.take_retry():
+                self._runtime.tasks.reports.ended(task, failed, attempt=task.attempt - 1)
                 task.phase, task.line = Phase.WAITING, None
                 retried.append(task)
             else:
-                text = (
-                    f"actor {link.name} ({link.actor_id}) {how} while it had the call "
-                    f"{task.spec.name}, which may or may not have run "
-                    "(set max_task_retries to have it tried again)"
-                )
-                self.fail(task, failed_with(ActorUnavailableError(text)))
+                self.fail(task, failed)
         link.waiting.extendleft(reversed(retried))
 
     # -- lifetime --------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.borrowing import GRACE_S
 from stoker.runtime.calls import TEMPLATES
 from stoker.runtime.failures import info_of
+from stoker.runtime.history import nbytes_of
 from stoker.runtime.interruption import Interruption
 from stoker_wire.ids import return_id
 from stoker_wire.messages.cluster import BlockLease, Lease
@@ -36,10 +37,10 @@ from stoker_wire.messages.data import (
     Returned,
     Revoke,
     Run,
-    Stored,
     Template,
 )
-from stoker_wire.messages.work import TaskRecord, TaskState
+from stoker_wire.messages.work import TaskState
+from stoker_wire.spool import RANKS, TaskFacts, pack_facts
 
 if TYPE_CHECKING:
     from stoker.runtime.actor_host import ActorHost
@@ -268,7 +269,8 @@ class Execution:
 
     def answer(self, work: Work, failed: Failed) -> None:
         call = work.call
-        self._record(work, failed, time.time(), 0)
+        self._note(work, failed, time.time())
+        self.runtime.history.write()
         work.line.post(Done([Result(call.task_id, call.attempt, (failed,))]))
 
     def _flush(self) -> None:
@@ -300,13 +302,15 @@ class Execution:
                 result.escaped = True
                 self.escaped[call.task_id] = (line, outcome.escaped)
             failed = result.returns[0] if result.returns else None
-            self._record(
+            self._note(
                 work,
                 failed if isinstance(failed, Failed) else None,
                 outcome.ended_at_s,
                 outcome.result_nbytes,
             )
             results.append(result)
+        # Before the caller may act on it: it may end this process next.
+        self.runtime.history.write()
         line.post(Done(results))
         if self._retiring and not self.running:
             line.post(Retire())
@@ -322,41 +326,41 @@ class Execution:
             self.escaped[return_id(item.task_id, item.index)] = (line, refs)
         line.post(item)
 
-    def _record(
-        self, work: Work, failed: Failed | None, ended_at_s: float, result_nbytes: int
+    def _note(
+        self,
+        work: Work,
+        failed: Failed | None = None,
+        ended_at_s: float | None = None,
+        result_nbytes: int = 0,
     ) -> None:
-        state = TaskState.FINISHED
+        """Tell the history how a call ended, or that it runs; called for each, so it is short."""
+        call, address = work.call, self.runtime.address
+        state = TaskState.FINISHED if ended_at_s else TaskState.RUNNING
         if failed is not None:
             cancelled = failed.code == TaskCancelledError.code
             state = TaskState.CANCELLED if cancelled else TaskState.FAILED
-        args = work.call.args
-        self.runtime.history.add(
-            self._about(
-                work,
-                state,
-                ended_at_s=ended_at_s,
-                args_nbytes=args.nbytes if isinstance(args, Stored) else 0,
-                result_nbytes=result_nbytes,
-                error=info_of(failed) if failed is not None else None,
-            )
+        facts = TaskFacts(
+            call.parent_task_id,
+            call.submitted_at_s,
+            work.started_at_s or None,
+            ended_at_s,
+            address.peer_id,
+            nbytes_of(call.args),
+            result_nbytes,
+            info_of(failed) if failed is not None else None,
         )
-
-    def _about(self, work: Work, state: TaskState, **facts: Any) -> TaskRecord:
-        call, address = work.call, self.runtime.address
-        return TaskRecord(
-            task_id=call.task_id,
-            attempt=call.attempt,
-            state=state,
-            job_id=work.line.job_id or self.runtime.job_id,
-            name=work.template.name,
-            actor_id=self.lease.actor_id if self.lease is not None else "",
-            parent_task_id=call.parent_task_id,
-            submitted_at_s=call.submitted_at_s,
-            started_at_s=work.started_at_s or None,
-            node_id=address.node_id,
-            worker_id=address.peer_id,
-            **facts,
+        row = (
+            call.task_id,
+            call.attempt,
+            work.line.job_id or self.runtime.job_id,
+            state,
+            work.template.name,
+            address.node_id,
+            self.lease.actor_id if self.lease is not None else "",
+            RANKS[state],
+            pack_facts(facts),
         )
+        self.runtime.history.add_row(row)
 
     def tick(self) -> None:
         """Ten times a second: report calls that run long, while they run."""
@@ -364,7 +368,8 @@ class Execution:
         for work in list(self.running.values()):
             if not work.reported and 0 < work.started_at_s < horizon:
                 work.reported = True
-                self.runtime.history.add(self._about(work, TaskState.RUNNING))
+                self._note(work)
+        self.runtime.history.write()
 
     def lost_line(self, line: Channel) -> None:
         """A caller is gone: nobody waits for its calls that have not started."""

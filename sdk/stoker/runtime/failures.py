@@ -51,11 +51,16 @@ def failed_by(error: BaseException, *, skip_frames: int = 0) -> Failed:
             text = f"{facts['traceback']}\nwhich a get() raised again:\n{_frames(trace)}"
     return Failed(
         code=TaskError.code,
-        message=message,
+        message=_encodable(message),
         type_name=kind,
-        traceback=text[-_MAX_TEXT:],
+        traceback=_encodable(text[-_MAX_TEXT:]),
         pickled=_pickled(cause),
     )
+
+
+def _encodable(text: str) -> str:
+    """Return text as it can travel: names of files that are no UTF-8 have half surrogate pairs."""
+    return text.encode(errors="replace").decode()
 
 
 def _frames(trace: types.TracebackType | None) -> str:
@@ -116,7 +121,7 @@ def failed_with(error: StokerError) -> Failed:
     """Return an error of Stoker's own as data."""
     return Failed(
         code=error.code,
-        message=error.message,
+        message=_encodable(error.message),
         type_name=f"{type(error).__module__}.{type(error).__qualname__}",
         extra=msgspec.msgpack.encode(error.extra, enc_hook=str) if error.extra else b"",
     )

@@ -7,7 +7,6 @@ raised only inside :meth:`Interruption.allowed`. Code that does not stop ends wi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import threading
@@ -115,8 +114,7 @@ class Interruption:
         work.line.post(Retire())
 
         async def leave() -> None:
-            with contextlib.suppress(StokerError, TimeoutError):
-                await asyncio.wait_for(self._execution.runtime.history.flush(), 1.0)
+            self._execution.runtime.history.write()
             await asyncio.wait_for(work.line.close(), 1.0)
             os._exit(0)
 

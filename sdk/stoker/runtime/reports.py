@@ -6,12 +6,16 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from stoker.exceptions import TaskCancelledError
 from stoker.runtime.calls import PendingTask, Phase
+from stoker.runtime.failures import info_of
+from stoker.runtime.history import nbytes_of
 from stoker_wire.messages.work import TaskRecord, TaskState
 
 if TYPE_CHECKING:
     from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.data import Failed
 
 _REPORT_AFTER_S = 0.1
 _REPORT_BATCH = 1000
@@ -66,9 +70,24 @@ class Reports:
             facts = {"demand": task.spec.demand, "waiting_for": self.describe(task)}
             self._runtime.history.add(self.record(task, state, **facts))
 
+    def ended(self, task: PendingTask, failed: Failed, *, attempt: int | None = None) -> None:
+        """Report an attempt (the present one by default) whose end no worker will report."""
+        cancelled = failed.code == TaskCancelledError.code
+        record = self.record(
+            task,
+            TaskState.CANCELLED if cancelled else TaskState.FAILED,
+            attempt=task.attempt if attempt is None else attempt,
+            ended_at_s=time.time(),
+            error=info_of(failed),
+        )
+        self._runtime.history.add(record)
+
     def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
         """Return what the history keeps of a task."""
         facts.setdefault("attempt", task.attempt)
+        if task.line is not None:
+            peer = task.line.peer
+            facts.update(node_id=peer.node_id, worker_id=peer.peer_id)
         return TaskRecord(
             task_id=task.task_id,
             state=state,
@@ -77,6 +96,8 @@ class Reports:
             actor_id=task.spec.actor_id,
             parent_task_id=task.parent_task_id,
             submitted_at_s=task.submitted_at_s,
+            args_nbytes=nbytes_of(task.args),
+            owner_id=self._runtime.identity.peer_id,
             **facts,
         )
 

@@ -7,7 +7,6 @@ and settles its results. Retries, cancellation and deadlines are decided here, b
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ from stoker.runtime.calls import (
     pack_arguments,
     run_frame,
 )
-from stoker.runtime.failures import failed_with, info_of
+from stoker.runtime.failures import failed_with
 from stoker.runtime.leases import Leases
 from stoker.runtime.memo import Memo
 from stoker.runtime.reports import Reports
@@ -34,7 +33,6 @@ from stoker.runtime.submission import Submissions
 from stoker_wire.channel import Channel
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
-from stoker_wire.messages.work import TaskState
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
@@ -245,18 +243,13 @@ class Tasks:
         """Settle all results of a task with an error that its worker did not report."""
         if task.task_id not in self.pending:
             return
+        if report:
+            self.reports.ended(task, failed)
         self._forget(task)
         if task.stream is not None:
             task.stream.ended(None, failed)
         for entry in task.entries:
             self._runtime.objects.settle(entry, failed)
-        if report:
-            state = (
-                TaskState.CANCELLED if failed.code == TaskCancelledError.code else TaskState.FAILED
-            )
-            self._runtime.history.add(
-                self.reports.record(task, state, ended_at_s=time.time(), error=info_of(failed))
-            )
 
     def _forget(self, task: PendingTask) -> None:
         self.pending.pop(task.task_id, None)
@@ -314,22 +307,14 @@ class Tasks:
         queue = self.queues[key]
         lost = queue.drop_slot(lease_id)
         for task in lost:
-            task.slot = task.line = None
+            task.slot = None
             if task.cancelled:
                 self.fail(task, failed_with(cancelled_error(task)))
             elif len(lost) > 1:
                 task.suspect = True
                 self._again(task)
             elif task.take_retry():
-                self._runtime.history.add(
-                    self.reports.record(
-                        task,
-                        TaskState.FAILED,
-                        attempt=task.attempt - 1,
-                        ended_at_s=time.time(),
-                        error=info_of(failed_with(cause)),
-                    )
-                )
+                self.reports.ended(task, failed_with(cause), attempt=task.attempt - 1)
                 self._again(task, delay_s=task.spec.options.retry_delay)
             else:
                 self.fail(task, failed_with(about(task, cause)))
@@ -374,5 +359,5 @@ class Tasks:
         """End what is pending, so that nobody waits for ever; give all leases back."""
         for task in list(self.pending.values()):
             text = f"task {task.spec.name} ({task.task_id}) ended with stoker.shutdown()"
-            self.fail(task, failed_with(TaskCancelledError(text)), report=False)
+            self.fail(task, failed_with(TaskCancelledError(text)))
         await self.leases.close()

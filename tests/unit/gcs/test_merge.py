@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_gcs.tasks.merge import inferred_end, merge, merge_all, rank
+from stoker_gcs.tasks.merge import inferred_end, merge, merge_all
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import TaskRecord, TaskState
+from stoker_wire.spool import rank, record_of, row_of
 
 OPEN = (TaskState.WAITING, TaskState.QUEUED, TaskState.RUNNING)
 
@@ -35,7 +36,9 @@ def test_the_order_and_the_number_of_reports_do_not_matter(
 ) -> None:
     shuffled = [*told, *told]
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert merge_all(told) == merge_all(shuffled)
+    merged = merge_all(map(row_of, told))
+    assert merged == merge_all(map(row_of, shuffled))
+    assert {key: row_of(record_of(row)) for key, row in merged.items()} == merged
 
 
 @given(reports, reports)

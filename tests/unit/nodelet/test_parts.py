@@ -1,4 +1,4 @@
-"""The nodelet's smaller parts: spool, logs, arena, devices, packages and the words for an exit."""
+"""The nodelet's smaller parts: logs, arena, devices, packages and the words for an exit."""
 
 from __future__ import annotations
 
@@ -18,39 +18,13 @@ from stoker_nodelet.exits import Exits, describe
 from stoker_nodelet.jobs import ended_as, message_of
 from stoker_nodelet.logs import LogFile, LogFilter, Logs
 from stoker_nodelet.objects import Objects
-from stoker_nodelet.spool import Spool
 from stoker_wire.arena import Arena
-from stoker_wire.errors import BadRequestError, RuntimeEnvSetupError, UnavailableError
+from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
 from stoker_wire.messages.cluster import WorkerExit
-from stoker_wire.messages.work import JobState, ObjectInfo, TaskRecord, TaskState
+from stoker_wire.messages.work import JobState, ObjectInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-def left_in(folder: Path) -> list[Path]:
-    return list(folder.iterdir())
-
-
-def tear(path: Path, dead_owner: Path) -> None:
-    with path.open("ab") as file:
-        file.write(b"\0\0\0\x99torn")
-    path.rename(dead_owner)
-
-
-def record(task_id: str) -> TaskRecord:
-    return TaskRecord(task_id=task_id, attempt=0, state=TaskState.FINISHED, job_id="j", name="f")
-
-
-class Gcs:
-    def __init__(self) -> None:
-        self.away = False
-        self.told: list[str] = []
-
-    async def forward(self, records: tuple[TaskRecord, ...]) -> None:
-        if self.away:
-            raise UnavailableError("away")
-        self.told += [one.task_id for one in records]
 
 
 @pytest.mark.parametrize(
@@ -104,41 +78,6 @@ async def test_exits_are_told_in_order_once_the_gcs_answers() -> None:
     await asyncio.sleep(0)
     exits.add(WorkerExit(worker_id="w_new", node_id="n"))
     assert (await waiting) is exits.get("w_new")
-
-
-async def test_the_spool_loses_nothing_while_the_gcs_comes_and_goes(tmp_path: Path) -> None:
-    gcs = Gcs()
-    spool = Spool(tmp_path, "n_1", gcs.forward)
-    sent = []
-    for index in range(40):
-        gcs.away = index % 7 in (2, 3, 4)
-        sent.append(f"t_{index}")
-        spool.add((record(sent[-1]),))
-        assert await spool.flush() is not gcs.away
-    gcs.away = False
-    assert await spool.flush()
-    assert sorted(set(gcs.told)) == sorted(sent)
-    assert left_in(tmp_path) == []
-
-
-async def test_a_spool_left_by_a_dead_nodelet_is_forwarded_torn_end_and_all(
-    tmp_path: Path,
-) -> None:
-    gcs = Gcs()
-    gcs.away = True
-    before = Spool(tmp_path, "n_1", gcs.forward)
-    before.add((record("t_1"), record("t_2")))
-    await before.close(0.1)
-    (left,) = left_in(tmp_path)
-    tear(left, tmp_path / "n_0.1.7.spool")  # process 1 never started at tick 7
-    gcs.away = False
-    after = Spool(tmp_path, "n_2", gcs.forward)
-    running = asyncio.ensure_future(after.run())
-    async with asyncio.timeout(5.0):
-        while left_in(tmp_path):  # noqa: ASYNC110 (another loop's work has no event for us)
-            await asyncio.sleep(0.01)
-    running.cancel()
-    assert gcs.told == ["t_1", "t_2"]
 
 
 async def test_log_lines_are_read_whole_and_cursors_continue(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Nothing that an owner saw end is missing in SQL, whichever process is killed when."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker import exceptions
+from tests.chaos._services import Apart, apart
+from tests.e2e._cluster import session_root
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GET_S = 40.0
+ENDS = ("FINISHED", "FAILED", "CANCELLED")
+
+
+@pytest.fixture
+def joined(tmp_path: Path) -> Iterator[Apart]:
+    with session_root(tmp_path / "s"), apart(tmp_path) as made:
+        stoker.init(made.gcs.url, token=made.token, log_to_driver=False)
+        try:
+            yield made
+        finally:
+            stoker.shutdown()
+
+
+def get(refs: Any) -> Any:
+    return stoker.get(refs, timeout=GET_S)
+
+
+@stoker.remote
+def pid_of(number: int) -> int:
+    return os.getpid()
+
+
+@stoker.remote
+class Holder:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def until_told(cluster: Apart, ended: set[str]) -> None:
+    """Wait until SQL has an end for each task, and nothing open."""
+
+    def missing() -> dict[str, str]:
+        path = f"file:{cluster.folder}/gcs.sqlite3?mode=ro"
+        with closing(sqlite3.connect(path, uri=True)) as database:
+            rows = database.execute("SELECT task_id, state FROM tasks ORDER BY attempt").fetchall()
+        last = {**dict.fromkeys(ended, "unknown"), **dict(rows)}
+        return {task_id: state for task_id, state in last.items() if state not in ENDS}
+
+    try:
+        until(lambda: not missing(), 20.0, f"{len(ended)} ends are in SQL", interval_s=0.05)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}, but {missing()}") from None
+    status = cluster.client.call("POST", "/v1/tasks/report", {"records": []}, reply=dict[str, Any])
+    assert status["dropped"] == 0
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_workers_killed_right_after_their_results_take_no_record_with_them(joined: Apart) -> None:
+    dice = random.Random(7)
+    ended = set()
+    for round_ in range(100):
+        refs = [pid_of.remote(i) for i in range(dice.choice((1, 1, 3)))]
+        # Not all may be awaited: the others are killed while they run or before, and tried again.
+        kill(get(refs[0]))
+        ended.update(ref.task_id for ref in refs)
+        if round_ % 10 == 9:
+            get(refs)
+    get(refs)
+    until_told(joined, ended)
+
+
+def test_actors_killed_right_after_their_results_take_no_record_with_them(joined: Apart) -> None:
+    ended = set()
+    for round_ in range(20):
+        holder = Holder.options(num_cpus=0).remote()
+        refs = [holder.pid.remote() for _ in range(5)]
+        pid = get(refs)[0]
+        if round_ % 2:
+            stoker.kill(holder)
+        else:
+            kill(pid)
+        refs.append(holder.pid.remote())
+        with pytest.raises((exceptions.ActorDiedError, exceptions.ActorUnavailableError)):
+            get(refs[-1])
+        ended.update(ref.task_id for ref in refs)
+    until_told(joined, ended)
+
+
+def test_history_outlives_an_absent_gcs_and_a_killed_nodelet(joined: Apart) -> None:
+    refs = [pid_of.remote(i) for i in range(300)]
+    get(refs)
+    joined.gcs.kill()
+    later = [pid_of.remote(i) for i in range(300)]
+    get(later)
+    joined.nodelets[0].kill()
+    joined.gcs.start()
+    joined.nodelets[0].start()
+    last = [pid_of.remote(i) for i in range(100)]
+    get(last)
+    until_told(joined, {ref.task_id for ref in (*refs, *later, *last)})

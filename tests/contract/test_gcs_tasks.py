@@ -1,0 +1,111 @@
+"""The task history over real HTTP: rows as the nodelets send them, and ends that are inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from stoker_wire.errors import BadRequestError
+from stoker_wire.messages.cluster import WorkerExit, WorkersExited
+from stoker_wire.messages.control import Page
+from stoker_wire.messages.work import (
+    FinishJob,
+    Job,
+    JobState,
+    ReportTasks,
+    TaskHistoryStatus,
+    TaskRecord,
+    TaskState,
+)
+from stoker_wire.spool import frames_of, row_of
+from tests.contract.gcs_support import attach, eventually, register
+
+if TYPE_CHECKING:
+    from stoker_gcs.service import Running
+    from stoker_wire.client import Client
+    from tests.contract.gcs_support import FakeScheduler
+
+
+async def test_rows_of_spool_files_are_stored_as_they_come(
+    served: tuple[Running, Client], fake: FakeScheduler
+) -> None:
+    running, client = served
+    job = await attach(client)
+
+    def a_task(number: int, state: TaskState, **facts: Any) -> TaskRecord:
+        return TaskRecord(
+            task_id=f"t_{number}", attempt=0, state=state, job_id=job.job_id, name="f", **facts
+        )
+
+    async def spooled(*records: TaskRecord, dropped: int = 0) -> TaskHistoryStatus:
+        body = frames_of([row_of(record) for record in records], dropped)
+        return await client.call("POST", "/v1/tasks/spooled", body, reply=TaskHistoryStatus)
+
+    queued = a_task(1, TaskState.QUEUED, waiting_for="a lease", submitted_at_s=1.0)
+    assert await spooled(queued) == TaskHistoryStatus(accepted=1)
+    ended = a_task(1, TaskState.FINISHED, started_at_s=2.0, ended_at_s=3.0, result_nbytes=4)
+    for _ in range(2):  # what is sent again changes nothing
+        await spooled(ended, a_task(2, TaskState.RUNNING), queued)
+    found = await client.call("GET", "/v1/tasks/t_1", reply=TaskRecord)
+    assert found == msgspec.structs.replace(ended, submitted_at_s=1.0)
+    with pytest.raises(BadRequestError, match="no spool"):
+        await client.call("POST", "/v1/tasks/spooled", b"nonsense of some length")
+    status = await spooled(dropped=3)
+    assert status == TaskHistoryStatus(accepted=0, dropped=3)
+    body = FinishJob(state=JobState.SUCCEEDED)
+    await client.call("POST", f"/v1/jobs/{job.job_id}/finish", body, reply=Job)
+    await spooled(a_task(3, TaskState.RUNNING))
+    late = await client.call("GET", "/v1/tasks/t_3", reply=TaskRecord)
+    assert late.state is TaskState.FAILED, "its job has ended"
+    assert running.parts.history.dropped == 3
+
+
+async def test_what_nobody_can_report_any_more_ends_with_its_worker_or_node(
+    served: tuple[Running, Client], fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_gcs.reconcile.LAST_REPORTS_S", 0.0)
+    _, client = served
+    node = await register(client)
+    job = await attach(client)
+    running = {"state": TaskState.RUNNING, "started_at_s": 1.0, "node_id": "n_1"}
+    queued = {"state": TaskState.QUEUED}
+    records = tuple(
+        TaskRecord(task_id=f"t_{name}", attempt=0, job_id=job.job_id, name="f", **facts)
+        for name, facts in {
+            "ran": {**running, "worker_id": "w_1"},
+            "owned": {**queued, "owner_id": "w_1"},
+            "owned_runs": {**running, "worker_id": "w_2", "owner_id": "w_1"},
+            "other": {**queued, "owner_id": "p_1"},
+            "elsewhere": {**running, "node_id": "n_2", "worker_id": "w_3"},
+            "done": {"state": TaskState.FINISHED, "node_id": "n_1", "worker_id": "w_1"},
+        }.items()
+    )
+    await client.call("POST", "/v1/tasks/report", ReportTasks(records=records))
+
+    async def states() -> dict[str, str]:
+        page = await client.call("GET", "/v1/tasks", reply=Page[TaskRecord])
+        return {record.task_id[2:]: record.state.value for record in page.items}
+
+    def become(**changes: str) -> Callable[[], Awaitable[bool]]:
+        async def have() -> bool:
+            return {**before, **changes} == await states()
+
+        return have
+
+    before = await states()
+    exit_ = WorkerExit(worker_id="w_1", node_id="n_1", job_id=job.job_id, cause="killed")
+    body = WorkersExited(exits=(exit_,), incarnation=node.incarnation)
+    await client.call("POST", "/v1/workers/exited", body)
+    await eventually(become(ran="FAILED", owned="CANCELLED"), "the worker's own are closed")
+    before = await states()
+    await client.call("POST", "/v1/nodes/n_1/leave", {"incarnation": node.incarnation})
+    await eventually(become(owned_runs="FAILED"), "the node's own are closed")
+    ended = await client.call("GET", "/v1/tasks/t_ran", reply=TaskRecord)
+    assert ended.error is not None
+    assert (ended.error.code, ended.error.message) == (
+        "worker_died",
+        "its worker w_1 ended: killed",
+    )
