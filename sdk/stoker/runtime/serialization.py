@@ -76,7 +76,7 @@ def pack(value: Any, *, what: str) -> Packed:
     try:
         packed = packer.pack(value)
     except Exception as error:
-        packer.refs.clear()  # it is a cycle, and would keep them until it is found
+        packer.clear()  # it is a cycle, and would keep all until it is found
         raise SerializationError(_diagnose(value, what, error), field=what) from error
     finally:
         thread.active = outer
@@ -114,7 +114,7 @@ class _Notes:
 class _Packer(_Notes):
     """A pickler with all that it needs. Made once a thread: that takes longer than a small value.
 
-    Holds nothing of a value once it is packed. Of no use after an error.
+    Of no use after an error.
     """
 
     def __init__(self) -> None:
@@ -132,10 +132,14 @@ class _Packer(_Notes):
             self._tensors = TensorPickling()
         data = self._by_name(value) or self._by_value(value)
         packed = Packed(data, self._buffers, self.refs)
+        self.clear()
+        return packed
+
+    def clear(self) -> None:
+        """Let go of the value."""
         self._buffers, self.refs = [], []
         if self._tensors is not None:
             self._tensors.forget()
-        return packed
 
     def _keep(self, buffer: pickle.PickleBuffer) -> bool:
         self._buffers.append(buffer.raw())
@@ -151,9 +155,10 @@ class _Packer(_Notes):
             self._plain.dump(value)
             data = b"".join(self._chunks)
         except (pickle.PicklingError, AttributeError, TypeError):
-            data = b""
-        self._chunks.clear()
-        self._plain.clear_memo()
+            return b""
+        finally:
+            self._chunks.clear()
+            self._plain.clear_memo()
         # By-reference pickles of __main__ would not resolve in another process.
         return b"" if b"__main__" in data or b"__mp_main__" in data else data
 

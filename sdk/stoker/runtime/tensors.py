@@ -60,9 +60,11 @@ class TensorPickling:
         if block is None:
             block = self._blocks[key] = _Block(plain, span)
         is_parameter = type(tensor) is torch.nn.Parameter
-        named = tensor.__dict__ or None
-        grad = tensor.requires_grad
-        return rebuild, (block, plain.dtype, size, strides, grad, is_parameter, named)
+        made = (block, plain.dtype, size, strides, tensor.requires_grad, is_parameter)
+        if not tensor.__dict__:
+            return rebuild, made
+        # As state, which is pickled after the tensor and so may refer to it.
+        return rebuild, made, tensor.__dict__, None, None, set_attributes
 
 
 def _by_torch(tensor: Any) -> _Reduced:
@@ -188,18 +190,18 @@ def rebuild(
     strides: tuple[int, ...],
     requires_grad: bool,
     is_parameter: bool,
-    named: dict[str, Any] | None,
 ) -> torch.Tensor:
-    """Return a tensor over a storage. ``named`` are the attributes that the user gave it."""
+    """Return a tensor over a storage."""
     tensor = torch.empty(0, dtype=dtype, device=storage.device)
     tensor.set_(storage, 0, size, strides)
     if is_parameter:
-        tensor = torch.nn.Parameter(tensor, requires_grad)
-    elif requires_grad:
-        tensor.requires_grad_()
-    if named:
-        tensor.__dict__.update(named)
-    return tensor
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
+    """Give a tensor the attributes that its user gave it."""
+    tensor.__dict__.update(attributes)
 
 
 def choose_device(origin: str, visible: Sequence[str], current: int) -> int | None:

@@ -152,7 +152,9 @@ def test_attributes_of_a_tensor_come_back_and_its_grad_does_not() -> None:
     sent = torch.nn.Parameter(torch.ones(3))
     sent.sum().backward()
     sent.rank = [1, torch.zeros(2)]
+    sent.itself = sent
     found = travel(sent)
+    assert found.itself is found
     assert found.rank[0] == 1
     assert_same(found.rank[1], sent.rank[1])
     assert found.grad is None
@@ -548,7 +550,7 @@ def test_a_cuda_tensor_stays_in_host_memory_where_no_gpu_is_seen(
     for view in (stored, inline):
         (buffer,) = view(pack(sent, what="value"))
         storage = tensors.restore(buffer, "GPU-1")
-        found = tensors.rebuild(storage, sent.dtype, (100, 1000), (1000, 1), False, False, None)
+        found = tensors.rebuild(storage, sent.dtype, (100, 1000), (1000, 1), False, False)
         assert_same(found, sent)
 
 
