@@ -1,18 +1,16 @@
 """Sends ranges of objects straight from the arena's files to sockets.
 
-The event loop takes the request and writes the reply's head; a thread then has the kernel send the
-bytes (``sendfile`` on the connection's own socket), so neither the loop nor the interpreter's lock
-is held meanwhile. A range of one chunk at most carries its CRC-32, which is computed once per chunk
-however many ask, and not at all by a node that received the chunk itself.
+The event loop takes the request and writes the reply's head; a thread then sends the bytes on the
+connection's own socket, so neither the loop nor the interpreter's lock is held meanwhile. A range
+of one chunk at most carries its CRC-32, which is computed once per chunk however many ask, and not
+at all by a node that received the chunk itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import select
 import socket
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -20,9 +18,10 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from stoker_nodelet.transfer.incoming import Incoming, count_chunks, span_of
+from stoker_nodelet.transfer.window import Window
 from stoker_wire.codec import BYTES
 from stoker_wire.errors import BadRequestError, NotFoundError, ObjectLostError, UnavailableError
-from stoker_wire.ranges import CHECKSUM_HEADER, CHUNK_NBYTES, STALL_S
+from stoker_wire.ranges import CHECKSUM_HEADER, CHUNK_NBYTES
 
 if TYPE_CHECKING:
     from stoker_nodelet.objects import Objects
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from stoker_nodelet.transfer.turns import Turns
     from stoker_wire.server import Request
 
-_SLICE_NBYTES = 4 << 20
-_READ_NBYTES = 256 << 10
 _FLUSH_TRIES = 2000
 _FLUSH_AGAIN_S = 0.001
 _CHECKSUMS = 10_000
@@ -61,28 +58,22 @@ class Serving:
         nbytes = self._nbytes_of(object_id)
         begin, end = _wanted(req, nbytes)
         flow = f"{object_id} {req.peer}"
-        async with self._turns.turn(flow, min(end - begin, CHUNK_NBYTES)):
-            fd, checksum = await self._open(object_id, begin, end)
-            try:
-                response = _head_of(req, begin, end, nbytes, checksum)
-                await response.prepare(req.http)
-                connection = await _flushed_socket(req.http)
-                try:
-                    middle = min(end, begin + CHUNK_NBYTES)
-                    await self._send(connection, fd, begin, middle)
-                except BaseException:
-                    connection.close()
-                    raise
-            except BaseException:
-                os.close(fd)
-                raise
+        alone = end - begin <= CHUNK_NBYTES
+        connection: socket.socket | None = None
+        response = web.StreamResponse()
         try:
-            for offset in range(middle, end, CHUNK_NBYTES):
-                async with self._turns.turn(flow, min(CHUNK_NBYTES, end - offset)):
-                    await self._send(connection, fd, offset, min(end, offset + CHUNK_NBYTES))
+            for offset in range(begin, end, CHUNK_NBYTES):
+                until = min(end, offset + CHUNK_NBYTES)
+                async with self._turns.turn(flow, until - offset):
+                    window = await self._window(object_id, offset, until, checked=alone)
+                    if connection is None:
+                        response = _head_of(req, begin, end, nbytes, window.checksum)
+                        await response.prepare(req.http)
+                        connection = await _flushed_socket(req.http)
+                    await self._send(connection, window)
         finally:
-            connection.close()
-            os.close(fd)
+            if connection is not None:
+                connection.close()
         await response.write_eof()
         return response
 
@@ -90,41 +81,38 @@ class Serving:
         coming = self._incoming(object_id)
         return self._objects.get(object_id).nbytes if coming is None else coming.nbytes
 
-    async def _open(self, object_id: str, begin: int, end: int) -> tuple[int, int | None]:
-        """Return a descriptor of the object's file for the caller to close, and the checksum."""
-        chunk, rest = divmod(begin, CHUNK_NBYTES)
+    async def _window(self, object_id: str, begin: int, end: int, *, checked: bool) -> Window:
+        """Return these bytes of an object, at most a chunk, with their checksum if wanted."""
+        chunk = begin // CHUNK_NBYTES
+        is_chunk = (begin, end - begin) == span_of(chunk, self._nbytes_of(object_id))
         coming = self._incoming(object_id)
         if coming is not None:
-            aligned = rest == 0 and end - begin == span_of(chunk, coming.nbytes)[1]
-            checksum = coming.checksums[chunk] if aligned else None
+            checksum = coming.checksums[chunk] if is_chunk else None
             if checksum is None:
                 raise UnavailableError(
                     f"{object_id} is still on its way to this node: {coming.ready} chunks of "
                     f"{CHUNK_NBYTES} bytes are here, and one at a time can be had"
                 )
-            return os.dup(coming.fd), checksum
-        nbytes = self._objects.get(object_id).nbytes
-        whole_chunk = rest == 0 and end - begin == span_of(chunk, nbytes)[1]
-        known = self._checksums.get((object_id, chunk)) if whole_chunk else None
-        wants_checksum = end - begin <= CHUNK_NBYTES
+            return Window(coming.fd, begin, end, checksum)
+        known = self._checksums.get((object_id, chunk)) if is_chunk else None
 
-        def open_and_check() -> tuple[int, int | None]:
+        def open_window() -> Window:
             try:
                 fd = self._objects.arena.open(object_id)
             except ObjectLostError as error:
                 raise NotFoundError(str(error)) from None
             try:
-                if known is not None or not wants_checksum:
-                    return fd, known
-                return fd, checksum_of(fd, begin, end)
-            except BaseException:
+                window = Window(fd, begin, end, known)
+            finally:
                 os.close(fd)
-                raise
+            if checked:
+                window.check()
+            return window
 
-        fd, checksum = await self._threads.run(open_and_check)
-        if whole_chunk and checksum is not None:
-            self._remember(object_id, chunk, checksum)
-        return fd, checksum
+        window = await self._threads.run(open_window)
+        if is_chunk and window.checksum is not None:
+            self._remember(object_id, chunk, window.checksum)
+        return window
 
     def _remember(self, object_id: str, chunk: int, checksum: int) -> None:
         self._checksums[(object_id, chunk)] = checksum
@@ -138,50 +126,20 @@ class Serving:
             if checksum is not None:
                 self._remember(object_id, chunk, checksum)
 
-    async def _send(self, connection: socket.socket, fd: int, begin: int, end: int) -> None:
+    async def _send(self, connection: socket.socket, window: Window) -> None:
         try:
             await self._threads.run(
-                lambda: send_range(connection.fileno(), fd, begin, end),
-                abort=lambda: _shut(connection),
+                lambda: window.send(connection), abort=lambda: _shut(connection)
             )
         except OSError as error:
             raise UnavailableError(f"the receiver went away: {error}") from None
-        self.sent_nbytes += end - begin
+        self.sent_nbytes += window.nbytes
 
     def ready_chunks(self, object_id: str) -> int | None:
         """Return how many chunks of a whole object there are; None if it is not whole here."""
         if object_id not in self._objects:
             return None
         return count_chunks(self._objects.get(object_id).nbytes)
-
-
-def checksum_of(fd: int, begin: int, end: int) -> int:
-    """Return the CRC-32 of a range of a file; in pieces that stay in the processor's cache."""
-    piece = memoryview(bytearray(min(_READ_NBYTES, end - begin)))
-    checksum = 0
-    while begin < end:
-        got = os.preadv(fd, [piece[: end - begin]], begin)
-        if got == 0:
-            raise NotFoundError("the object's file ends too early")
-        checksum = zlib.crc32(piece[:got], checksum)
-        begin += got
-    return checksum
-
-
-def send_range(to_fd: int, fd: int, begin: int, end: int, stall_s: float = STALL_S) -> None:
-    """Send bytes of a file to a socket that does not block; OSError if it takes none for a while."""
-    writable = select.poll()
-    writable.register(to_fd, select.POLLOUT)
-    while begin < end:
-        try:
-            sent = os.sendfile(to_fd, fd, begin, min(end - begin, _SLICE_NBYTES))
-        except BlockingIOError:
-            if not writable.poll(stall_s * 1000):
-                raise TimeoutError(f"the receiver took no byte for {stall_s:g} s") from None
-            continue
-        if sent == 0:
-            raise OSError("the object's file ends too early")
-        begin += sent
 
 
 def _wanted(req: Request, nbytes: int) -> tuple[int, int]:
