@@ -72,11 +72,11 @@ class SqliteStore:
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(pool, work)
 
-    def _connection(self) -> sqlite3.Connection:
+    def _connection(self, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
         found: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if found is None:
             found = sqlite3.connect(
-                self._path, isolation_level=None, check_same_thread=False, timeout=BUSY_TIMEOUT_S
+                self._path, isolation_level=None, check_same_thread=False, timeout=busy_timeout_s
             )
             found.row_factory = sqlite3.Row
             found.execute("PRAGMA journal_mode=WAL")
@@ -153,9 +153,21 @@ class SqliteStore:
         return events
 
     async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
-        """The row with this key, or None."""
-        found = await self.select(table, key, limit=1)
-        return found[0] if found else None
+        """The row with this key, or None.
+
+        Read on the calling thread: it takes a quarter of what handing it to another costs. A reader
+        waits for nobody (WAL); where it would have to all the same, a thread does.
+        """
+        statement, parameters = sql.select(table, key, (), 1, ())
+        if self._readers is self._writer:
+            found = await self._fetch(statement, parameters)
+            return found[0] if found else None
+        try:
+            row = self._connection(busy_timeout_s=0).execute(statement, parameters).fetchone()
+        except sqlite3.OperationalError:
+            found = await self._fetch(statement, parameters)
+            return found[0] if found else None
+        return None if row is None else dict(row)
 
     async def select(
         self,
