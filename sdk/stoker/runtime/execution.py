@@ -80,6 +80,7 @@ class Execution:
         self.credit_changed = threading.Condition()
         self._inbox: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._outcomes: list[Outcome] = []
+        self._items: list[tuple[Channel, Item, list[Any]]] = []
         self._outcomes_awake = False
         self._early: list[tuple[Channel, Run]] = []
         self.escaped: dict[str, tuple[Channel, Any]] = {}
@@ -177,6 +178,14 @@ class Execution:
     def report(self, outcome: Outcome) -> None:
         """A call ended (any thread): its result leaves with all others of this moment."""
         self._outcomes.append(outcome)
+        self._wake()
+
+    def send_item(self, work: Work, item: Item, refs: list[Any]) -> None:
+        """A generator yielded a value with these refs inside (any thread)."""
+        self._items.append((work.line, item, refs))
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._outcomes_awake:
             self._outcomes_awake = True
             self.runtime.loop.call_soon_threadsafe(self._flush)
@@ -276,6 +285,11 @@ class Execution:
     def _flush(self) -> None:
         self._outcomes_awake = False
         outcomes, self._outcomes = self._outcomes, []
+        items, self._items = self._items, []  # taken last, sent first: before their call's end
+        for line, item, refs in items:
+            if refs:
+                self.escaped[return_id(item.task_id, item.index)] = (line, refs)
+            line.post(item)
         by_line: dict[Channel, list[Outcome]] = {}
         for outcome in outcomes:
             by_line.setdefault(outcome.work.line, []).append(outcome)
@@ -316,15 +330,6 @@ class Execution:
             line.post(Retire())
             for task_id, work in list(self.unstarted.items()):
                 self.give_back(work.line, [task_id])
-
-    def send_item(self, work: Work, item: Item, refs: list[Any]) -> None:
-        """A generator yielded a value with these refs inside (any thread)."""
-        self.runtime.call_soon(self._send_item, work.line, item, refs)
-
-    def _send_item(self, line: Channel, item: Item, refs: list[Any]) -> None:
-        if refs:
-            self.escaped[return_id(item.task_id, item.index)] = (line, refs)
-        line.post(item)
 
     def _note(
         self,

@@ -1,0 +1,49 @@
+"""What leaves a worker, and in which order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from stoker.runtime.execution import Execution, Work
+from stoker.runtime.invocation import Outcome
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.data import Call, Done, Inline, Item, Result, Template
+
+
+class Line:
+    job_id = "j_1"
+
+    def __init__(self) -> None:
+        self.posted: list[Any] = []
+
+    def post(self, message: Any) -> None:
+        self.posted.append(message)
+
+
+def outcome(line: Line, task_id: str) -> Outcome:
+    work = Work(cast("Any", line), Call(task_id, 1, Inline(b"")), Template(1, "f", "f"))
+    return Outcome(work, Result(task_id, 0, ()), 0.0)
+
+
+def test_items_leave_before_the_end_of_their_call() -> None:
+    """Also where a call before it ended in the same moment, and its result has not left."""
+    woken: list[Any] = []
+    runtime = SimpleNamespace(
+        loop=SimpleNamespace(call_soon_threadsafe=woken.append),
+        objects=SimpleNamespace(borrowing=SimpleNamespace(under_way=lambda line: False)),
+        history=SimpleNamespace(add=print, add_row=print),
+        address=Address("w_1", "n_1", "h", "", ""),
+    )
+    execution, line = Execution(cast("Any", runtime)), Line()
+    first, second = outcome(line, "t_1"), outcome(line, "t_2")
+    execution.report(first)
+    item = Item("t_2", 0, 0, Inline(b""))
+    execution.send_item(second.work, item, ["ref"])
+    execution.report(second)
+    (flush,) = woken
+    flush()
+    assert line.posted == [item, Done([first.result, second.result])]
+    assert list(execution.escaped.values()) == [(line, ["ref"])]
+    execution.send_item(second.work, item, [])
+    assert len(woken) == 2, "the next moment wakes the loop again"
