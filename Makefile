@@ -9,6 +9,8 @@ VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,train
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
+# Tests wait more than they compute. A file stays with one worker, so that its tests share their cluster.
+TEST_WORKERS ?= 2
 BENCH_ARGS ?=
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
@@ -28,7 +30,7 @@ demo: env  ## train a small model on a local cluster
 	@$(PY) examples/demo.py
 
 test: services  ## run every test that needs no GPU (under 10 minutes on 2 cores)
-	@$(PY) -m pytest -q $(PYTEST_ARGS)
+	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: env  ## lint, format, spelling and types: what must pass before a commit
 	@$(VENV)/bin/ruff check .

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import shutil
 import signal
 import subprocess
+import traceback
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -15,13 +18,16 @@ from tests import leaks
 from tests.services import PostgresServer, RedisServer, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
+FAILURES = pytest.StashKey[list[BaseException]]()
 # Folders whose tests start processes: these are checked for leaks one by one.
 PROCESS_FOLDERS = {"e2e", "chaos"}
 # Folders that mark their tests, so that no file in them can forget it.
 MARKED_FOLDERS = {"gpu": "gpu", "soak": "soak"}
+# Where files take longest: with several workers they go first, and the short ones fill the end.
+LONGEST_FIRST = ("chaos", "e2e", "kernels", "contract")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,6 +59,63 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for folder, marker in MARKED_FOLDERS.items():
             if folder in item.path.parts:
                 item.add_marker(marker)
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def order_for_workers(items: list[pytest.Item]) -> None:
+    """Among workers, long files first; what pytest-randomly shuffled stays so otherwise."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: [folder not in item.path.parts for folder in LONGEST_FIRST])
+
+
+def pytest_collection_finish() -> None:
+    # Modules are not looked at again: the collections between tests, below, take milliseconds.
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and call.excinfo is not None:
+        item.stash.setdefault(FAILURES, []).append(call.excinfo.value)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """A test leaves nothing to those after it: what it held is let go, with all fixtures if it failed.
+
+    The cycle of a caught exception and its frames would keep refs and actor handles alive, as would
+    the traceback of a failure. After a failure the module's cluster, where something of the test may
+    still run, ends too; the next test of the module gets a new one.
+    """
+    failed = bool(item.stash.get(FAILURES, None))
+    for error in item.stash.get(FAILURES, []):
+        let_go(error)
+    if PROCESS_FOLDERS.intersection(item.path.parts):
+        gc.collect()
+    try:
+        return (yield)
+    except BaseException:
+        failed = True
+        raise
+    finally:
+        if failed:
+            item.session._setupstate.teardown_exact(item.session)  # type: ignore[arg-type]
+
+
+def let_go(error: BaseException) -> None:
+    """Clear the variables of all frames that an exception and its causes hold."""
+    seen: BaseException | None = error
+    while seen is not None:
+        for frame, _ in traceback.walk_tb(seen.__traceback__):
+            with contextlib.suppress(RuntimeError):  # it runs: a part of pytest
+                frame.clear()
+                _ = frame.f_locals  # a copy that pytest has made; reading it again empties it
+        seen = seen.__cause__ or seen.__context__
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

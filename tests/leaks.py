@@ -17,7 +17,7 @@ from tests.services import until
 
 MARKER = "STOKER_TEST_RUN"
 SHM = Path("/dev/shm")
-EXIT_GRACE_S = 5.0
+EXIT_GRACE_S = 30.0
 FD_SLACK = 16
 
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 T = TypeVar("T")
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+FIRST_PORT, PORTS = 12_000, 20_000
 _WHEELS = Path(sysconfig.get_paths()["purelib"])
 
 
@@ -48,10 +49,18 @@ def until(condition: Callable[[], T], timeout_s: float, what: str, interval_s: f
 
 
 def free_port() -> int:
-    """A loopback TCP port that nothing listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    """A loopback TCP port that nothing listens on, below those that the kernel gives to clients.
+
+    So a server that is killed finds it still free when it starts anew. Not by `random`, which every
+    worker of a test run seeds alike.
+    """
+    while True:
+        port = FIRST_PORT + secrets.randbelow(PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
         return port
 
 
