@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
+from tests.e2e.nodelet_harness import FakeGcs, Nodelet, start_nodelet
 from tests.services import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
 
-WAIT_S = 20.0
-DRIVER_S = 40.0
+WAIT_S = 40.0
+DRIVER_S = 90.0
 REPOSITORY = Path(__file__).parents[2]
 GRACE_S = "0.5"
 
@@ -62,6 +63,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("s")))
         patch.setenv("STOKER_INFEASIBLE_GRACE_S", GRACE_S)
+        patch.setenv("STOKER_LEASE_IDLE_S", "0.1")
         info = stoker.init(
             num_cpus=4, num_gpus=2, resources={"disk": 2}, labels={"zone": "north"}, namespace="e2e"
         )
@@ -154,3 +156,27 @@ def start_driver(folder: Path, script: str, *args: str, **env: str) -> subproces
 def get(refs: Any, timeout: float = WAIT_S) -> Any:
     """``stoker.get`` with a deadline, so that a hang says what it waits for."""
     return stoker.get(refs, timeout=timeout)
+
+
+@pytest.fixture
+async def gcs() -> AsyncIterator[FakeGcs]:
+    """What the tests of the nodelet have for a gcs."""
+    fake = FakeGcs()
+    await fake.start()
+    yield fake
+    await fake.stop()
+
+
+@pytest.fixture
+async def start(gcs: FakeGcs, tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
+    """Start nodelets that join ``gcs``; they are stopped at the end."""
+    started: list[Nodelet] = []
+
+    async def start(*args: str, **kwargs: object) -> Nodelet:
+        one = await start_nodelet(gcs, tmp_path / "session", *args, **kwargs)  # type: ignore[arg-type]
+        started.append(one)
+        return one
+
+    yield start
+    for one in started:
+        await one.stop()

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from stoker_nodelet import proctree
 from stoker_wire.client import Client
 from stoker_wire.errors import FencedError, NotFoundError, UnavailableError
 from stoker_wire.ids import Prefix, new_id
@@ -45,7 +46,7 @@ TOKEN = "a-token-for-tests"
 TARGET = "tests.e2e.worker_target:main"
 
 
-async def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+async def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 40.0) -> Any:
     """Return the first true value of ``condition``."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):
@@ -195,7 +196,7 @@ class Nodelet:
         driver: DriverSpec | None = None,
         incarnation: int | None = None,
         epoch: int | None = None,
-        timeout_s: float = 30.0,
+        timeout_s: float = 90.0,
     ) -> tuple[Lease, StartedLease]:
         lease = Lease(
             lease_id=lease_id or new_id(Prefix.LEASE),
@@ -266,3 +267,15 @@ async def start_nodelet(
     registration = gcs.nodes[-1]
     client = Client(registration.url, token=TOKEN, peer="test")
     return Nodelet(process, client, registration, gcs.incarnation)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def there(path: Path | str) -> bool:
+    return Path(path).exists()
+
+
+def is_alive(pid: int) -> bool:
+    return proctree.start_time(pid) != 0

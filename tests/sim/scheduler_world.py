@@ -8,8 +8,6 @@ the world can see: no node is ever told to use a GPU twice, and no owner gets on
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
@@ -17,26 +15,13 @@ from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.lifecycle import request_id_of
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.need import Need, make_need
 from stoker_scheduler.core.nodes import Health, NodeSpec, make_node_spec
 from stoker_scheduler.core.resources import UNIT
 from stoker_scheduler.core.state import Phase, Policy, State
+from tests.sim.late_messages import Faults
+from tests.sim.scheduler_runtimes import Runtimes
 
-POLL_S = 1.0
 START_TIMEOUT_S = 3.0
-ASK_WAIT_S = 2.0
-
-
-@dataclass(frozen=True)
-class Faults:
-    """Probabilities of what goes wrong with a message, and mean seconds between crashes."""
-
-    lost: float = 0.05
-    doubled: float = 0.05
-    slow: float = 0.05
-    crash_every_s: float = 15.0
-    takeover_every_s: float = 40.0
-    vanish: float = 0.05
 
 
 @dataclass
@@ -51,55 +36,17 @@ class FakeNode:
     up: bool = True
 
 
-@dataclass
-class Wish:
-    """One demand of an owner: ``count`` leases to be had, held for a while and given back."""
-
-    owner: Owner
-    need: Need
-    count: int
-    hold_s: float
-    priority: int
-    request_id: str = ""
-    had: int = 0
-
-
-@dataclass
-class Owner:
-    """A runtime: asks, polls, obeys recalls, releases."""
-
-    owner_id: str
-    job_id: str
-    held: dict[str, float] = field(default_factory=dict)
-    ever: set[str] = field(default_factory=set)
-    idle: set[str] = field(default_factory=set)
-    alive: bool = True
-    polling: bool = False
-
-
-class World:
+class World(Runtimes):
     """One run. ``run`` goes through chaos, then calm; ``finish`` checks that nothing is left."""
 
     def __init__(self, seed: int, *, faults: Faults | None = None, nodes: int = 4) -> None:
-        self.random = Random(seed)
-        self.faults = faults or Faults()
-        self.calm = False
-        self.at_s = 0.0
+        super().__init__(Random(seed), faults or Faults())
         self.log: list[ev.Event] = []
         self.commands: list[cmd.Command] = []
-        self.epoch = 0
         self.state = State()
         self.nodes: dict[str, FakeNode] = {}
-        self.owners: list[Owner] = []
-        self.wishes: list[Wish] = []
-        self.answering: dict[str, Wish] = {}
-        self.grants = 0
-        self.counts: dict[str, int] = {}
         self.told: dict[str, dict[str, None]] = {}
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
         self._wake_s = 0.0
-        self._numbers = 0
         self._lead()
         for index in range(nodes):
             resources = self.random.choice(
@@ -108,27 +55,6 @@ class World:
             spec = make_node_spec(f"n_{index}", resources)
             self.nodes[spec.node_id] = FakeNode(spec)
             self.feed(ev.NodeJoined(at_s=0.0, spec=spec))
-
-    # Time
-
-    def later(self, delay_s: float, what: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._queue, (self.at_s + delay_s, self._count, what))
-
-    def advance(self, until_s: float) -> None:
-        while self._queue and self._queue[0][0] <= until_s:
-            self.at_s, _, what = heapq.heappop(self._queue)
-            what()
-        self.at_s = until_s
-
-    def message(self, deliver: Callable[[], None]) -> None:
-        """Deliver late, and perhaps never or twice."""
-        faults, random = self.faults, self.random
-        slow = not self.calm and random.random() < faults.slow
-        if self.calm or random.random() >= faults.lost:
-            self.later(random.uniform(0.001, 5.0 if slow else 0.05), deliver)
-        if not self.calm and random.random() < faults.doubled:
-            self.later(random.uniform(0.001, 2.0), deliver)
 
     # The scheduler's shell
 
@@ -317,147 +243,6 @@ class World:
             del node.held[lease_id]
             node.ended.add(lease_id)
             self.feed(ev.WorkerExited(at_s=self.at_s, lease_id=lease_id))
-
-    # Owners
-
-    def owner(self, job_id: str) -> Owner:
-        owner = Owner(f"p_{len(self.owners)}", job_id)
-        self.owners.append(owner)
-        return owner
-
-    def wish(self, owner: Owner) -> Wish:
-        """Have ``owner`` want something at random."""
-        random = self.random
-        resources = random.choice(
-            [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 4.0}, {"GPU": 1.0}, {"GPU": 0.5}, {"GPU": 0.3},
-             {"CPU": 1.0, "GPU": 2.0}, {"ssd": 1.0}, {"CPU": 64.0}, {}]
-        )  # fmt: skip
-        wish = Wish(
-            owner,
-            make_need(resources, spread=random.random() < 0.2),
-            random.choice([1, 1, 2, 6]),
-            random.uniform(0.05, 3.0),
-            random.choice([0, 0, 0, 1]),
-        )
-        self.wishes.append(wish)
-        self.ask(wish)
-        return wish
-
-    def ask(self, wish: Wish) -> None:
-        if not wish.owner.alive or wish.had >= wish.count:
-            return
-        if not wish.request_id:
-            self._numbers += 1
-            wish.request_id = f"r_{self._numbers}"
-        self._send_ask(wish, wish.request_id)
-
-    def _send_ask(self, wish: Wish, request_id: str) -> None:
-        count = self.counts.setdefault(request_id, wish.count - wish.had)
-
-        def arrive() -> None:
-            self.answering[request_id] = wish
-            self.feed(
-                ev.LeaseAsked(
-                    at_s=self.at_s,
-                    request_id=request_id,
-                    owner_id=wish.owner.owner_id,
-                    job_id=wish.owner.job_id,
-                    need=wish.need,
-                    class_key=f"{wish.need.text}/{wish.priority}",
-                    count=count,
-                    deadline_s=self.at_s + ASK_WAIT_S,
-                    priority=wish.priority,
-                )
-            )
-
-        def again() -> None:
-            if wish.owner.alive and wish.request_id == request_id:
-                self._send_ask(wish, request_id)
-
-        if wish.had < wish.count:
-            self.message(arrive)
-            self.later(ASK_WAIT_S + 5.5, again)
-
-    def _answer(self, wish: Wish, request_id: str, lease_ids: tuple[str, ...]) -> None:
-        owner = wish.owner
-
-        def arrive() -> None:
-            if wish.request_id != request_id or not owner.alive:
-                return
-            wish.request_id = ""
-            for lease_id in lease_ids:
-                if lease_id in owner.ever:
-                    # Only a new leader may not know which request got it in the end.
-                    granted_by = int(lease_id.rsplit(".", 2)[1], 16)
-                    assert granted_by < self.epoch, f"{lease_id} was granted twice"
-                    continue
-                owner.ever.add(lease_id)
-                owner.held[lease_id] = self.at_s
-                self.grants += 1
-                wish.had += 1
-                self.later(wish.hold_s, lambda i=lease_id: self._done(owner, i))
-            if not owner.polling:
-                owner.polling = True
-                self._poll(owner)
-            self.ask(wish)
-
-        self.message(arrive)
-
-    def _done(self, owner: Owner, lease_id: str) -> None:
-        """Work on a lease is over: it idles for a while, or goes back at once."""
-        if lease_id not in owner.held or not owner.alive:
-            return
-        if not self.calm and self.random.random() < 0.3:
-            owner.idle.add(lease_id)
-            self.later(2.0, lambda: self._give_back(owner, lease_id))
-        else:
-            self._give_back(owner, lease_id)
-
-    def _give_back(self, owner: Owner, lease_id: str) -> None:
-        if lease_id in owner.held and owner.alive:
-            del owner.held[lease_id]
-            owner.idle.discard(lease_id)
-            released = (lease_id,)
-            self.message(lambda: self.feed(ev.LeaseReleased(at_s=self.at_s, lease_ids=released)))
-
-    def _poll(self, owner: Owner) -> None:
-        if not owner.alive:
-            return
-        lease_ids = tuple(owner.held)
-        idle = tuple(i for i in lease_ids if i in owner.idle)
-        polled = lambda: self.feed(  # noqa: E731
-            ev.OwnerPolled(
-                at_s=self.at_s, owner_id=owner.owner_id, lease_ids=lease_ids, idle_lease_ids=idle
-            )
-        )
-        self.message(polled)
-        self.later(POLL_S, lambda: self._poll(owner))
-
-    def _obey(self, owner: Owner, lease_ids: tuple[str, ...]) -> None:
-        for lease_id in lease_ids:
-            if lease_id in owner.idle:
-                self._give_back(owner, lease_id)
-
-    def _lose(self, owner: Owner, lease_ids: tuple[str, ...]) -> None:
-        for lease_id in lease_ids:
-            owner.held.pop(lease_id, None)
-            owner.idle.discard(lease_id)
-
-    def block(self) -> None:
-        """Some held lease's worker waits in get for a while."""
-        held = [i for owner in self.owners if owner.alive for i in owner.held]
-        if held:
-            lease_id = self.random.choice(held)
-            self.message(lambda: self.feed(ev.LeaseBlocked(at_s=self.at_s, lease_id=lease_id)))
-            self.later(
-                self.random.uniform(0.0, 2.0),
-                lambda: self.message(
-                    lambda: self.feed(ev.LeaseUnblocked(at_s=self.at_s, lease_id=lease_id))
-                ),
-            )
-
-    def _owner(self, owner_id: str) -> Owner | None:
-        return next((o for o in self.owners if o.owner_id == owner_id and o.alive), None)
 
     # The story
 

@@ -1,0 +1,165 @@
+"""How workers, drivers and nodelets end, and what the gcs is told of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from stoker_nodelet import proctree
+from stoker_wire.messages.cluster import DriverSpec, LeaseKind
+from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.messages.control import LogLine
+from stoker_wire.messages.work import (
+    JobState,
+)
+from tests.e2e.nodelet_harness import FakeGcs, eventually, is_alive, mode, there
+
+
+async def test_a_killed_nodelet_leaves_nothing(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    seen = await node.do(worker, "spawn")
+    assert is_alive(seen.child)
+    arena = Path(gcs.nodes[0].arena_dir)
+    assert mode(arena) == 0o700
+    (arena / "o_1").write_bytes(b"left")
+    tree = proctree.descendants(node.process.pid)
+    assert {worker.pid, seen.child} <= set(tree)
+    node.process.kill()
+    await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone", 5.0)
+    await eventually(lambda: not there(arena), "its fork server removed the arena", 5.0)
+
+
+async def test_a_nodelet_sweeps_the_arenas_of_dead_ones(start, gcs: FakeGcs) -> None:
+    await start()
+    orphan = Path(gcs.nodes[0].arena_dir).with_name("stoker-dead-n_0")
+    orphan.mkdir(mode=0o700)
+    namespace, _, _ = (Path(gcs.nodes[0].arena_dir) / ".owner").read_text().split()
+    (orphan / ".owner").write_text(f"{namespace} 4194304 1")  # a pid above the kernel's largest
+    (orphan / "o_1").write_bytes(b"left")
+    await start()
+    assert not there(orphan)
+
+
+async def test_a_stopped_nodelet_leaves_the_cluster_and_cleans_up(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    child = (await node.do(worker, "spawn")).child
+    await node.stop()
+    assert gcs.left == [node.registration.node_id]
+    assert not there(node.registration.arena_dir)
+    assert not there(node.registration.unix)
+    assert not is_alive(child)
+    assert not is_alive(worker.pid)
+
+
+@pytest.mark.parametrize(
+    ("what", "arg", "exit_code", "number", "cause"),
+    [
+        ("exit", "3", 3, None, "exited with code 3"),
+        ("signal", "11", None, signal.SIGSEGV, "killed by SIGSEGV"),
+        ("signal", "9", None, signal.SIGKILL, "killed by SIGKILL from outside Stoker"),
+    ],
+)
+async def test_an_exit_is_told_with_its_evidence(
+    start, gcs: FakeGcs, what: str, arg: str, exit_code: int | None, number: int | None, cause: str
+) -> None:
+    node = await start()
+    lease, worker = await node.start_lease()
+    child = (await node.do(worker, "spawn")).child
+    await node.do(worker, "print", "the last words")
+    await node.do(worker, what, arg)
+    one = await node.exit_of(worker.worker_id)
+    assert (one.exit_code, one.signal, one.cause) == (exit_code, number, cause)
+    assert (one.lease_id, one.job_id, one.oom, one.expected) == (
+        lease.lease_id, "job_1", False, False,
+    )  # fmt: skip
+    assert one.last_log_lines[-1] == "the last words"
+    assert one.peak_rss_bytes > 1 << 20
+    assert not is_alive(child)
+    told = await eventually(lambda: gcs.exits.get(worker.worker_id), "the gcs is told")
+    assert told == one
+    _, other = await node.start_lease()
+    assert other.worker_id != worker.worker_id
+
+
+async def test_the_memory_guard_kills_who_exceeds_its_memory(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease(resources={"CPU": 1.0, "memory": 200 * 2.0**20})
+    _, modest = await node.start_lease(resources={"CPU": 1.0, "memory": 2.0**33})
+    await node.do(worker, "hoard", "300")
+    one = await node.exit_of(worker.worker_id)
+    assert one.oom
+    assert not one.expected
+    assert one.cause.startswith("exceeded memory=209715200 bytes (used ")
+    await node.do(modest, "see")
+
+
+async def test_a_fenced_node_kills_its_work_and_registers_anew(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    gcs.fenced = True
+    await eventually(lambda: len(gcs.nodes) == 2, "it registers again")
+    assert not is_alive(worker.pid)
+    node.incarnation = gcs.incarnation
+    await eventually(lambda: gcs.beats and gcs.beats[-1].incarnation == 2, "it beats again")
+    await node.start_lease()
+
+
+async def test_a_drivers_end_is_reported(start, gcs: FakeGcs, tmp_path: Path) -> None:
+    node = await start()
+
+    async def run(job_id: str, entrypoint: str) -> str:
+        spec = DriverSpec(job_id=job_id, entrypoint=entrypoint, env={"WHO": "me"})
+        env = RuntimeEnv(cwd=str(tmp_path))
+        lease, _ = await node.start_lease(
+            job_id=job_id, kind=LeaseKind.DRIVER, driver=spec, env=env
+        )
+        return lease.lease_id
+
+    await run("job_1", "echo $WHO $STOKER_JOB_ID $STOKER_ADDRESS; pwd; sleep 1000 & exit 0")
+    await run("job_2", "echo wrong; exit 3")
+    stopped = await run("job_3", "trap '' TERM; echo up; while true; do sleep 0.1; done")
+    await eventually(lambda: {"job_1", "job_2"} <= set(gcs.finished), "two jobs end")
+    assert gcs.finished["job_1"].state is JobState.SUCCEEDED
+    failed = gcs.finished["job_2"]
+    assert (failed.state, failed.exit_code) == (JobState.FAILED, 3)
+    assert failed.message == "the driver exited with code 3\nwrong"
+    lines = node.client.stream("/v1/logs", item=LogLine, query={"job_id": "job_1"})
+    assert [line.text async for line in lines] == [f"me job_1 {gcs.url}", str(tmp_path)]
+    log = tmp_path / "session" / "logs" / "job-job_3.log"
+    await eventually(lambda: log.read_text() == "up\n", "the stubborn driver is up")
+    await node.release(stopped, kill=True)
+    await eventually(lambda: "job_3" in gcs.finished, "it is stopped")
+    assert gcs.finished["job_3"].state is JobState.STOPPED
+
+
+async def test_a_node_works_on_while_the_gcs_is_away(start, gcs: FakeGcs) -> None:
+    node = await start()
+    lease, worker = await node.start_lease()
+    gcs.away = True
+    await node.do(worker, "exit", "0")
+    await node.exit_of(worker.worker_id)
+    lease, worker = await node.start_lease()
+    gcs.away = False
+    await eventually(lambda: gcs.exits, "the exit is told when the gcs is back", 20.0)
+    assert (await node.do(worker, "see")).lease_id == lease.lease_id
+    assert len(gcs.nodes) == 1
+
+
+async def test_a_dead_fork_server_is_replaced_and_its_workers_exits_are_told(
+    start, gcs: FakeGcs
+) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    child = (await node.do(worker, "spawn")).child
+    (forkserver,) = proctree.children(node.process.pid)
+    os.kill(forkserver, signal.SIGKILL)
+    one = await node.exit_of(worker.worker_id)
+    assert one.signal == signal.SIGKILL
+    await eventually(lambda: not is_alive(child) and not is_alive(worker.pid), "all are gone")
+    _, other = await node.start_lease()
+    await node.do(other, "see")

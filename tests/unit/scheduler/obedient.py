@@ -1,0 +1,101 @@
+"""The scheduler core with nodelets that obey at once: what its tests drive."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from stoker_scheduler.core import commands as cmd
+from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.machine import step
+from stoker_scheduler.core.need import make_need
+from stoker_scheduler.core.nodes import make_node_spec
+from stoker_scheduler.core.state import Policy, State
+
+POLICY = Policy(infeasible_grace_s=2.0, lease_ttl_s=10.0, reserve_after_s=5.0)
+
+
+class Core:
+    """A core whose nodelets obey at once, unless ``slow``."""
+
+    def __init__(self, *nodes: dict[str, float], slow: bool = False) -> None:
+        self.state = State(policy=POLICY, term="1")
+        self.slow = slow
+        self.at_s = 0.0
+        self.out: list[cmd.Command] = []
+        self._numbers = itertools.count(1)
+        for index, resources in enumerate(nodes):
+            self.feed(ev.NodeJoined(at_s=0.0, spec=make_node_spec(f"n_{index + 1}", resources)))
+
+    def feed(self, event: ev.Event) -> list[cmd.Command]:
+        """Apply an event and what obedient nodelets answer; return all commands."""
+        done: list[cmd.Command] = []
+        events = [event]
+        while events:
+            out = step(self.state, events.pop(0))
+            self.state.check()
+            done += out
+            for command in [] if self.slow else out:
+                if isinstance(command, cmd.StartLease):
+                    events.append(ev.LeaseStarted(at_s=self.at_s, lease_id=command.lease_id))
+                if isinstance(command, cmd.ReleaseLease):
+                    events.append(ev.LeaseEnded(at_s=self.at_s, lease_id=command.lease_id))
+        self.out += done
+        return done
+
+    def ask(self, owner: str = "p_1", count: int = 1, wait_s: float = 100.0, **options: Any) -> str:
+        """Ask for leases of the resources among ``options``; return the request's id."""
+        request_id = options.pop("request_id", f"r_{next(self._numbers)}")
+        event = {n: options.pop(n) for n in list(options) if n in ev.LeaseAsked.__slots__}
+        need = event.pop("need", None) or make_need(options)
+        self.feed(
+            ev.LeaseAsked(
+                **{
+                    "at_s": self.at_s,
+                    "request_id": request_id,
+                    "owner_id": owner,
+                    "job_id": "job_1",
+                    "need": need,
+                    "class_key": need.text,
+                    "count": count,
+                    "deadline_s": self.at_s + wait_s,
+                    **event,
+                }
+            )
+        )
+        return request_id
+
+    def granted(self, request_id: str) -> tuple[str, ...] | None:
+        """Return what a request was told last, or None if nothing yet."""
+        told = [c.lease_ids for c in self.out if is_reply(c, cmd.Reply, request_id)]
+        return told[-1] if told else None
+
+    def wait(self, seconds: float, renew: bool = True) -> list[cmd.Command]:
+        """Let time pass; owners renew what they hold."""
+        done = []
+        for _ in range(int(seconds * 4)):
+            self.at_s += 0.25
+            if renew:
+                owners: dict[str, list[str]] = {}
+                for lease in self.state.leases.values():
+                    owners.setdefault(lease.owner_id, []).append(lease.lease_id)
+                for owner_id, ids in owners.items():
+                    self.poll(owner_id, *ids)
+            done += self.feed(ev.Tick(at_s=self.at_s))
+        return done
+
+    def poll(self, owner: str, *ids: str, idle: tuple[str, ...] = ()) -> list[cmd.Command]:
+        return self.feed(
+            ev.OwnerPolled(at_s=self.at_s, owner_id=owner, lease_ids=ids, idle_lease_ids=idle)
+        )
+
+    def release(self, *ids: str) -> list[cmd.Command]:
+        return self.feed(ev.LeaseReleased(at_s=self.at_s, lease_ids=ids))
+
+
+def is_reply(command: cmd.Command, kind: type, request_id: str) -> bool:
+    return isinstance(command, kind) and getattr(command, "request_id", "") == request_id
+
+
+def of(kind: type, out: list[cmd.Command]) -> list[Any]:
+    return [command for command in out if isinstance(command, kind)]
