@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-READY_S = 20.0
+READY_S = 60.0
 FAST = {
     "STOKER_HEARTBEAT_S": "0.2",
     "STOKER_SUSPECT_AFTER_S": "1",
@@ -156,7 +156,7 @@ class Apart:
         """The body of a GET, as it is."""
         headers = {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(self.gcs.url + path, headers=headers)
-        with urllib.request.urlopen(request, timeout=10) as reply:
+        with urllib.request.urlopen(request, timeout=40) as reply:
             body: bytes = reply.read()
         return body
 

@@ -138,7 +138,7 @@ def test_no_acknowledged_row_is_lost_when_the_gcs_is_killed(cluster: Apart) -> N
         found = client.call("GET", f"/v1/jobs/{job['job_id']}", reply=dict[str, Any])
         return bool(found["state"] == "STOPPED")
 
-    until(stopped, 15, "the job is stopped")
+    until(stopped, 40, "the job is stopped")
 
 
 def test_an_actor_that_dies_while_the_gcs_is_away_is_noticed_afterwards(joined: Apart) -> None:
@@ -169,7 +169,7 @@ def test_postgres_and_redis_serve_as_well_and_redis_may_go_away(
         env={**os.environ, "STOKER_DATABASE_URL": url},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert migrated.returncode == 0, migrated.stderr
@@ -211,7 +211,7 @@ def test_a_database_that_is_not_there_or_not_migrated_is_told_with_the_fix(
             env={**os.environ, "STOKER_TOKEN": "t" * 20, "STOKER_SESSION_ROOT": str(tmp_path)},
             capture_output=True,
             text=True,
-            timeout=40,
+            timeout=90,
             check=False,
         )
 

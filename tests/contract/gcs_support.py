@@ -48,7 +48,7 @@ async def migrate(database_url: str) -> None:
 
 
 async def eventually(
-    condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 10.0
+    condition: Callable[[], Awaitable[bool]], what: str, timeout_s: float = 40.0
 ) -> None:
     """Return once the condition holds, or fail with what was waited for."""
     try:

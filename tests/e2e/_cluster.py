@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def environment(cluster: LocalCluster, **more: str) -> dict[str, str]:
 
 
 def run_driver(
-    cluster: LocalCluster, program: str, *, timeout_s: float = 30.0, **more: str
+    cluster: LocalCluster, program: str, *, timeout_s: float = 90.0, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a driver to its end."""
     return subprocess.run(

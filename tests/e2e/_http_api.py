@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker_gcs.api import actors, control, jobs, logs, nodes, proxied, tasks
 from stoker_nodelet.api import Api as NodeletApi
+from stoker_nodelet.transfer import Transfer
 from stoker_scheduler.api import Api as SchedulerApi
 from stoker_wire.server import Service
 from stoker_wire.settings import Settings
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
     from stoker_wire.request import Route
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 40.0
 
 
 def declared() -> dict[str, Service]:
@@ -32,7 +34,8 @@ def declared() -> dict[str, Service]:
         module.add_routes(made["gcs"], MagicMock())
     SchedulerApi(made["scheduler"], MagicMock(), lease_ttl_s=1.0)
     parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool", "space"), MagicMock())
-    NodeletApi(**parts).add_to(made["nodelet"])
+    transfer = MagicMock(add_to=partial(Transfer.add_to, MagicMock()))
+    NodeletApi(**parts, transfer=transfer).add_to(made["nodelet"])
     return made
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-GET_S = 20.0
+GET_S = 40.0
 MIB = 1 << 20
 
 
@@ -146,7 +146,7 @@ def test_an_actor_that_uses_more_memory_than_it_asked_for_dies_of_that() -> None
     class Hungry:
         def eat(self) -> int:
             self.food = [bytearray(os.urandom(MIB)) for _ in range(400)]
-            time.sleep(20)
+            time.sleep(60)
             return len(self.food)
 
     hungry = Hungry.remote()
@@ -260,7 +260,7 @@ def test_a_dead_actor_gives_its_gpu_and_its_name_back() -> None:
     second = Mortal.options(num_gpus=2, name="holder").remote()
     assert get(second.add.remote()) == 1
     stoker.kill(second)
-    until(lambda: stoker.available_resources()["GPU"] == 2.0, 5, "both GPUs are free")
+    until(lambda: stoker.available_resources()["GPU"] == 2.0, 40, "both GPUs are free")
 
 
 def test_objects_of_a_dead_actor_are_lost_with_a_clear_error() -> None:
@@ -276,17 +276,17 @@ def test_objects_of_a_dead_actor_are_lost_with_a_clear_error() -> None:
     (ref,) = get(owner.put.remote())
     pid = get(owner.pid.remote())
     stoker.kill(owner)
-    until(lambda: not os.path.exists(f"/proc/{pid}"), 5, "its process is gone")
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 40, "its process is gone")
 
     def read() -> BaseException | None:
         """What it owns goes when its nodelet buries it, a moment later."""
         try:
-            get(ref, timeout=10)
+            get(ref)
         except exceptions.ObjectLostError as error:
             return error
         return None
 
-    error = until(read, 5, "what it owned is lost")
+    error = until(read, 40, "what it owned is lost")
     assert ref.id in str(error)
 
 
@@ -318,7 +318,7 @@ facts["actor_fds"], facts["actor_threads"] = stoker.get(actors[0].facts.remote()
 del actors
 began = time.monotonic()
 while stoker._api._items("/v1/actors", state="ALIVE"):
-    assert time.monotonic() - began < 20, "they end with their handles"
+    assert time.monotonic() - began < 60, "they end with their handles"
 facts["end_s"] = time.monotonic() - began
 print("FACTS", json.dumps(facts))
 """
@@ -330,7 +330,7 @@ def test_a_hundred_actors_without_cpus_are_light(tmp_path: Path) -> None:
         env={**os.environ, "STOKER_SESSION_ROOT": str(tmp_path / "s"), "STOKER_LOG_TO_DRIVER": "0"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=90,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
@@ -349,7 +349,7 @@ def test_hundreds_of_actors_that_wait_do_not_keep_others_from_the_gcs() -> None:
     waiting = [Mortal.options(num_gpus=2).remote() for _ in range(300)]
     refs = [actor.add.remote() for actor in waiting]
     light = Mortal.remote()
-    assert get(light.add.remote(), timeout=10) == 1
+    assert get(light.add.remote()) == 1
     stoker.kill(light)
     for actor in waiting:
         stoker.kill(actor)

@@ -12,11 +12,13 @@ import pytest
 import stoker
 from stoker import exceptions
 from tests.e2e._cluster import caught, embedded, until_state
+from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-GET_S = 20.0
+GET_S = 40.0
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -113,12 +115,12 @@ def test_an_actor_whose_argument_failed_fails_with_that_cause() -> None:
 def test_cancelling_a_call_that_waits_for_its_argument_lets_those_behind_it_go() -> None:
     counter = Counter.remote()
     get(counter.add.remote())
-    never = after.remote(30, "never")
+    never = after.remote(90, "never")
     stuck = counter.say.remote(never)
     behind = counter.add.remote()
     stoker.cancel(stuck)
     assert isinstance(caught(lambda: get(stuck)), exceptions.TaskCancelledError)
-    assert get(behind, timeout=5) == 2
+    assert get(behind) == 2
     stoker.cancel(never, force=True)
 
 
@@ -140,20 +142,22 @@ def test_calls_of_several_threads_all_arrive_each_thread_in_its_order() -> None:
         assert [index for who, index in heard if who == name] == list(range(200))
 
 
-def test_calls_made_while_the_constructor_is_slow_wait_for_it() -> None:
+def test_calls_made_while_the_constructor_is_slow_wait_for_it(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
     @stoker.remote
     class Slow:
         def __init__(self) -> None:
-            time.sleep(0.6)
+            until(go.exists, GET_S, "the driver has made its calls")
             self.ready = True
 
         def look(self) -> bool:
             return self.ready
 
-    began = time.monotonic()
     slow = Slow.remote()
     refs = [slow.look.remote() for _ in range(100)]
-    assert time.monotonic() - began < 0.5, "remote() does not wait for the constructor"
+    assert stoker.wait(refs, timeout=0)[0] == [], "remote() does not wait for the constructor"
+    go.touch()
     assert all(get(refs))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 LIMIT = 48 * MIB
-WAIT_S = 30.0
+WAIT_S = 40.0
 
 
 @pytest.fixture(scope="module")

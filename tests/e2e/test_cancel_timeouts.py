@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def all_went_back(cluster: Cluster) -> Iterator[None]:
     yield
-    until(cluster.is_idle, 10, "all leases went back")
+    until(cluster.is_idle, 40, "all leases went back")
 
 
 @stoker.remote
@@ -91,7 +91,7 @@ def test_a_running_task_is_told_at_once_whatever_it_does(
     ref = runs(flags, how)
     stoker.cancel(ref)
     with pytest.raises(TaskCancelledError, match="was cancelled"):
-        get(ref, timeout=5)
+        get(ref)
     flags.wait("told")
     assert os.path.exists(f"/proc/{flags.wait('runs')}"), "the worker lives on"
 
@@ -100,7 +100,7 @@ def test_a_cancelled_task_is_not_retried(flags: Flags) -> None:
     ref = runs(flags, sleeps, max_retries=5, retry_exceptions=True)
     stoker.cancel(ref)
     with pytest.raises(TaskCancelledError):
-        get(ref, timeout=5)
+        get(ref)
 
 
 def test_force_ends_a_task_that_does_not_listen(flags: Flags) -> None:
@@ -120,8 +120,8 @@ def test_force_ends_a_task_that_does_not_listen(flags: Flags) -> None:
     assert stoker.wait([ref], timeout=0.1) == ([], [ref])
     stoker.cancel(ref, force=True)
     with pytest.raises(TaskCancelledError):
-        get(ref, timeout=5)
-    until(lambda: not os.path.exists(f"/proc/{pid}"), 5, "its worker is gone")
+        get(ref)
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 40, "its worker is gone")
     assert get(same.remote(1)) == 1
 
 
@@ -130,7 +130,7 @@ def test_force_does_not_hurt_others_of_the_same_class(flags: Flags) -> None:
     others = [same.remote(i) for i in range(20)]
     stoker.cancel(ref, force=True)
     with pytest.raises(TaskCancelledError):
-        get(ref, timeout=5)
+        get(ref)
     assert get(others) == list(range(20))
 
 
@@ -144,9 +144,9 @@ def test_a_queued_task_never_starts(flags: Flags) -> None:
     for one in queued:
         stoker.cancel(one)
         with pytest.raises(TaskCancelledError):
-            get(one, timeout=5)
+            get(one)
     stoker.cancel(ref)
-    assert stoker.wait([ref], timeout=5)[0]
+    assert stoker.wait([ref], timeout=40)[0]
     assert get(same.options(num_cpus=4).remote(1)) == 1
     assert flags.notes("ran") == []
 
@@ -156,7 +156,7 @@ def test_a_task_that_waits_for_arguments_never_starts(flags: Flags) -> None:
     dependent = same.remote(ref)
     stoker.cancel(dependent)
     with pytest.raises(TaskCancelledError):
-        get(dependent, timeout=5)
+        get(dependent)
     flags.raise_("go")
     assert get(ref) == "done"
 
@@ -166,7 +166,7 @@ def test_dependants_of_a_cancelled_task_fail_with_its_error(flags: Flags) -> Non
     dependent = same.remote(ref)
     stoker.cancel(ref)
     with pytest.raises(TaskCancelledError):
-        get(dependent, timeout=5)
+        get(dependent)
 
 
 def test_cancel_of_a_finished_task_changes_nothing() -> None:
@@ -206,8 +206,8 @@ def test_recursive_cancel_stops_children_and_the_other_kind_leaves_them(flags: F
         flags.wait(f"parent-{name}")
         stoker.cancel(ref, recursive=recursive)
         with pytest.raises(TaskCancelledError):
-            get(ref, timeout=5)
-    until(lambda: stoker.available_resources()["CPU"] == 3, 10, "one child is left")
+            get(ref)
+    until(lambda: stoker.available_resources()["CPU"] == 3, 40, "one child is left")
     flags.raise_("go")
 
 
@@ -224,7 +224,7 @@ def test_a_borrowers_cancel_reaches_the_owner(flags: Flags) -> None:
     ref = runs(flags, sleeps)
     get(cancels.remote([ref]))
     with pytest.raises(TaskCancelledError):
-        get(ref, timeout=5)
+        get(ref)
 
 
 # -- timeout and start_deadline ----------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_a_borrowers_cancel_reaches_the_owner(flags: Flags) -> None:
 def test_timeout_ends_a_task_that_runs_too_long(flags: Flags) -> None:
     ref = runs(flags, sleeps, timeout=0.2)
     with pytest.raises(TaskTimeoutError, match=r"timeout of 0\.2 s"):
-        get(ref, timeout=5)
+        get(ref)
 
 
 def test_the_clock_of_timeout_starts_with_the_task(flags: Flags) -> None:
@@ -259,9 +259,9 @@ def test_timeout_ends_a_task_that_does_not_listen_with_its_worker(flags: Flags) 
                 continue
 
     with pytest.raises(TaskTimeoutError):
-        get(deaf.remote(), timeout=10)
+        get(deaf.remote())
     (pid,) = flags.notes("runs")
-    until(lambda: not os.path.exists(f"/proc/{pid}"), 5, "its worker is gone")
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 40, "its worker is gone")
 
 
 def test_a_task_faster_than_its_timeout_is_not_disturbed() -> None:
@@ -274,10 +274,10 @@ def test_start_deadline_gives_up_a_task_that_waits_and_says_for_what(flags: Flag
     ref = runs(flags, lambda: flags.wait("go") and None, num_cpus=4)
     late = same.options(start_deadline=0.2, num_cpus=2).remote(1)
     with pytest.raises(TaskTimeoutError, match=r"start_deadline of 0\.2 s.*2 CPU"):
-        get(late, timeout=5)
+        get(late)
     dependent = same.options(start_deadline=0.2).remote(ref)
     with pytest.raises(TaskTimeoutError, match="argument"):
-        get(dependent, timeout=5)
+        get(dependent)
     flags.raise_("go")
     assert get(ref) == "done"
 

@@ -39,7 +39,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, sha
             "scheduler": shared.Api(gcs("GET", "/v1/leaders/scheduler").json["url"], info.token),
             "nodelet": shared.Api(node["url"], info.token),
         }
-        assert stoker.get(stoker.remote(lambda: 1).remote(), timeout=20) == 1, "it still works"
+        assert stoker.get(stoker.remote(lambda: 1).remote(), timeout=40) == 1, "it still works"
 
 
 # Who may come in
@@ -271,7 +271,7 @@ def test_bytes_that_are_no_request_are_refused(
     for api in services.values():
         parts = urlsplit(api.url)
         assert parts.hostname is not None
-        with socket.create_connection((parts.hostname, parts.port or 80), timeout=10) as peer:
+        with socket.create_connection((parts.hostname, parts.port or 80), timeout=40) as peer:
             peer.sendall(sent.replace(b"TOKEN", api.token.encode()))
             said = peer.recv(65536)
         assert b"Traceback" not in said

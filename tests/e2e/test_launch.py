@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from stoker.launch import LocalInfo
 
-START_S = 20.0
-GONE_S = 5.0
+START_S = 60.0
+GONE_S = 40.0
 SHM = Path("/dev/shm")
 
 
@@ -125,10 +125,10 @@ def test_a_killed_driver_takes_its_cluster_along(forked: bool, tmp_path: Path) -
         "import os, sys, time\nfrom stoker.launch import start_local\n"
         "cluster = start_local(num_cpus=1, num_gpus=0)\n"
         # A child made by fork holds a copy of the lifeline, and lives on.
-        f"if {forked} and os.fork() == 0:\n    time.sleep(30)\n    os._exit(0)\n"
+        f"if {forked} and os.fork() == 0:\n    time.sleep(99)\n    os._exit(0)\n"
         "open(sys.argv[1] + '.part', 'w').write(cluster.info.session_dir)\n"
         "os.rename(sys.argv[1] + '.part', sys.argv[1])\n"
-        "time.sleep(60)"
+        "time.sleep(99)"
     )
     driver = subprocess.Popen([sys.executable, "-c", program, str(said)])
     until(said.exists, START_S, "the driver has started its cluster")

@@ -47,7 +47,7 @@ def puts(count: int) -> list[Any]:
 
 def nothing_stored(cluster: Cluster) -> None:
     gc.collect()
-    until(lambda: not cluster.stored(), 5, f"shared memory is empty: {cluster.stored()}")
+    until(lambda: not cluster.stored(), 40, f"shared memory is empty: {cluster.stored()}")
 
 
 # -- values ------------------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_a_result_nobody_waits_for_is_freed(cluster: Cluster, flags: Flags) -> N
     del ref
     gc.collect()
     flags.raise_("dropped")
-    until(cluster.is_idle, 10, "the task has ended")
+    until(cluster.is_idle, 40, "the task has ended")
     nothing_stored(cluster)
 
 

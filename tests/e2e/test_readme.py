@@ -43,7 +43,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float)
 print("trained with", parser.parse_args().lr)
 """
-WAIT_S = 30.0
+WAIT_S = 40.0
 
 
 class Reader:

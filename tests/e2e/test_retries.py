@@ -148,7 +148,7 @@ def test_exit_and_fork_in_user_code_leave_no_second_worker(flags: Flags) -> None
 
     assert get(forks.remote()) == 1
     child = int(flags.wait("child"))
-    until(lambda: not os.path.exists(f"/proc/{child}"), 5, "the forked child is gone")
+    until(lambda: not os.path.exists(f"/proc/{child}"), 40, "the forked child is gone")
 
 
 def test_subprocesses_work() -> None:

@@ -14,7 +14,7 @@ from tests.e2e.conftest import Flags, get
 from tests.services import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.e2e.conftest import Cluster
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def all_went_back(cluster: Cluster) -> Iterator[None]:
     yield
-    until(cluster.is_idle, 10, "all leases went back")
+    until(cluster.is_idle, 40, "all leases went back")
 
 
 @stoker.remote
@@ -30,8 +30,8 @@ def one() -> int:
     return 1
 
 
-def at_once(flags: Flags, count: int, **options: Any) -> int:
-    """How many of ``count`` tasks with these options run at the same time."""
+def run_at_once(flags: Flags, fit: int, count: int, **options: Any) -> None:
+    """Of ``count`` tasks with these options, ``fit`` run at the same time, and no more."""
 
     @stoker.remote(**options)
     def work(index: int) -> int:
@@ -40,16 +40,15 @@ def at_once(flags: Flags, count: int, **options: Any) -> int:
         return index
 
     refs = [work.remote(i) for i in range(count)]
-    running: list[int] = []
 
-    def settled() -> bool:
-        running.append(sum(flags.is_up(f"in-{i}") for i in range(count)))
-        return len(running) > 50 and running[-50] == running[-1] and running[-1] > 0
+    def running() -> int:
+        return sum(flags.is_up(f"in-{i}") for i in range(count))
 
-    until(settled, 15, "as many run as can")
+    until(lambda: running() >= fit, 40, f"{fit} run")
+    assert stoker.wait(refs, timeout=0.3 if fit < count else 0)[0] == []
+    assert running() == fit
     flags.raise_("go")
     assert get(refs) == list(range(count))
-    return running[-1]
 
 
 @pytest.mark.parametrize(
@@ -72,12 +71,12 @@ def at_once(flags: Flags, count: int, **options: Any) -> int:
 def test_so_many_run_at_once_as_the_resources_allow(
     options: dict[str, Any], fit: int, flags: Flags
 ) -> None:
-    assert at_once(flags, 6, **options) == fit
+    run_at_once(flags, fit, 6, **options)
 
 
 def test_memory_is_a_resource_like_others(flags: Flags) -> None:
     half = stoker.cluster_resources()["memory"] * 0.45
-    assert at_once(flags, 3, num_cpus=0, memory=half) == 2
+    run_at_once(flags, 2, 3, num_cpus=0, memory=half)
 
 
 def test_leases_show_what_they_hold(cluster: Cluster, flags: Flags) -> None:
@@ -198,7 +197,7 @@ def test_what_no_node_can_ever_run_fails_with_the_reason(
     started = time.monotonic()
     with pytest.raises(InfeasibleError) as caught:
         get(one.options(**options).remote())
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 9.9, "less than the grace that is not set here, 10 s"
     for word in [*said, "one"]:
         assert word in str(caught.value)
 
@@ -240,7 +239,7 @@ def test_a_queued_task_is_explained_over_http(cluster: Cluster, flags: Flags) ->
             return None
         return found if found.get("verdicts") else None
 
-    found = until(explained, 10, "the task is known and explained")
+    found = until(explained, 40, "the task is known and explained")
     (verdict,) = found["verdicts"]
     assert verdict["node_id"] == cluster.info.node_id
     assert "CPU" in str(verdict)
@@ -251,7 +250,7 @@ def test_a_queued_task_is_explained_over_http(cluster: Cluster, flags: Flags) ->
         found = cluster.call("GET", f"/v1/tasks/{queued.task_id}")
         return bool(found["state"] == "FINISHED")
 
-    until(finished, 10, "the history has it")
+    until(finished, 40, "the history has it")
     assert cluster.call("GET", f"/v1/tasks/{queued.task_id}/explain")["summary"]
 
 
@@ -264,12 +263,23 @@ def test_the_history_knows_every_task_once(cluster: Cluster) -> None:
         assert all(t["name"] == "counted" for t in items)
         return sum(t["state"] == "FINISHED" for t in items)
 
-    until(lambda: count() == 200, 10, "all are in the history")
+    until(lambda: count() == 200, 40, "all are in the history")
 
 
-def test_idle_workers_serve_a_new_class_at_once(flags: Flags) -> None:
+def test_idle_workers_serve_a_new_class_at_once(driver: Callable[..., Any]) -> None:
     """Leases of one class that are idle go to another that waits, long before their grace ends."""
-    get([one.options(num_cpus=1, name="first").remote() for _ in range(8)])
-    started = time.monotonic()
-    assert get([one.options(num_cpus=4, name="second").remote()]) == [1]
-    assert time.monotonic() - started < 5
+    done = driver(
+        """
+        import stoker
+        stoker.init(num_cpus=2, num_gpus=0, log_to_driver=False)
+
+        @stoker.remote
+        def one():
+            return 1
+
+        stoker.get([one.remote() for _ in range(8)], timeout=40)
+        print(stoker.get(one.options(num_cpus=2).remote(), timeout=40))
+        """,
+        STOKER_LEASE_IDLE_S="600",
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

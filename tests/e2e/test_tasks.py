@@ -227,9 +227,9 @@ def test_tasks_nest_on_one_cpu_because_a_waiting_parent_gives_its_cpu_back(
             return 1 + found[0]
 
         for function in (down, down_async, down_wait, down_future, in_thread):
-            got = stoker.get([function.remote(3) for _ in range(3)], timeout=15)
+            got = stoker.get([function.remote(3) for _ in range(3)], timeout=40)
             print(function.name, got)
-        print("sums", stoker.get(sums.remote(5), timeout=15))
+        print("sums", stoker.get(sums.remote(5), timeout=40))
         """
     )
     assert done.returncode == 0, done.stderr
@@ -317,9 +317,9 @@ def test_modules_beside_the_drivers_script_can_be_imported_by_tasks(
             return double(thing.size), Mine(), beside_it.Thing()
 
         stoker.init(num_cpus=1, num_gpus=0)
-        number, mine, thing = stoker.get(use.remote(Thing()), timeout=20)
+        number, mine, thing = stoker.get(use.remote(Thing()), timeout=40)
         assert isinstance(mine, Mine) and isinstance(thing, Thing)
-        print("number", number, stoker.get(stoker.remote(double).remote(4), timeout=20))
+        print("number", number, stoker.get(stoker.remote(double).remote(4), timeout=40))
         """
     )
     assert done.returncode == 0, done.stderr
@@ -360,7 +360,7 @@ def test_output_comes_to_the_driver_with_the_name_in_front(driver: Callable[...,
             print("to stdout")
             print("to stderr", file=sys.stderr)
 
-        stoker.get(talk.remote(), timeout=20)
+        stoker.get(talk.remote(), timeout=40)
         """
     )
     assert done.returncode == 0, done.stderr
@@ -374,4 +374,4 @@ def test_output_comes_to_the_driver_with_the_name_in_front(driver: Callable[...,
 
 
 def test_the_cluster_is_idle_after_all_that(cluster: Cluster) -> None:
-    until(cluster.is_idle, 10, "all leases went back")
+    until(cluster.is_idle, 40, "all leases went back")

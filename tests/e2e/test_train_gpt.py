@@ -123,7 +123,7 @@ def test_it_runs_as_a_submitted_job(example: Any, tmp_path: Path) -> None:
         entrypoint=shlex.join(["python", "train_gpt.py", *TINY, "--out", str(tmp_path)]),
         runtime_env={"working_dir": str(EXAMPLES)},
     )
-    job = client.wait(job_id, timeout_s=50)
+    job = client.wait(job_id, timeout_s=90)
     log = "\n".join(line.text for line in client.tail_job_logs(job_id))
     assert (job.state, job.exit_code) == (JobState.SUCCEEDED, 0), log
     assert "step    8/8" in log
@@ -170,7 +170,7 @@ def test_the_demo_tells_of_its_job_and_fails_above_its_target(tmp_path: Path) ->
         [sys.executable, str(EXAMPLES / "demo.py"), "--steps", "2", "--out", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=90,
         check=False,
     )
     assert done.returncode == 1, done.stderr

@@ -203,11 +203,11 @@ class TestQueue:
         items = Queue[int](maxsize=1)
         getter = items.actor.get.remote(20.0)
         items.put(5)
-        assert stoker.get(getter, timeout=20) == [5]
+        assert stoker.get(getter, timeout=40) == [5]
         items.put(6)
         putter = items.actor.put.remote([7], 20.0)
         assert items.get() == 6
-        assert stoker.get(putter, timeout=20) is True
+        assert stoker.get(putter, timeout=40) is True
         assert items.get(timeout=20) == 7
         items.shutdown()
 
@@ -218,7 +218,7 @@ class TestQueue:
             items.put(x)
 
         task = stoker.remote(produce)
-        stoker.get([task.remote(items, x) for x in range(5)], timeout=30)
+        stoker.get([task.remote(items, x) for x in range(5)], timeout=40)
         assert sorted(items.get_nowait_batch(5)) == list(range(5))
         items.shutdown()
 
@@ -236,7 +236,7 @@ class TestQueue:
     def test_the_actor_takes_options(self) -> None:
         items = Queue[int](actor_options={"name": "shared-items"})
         items.put(4)
-        assert until(lambda: stoker.get_actor("shared-items"), 5, "the queue's actor is found")
+        assert until(lambda: stoker.get_actor("shared-items"), 40, "the queue's actor is found")
         with pytest.raises(stoker.exceptions.UnknownOptionError, match="num_cpus"):
             Queue(actor_options={"num_cpu": 1})
         items.shutdown()
