@@ -133,7 +133,7 @@ class Space:
     def recycled(self) -> list[tuple[float, int, Path]]:
         """Return (when recycled, bytes, path) of the extents that wait to be claimed, oldest first."""
         found = []
-        for entry in os.scandir(self.arena.path / FREE):
+        for entry in _entries(self.arena.path / FREE):
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
                 found.append((status.st_ctime, status.st_size, Path(entry.path)))
@@ -165,7 +165,7 @@ class Space:
         lost = []
         counted = self.arena.ledger.used_bytes
         used = sum(nbytes for _, nbytes, _ in self.recycled())
-        for entry in os.scandir(self.arena.path):
+        for entry in _entries(self.arena.path):
             if entry.name.startswith(".") or not entry.is_file(follow_symlinks=False):
                 continue
             try:
@@ -214,6 +214,11 @@ def prepare(
     Ledger(arena_dir / LEDGER, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
     objects = Objects(Arena(arena_dir), node_id)
     return Space(objects, spill_dir, settings.arena_warm_bytes, settings.arena_spill_at)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
 
 
 def _copy(fd: int, nbytes: int, final: Path) -> None:
