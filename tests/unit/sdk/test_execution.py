@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 from stoker.runtime.execution import Execution, Work
 from stoker.runtime.invocation import Outcome
@@ -32,7 +33,7 @@ def test_items_leave_before_the_end_of_their_call() -> None:
     runtime = SimpleNamespace(
         loop=SimpleNamespace(call_soon_threadsafe=woken.append),
         objects=SimpleNamespace(borrowing=SimpleNamespace(under_way=lambda line: False)),
-        history=SimpleNamespace(add=print, add_row=print),
+        history=MagicMock(),
         address=Address("w_1", "n_1", "h", "", ""),
     )
     execution, line = Execution(cast("Any", runtime)), Line()
