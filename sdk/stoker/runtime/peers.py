@@ -30,6 +30,9 @@ OnMessages = Callable[[Channel, list[DataMessage]], None]
 OnLost = Callable[[Channel], None]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+_CONNECT_S = 60.0
+"""A machine that is gone does not refuse. A process that is busy in C code answers late."""
+
 
 class Peers:
     """All open lines of this process, by peer id."""
@@ -113,14 +116,20 @@ class Peers:
         )
         session = aiohttp.ClientSession(connector=connector)
         try:
-            line = await channel.connect(
-                session,
-                "http://localhost" if path else address.url,
-                me=self._runtime.address,
-                job_id=self._runtime.job_id,
-                token=self._runtime.token,
-                over_tcp=not path,
-            )
+            async with asyncio.timeout(_CONNECT_S):
+                line = await channel.connect(
+                    session,
+                    "http://localhost" if path else address.url,
+                    me=self._runtime.address,
+                    job_id=self._runtime.job_id,
+                    token=self._runtime.token,
+                    over_tcp=not path,
+                )
+        except TimeoutError:
+            await session.close()
+            raise UnavailableError(
+                f"{address.peer_id} at {path or address.url} took no line within {_CONNECT_S:g} s"
+            ) from None
         except BaseException:
             await session.close()
             raise
