@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,29 +17,39 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NBYTES = 20_000_000
-FAR = {"far": 1}
-NEAR = {"near": 1}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A head with the resource ``near``, and a node with ``far``; this process is near."""
+@dataclass
+class Nodes:
+    """What a task asks for to run on this process's node, or on the other."""
+
+    near: dict[str, float]
+    far: dict[str, float]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """A head and one more node; this process belongs to either."""
     folder = tmp_path_factory.mktemp("t")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STOKER_SHARE_ARENAS", "0")
-        with _cluster.head(folder, num_cpus=2, resources={"near": 4}) as cluster:
+        with _cluster.head(folder, num_cpus=2, resources={"one": 4}) as cluster:
             node = spawn_node(
                 cluster.info.gcs_url,
                 token=cluster.info.token,
                 num_cpus=2,
                 num_gpus=0,
-                resources={"far": 4},
+                resources={"other": 4},
                 session_dir=folder / "far",
             )
             try:
                 node.wait_ready()
                 stoker.init(cluster.info.gcs_url, token=cluster.info.token, log_to_driver=False)
-                yield
+                own = stoker._session.runtime().node
+                assert own is not None
+                [mine] = [n for n in stoker.nodes() if n["node_id"] == own.node_id]
+                names = ["one", "other"] if "one" in mine["resources"] else ["other", "one"]
+                yield Nodes(near={names[0]: 1}, far={names[1]: 1})
             finally:
                 stoker.shutdown()
                 node.stop()
@@ -61,8 +72,8 @@ def check(value: bytearray, seed: int) -> str:
     return stoker.get_runtime_context().get_node_id()
 
 
-def test_a_result_of_another_node_is_read_from_a_copy_in_the_own_arena() -> None:
-    ref = make.options(resources=FAR).remote(7)
+def test_a_result_of_another_node_is_read_from_a_copy_in_the_own_arena(nodes: Nodes) -> None:
+    ref = make.options(resources=nodes.far).remote(7)
     for _ in range(2):
         value = get(ref)
         assert len(value) == NBYTES and value[0] == value[-1] == 7
@@ -71,9 +82,11 @@ def test_a_result_of_another_node_is_read_from_a_copy_in_the_own_arena() -> None
     assert copy["nbytes"] == home["nbytes"]
 
 
-def test_an_argument_is_pulled_once_by_all_tasks_of_a_node_and_freed_with_its_ref() -> None:
+def test_an_argument_is_pulled_once_by_all_tasks_of_a_node_and_freed_with_its_ref(
+    nodes: Nodes,
+) -> None:
     ref = stoker.put(bytearray([9]) * NBYTES)
-    places = get([check.options(resources=FAR).remote(ref, 9) for _ in range(4)])
+    places = get([check.options(resources=nodes.far).remote(ref, 9) for _ in range(4)])
     assert len(set(places)) == 1
     object_id = ref._entry.object_id
     until(lambda: len(listed(object_id)) == 2, 10, "the object and its copy are listed")
@@ -81,9 +94,12 @@ def test_an_argument_is_pulled_once_by_all_tasks_of_a_node_and_freed_with_its_re
     until(lambda: not listed(object_id), 10, "the object and its copy are freed")
 
 
-def test_values_go_both_ways_between_workers_of_two_nodes() -> None:
-    made = [make.options(resources=(FAR, NEAR)[i % 2]).remote(i) for i in range(4)]
+def test_values_go_both_ways_between_workers_of_two_nodes(nodes: Nodes) -> None:
+    made = [make.options(resources=(nodes.far, nodes.near)[i % 2]).remote(i) for i in range(4)]
     places = get(
-        [check.options(resources=(NEAR, FAR)[i % 2]).remote(ref, i) for i, ref in enumerate(made)]
+        [
+            check.options(resources=(nodes.near, nodes.far)[i % 2]).remote(ref, i)
+            for i, ref in enumerate(made)
+        ]
     )
     assert len(set(places)) == 2

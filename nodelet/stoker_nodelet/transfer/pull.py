@@ -28,7 +28,7 @@ from stoker_wire.messages.work import (
     PullObject,
     ReadyChunks,
 )
-from stoker_wire.ranges import RangeReader
+from stoker_wire.ranges import CHUNK_NBYTES, RangeReader
 
 STREAMS = 2
 """Connections per pull: while the chunk of one is verified, the other's comes."""
@@ -144,11 +144,25 @@ class Pull:
 
     async def _extent(self) -> Extent:
         arena, threads, nbytes = self._means.arena, self._means.threads, self._nbytes
+
+        made: list[Extent] = []
+
+        async def create() -> Extent:
+            # Fresh memory takes its time: many at once would hold all threads.
+            async with self._means.turns.turn(self._object_id, min(nbytes, CHUNK_NBYTES)):
+                try:
+                    await threads.run(lambda: made.append(arena.create(nbytes)))
+                except asyncio.CancelledError:
+                    for extent in made:
+                        extent.discard()
+                    raise
+            return made.pop()
+
         try:
-            return await threads.run(lambda: arena.create(nbytes))
+            return await create()
         except ArenaFullError:
             await self._means.make_room(nbytes)
-            return await threads.run(lambda: arena.create(nbytes))
+            return await create()
 
     async def _fill(
         self, incoming: Incoming, sources: tuple[ObjectSource, ...], memory: mmap.mmap

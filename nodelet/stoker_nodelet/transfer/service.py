@@ -7,6 +7,7 @@ the index of objects, marked as a copy: those are dropped, not spilled, when roo
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -249,7 +250,8 @@ class Transfer:
                 # What is lost is a hint: copies also end with their job, their owner, or for room.
                 _log.info("%s%s: %s", url, path, error)
 
-        self._background.spawn(tell(), name="tell")
+        with contextlib.suppress(RuntimeError):  # the nodelet stops, and hints do not matter
+            self._background.spawn(tell(), name="tell")
 
     def _client_of(self, url: str) -> Client:
         client = self._clients.get(url)
