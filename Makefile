@@ -57,7 +57,7 @@ up: .env  ## start a whole cluster in containers
 	echo "[up] wrote new secrets to $@"
 
 soak: services  ## an hour of mixed load (STOKER_SOAK_S=seconds): prints the slope of memory
-	@$(PY) -m pytest -q -s -m soak $(PYTEST_ARGS)
+	@STOKER_TEST_SOAK_S=$${STOKER_SOAK_S:-3600} $(PY) -m pytest -q -s -m soak --timeout 3600 $(PYTEST_ARGS)
 
 clean:  ## remove the environment and the caches
 	@rm -rf $(VENV) $(VENV).lock .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -90,8 +90,9 @@ def can_import(python: str, module: str) -> bool:
 def run_once(backend: str, python: str, seconds: float, cases: list[str]) -> list[Row]:
     """Run the workloads of one backend once."""
     command = [python, str(HERE / "workloads.py"), backend, str(seconds), *cases]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_BENCH_")}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=RUN_S, check=False, cwd="/"
+        command, capture_output=True, text=True, timeout=RUN_S, check=False, cwd="/", env=env
     )
     rows = []
     for line in done.stdout.splitlines():
