@@ -155,4 +155,5 @@ class ClassQueue(Generic[T]):
         waiting = len(self.ready)
         if not waiting:
             return 0
-        return min(math.ceil(self.ready.leases_worth()), waiting, MAX_LEASES_PER_ASK)
+        # At least one: a call that was cancelled by force counts as having taken no time.
+        return min(max(1, math.ceil(self.ready.leases_worth())), waiting, MAX_LEASES_PER_ASK)
