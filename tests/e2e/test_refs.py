@@ -15,9 +15,7 @@ import pytest
 
 import stoker
 from stoker._session import runtime
-from stoker.exceptions import (
-    OwnerDiedError,
-)
+from stoker.exceptions import ActorDiedError, OwnerDiedError
 from tests.e2e.conftest import WAIT_S, Cluster, Flags, get
 from tests.services import until
 
@@ -455,3 +453,45 @@ def lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
     except FileNotFoundError:
         return False
+
+
+@stoker.remote(num_cpus=0)
+class Remembers:
+    def keep(self, box: list[Any]) -> int:
+        return len(box)
+
+
+def test_actors_that_are_not_called_are_forgotten_and_found_again() -> None:
+    keepers = [Remembers.options(name=f"keeper-{n}").remote() for n in range(3)]
+    handles = [stoker.get_actor(f"keeper-{n}") for n in range(3)]
+    others = get([borrows.remote(h) for h in handles])
+    assert others == [1, 1, 1]
+    assert get([k.keep.remote([1]) for k in keepers]) == [1, 1, 1]
+    for keeper in keepers:  # what is dead owes nothing
+        stoker.kill(keeper)
+    until(lambda: not links_that_stay(), 5.0, "no link is left")
+    for keeper in keepers:
+        with pytest.raises(ActorDiedError):
+            get(keeper.keep.remote([]))
+
+
+@stoker.remote
+def borrows(handle: Any) -> int:
+    """Calls an actor of another, whose link this worker forgets at once."""
+    count = 0
+    for _ in range(5):
+        count = get(handle.keep.remote([1]))
+        assert not links_that_stay()
+    return count
+
+
+def links_that_stay() -> int:
+    """Have this process forget the actors that it does not call now; return how many it calls."""
+    calls = runtime().actors
+
+    async def forget() -> int:
+        calls._many = 0
+        calls.flush()
+        return len(calls.all_links())
+
+    return runtime().run(forget(), 5.0)
