@@ -33,7 +33,12 @@ class Jobs:
         self.background.spawn(self._finish(one), name=f"finish-{one.job_id}")
 
     async def _finish(self, one: WorkerExit) -> None:
-        report = FinishJob(state=ended_as(one), exit_code=one.exit_code, message=message_of(one))
+        report = FinishJob(
+            state=ended_as(one),
+            exit_code=one.exit_code,
+            message=message_of(one),
+            node_id=one.node_id,
+        )
         while True:
             try:
                 await self.gcs.call("POST", f"/v1/jobs/{one.job_id}/finish", report)

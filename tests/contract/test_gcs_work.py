@@ -117,6 +117,17 @@ async def test_an_attached_job_ends_by_its_finish_or_by_the_loss_of_its_driver(
     assert "driver died" in dead.message
 
 
+async def test_a_driver_that_ends_before_its_start_is_known_says_where_its_log_lies(
+    client: Client, fake: FakeScheduler
+) -> None:
+    fake.held_back.clear()
+    job = await client.call("POST", "/v1/jobs", SubmitJob(entrypoint="true"), reply=Job)
+    body = FinishJob(state=JobState.SUCCEEDED, exit_code=0, node_id="n_1")
+    done = await client.call("POST", f"/v1/jobs/{job.job_id}/finish", body, reply=Job)
+    assert (done.state, done.exit_code, done.node_id) == (JobState.SUCCEEDED, 0, "n_1")
+    fake.held_back.set()
+
+
 async def test_stopping_a_job_tells_its_driver(client: Client) -> None:
     job = await attach(client)
     session = await client.ws(f"/v1/jobs/{job.job_id}/session")

@@ -114,17 +114,25 @@ class JobLedger:
         """The driver says how it ended; an end before this one stands."""
         if not body.state.terminal:
             raise BadRequestError(f"state: {body.state} is not an end of a job", field="state")
-        return await self.end(job_id, body.state, message=body.message, exit_code=body.exit_code)
+        return await self._end(job_id, body)
 
-    async def end(
-        self, job_id: str, state: JobState, *, message: str = "", exit_code: int | None = None
-    ) -> Job:
+    async def end(self, job_id: str, state: JobState, *, message: str = "") -> Job:
         """End a job, unless it has ended."""
+        return await self._end(job_id, FinishJob(state=state, message=message))
+
+    async def _end(self, job_id: str, how: FinishJob) -> Job:
         now = self._truth.now()
         return await self._truth.change(
             JOBS,
             job_id,
-            lambda job: rules.ended(job, state, now, message=message, exit_code=exit_code),
+            lambda job: rules.ended(
+                job,
+                how.state,
+                now,
+                message=how.message,
+                exit_code=how.exit_code,
+                node_id=how.node_id,
+            ),
         )
 
     async def worker_exited(self, exit_: WorkerExit) -> None:

@@ -136,12 +136,28 @@ def launched(job: Job, granted: GrantedLease, now_s: float) -> Step[Job] | None:
 
 
 def ended(
-    job: Job, state: JobState, now_s: float, *, message: str = "", exit_code: int | None = None
+    job: Job,
+    state: JobState,
+    now_s: float,
+    *,
+    message: str = "",
+    exit_code: int | None = None,
+    node_id: str = "",
 ) -> Step[Job] | None:
-    """The job ends; its leases go with it. None if it has ended before."""
+    """The job ends; its leases go with it. None if it has ended before.
+
+    ``node_id`` is for a driver that ended before the gcs was told that it had been started.
+    """
     if state not in TRANSITIONS[job.state]:
         return None
-    then = _replace(job, state=state, ended_at_s=now_s, message=message, exit_code=exit_code)
+    then = _replace(
+        job,
+        state=state,
+        ended_at_s=now_s,
+        message=message,
+        exit_code=exit_code,
+        node_id=job.node_id or node_id,
+    )
     return Step(then, "job.finished", also=(Delete(schema.LEASES, {"job_id": job.job_id}),))
 
 

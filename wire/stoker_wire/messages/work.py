@@ -67,11 +67,12 @@ class AttachDriver(Message):
 
 
 class FinishJob(Message):
-    """The driver (or its nodelet) says how the job ended."""
+    """The driver (or its nodelet) says how the job ended, and where it ran: its log lies there."""
 
     state: JobState
     exit_code: int | None = None
     message: str = ""
+    node_id: str = ""
 
 
 class Job(Record):
