@@ -91,7 +91,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         (actor,) = gcs.items("/v1/actors", name="k0")
         known.update(
             task_id=first["task_id"], actor_id=actor["actor_id"], name="k0", key="k0",
-            id=gcs.items("/v1/workers")[0]["worker_id"],
+            id=gcs.items("/v1/workers")[0]["worker_id"], object=kept[0].id,
         )  # fmt: skip
         yield made
         for ref in waiting:
@@ -175,8 +175,11 @@ def test_a_list_is_as_declared_and_pages_show_each_item_once(
 )
 def test_one_record_is_as_declared(world: World, pair: tuple[str, Route]) -> None:
     name, route = pair
-    path = "scheduler" if "leaders" in route.path else ""
-    values = {**world.known, **({"name": path} if path else {})}
+    values = dict(world.known)
+    if "leaders" in route.path:
+        values["name"] = "scheduler"
+    if "objects" in route.path:
+        values["id"] = values["object"]
     api = world.of[name]
     document = api("GET", "/openapi.json").json
     if route.path.endswith("/exit"):  # Of a worker that lives: there is none yet.
