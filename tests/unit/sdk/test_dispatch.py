@@ -203,6 +203,8 @@ def test_wanted_grows_with_the_queue_and_shrinks_with_short_calls() -> None:
     assert queue.wanted == 1
     teach(queue, 1.0)
     assert queue.wanted == 100
+    teach(queue, 0.0)  # as a call that was cancelled by force
+    assert queue.wanted == 1
 
 
 class Dispatching(RuleBasedStateMachine):
