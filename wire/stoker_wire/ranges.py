@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
-import zlib
 from typing import Any
 from urllib.parse import urlsplit
+
+import xxhash
 
 from stoker_wire.errors import InternalError, UnavailableError
 from stoker_wire.problems import error_of
@@ -20,7 +21,7 @@ from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT
 
 CHUNK_NBYTES = 16 << 20
 """Bytes that are asked for, checked and, where need be, sent again at once."""
-CHECKSUM_HEADER = "Stoker-Crc32"
+CHECKSUM_HEADER = "Stoker-Xxh3"
 
 STALL_S = 10.0
 """A peer that has begun to send and then sends no byte for so long has failed."""
@@ -50,7 +51,7 @@ class RangeReader:
         self._aborted = False
 
     def read(self, object_id: str, begin: int, into: memoryview) -> int:
-        """Fill ``into`` (writable bytes) from offset ``begin`` of an object; return its CRC-32.
+        """Fill ``into`` (writable bytes) from offset ``begin`` of an object; return its XXH3.
 
         UnavailableError if the connection broke or the bytes came corrupt; else the error that the
         nodelet sent. What was filled until then is not to be trusted.
@@ -86,7 +87,7 @@ class RangeReader:
         checksum = _fill(response, into)
         if checksum != int(expected, 16):
             raise UnavailableError(
-                f"{what}: arrived corrupt, CRC-32 {checksum:08x} instead of {expected}"
+                f"{what}: arrived corrupt, XXH3 {checksum:016x} instead of {expected}"
             )
         return checksum
 
@@ -112,11 +113,11 @@ def _notice_death(connection: socket.socket) -> None:
 
 
 def _fill(response: Any, into: memoryview) -> int:
-    checksum = 0
+    checksum = xxhash.xxh3_64()
     for begin in range(0, into.nbytes, _PIECE_NBYTES):
         piece = into[begin : begin + _PIECE_NBYTES]
         got = response.readinto(piece)
         if got != piece.nbytes:
             raise OSError(f"the connection ended after {begin + got} of {into.nbytes} bytes")
-        checksum = zlib.crc32(piece, checksum)
-    return checksum
+        checksum.update(piece)
+    return checksum.intdigest()

@@ -104,7 +104,7 @@ class Transfer:
         add = service.route
         add(
             "GET", "/v1/objects/{id}", self.serving.send, before_ready=True, stream=True,
-            summary="An object's bytes; takes Range, and tells the CRC-32 of ranges up to a chunk",
+            summary="An object's bytes; takes Range, and tells the XXH3 of ranges up to a chunk",
         )  # fmt: skip
         add(
             "POST", "/v1/objects/{id}/pull", self.pull, before_ready=True,

@@ -2,7 +2,7 @@
 
 The event loop takes the request and writes the reply's head; a thread then sends the bytes on the
 connection's own socket, so neither the loop nor the interpreter's lock is held meanwhile. A range
-of one chunk at most carries its CRC-32, which is computed once per chunk however many ask, and not
+of one chunk at most carries its XXH3, which is computed once per chunk however many ask, and not
 at all by a node that received the chunk itself.
 """
 
@@ -162,7 +162,7 @@ def _head_of(
     if partial:
         headers["Content-Range"] = f"bytes {begin}-{end - 1}/{nbytes}"
     if checksum is not None:
-        headers[CHECKSUM_HEADER] = f"{checksum:08x}"
+        headers[CHECKSUM_HEADER] = f"{checksum:016x}"
     response = web.StreamResponse(status=206 if partial else 200, headers=headers)
     response.content_length = end - begin
     return response

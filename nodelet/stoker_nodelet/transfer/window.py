@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import mmap
 import select
-import zlib
 from typing import TYPE_CHECKING
+
+import xxhash
 
 from stoker_wire.ranges import STALL_S
 
@@ -22,7 +23,7 @@ _SLICE_NBYTES = 1 << 20
 class Window:
     """Bytes ``begin`` to ``end`` of a file; the mapping keeps the file open, and the lock it is under.
 
-    ``checksum`` is the CRC-32, if anybody has computed it.
+    ``checksum`` is the XXH3, if anybody has computed it.
     """
 
     def __init__(self, fd: int, begin: int, end: int, checksum: int | None = None) -> None:
@@ -39,7 +40,7 @@ class Window:
     def check(self) -> None:
         """Compute the checksum, unless it is known."""
         if self.checksum is None:
-            self.checksum = zlib.crc32(self._view)
+            self.checksum = xxhash.xxh3_64_intdigest(self._view)
 
     def send(self, connection: socket.socket, stall_s: float = STALL_S) -> None:
         """Send all to a socket that does not block; OSError if it takes no byte for a while."""
