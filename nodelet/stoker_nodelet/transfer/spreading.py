@@ -40,7 +40,7 @@ class Spreading:
         """Return where ``puller`` shall pull from, best first, and remember that it does."""
         known = self._pullers.setdefault(object_id, {})
         refused = {*failed, puller.node_id}
-        for node_id in failed:
+        for node_id in refused:  # who asks has no whole copy, or no longer
             if node_id in known:
                 known[node_id].whole = False
         load = {self.home.node_id: 0} | dict.fromkeys(known, 0)
@@ -58,10 +58,8 @@ class Spreading:
         if self.home.node_id in refused and len(free) > 1:
             free.remove(self.home.node_id)
         upstream = free[0] if free else min(candidates, key=lambda node_id: load[node_id])
-        before = known.pop(puller.node_id, None)
-        known[puller.node_id] = _Puller(
-            puller.url, upstream, now_s, whole=before is not None and before.whole
-        )
+        known.pop(puller.node_id, None)
+        known[puller.node_id] = _Puller(puller.url, upstream, now_s)
         rest = [node_id for node_id in candidates if node_id != upstream]
         return tuple(self._source(known, node_id) for node_id in (upstream, *rest))
 

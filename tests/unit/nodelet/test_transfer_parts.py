@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker_nodelet.transfer.incoming import Incoming, span_of
@@ -108,6 +108,9 @@ def test_who_failed_or_fell_silent_is_no_source_and_no_load() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.sets(st.integers(0, 6)), st.booleans())))
+@example(
+    [(1, set(), 0), (0, set(), 0), (2, {0, 1}, 0), (3, set(), 1), (3, set(), 0), (1, {0, 1, 2}, 0)]
+)
 def test_nobody_ever_waits_for_itself(
     asks: list[tuple[int, set[int], bool]],
 ) -> None:
