@@ -53,19 +53,17 @@ def pytest_terminal_summary(
     )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, object, object]:
     for item in items:
         for folder, marker in MARKED_FOLDERS.items():
             if folder in item.path.parts:
                 item.add_marker(marker)
-
-
-@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
-def order_for_workers(items: list[pytest.Item]) -> None:
-    """Among workers, long files first; what pytest-randomly shuffled stays so otherwise."""
+    result = yield
     if "PYTEST_XDIST_WORKER" in os.environ:
+        # Within their folders, files stay as pytest-randomly has shuffled them.
         items.sort(key=lambda item: [folder not in item.path.parts for folder in LONGEST_FIRST])
+    return result
 
 
 def pytest_collection_finish() -> None:
