@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker._options import (
@@ -33,9 +32,6 @@ from stoker.runtime.serialization import pack, unpack
 from stoker.runtime.values import Values
 from stoker_wire.errors import DeadlineExceededError, StokerError, error_for
 from stoker_wire.messages.data import Stored
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 VALUES = st.recursive(
     st.none()
