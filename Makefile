@@ -29,7 +29,7 @@ services: env
 demo: env  ## train a small model on a local cluster
 	@$(PY) examples/demo.py
 
-test: services  ## run every test that needs no GPU (under 10 minutes on 2 cores)
+test: services  ## run every test that needs no GPU (some 4 minutes on 2 cores)
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 check: env  ## lint, format, spelling and types: what must pass before a commit

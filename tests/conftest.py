@@ -142,6 +142,7 @@ def run_seed(config: pytest.Config) -> int:
 def _no_leaks_at_the_end() -> Iterator[None]:
     before = leaks.Snapshot.take()
     yield
+    gc.collect()
     left = before.leaks()
     assert not left, "the test run left behind:\n  " + "\n  ".join(left)
 

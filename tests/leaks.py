@@ -56,13 +56,13 @@ def _is_held(name: str) -> bool:
     return psutil.pid_exists(int(pid))
 
 
-def _open_files() -> int:
-    """How many descriptors this process has, but for those of extents, which a driver keeps warm."""
-    count = 0
+def _open_files() -> list[str]:
+    """What this process has open, but for extents, which a driver keeps warm."""
+    found = []
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the folder's own
-            count += not os.readlink(entry).startswith(f"{SHM}/stoker-")
-    return count
+            found.append(os.readlink(entry))
+    return [target for target in found if not target.startswith(f"{SHM}/stoker-")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Snapshot:
 
     @classmethod
     def take(cls) -> Snapshot:
-        return cls(frozenset(_processes_of_this_run()), frozenset(_arenas()), _open_files())
+        return cls(frozenset(_processes_of_this_run()), frozenset(_arenas()), len(_open_files()))
 
     def leaks(self) -> list[str]:
         """Descriptions of what is new and outlived the grace period; empty when all is clean."""
@@ -115,5 +115,6 @@ class Snapshot:
 
     def _descriptors(self) -> list[str]:
         now = _open_files()
-        grown = now > self.fds + FD_SLACK
-        return [f"file descriptors: {self.fds} before, {now} after"] if grown else []
+        if len(now) <= self.fds + FD_SLACK:
+            return []
+        return [f"file descriptors: {self.fds} before, {len(now)} after: {', '.join(sorted(now))}"]

@@ -198,7 +198,8 @@ def test_no_body_makes_a_service_fail(
             )
             assert answer.status < 500 or answer.status in (503, 504), (body[:300], answer.raw)
     junk = rng.randbytes(MEGABYTE)
-    assert services[name]("POST", path, junk).status in (400, 404)
+    status = services[name]("POST", path, junk).status
+    assert status in (400, 404) or (status == 200 and route.body is None), "none is looked at"
 
 
 @pytest.mark.parametrize("pair", [p for p in POSTS if fields_of(p[1])], ids=shared.label)
