@@ -32,6 +32,9 @@ _IDLE_S = 10.0
 _MOST_RECYCLED = 256
 _ORPHAN_S = 10.0
 """Files younger than this may still be reported by those who wrote them."""
+_REPORT_S = 2.0
+"""What was just written cannot be spilled before it is reported; so long that is waited for."""
+_AGAIN_S = 0.02
 _LARGEST = 3
 
 _log = logging.getLogger("stoker.space")
@@ -74,8 +77,14 @@ class Space:
                 f"an object of {nbytes} bytes is larger than the node's whole shared memory for "
                 f"objects ({ledger.limit_bytes} bytes): split it, or raise STOKER_ARENA_MAX_BYTES"
             )
-        async with self._one_at_a_time:
-            obstacle = await self._lower_to(ledger.limit_bytes - nbytes)
+        deadline_s = time.monotonic() + _REPORT_S
+        while True:
+            async with self._one_at_a_time:
+                obstacle = await self._lower_to(ledger.limit_bytes - nbytes)
+            waits = self._unreported() and time.monotonic() < deadline_s
+            if ledger.used_bytes + nbytes <= ledger.limit_bytes or not waits:
+                break
+            await asyncio.sleep(_AGAIN_S)
         if ledger.used_bytes + nbytes > ledger.limit_bytes:
             holders = ", ".join(
                 f"{one.object_id} of {one.owner_id or 'an unknown owner'} ({one.nbytes} bytes)"
@@ -87,6 +96,11 @@ class Space:
                 f"{holders or 'none'}. Drop refs and values that are no longer needed, or raise "
                 "STOKER_ARENA_MAX_BYTES"
             )
+
+    def _unreported(self) -> bool:
+        """Whether there are files that are being written or whose report is on its way."""
+        names = (entry.name for entry in _entries(self.arena.path) if entry.is_file())
+        return any(name[0] != "." and name not in self.objects for name in names)
 
     async def _lower_to(self, target_bytes: int) -> str:
         """Bring the arena down to ``target_bytes``; return what stood in the way, if anything did."""

@@ -238,6 +238,15 @@ class Objects:
         self.borrowing.give_back()
         self.values.flush()
 
+    @property
+    def has_dead(self) -> bool:
+        """Whether refs died that nobody has seen to yet (any thread)."""
+        return bool(self._dead)
+
+    async def flush_now(self) -> None:
+        """:meth:`flush`, for other threads to wait for."""
+        self.flush()
+
     def free(self, entry: Entry) -> None:
         """Let go of what a removed entry held."""
         entry.children = ()

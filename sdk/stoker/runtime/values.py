@@ -23,6 +23,7 @@ from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObj
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
+_FLUSH_S = 5.0
 _ROOM_S = 60.0
 _ROOM_TRIES = 5
 """Others may take the room that was made for this process."""
@@ -77,13 +78,21 @@ class Values:
         assert arena is not None and node is not None
         for _ in range(_ROOM_TRIES):
             try:
-                return arena.write(object_id, head, packed.data, packed.buffers)
+                return arena.write(object_id, head, packed.data, packed.buffers, self._reclaim)
             except ArenaFullError:
                 if self._runtime.on_loop_thread():
                     raise
             room = MakeRoom(nbytes=packed.nbytes + _HEAD_ROOM)
             self._runtime.run(self._ask_for(node.url, room), _ROOM_S)
         return arena.write(object_id, head, packed.data, packed.buffers)
+
+    def _reclaim(self) -> bool:
+        """Free now what died a moment ago: its extent is worth more than a turn of the loop costs."""
+        objects = self._runtime.objects
+        if not objects.has_dead or self._runtime.on_loop_thread():
+            return False
+        self._runtime.run(objects.flush_now(), _FLUSH_S)
+        return True
 
     async def _ask_for(self, url: str, room: MakeRoom) -> None:
         client = self._runtime.services.client_of(url)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,18 @@ async def test_room_is_made_of_what_is_free_before_anything_is_spilled(space: Sp
     assert bytes(space.arena.read("o_0")[0]) == bytes(MIB)
     space.objects.free(["o_0"])
     assert not (space.spill_dir / "o_0").exists()
+
+
+async def test_room_is_made_of_what_is_reported_a_moment_later(space: Space) -> None:
+    for number in range(8):
+        put(space, f"o_{number}", report=False)
+    room = asyncio.ensure_future(space.make_room(4 * MIB))
+    while not room.done():
+        await asyncio.sleep(0)
+        for one in space.arena.path.glob("o_*"):
+            space.objects.seal([ObjectInfo(object_id=one.name, nbytes=MIB)])
+    await room
+    assert space.objects.spilled_bytes > 0
 
 
 async def test_a_full_disk_is_named_with_the_holders(

@@ -27,7 +27,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,14 @@ _SLACK = 64 * 1024
 _CLAIMS = 4
 """Recycled extents that are tried before a fresh one is made: a view may still be on each."""
 _MAPPINGS = 64
+_REMEMBERED = 256
+_WORTH_ASKING = 1 << 20
 _SLICE = 16 << 20
 """Bytes copied at once: between slices other threads may have the interpreter."""
 _NEVER = object()
+_POPULATE_WRITE = (
+    23  # MADV_POPULATE_WRITE, which Python 3.11 does not name; an older kernel refuses it
+)
 _READ_TRIES = 5
 _AGAIN_S = 0.002
 
@@ -105,6 +110,8 @@ class Arena:
         self._names = itertools.count()
         self._lock = threading.Lock()
         self._views = Views()
+        self._recycled: dict[int, int] = {}
+        """Inode -> capacity of what this process recycled last; some may be taken by now."""
         self._filled: OrderedDict[int, Any] = OrderedDict()
         """Inodes of extents that this process has filled -> their mapping, from the second time on.
 
@@ -129,11 +136,19 @@ class Arena:
     # -- writing ---------------------------------------------------------------------------------
 
     def write(
-        self, object_id: str, head: ObjectHead, data: Any, buffers: Sequence[memoryview]
+        self,
+        object_id: str,
+        head: ObjectHead,
+        data: Any,
+        buffers: Sequence[memoryview],
+        reclaim: Callable[[], bool] | None = None,
     ) -> int:
-        """Store an object; return its length. Raises :class:`ArenaFullError`, and has then no effect."""
+        """Store an object; return its length. Raises :class:`ArenaFullError`, and has then no effect.
+
+        ``reclaim`` as for :meth:`create`.
+        """
         start, total = pack_head(object_id, head)
-        extent = self.create(total)
+        extent = self.create(total, reclaim)
         try:
             for offset, part in parts_of(start, data, buffers):
                 extent.pwrite(part, offset)
@@ -143,9 +158,15 @@ class Arena:
             raise
         return total
 
-    def create(self, nbytes: int) -> Extent:
-        """Return an extent of at least ``nbytes`` to fill: a warm one, or fresh memory."""
+    def create(self, nbytes: int, reclaim: Callable[[], bool] | None = None) -> Extent:
+        """Return an extent of at least ``nbytes`` to fill: a warm one, or fresh memory.
+
+        ``reclaim`` frees what the caller can free at once and returns whether it freed anything; it
+        is called before so much memory is touched that this costs more than asking.
+        """
         extent = self._claim(nbytes)
+        if extent is None and nbytes >= _WORTH_ASKING and reclaim is not None and reclaim():
+            extent = self._claim(nbytes)
         if extent is None:
             extent = self._fresh(nbytes)
         extent.mapping = self._mapping_of(extent)
@@ -158,32 +179,45 @@ class Arena:
             if mapping is None:
                 with contextlib.suppress(OSError):
                     mapping = mmap.mmap(extent.fd, extent.capacity)
+                    mapping.madvise(_POPULATE_WRITE)
             self._filled[extent.inode] = None if mapping is _NEVER else mapping
             if len(self._filled) > _MAPPINGS:
                 self._filled.popitem(last=False)
         return mapping if isinstance(mapping, mmap.mmap) else None
 
     def _claim(self, nbytes: int) -> Extent | None:
-        """Take a recycled extent that nobody reads any more; warm mappings first, then the smallest."""
-        most = nbytes + nbytes // 4 + _SLACK
-        fitting = []
-        for name in _names_in(self._free):
-            capacity, inode = _parsed(name)
-            if nbytes <= capacity <= most:
-                fitting.append((self._filled.get(inode) is None, capacity, inode, name))
-        fitting.sort()
-        for _, capacity, inode, name in fitting[:_CLAIMS]:
-            found = os.path.join(self._free, name)
-            path = self._temporary()
-            try:
-                os.rename(found, path)
-            except FileNotFoundError:
-                continue  # another process was faster
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            if _try_lock(fd, fcntl.LOCK_EX):
-                return Extent(self, fd, path, inode, capacity)
-            os.close(fd)
-            os.rename(path, found)
+        """Take a recycled extent that nobody reads any more; warm mappings first, then the smallest.
+
+        What this process recycled itself is tried before it looks at what there is: looking costs
+        as much as copying a megabyte.
+        """
+        for known in (self._recycled.copy(), None):
+            found = known if known is not None else dict(map(_parsed, _names_in(self._free)))
+            most = nbytes + nbytes // 4 + _SLACK
+            fitting = sorted(
+                (self._filled.get(inode) is None, capacity, inode)
+                for inode, capacity in found.items()
+                if nbytes <= capacity <= most
+            )
+            for _, capacity, inode in fitting[:_CLAIMS]:
+                self._recycled.pop(inode, None)
+                extent = self._take(inode, capacity)
+                if extent is not None:
+                    return extent
+        return None
+
+    def _take(self, inode: int, capacity: int) -> Extent | None:
+        found = os.path.join(self._free, f"{capacity}-{inode}")
+        path = self._temporary()
+        try:
+            os.rename(found, path)
+        except FileNotFoundError:
+            return None  # another process was faster
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if _try_lock(fd, fcntl.LOCK_EX):
+            return Extent(self, fd, path, inode, capacity)
+        os.close(fd)
+        os.rename(path, found)
         return None
 
     def _fresh(self, nbytes: int) -> Extent:
@@ -256,6 +290,10 @@ class Arena:
             os.rename(path, os.path.join(self._free, f"{status.st_size}-{status.st_ino}"))
         except FileNotFoundError:
             return False
+        self._recycled[status.st_ino] = status.st_size
+        if len(self._recycled) > _REMEMBERED:
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):
+                del self._recycled[next(iter(self._recycled))]
         return True
 
     def in_use(self, path: Path) -> bool:
@@ -312,5 +350,6 @@ def _names_in(folder: str) -> list[str]:
 
 
 def _parsed(name: str) -> tuple[int, int]:
+    """Return (inode, capacity)."""
     capacity, _, inode = name.partition("-")
-    return int(capacity), int(inode)
+    return int(inode), int(capacity)
