@@ -16,6 +16,7 @@ from stoker.runtime.failures import error_of
 from stoker.runtime.fetching import Fetching
 from stoker.runtime.serialization import Packed, unpack
 from stoker_wire.arena import ObjectHead
+from stoker_wire.arena.extents import capacity_for
 from stoker_wire.errors import ArenaFullError
 from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
 from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 _FLUSH_S = 5.0
 _ROOM_S = 60.0
-_ROOM_TRIES = 5
-"""Others may take the room that was made for this process."""
 _HEAD_ROOM = 1 << 16
 
 _log = logging.getLogger("stoker.values")
@@ -76,15 +75,16 @@ class Values:
         """Write into the arena; where it is full, have the nodelet make room, then try again."""
         arena, node = self._runtime.arena, self._runtime.node
         assert arena is not None and node is not None
-        for _ in range(_ROOM_TRIES):
+        deadline_s = time.monotonic() + _ROOM_S
+        while True:
             try:
                 return arena.write(object_id, head, packed.data, packed.buffers, self._reclaim)
             except ArenaFullError:
-                if self._runtime.on_loop_thread():
+                if self._runtime.on_loop_thread() or time.monotonic() > deadline_s:
                     raise
-            room = MakeRoom(nbytes=packed.nbytes + _HEAD_ROOM)
+            # It says no where none can be made; where it says yes, others may be faster to take it.
+            room = MakeRoom(nbytes=capacity_for(packed.nbytes + _HEAD_ROOM))
             self._runtime.run(self._ask_for(node.url, room), _ROOM_S)
-        return arena.write(object_id, head, packed.data, packed.buffers)
 
     def _reclaim(self) -> bool:
         """Free now what died a moment ago: its extent is worth more than a turn of the loop costs."""

@@ -221,9 +221,7 @@ class Arena:
         return None
 
     def _fresh(self, nbytes: int) -> Extent:
-        # Sizes that differ by little shall fit the same extent: an eighth of the power of two below.
-        step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
-        capacity = -(-nbytes // step) * step
+        capacity = capacity_for(nbytes)
         if not self.ledger.take(capacity):
             raise ArenaFullError(
                 f"no room for {nbytes} bytes in {self.path.name}: "
@@ -327,6 +325,16 @@ class Arena:
             os.close(fd)
         self.ledger.give(nbytes)
         return nbytes
+
+
+def capacity_for(nbytes: int) -> int:
+    """Return the bytes that a fresh extent for ``nbytes`` takes.
+
+    Sizes that differ by little shall fit the same extent: it is rounded up to eighths of the power
+    of two below.
+    """
+    step = max(_PAGE, 1 << max(0, nbytes.bit_length() - 4))
+    return -(-nbytes // step) * step
 
 
 def _try_lock(fd: int, kind: int) -> bool:
