@@ -332,8 +332,13 @@ def test_user_code_that_closes_its_output_hurts_only_itself() -> None:
         os.close(0)
         return 1
 
+    @stoker.remote
+    def prints() -> int:
+        return print("still here") or 2  # noqa: T201
+
     assert get(close.remote()) == 1
     assert get([same.remote(i) for i in range(20)]) == list(range(20))
+    assert get([prints.remote() for _ in range(20)]) == [2] * 20
 
 
 def test_user_code_that_handles_signals_can_still_be_cancelled(flags: Flags) -> None:

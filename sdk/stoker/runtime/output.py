@@ -40,6 +40,10 @@ class NamedOutput(io.TextIOWrapper):
             printed.open_line = not text.endswith("\n")
         return super().write(text)
 
+    def close(self) -> None:
+        """Flush, and stay open: the next task of this worker prints here as well."""
+        self.flush()
+
 
 def mark_output() -> None:
     """Have everything that is printed in this process say whose it is."""
