@@ -143,7 +143,7 @@ def _no_leaks_at_the_end() -> Iterator[None]:
     before = leaks.Snapshot.take()
     yield
     gc.collect()
-    left = before.leaks()
+    left = before.leaks(fd_slack=64)  # of two thousand tests
     assert not left, "the test run left behind:\n  " + "\n  ".join(left)
 
 

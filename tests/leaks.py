@@ -77,9 +77,9 @@ class Snapshot:
     def take(cls) -> Snapshot:
         return cls(frozenset(_processes_of_this_run()), frozenset(_arenas()), len(_open_files()))
 
-    def leaks(self) -> list[str]:
+    def leaks(self, fd_slack: int = FD_SLACK) -> list[str]:
         """Descriptions of what is new and outlived the grace period; empty when all is clean."""
-        return [*self._processes(), *self._shared_memory(), *self._descriptors()]
+        return [*self._processes(), *self._shared_memory(), *self._descriptors(fd_slack)]
 
     def _processes(self) -> list[str]:
         extra = [
@@ -113,8 +113,8 @@ class Snapshot:
             return [f"shared memory {SHM / name}" for name in orphans()]
         return []
 
-    def _descriptors(self) -> list[str]:
+    def _descriptors(self, slack: int) -> list[str]:
         now = _open_files()
-        if len(now) <= self.fds + FD_SLACK:
+        if len(now) <= self.fds + slack:
             return []
         return [f"file descriptors: {self.fds} before, {len(now)} after: {', '.join(sorted(now))}"]
