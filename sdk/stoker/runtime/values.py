@@ -6,6 +6,7 @@ and frees go to the nodelets in order, one batch at a time.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
@@ -24,6 +25,8 @@ from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObj
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
+_GATHER_S = 0.003
+"""So long what was written and freed is gathered: a reader on another node may wait that much longer."""
 _FLUSH_S = 5.0
 _ROOM_S = 60.0
 _HEAD_ROOM = 1 << 16
@@ -134,16 +137,23 @@ class Values:
             self._runtime.background.spawn(self._tell_nodelets(), name="arena")
 
     async def _tell_nodelets(self) -> None:
-        """Seal and free, in the order in which it happened: one batch at a time."""
+        """Seal and free, in the order in which it happened: one batch at a time.
+
+        What was freed within the same moment need not be told of at all.
+        """
         try:
             while self._to_seal or self._to_free:
+                await asyncio.sleep(_GATHER_S)
                 seals, frees = drain(self._to_seal), drain(self._to_free)
+                brief = {one.object_id for one in seals} & {object_id for _, object_id in frees}
+                told = tuple(one for one in seals if one.object_id not in brief)
                 by_node: dict[str, list[str]] = {}
                 for url, object_id in frees:
-                    by_node.setdefault(url, []).append(object_id)
+                    if object_id not in brief:
+                        by_node.setdefault(url, []).append(object_id)
                 node = self._runtime.node
-                if seals and node is not None:
-                    await self._tell(node.url, "/v1/objects", SealObjects(objects=tuple(seals)))
+                if told and node is not None:
+                    await self._tell(node.url, "/v1/objects", SealObjects(objects=told))
                 for url, object_ids in by_node.items():
                     free = FreeObjects(object_ids=tuple(object_ids))
                     await self._tell(url, "/v1/objects/free", free)
