@@ -101,6 +101,16 @@ def another_driver_floods(cluster: LocalCluster) -> Iterator[None]:
     finally:
         process.kill()
         process.communicate()
+        _wait_for_its_places()
+
+
+def _wait_for_its_places() -> None:
+    """Wait until the killed driver's leases are gone: it has three seconds to come back."""
+    deadline_s = time.monotonic() + WAIT_S
+    while stoker.available_resources()["CPU"] < stoker.cluster_resources()["CPU"]:
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"the killed driver's leases were there for {WAIT_S:g} s")
+        time.sleep(0.1)
 
 
 @contextlib.contextmanager
