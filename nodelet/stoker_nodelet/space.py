@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 _EVERY_S = 1.0
-_IDLE_S = 10.0
-"""A recycled extent that nobody claims for so long is given back to the machine."""
+_IDLE_S = 4.0
+"""A recycled extent that nobody claims for so long is given back to the machine. To touch its pages
+anew costs 0.4 ms a MB: less than a hundredth of that time for all but the largest."""
 _MOST_RECYCLED = 256
 _ORPHAN_S = 10.0
 """Files younger than this may still be reported by those who wrote them."""
