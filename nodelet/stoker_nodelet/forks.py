@@ -146,14 +146,14 @@ class ForkServer:
                 self._settle(message["worker_id"], RuntimeEnvSetupError(message["error"]))
             case "exited":
                 self._pids.pop(message["worker_id"], None)
-                self.on_exit(
-                    ForkExit(
-                        message["worker_id"],
-                        message["pid"],
-                        message["status"],
-                        message["peak_rss_bytes"],
-                    )
+                told = ForkExit(
+                    message["worker_id"],
+                    message["pid"],
+                    message["status"],
+                    message["peak_rss_bytes"],
                 )
+                # Behind whoever waits for its fork: a child may end before that is told.
+                asyncio.get_running_loop().call_soon(self.on_exit, told)
 
     def _settle(self, worker_id: str, outcome: int | Exception) -> None:
         waiting = self._waiting.get(worker_id)

@@ -259,7 +259,8 @@ def shutdown() -> None:
             return
         CELL.auto_init = False
         atexit.unregister(shutdown)
-        if runtime.driver is not None:
+        dead = cluster is not None and not cluster.is_alive()
+        if runtime.driver is not None and not dead:  # else nobody hears it
             with contextlib.suppress(StokerError):
                 runtime.driver.finish()
         runtime.stop()
