@@ -139,7 +139,8 @@ class Membership:
     async def _ask_for_missed(self) -> None:
         """Ask for the state of every job that has something here: its end may be long past."""
         workers = self.workers.state.workers.values()
-        for job_id in sorted({worker.job_id for worker in workers} - {""}):
+        here = {worker.job_id for worker in workers} | self.workers.objects.job_ids()
+        for job_id in sorted(here - {""}):
             with contextlib.suppress(NotFoundError):
                 job = await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)
                 if job.state.terminal:

@@ -38,11 +38,15 @@ class Objects:
         return object_id in self._index
 
     def seal(self, objects: Iterable[ObjectInfo]) -> None:
-        """Take objects into the index. Those that their owner has freed by now are passed over."""
+        """Take objects into the index. Those that their owner has freed by now are passed over.
+
+        One that is known was made again, by another attempt at its task.
+        """
         for one in objects:
             object_id = check_id(one.object_id, Prefix.OBJECT, field="objects.object_id")
-            if object_id in self._index or not (self.arena.path / object_id).exists():
+            if not (self.arena.path / object_id).exists():
                 continue
+            self._forget(object_id)
             self._index[object_id] = msgspec.structs.replace(
                 one, node_id=self.node_id, created_at_s=time.time()
             )
@@ -53,16 +57,23 @@ class Objects:
         count = 0
         for object_id in object_ids:
             check_id(object_id, Prefix.OBJECT, field="object_ids")
-            known = self._index.pop(object_id, None)
+            known = self._forget(object_id)
             here = self.arena.recycle(object_id)  # the owner, if on this machine, has done it
-            count += known is not None or here
-            if known is not None and known.spilled:
-                self.spilled_bytes -= known.nbytes
-                with contextlib.suppress(FileNotFoundError):
-                    (self.arena.path / SPILL / object_id).unlink()
-            elif known is not None:
-                self.nbytes -= known.nbytes
+            count += known or here
         return count
+
+    def _forget(self, object_id: str) -> bool:
+        """Take an object out of the index, and off the disk; return whether it was known."""
+        known = self._index.pop(object_id, None)
+        if known is None:
+            return False
+        if known.spilled:
+            self.spilled_bytes -= known.nbytes
+            with contextlib.suppress(FileNotFoundError):
+                (self.arena.path / SPILL / object_id).unlink()
+        else:
+            self.nbytes -= known.nbytes
+        return True
 
     def free_job(self, job_id: str, *, keep_owners: set[str]) -> int:
         """Free the job's objects, except those of owners that live on (detached actors)."""
@@ -85,16 +96,24 @@ class Objects:
         except KeyError:
             raise NotFoundError(f"{object_id} is not on {self.node_id}") from None
 
+    def made_at_s(self, object_id: str) -> float:
+        """Return when an object was reported; 0 for one that is not known."""
+        one = self._index.get(object_id)
+        return one.created_at_s if one is not None else 0.0
+
+    def job_ids(self) -> set[str]:
+        """Return the jobs that have objects here."""
+        return {one.job_id for one in self._index.values()}
+
     def in_memory(self) -> Iterator[ObjectInfo]:
         """Iterate over the objects that are not spilled, the oldest first."""
         return (one for one in list(self._index.values()) if not one.spilled)
 
-    def spilled(self, object_id: str) -> bool:
-        """Note that an object lies on disk now; False if it was freed meanwhile."""
-        one = self._index.get(object_id)
-        if one is None:
+    def spilled(self, one: ObjectInfo) -> bool:
+        """Note that an object lies on disk now; False if it was freed or made again meanwhile."""
+        if self._index.get(one.object_id) is not one:
             return False
-        self._index[object_id] = msgspec.structs.replace(one, spilled=True)
+        self._index[one.object_id] = msgspec.structs.replace(one, spilled=True)
         self.nbytes -= one.nbytes
         self.spilled_bytes += one.nbytes
         return True

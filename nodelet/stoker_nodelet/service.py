@@ -246,6 +246,7 @@ def _assemble(
         jobs=Jobs(gcs, background),
         background=background,
     )
+    space.is_finished = state.finished_jobs.__contains__
     transfer = Transfer(
         node_id, space, token=identity.token, settings=settings, gcs=gcs, background=background
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import time
@@ -50,6 +51,8 @@ class Space:
     warm_bytes: int
     spill_at: float
     """Share of the limit above which the oldest objects go to disk."""
+    is_finished: Callable[[str], bool] = lambda _: False
+    """Whether a job is known to have ended."""
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -131,11 +134,17 @@ class Space:
         except ObjectLostError:
             return  # freed meanwhile
         final = self.arena.path / SPILL / one.object_id
+        copying = asyncio.get_running_loop().run_in_executor(None, _copy, fd, one.nbytes, final)
         try:
-            await asyncio.to_thread(_copy, fd, one.nbytes, final)
+            await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                await copying  # it has the descriptor
+            final.unlink(missing_ok=True)
+            raise
         finally:
             os.close(fd)
-        if not self.objects.spilled(one.object_id):
+        if not self.objects.spilled(one):
             final.unlink(missing_ok=True)
             return
         self.arena.recycle(one.object_id)
@@ -179,7 +188,7 @@ class Space:
         before_s = time.time() - _ORPHAN_S
         lost = []
         counted = self.arena.ledger.used_bytes
-        used = sum(nbytes for _, nbytes, _ in self.recycled())
+        used = 0
         for entry in _entries(self.arena.path):
             if entry.name.startswith(".") or not entry.is_file(follow_symlinks=False):
                 continue
@@ -190,6 +199,8 @@ class Space:
             used += status.st_size
             if status.st_ctime < before_s and entry.name not in self.objects:
                 lost.append(Path(entry.path))
+        # After the others: what is recycled meanwhile is counted twice, not never.
+        used += sum(nbytes for _, nbytes, _ in self.recycled())
         for path in lost:
             if path.suffix != ".tmp":
                 self._index_again(path)
@@ -205,7 +216,9 @@ class Space:
             head, _, nbytes = read_head(start)
         except (FileNotFoundError, ValueError):
             return
-        if id_of(start) == path.name:
+        if self.is_finished(head.job_id):
+            self.arena.recycle(path.name)
+        elif id_of(start) == path.name:
             self.objects.seal(
                 [
                     ObjectInfo(
@@ -243,7 +256,10 @@ def _copy(fd: int, nbytes: int, final: Path) -> None:
         try:
             offset = 0
             while offset < nbytes:
-                offset += os.sendfile(out, fd, offset, nbytes - offset)
+                sent = os.sendfile(out, fd, offset, nbytes - offset)
+                if not sent:
+                    raise OSError(errno.EIO, f"its file ends after {offset} of {nbytes} bytes")
+                offset += sent
         finally:
             os.close(out)
         temporary.rename(final)

@@ -75,9 +75,9 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         # Runs on any thread, at any bytecode: only an append, which is atomic.
-        found = maybe_runtime()
-        if found is not None:
-            found.objects.ref_died(self._entry)
+        found, entry = maybe_runtime(), getattr(self, "_entry", None)
+        if found is not None and entry is not None:  # none: a signal came into its making
+            found.objects.ref_died(entry)
 
 
 def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef[Any]:

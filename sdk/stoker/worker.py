@@ -99,7 +99,7 @@ class _Worker:
 
     async def retire(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/retire``: end, unless others still need what this process owns."""
-        held = sum(1 for e in self._runtime.objects.table.entries.values() if e.borrowers)
+        held = sum(1 for e in list(self._runtime.objects.table.entries.values()) if e.borrowers)
         if held or self._execution.busy or self._runtime.tasks.pending:
             problem = {
                 "type": "about:blank",

@@ -99,6 +99,18 @@ def test_a_worker_that_dies_in_the_middle_is_an_error(flags: Flags) -> None:
         get(next(stream))
 
 
+def test_a_generator_tried_again_late_goes_on() -> None:
+    @stoker.remote(max_retries=1)
+    def fail_late(n: int) -> Any:
+        for i in range(n):
+            if i == n - 10 and stoker.get_runtime_context().attempt == 0:
+                raise ConnectionError("once")
+            yield i
+
+    stream = fail_late.options(retry_exceptions=True).remote(3 * AHEAD)
+    assert [get(ref) for ref in stream] == list(range(3 * AHEAD))
+
+
 def test_a_retried_generator_gives_each_item_once(flags: Flags) -> None:
     @stoker.remote(max_retries=1)
     def twice() -> Any:

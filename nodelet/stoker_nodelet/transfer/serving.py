@@ -49,7 +49,7 @@ class Serving:
         self._incoming = incoming
         self._turns = turns
         self._threads = threads
-        self._checksums: OrderedDict[tuple[str, int], int] = OrderedDict()
+        self._checksums: OrderedDict[tuple[str, float, int], int] = OrderedDict()
         self.sent_nbytes = 0
 
     async def send(self, req: Request) -> web.StreamResponse:
@@ -94,7 +94,7 @@ class Serving:
                     f"{CHUNK_NBYTES} bytes are here, and one at a time can be had"
                 )
             return Window(coming.fd, begin, end, checksum)
-        known = self._checksums.get((object_id, chunk)) if is_chunk else None
+        known = self._checksums.get(self._key(object_id, chunk)) if is_chunk else None
 
         def open_window() -> Window:
             try:
@@ -115,10 +115,15 @@ class Serving:
         return window
 
     def _remember(self, object_id: str, chunk: int, checksum: int) -> None:
-        self._checksums[(object_id, chunk)] = checksum
-        self._checksums.move_to_end((object_id, chunk))
+        key = self._key(object_id, chunk)
+        self._checksums[key] = checksum
+        self._checksums.move_to_end(key)
         if len(self._checksums) > _CHECKSUMS:
             self._checksums.popitem(last=False)
+
+    def _key(self, object_id: str, chunk: int) -> tuple[str, float, int]:
+        """A task that is tried again makes another object of the same name."""
+        return object_id, self._objects.made_at_s(object_id), chunk
 
     def remember(self, object_id: str, coming: Incoming) -> None:
         """Keep the checksums of an object that has come in whole."""

@@ -251,7 +251,7 @@ class Execution:
     def _tell_blocked(self) -> None:
         if self._waits and self.actor is None:
             by_line: dict[Channel, list[str]] = {}
-            for task_id, work in self.unstarted.items():
+            for task_id, work in list(self.unstarted.items()):
                 by_line.setdefault(work.line, []).append(task_id)
             for line, task_ids in by_line.items():
                 self.give_back(line, task_ids)

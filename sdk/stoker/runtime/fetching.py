@@ -57,9 +57,12 @@ class Fetching:
                 with contextlib.suppress(ObjectLostError):
                     return arena.read(object_id)
                 self._pull(place, object_id, deadline)
-            return arena.read(object_id)
+            with contextlib.suppress(ObjectLostError):
+                return arena.read(object_id)
         except ArenaFullError:
-            return split(self._into_own_memory(place, object_id, deadline))
+            pass
+        # The arena is full, or copies are dropped from it as fast as they come.
+        return split(self._into_own_memory(place, object_id, deadline))
 
     def _pull(self, place: Stored, object_id: str, deadline: _Deadline) -> None:
         runtime = self._runtime
@@ -89,7 +92,7 @@ class Fetching:
         reader = RangeReader(place.node_url, token=runtime.token, peer=runtime.address.peer_id)
         alarm = None
         if deadline.at_s is not None:
-            alarm = threading.Timer(deadline.left_s(_ASK_S), reader.abort)
+            alarm = threading.Timer(max(0.0, deadline.at_s - time.monotonic()), reader.abort)
             alarm.daemon = True
             alarm.start()
         try:

@@ -110,6 +110,7 @@ class _Post:
         self.dropped = 0
         self._gcs = gcs
         self._waiting = bytearray()
+        self._one_at_a_time = asyncio.Lock()
         self._untold = 0
 
     @property
@@ -125,8 +126,10 @@ class _Post:
             self._untold = 0
 
     async def post(self) -> None:
-        if self._waiting:
+        async with self._one_at_a_time:
             body = bytes(self._waiting)
+            if not body:
+                return
             try:
                 await self._gcs.call("POST", "/v1/tasks/spooled", body, timeout_s=_SEND_S)
             except StokerError:

@@ -195,7 +195,7 @@ class Objects:
 
     def close(self) -> None:
         """Wake those who wait for what will not come any more."""
-        for entry in [e for e in self.table.entries.values() if e.place is None]:
+        for entry in [e for e in list(self.table.entries.values()) if e.place is None]:
             lost = ObjectLostError(
                 f"stoker.shutdown() was called before {entry.object_id} was there"
             )

@@ -106,6 +106,8 @@ class Reports:
         if task.spec.actor_id:
             return self._runtime.actors.describe(task)
         match task.phase:
+            case Phase.NEW:
+                return "it is being taken in"
             case Phase.WAITING:
                 missing = [d.id for d in task.deps if d._entry.place is None]
                 if not missing:

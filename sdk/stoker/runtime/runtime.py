@@ -203,7 +203,7 @@ class Runtime:
 
     def _tick(self) -> None:
         if self.running:
-            self.objects.flush()
+            self._flush()  # a signal may have come between what a thread left and its wake-up
             self.tasks.tick()
             if self.execution is not None:
                 self.execution.tick()

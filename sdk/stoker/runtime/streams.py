@@ -43,6 +43,10 @@ class Stream:
         """The task yielded its ``index``-th value. A retry yields old ones again: skip them."""
         self._line = line
         objects = self._runtime.objects
+        if index == 0 and self._taken:
+            # Another attempt: its credit begins at nothing, and the consumer may take nothing more
+            # until it is behind what it had.
+            line.post(Credit(self.task_id, self._taken))
         if index < self._count or self._abandoned:
             objects.discard([place])
             return

@@ -66,6 +66,8 @@ async def test_room_is_made_of_what_is_reported_a_moment_later(space: Space) -> 
     while not room.done():
         await asyncio.sleep(0)
         for one in space.arena.path.glob("o_*"):
+            if one.name in space.objects:
+                continue
             space.objects.seal([ObjectInfo(object_id=one.name, nbytes=MIB)])
     await room
     assert space.objects.spilled_bytes > 0
@@ -104,6 +106,18 @@ async def test_an_object_freed_while_it_is_spilled_leaves_nothing(
     await space.make_room(8 * MIB)
     assert list(space.spill_dir.iterdir()) == []
     assert len(space.objects) == 0
+
+
+async def test_an_object_made_again_is_spilled_whole(space: Space) -> None:
+    put(space, "o_1", 2 * MIB)
+    put(space, "o_1", 4 * MIB)
+    assert len(space.objects) == 1 and 4 * MIB < space.objects.nbytes < 5 * MIB
+    await space.make_room(9 * MIB)
+    assert bytes(space.arena.read("o_1")[0]) == bytes(4 * MIB)
+    put(space, "o_1", 1 * MIB)
+    assert list(space.spill_dir.iterdir()) == [] and space.objects.spilled_bytes == 0
+    await space.make_room(9 * MIB)
+    assert bytes(space.arena.read("o_1")[0]) == bytes(MIB)
 
 
 def test_recycled_extents_are_kept_up_to_a_size_and_an_age(

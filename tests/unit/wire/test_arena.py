@@ -155,6 +155,69 @@ def test_where_no_more_can_be_mapped_it_is_copied(
     assert read(arena, "o_1") == (b"stream", [b"x" * 200_000])
 
 
+def test_an_object_made_again_takes_the_place_of_the_first(folder: Path) -> None:
+    arena = Arena(folder)
+    write(arena, "o_1", b"a" * 200_000)
+    view = arena.read("o_1")[1][0]
+    write(arena, "o_1", b"b" * 300_000)
+    assert read(arena, "o_1")[1] == [b"b" * 300_000]
+    assert bytes(view) == b"a" * 200_000
+    assert len(free_names(folder)) == 1, (
+        "the first one's extent is counted and waits for its reader"
+    )
+
+
+def test_an_extent_under_a_wrong_name_is_taken_for_what_it_is(folder: Path) -> None:
+    arena = Arena(folder)
+    write(arena, "o_1", b"a" * 200_000)
+    arena.recycle("o_1")
+    (name,) = free_names(folder)
+    write(arena, "o_2", b"b" * 200_000)  # claims it
+    write(arena, "o_3", b"c" * 200_000)
+    other = (folder / "o_3").stat().st_ino
+    os.rename(folder / "o_3", folder / FREE / name)  # as a late rename of the first would
+    view = arena.read("o_2")[1][0]
+    write(arena, "o_4", b"d" * 200_000)
+    assert (folder / "o_4").stat().st_ino == other
+    assert bytes(view) == b"b" * 200_000
+    assert read(arena, "o_4")[1] == [b"d" * 200_000]
+
+
+def test_memory_that_is_being_touched_is_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, seen = os.posix_fallocate, []
+
+    def slow(fd: int, offset: int, nbytes: int) -> None:
+        seen.append(sum(path.stat().st_size for path in folder.glob("*.tmp")))
+        real(fd, offset, nbytes)
+
+    arena = Arena(folder)
+    monkeypatch.setattr(extents.os, "posix_fallocate", slow)
+    write(arena, "o_1", bytes(1 << 20))
+    assert seen == [arena.ledger.used_bytes]
+
+
+@pytest.mark.parametrize("where", ["posix_fallocate", "fstat", "open"])
+def test_an_interrupt_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    arena = Arena(folder)
+    if where != "posix_fallocate":
+        write(arena, "o_1", bytes(1 << 20))
+        arena.recycle("o_1")
+    before = arena.ledger.used_bytes
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(extents.os, where, interrupted)
+        write(arena, "o_2", bytes(1 << 20))
+    assert arena.ledger.used_bytes == before
+    assert not list(folder.glob("*.tmp"))
+    write(arena, "o_2", bytes(1 << 20))
+
+
 def test_a_spilled_object_is_read_from_where_it_lies(folder: Path, tmp_path: Path) -> None:
     arena = Arena(folder)
     write(arena, "o_1", b"x" * 200_000)

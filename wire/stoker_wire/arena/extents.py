@@ -53,7 +53,7 @@ _NEVER = object()
 _POPULATE_WRITE = (
     23  # MADV_POPULATE_WRITE, which Python 3.11 does not name; an older kernel refuses it
 )
-_READ_TRIES = 5
+_BUSY_S = 2.0
 _AGAIN_S = 0.002
 
 
@@ -85,19 +85,27 @@ class Extent:
         return self._fd
 
     def seal(self, object_id: str) -> None:
-        """Make it visible as an object that is whole."""
-        os.rename(self._path, self._arena.path / object_id)
+        """Make it visible as an object that is whole, in place of an earlier one of that name.
+
+        A task that is tried again makes its results again; what has the first ones goes on with them.
+        """
+        final = os.path.join(self._arena.path, object_id)
+        if os.path.exists(final):
+            self._arena.recycle(object_id)
+        os.rename(self._path, final)
         self._close()
 
     def discard(self) -> None:
-        """Give it back, filled or not."""
-        self._arena.recycle_file(self._path)
-        self._close()
+        """Give it back, filled or not. Nothing happens if it has ended already."""
+        if self._fd >= 0:
+            self._arena.recycle_file(self._path)
+            self._close()
 
     def _close(self) -> None:
+        fd, self._fd = self._fd, -1
         # A mapping made of this file keeps it open: without this it would keep the lock too.
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-        os.close(self._fd)
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
 
 
 class Arena:
@@ -169,7 +177,11 @@ class Arena:
             extent = self._claim(nbytes)
         if extent is None:
             extent = self._fresh(nbytes)
-        extent.mapping = self._mapping_of(extent)
+        try:
+            extent.mapping = self._mapping_of(extent)
+        except BaseException:  # an interrupt, or the cancellation of a task
+            extent.discard()
+            raise
         return extent
 
     def _mapping_of(self, extent: Extent) -> mmap.mmap | None:
@@ -201,23 +213,30 @@ class Arena:
             )
             for _, capacity, inode in fitting[:_CLAIMS]:
                 self._recycled.pop(inode, None)
-                extent = self._take(inode, capacity)
+                extent = self._take(f"{capacity}-{inode}", nbytes)
                 if extent is not None:
                     return extent
         return None
 
-    def _take(self, inode: int, capacity: int) -> Extent | None:
-        found = os.path.join(self._free, f"{capacity}-{inode}")
-        path = self._temporary()
+    def _take(self, name: str, nbytes: int) -> Extent | None:
+        found, path = os.path.join(self._free, name), self._temporary()
         try:
             os.rename(found, path)
         except FileNotFoundError:
             return None  # another process was faster
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        if _try_lock(fd, fcntl.LOCK_EX):
-            return Extent(self, fd, path, inode, capacity)
+        fd = -1
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            status = os.fstat(fd)  # the name may be that of an extent which lay there before
+            if status.st_size >= nbytes and _try_lock(fd, fcntl.LOCK_EX):
+                return Extent(self, fd, path, status.st_ino, status.st_size)
+        except BaseException:
+            os.rename(path, found)
+            if fd >= 0:
+                os.close(fd)
+            raise
         os.close(fd)
-        os.rename(path, found)
+        os.rename(path, os.path.join(self._free, f"{status.st_size}-{status.st_ino}"))
         return None
 
     def _fresh(self, nbytes: int) -> Extent:
@@ -232,19 +251,21 @@ class Arena:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(fd, fcntl.LOCK_EX)
+            os.ftruncate(fd, capacity)  # who counts the arena's bytes now counts these
             # All of it, now: a full tmpfs must be an error here, not a SIGBUS later.
             os.posix_fallocate(fd, 0, capacity)
-        except OSError as error:
+            inode = os.fstat(fd).st_ino
+        except BaseException as error:
             self.ledger.give(capacity)
             if fd >= 0:
-                os.close(fd)
                 os.unlink(path)
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                os.close(fd)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise ArenaFullError(
                     f"no room for {nbytes} bytes: the file system of {self.path} is full"
                 ) from None
             raise
-        return Extent(self, fd, path, os.fstat(fd).st_ino, capacity)
+        return Extent(self, fd, path, inode, capacity)
 
     def _temporary(self) -> str:
         return os.path.join(self.path, f"{os.getpid()}-{id(self):x}-{next(self._names)}.tmp")
@@ -256,19 +277,21 @@ class Arena:
 
         The lock goes with the last descriptor and mapping of it. Raises :class:`ObjectLostError`.
         """
-        for _ in range(_READ_TRIES):
+        deadline_s = time.monotonic() + _BUSY_S
+        while True:
+            there = False
             for place in (self.path / object_id, self.path / SPILL / object_id):
                 try:
                     fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
                 except (FileNotFoundError, NotADirectoryError):
                     continue
+                there = True
                 if _try_lock(fd, fcntl.LOCK_SH) and _holds(fd, object_id):
                     return fd
-                os.close(fd)  # it was freed or spilled while it was opened
-                time.sleep(_AGAIN_S)
+                os.close(fd)
+            if not there or time.monotonic() > deadline_s:
                 break
-            else:
-                break
+            time.sleep(_AGAIN_S)  # it is looked at, freed or spilled in this moment
         raise ObjectLostError(f"{object_id} is no longer in this node's shared memory")
 
     def read(self, object_id: str) -> tuple[memoryview, list[memoryview]]:

@@ -67,7 +67,10 @@ class Views:
         try:
             status = os.fstat(fd)
             inode = (status.st_dev, status.st_ino)
-            array = numpy.frombuffer(self._mapping(inode, fd), numpy.uint8)  # type: ignore[union-attr]
+            keep = (
+                _inode_of(path) == inode
+            )  # not of a spilled object: it would keep the disk's space
+            array = numpy.frombuffer(self._mapping(inode, fd, keep), numpy.uint8)  # type: ignore[union-attr]
         except OSError as error:
             if error.errno not in _UNMAPPABLE:
                 os.close(fd)
@@ -80,7 +83,7 @@ class Views:
         self._living[object_id] = array
         return memoryview(array)
 
-    def _mapping(self, inode: tuple[int, int], fd: int) -> mmap.mmap:
+    def _mapping(self, inode: tuple[int, int], fd: int, keep: bool) -> mmap.mmap:
         with self._lock:
             mapping = self._mappings.pop(inode, None)
             if mapping is None:
@@ -90,7 +93,8 @@ class Views:
                     mapping = mmap.mmap(unlocked, 0, prot=mmap.PROT_READ)
                 finally:
                     os.close(unlocked)
-            self._mappings[inode] = mapping
+            if keep:
+                self._mappings[inode] = mapping
             if len(self._mappings) > _MAPPINGS:
                 self._mappings.popitem(last=False)
         return mapping
