@@ -142,6 +142,11 @@ async def test_further_pullers_get_it_from_those_who_are_getting_it(tmp_path: Pa
         await asyncio.gather(*(node.pull(made, a) for node in others))
         for node in others:
             assert node.bytes_of(made.object_id) == a.bytes_of(made.object_id)
+        served = [a, *others]
+        await until(
+            lambda: sum(n.transfer.serving.sent_nbytes for n in served) >= 4 * made.nbytes,
+            "all is counted",
+        )
         assert a.transfer.serving.sent_nbytes == 2 * made.nbytes
         assert sum(n.transfer.serving.sent_nbytes for n in others) == 2 * made.nbytes
 
