@@ -246,7 +246,9 @@ def _assemble(
         jobs=Jobs(gcs, background),
         background=background,
     )
-    space.is_finished = state.finished_jobs.__contains__
+    space.is_over = lambda job_id, owner_id: (
+        job_id in state.finished_jobs or exits.get(owner_id) is not None
+    )
     transfer = Transfer(
         node_id, space, token=identity.token, settings=settings, gcs=gcs, background=background
     )

@@ -33,7 +33,9 @@ _IDLE_S = 4.0
 anew costs 0.4 ms a MB: less than a hundredth of that time for all but the largest."""
 _MOST_RECYCLED = 256
 _ORPHAN_S = 10.0
-"""Files younger than this may still be reported by those who wrote them."""
+"""A half-written file younger than this may have a writer that has not locked it yet."""
+_UNREPORTED_S = 2.0
+"""An object that was not reported for so long is taken for that of a writer that died."""
 _REPORT_S = 2.0
 """What was just written cannot be spilled before it is reported; so long that is waited for."""
 _AGAIN_S = 0.02
@@ -51,8 +53,8 @@ class Space:
     warm_bytes: int
     spill_at: float
     """Share of the limit above which the oldest objects go to disk."""
-    is_finished: Callable[[str], bool] = lambda _: False
-    """Whether a job is known to have ended."""
+    is_over: Callable[[str, str], bool] = lambda *_: False
+    """Whether a job (its id) or an owner (its id) is known to have ended."""
     _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -185,7 +187,7 @@ class Space:
 
     def sweep(self) -> None:
         """Recycle what dead writers left half done, index what was never reported, count anew."""
-        before_s = time.time() - _ORPHAN_S
+        half_done_s, unreported_s = time.time() - _ORPHAN_S, time.time() - _UNREPORTED_S
         lost = []
         counted = self.arena.ledger.used_bytes
         used = 0
@@ -197,8 +199,10 @@ class Space:
             except FileNotFoundError:
                 continue
             used += status.st_size
-            if status.st_ctime < before_s and entry.name not in self.objects:
-                lost.append(Path(entry.path))
+            path = Path(entry.path)
+            since_s = half_done_s if path.suffix == ".tmp" else unreported_s
+            if status.st_ctime < since_s and entry.name not in self.objects:
+                lost.append(path)
         # After the others: what is recycled meanwhile is counted twice, not never.
         used += sum(nbytes for _, nbytes, _ in self.recycled())
         for path in lost:
@@ -216,7 +220,7 @@ class Space:
             head, _, nbytes = read_head(start)
         except (FileNotFoundError, ValueError):
             return
-        if self.is_finished(head.job_id):
+        if self.is_over(head.job_id, head.owner_id):
             self.arena.recycle(path.name)
         elif id_of(start) == path.name:
             self.objects.seal(

@@ -67,7 +67,11 @@ class Objects:
         ref = self.new_ref(self._put_ids())
         entry = ref._entry
         entry.children = tuple(packed.refs)
-        entry.place = self.values.place(entry.object_id, packed)
+        try:
+            entry.place = self.values.place(entry.object_id, packed)
+        except BaseException:
+            self.values.discard(entry.object_id)
+            raise
         return ref
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:

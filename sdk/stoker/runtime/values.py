@@ -60,19 +60,29 @@ class Values:
         created_at_s = time.time()
         lengths = tuple(view.nbytes for view in packed.buffers)
         head = ObjectHead(runtime.job_id, owner_id, created_at_s, len(packed.data), lengths)
-        nbytes = self._write(object_id, head, packed)
-        self._to_seal.append(
-            ObjectInfo(
-                object_id=object_id,
-                nbytes=nbytes,
-                job_id=runtime.job_id,
-                owner_id=owner_id,
-                node_id=node.node_id,
-                created_at_s=created_at_s,
+        try:
+            nbytes = self._write(object_id, head, packed)
+            self._to_seal.append(
+                ObjectInfo(
+                    object_id=object_id,
+                    nbytes=nbytes,
+                    job_id=runtime.job_id,
+                    owner_id=owner_id,
+                    node_id=node.node_id,
+                    created_at_s=created_at_s,
+                )
             )
-        )
-        runtime.wake()
-        return Stored(nbytes, node.node_id, node.url, refs, object_id)
+            runtime.wake()
+            return Stored(nbytes, node.node_id, node.url, refs, object_id)
+        except BaseException:  # the cancellation of a task may come at any bytecode
+            self.discard(object_id)
+            raise
+
+    def discard(self, object_id: str) -> None:
+        """Free what was written under this id, if anything was, though nobody got its place."""
+        arena, node = self._runtime.arena, self._runtime.node
+        if arena is not None and node is not None and arena.recycle(object_id):
+            self._to_free.append((node.url, object_id))
 
     def _write(self, object_id: str, head: ObjectHead, packed: Packed) -> int:
         """Write into the arena; where it is full, have the nodelet make room, then try again."""

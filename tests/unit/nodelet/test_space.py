@@ -140,6 +140,7 @@ def test_recycled_extents_are_kept_up_to_a_size_and_an_age(
 
 def test_what_the_dead_left_is_found(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space_module, "_ORPHAN_S", -1.0)
+    monkeypatch.setattr(space_module, "_UNREPORTED_S", -1.0)
     half = space.arena.create(MIB)
     put(space, "o_unreported", report=False)
     (space.arena.path / "o_strange").write_bytes(b"not an object")
@@ -153,6 +154,17 @@ def test_what_the_dead_left_is_found(space: Space, monkeypatch: pytest.MonkeyPat
     os.close(half.fd)
     space.sweep()
     assert len(space.recycled()) == 1
+
+
+@pytest.mark.parametrize("over", [("j_1", ""), ("", "p_1")])
+def test_what_an_ended_job_or_owner_never_reported_is_freed(
+    space: Space, monkeypatch: pytest.MonkeyPatch, over: tuple[str, str]
+) -> None:
+    monkeypatch.setattr(space_module, "_UNREPORTED_S", -1.0)
+    space.is_over = lambda job_id, owner_id: job_id == over[0] or owner_id == over[1]
+    put(space, "o_1", report=False)
+    space.sweep()
+    assert len(space.objects) == 0 and len(space.recycled()) == 1
 
 
 def test_with_the_arena_goes_what_it_spilled(space: Space) -> None:
