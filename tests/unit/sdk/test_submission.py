@@ -35,4 +35,6 @@ def test_threads_take_turns_and_lose_nothing_when_they_end() -> None:
     assert not submissions
     assert not list(submissions.take())
     mine = threading.current_thread()
-    assert [one for _, one in submissions._inboxes] == [mine], "of threads that are over nothing stays"
+    assert [one for _, one in submissions._inboxes] == [mine], (
+        "of threads that are over nothing stays"
+    )
