@@ -220,9 +220,11 @@ class Space:
             head, _, nbytes = read_head(start)
         except (FileNotFoundError, ValueError):
             return
+        if id_of(start) != path.name:
+            return  # it was freed and filled again while it was looked at
         if self.is_over(head.job_id, head.owner_id):
             self.arena.recycle(path.name)
-        elif id_of(start) == path.name:
+        else:
             self.objects.seal(
                 [
                     ObjectInfo(
