@@ -1,13 +1,12 @@
-"""What every op needs around its kernel: the backend switch, the device guard, op registration.
+"""What every op needs around its kernel: the backend switch, op registration, the dry run's state.
 
-Used by ``ops/*/autograd.py`` and the launchers in ``ops/*/triton.py``. It knows no op, and it must not
-import triton at import time: CPU users may not have it.
+Used by ``ops/*/autograd.py`` and, through :mod:`stoker_kernels._launch`, by every launcher. It knows no
+op, and it must not import triton: CPU users may not have it.
 """
 
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from stoker_kernels.aot import DryRun
+
 BACKEND_VARIABLE = "STOKER_KERNELS_BACKEND"
 STORAGE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_dry_run: DryRun | None = None  # process-wide, set by stoker_kernels.aot while it compiles
 
 
 class Backend(StrEnum):
@@ -29,12 +32,25 @@ class Backend(StrEnum):
     TRITON = "triton"
 
 
+def dry_run() -> DryRun | None:
+    """The ahead-of-time compilation under way: launches compile and run nothing. None outside one."""
+    return _dry_run
+
+
+def set_dry_run(run: DryRun | None) -> None:
+    """Begin or end a dry run; :mod:`stoker_kernels.aot` alone calls this."""
+    global _dry_run
+    _dry_run = run
+
+
 def backend_for(tensor: torch.Tensor) -> Backend:
     """The implementation for ``tensor``'s device under ``STOKER_KERNELS_BACKEND``.
 
     Raises ``ValueError`` for an unknown setting, and ``ModuleNotFoundError`` where Triton is needed
     and absent.
     """
+    if _dry_run is not None:
+        return Backend.TRITON
     choice = os.environ.get(BACKEND_VARIABLE, "auto")
     if choice == "reference":
         return Backend.REFERENCE
@@ -51,46 +67,26 @@ def backend_for(tensor: torch.Tensor) -> Backend:
     raise ValueError(f"{BACKEND_VARIABLE}={choice!r}: expected auto, reference or triton")
 
 
-def is_interpreted(kernel: Any) -> bool:
-    """Whether ``kernel`` was decorated under ``TRITON_INTERPRET=1`` (fixed when its module loaded)."""
-    from triton.runtime.jit import JITFunction
-
-    return not isinstance(kernel, JITFunction)
-
-
-def launch_guard(kernel: Any, tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """The context to launch ``kernel`` in: the tensor's device, not whichever is current.
-
-    Raises ``RuntimeError`` for a CPU tensor and a compiled kernel, ``TypeError`` for a storage dtype
-    that a kernel would silently narrow (float64).
-    """
-    if tensor.dtype not in STORAGE_DTYPES:
-        raise TypeError(
-            f"Triton kernels take float32, bfloat16 or float16, not {tensor.dtype}; "
-            f"{BACKEND_VARIABLE}=reference runs it in PyTorch"
-        )
-    if tensor.is_cuda:
-        return torch.cuda.device(tensor.device)
-    if not is_interpreted(kernel):
-        raise RuntimeError(
-            f"a {tensor.device.type} tensor needs Triton's interpreter: set TRITON_INTERPRET=1 before "
-            f"stoker_kernels is first used, or leave {BACKEND_VARIABLE} at auto"
-        )
-    return nullcontext()
-
-
 def register_op(
-    name: str, schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]
+    name: str,
+    schema: str,
+    implementation: Callable[..., Any],
+    fake: Callable[..., Any],
 ) -> Any:
     """Define the opaque op ``stoker::name`` for every device and return its overload.
 
     The implementation picks the backend itself, so torch.compile sees one op and never its inside.
-    ``fake`` returns outputs with the shapes, strides and dtypes of the real ones.
+    ``fake`` returns outputs with the shapes, strides and dtypes of the real ones. During a dry run
+    the implementation runs on the fake tensors too: its launches only compile.
     """
+
+    def fake_or_dry_run(*args: Any, **kwargs: Any) -> Any:
+        return (fake if _dry_run is None else implementation)(*args, **kwargs)
+
     qualified = f"stoker::{name}"
     torch.library.define(qualified, schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(qualified, "default", implementation)
-    torch.library.register_fake(qualified, fake)
+    torch.library.register_fake(qualified, fake_or_dry_run)
     return getattr(torch.ops.stoker, name).default
 
 

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 NO_TORCH = (
     None if find_spec("torch") else "the kernel tests need torch: pip install 'stoker[train]'"
 )
-KERNEL_MODULES = (
-    "stoker_kernels.ops.adamw.triton",
-    "stoker_kernels.ops.attention.triton",
-    "stoker_kernels.ops.cross_entropy.triton",
-    "stoker_kernels.ops.rms_norm.triton",
-)
+PACKAGE = Path(__file__).parents[2] / "kernels/stoker_kernels"
+# Wherever kernels are decorated.
+KERNEL_MODULES = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for pattern in ("triton.py", "kernels.py", "_dropout.py")
+    for path in sorted(PACKAGE.rglob(pattern))
+]
 
 
 def _load_interpreted() -> str | None:
@@ -46,7 +47,8 @@ def _load_interpreted() -> str | None:
         import torch
 
         # The first launch imports more of Triton, which looks at the variable again.
-        import_module(KERNEL_MODULES[-1]).rms_norm_fwd(torch.ones(1, 1), torch.ones(1), 1e-6)
+        rms_norm = import_module("stoker_kernels.ops.rms_norm.triton")
+        rms_norm.rms_norm_fwd(torch.ones(1, 1), None, torch.ones(1), 1e-6)
     except (ImportError, RuntimeError) as error:
         return f"Triton's interpreter does not run here: {error}"
     finally:

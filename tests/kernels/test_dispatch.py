@@ -86,15 +86,15 @@ def samples(dtype: torch.dtype = torch.float32) -> list[tuple[Any, tuple[Any, ..
     """Each op with one set of arguments."""
     ops = torch.ops.stoker
     x, w = torch.randn(3, 2, 8).to(dtype), torch.randn(8).to(dtype)
-    y, rstd = ops.rms_norm_fwd(x, w, 1e-6)
+    y, _, rstd = ops.rms_norm_fwd(x, None, w, 1e-6)
     logits, target = torch.randn(4, 9).to(dtype), torch.tensor([1, -100, 3, 8])
     loss, lse = ops.cross_entropy_fwd(logits, target, -100)
     q, k, v = (torch.randn(2, 5, 3, 32).to(dtype).transpose(1, 2) for _ in range(3))
     out, attention_lse = ops.attention_fwd(q, k, v, 0.2)
     params, grads, m, s = ([torch.rand(3), torch.rand(2, 2)] for _ in range(4))
     return [
-        (ops.rms_norm_fwd.default, (x, w, 1e-6)),
-        (ops.rms_norm_bwd.default, (y, x, w, rstd)),
+        (ops.rms_norm_fwd.default, (x, None, w, 1e-6)),
+        (ops.rms_norm_bwd.default, (y, None, x, w, rstd)),
         (ops.cross_entropy_fwd.default, (logits, target, -100)),
         (ops.cross_entropy_bwd.default, (loss, logits, target, lse, -100)),
         (ops.attention_fwd.default, (q, k, v, 0.2)),

@@ -100,15 +100,51 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_KERNELS_BACKEND", "reference")
     x, w = leaves(torch.randn(3, 5), torch.randn(5), dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, eps=EPS), (x, w))
-    y, rstd = reference.rms_norm_fwd(x, w, EPS)
+    y, h, rstd = reference.rms_norm_fwd(x, None, w, EPS)
     assert_close(y, y, F.rms_norm(x, (5,), w, EPS))
+    assert h.numel() == 0
     assert rstd.shape == (3,)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 129), (37, 48)])
+def test_residual_sum_and_its_gradient(
+    backend: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison_empty(monkeypatch)
+    x, residual, dy, dh = (torch.randn(shape).to(dtype) for _ in range(4))
+    weight = torch.randn(shape[-1]).to(dtype)
+    results = []
+    for to, ours in ((dtype, True), (dtype, False), (torch.float64, False)):
+        xs, rs, ws = leaves(x, residual, weight, dtype=to)
+        if ours:
+            y, h = rms_norm(xs, ws, eps=EPS, residual=rs)
+        else:
+            h = xs + rs
+            y = F.rms_norm(h, ws.shape, ws, EPS)
+        torch.autograd.backward([y, h], [dy.to(to), dh.to(to)])
+        assert torch.equal(xs.grad, rs.grad)
+        results.append((y, h, xs.grad, ws.grad))
+    for name, kernel, witness, oracle in zip(("y", "h", "dx", "dw"), *results, strict=True):
+        # h is rounded once before it is normalised: that error is in the witness too.
+        assert_close(kernel, witness, oracle, name)
+
+
+def test_one_tensor_as_input_and_residual(backend: str) -> None:
+    x = torch.randn(3, 8, requires_grad=True)
+    y, h = rms_norm(x, torch.ones(8), residual=x)
+    torch.testing.assert_close(h, 2 * x)
+    h.sum().backward(retain_graph=True)
+    assert torch.equal(x.grad, torch.full((3, 8), 2.0))
+    assert y.isfinite().all()
 
 
 def test_module_and_errors() -> None:
     assert RMSNorm(8)(torch.randn(2, 8)).shape == (2, 8)
     with pytest.raises(ValueError, match="weight must have shape"):
         rms_norm(torch.randn(2, 8), torch.ones(7))
+    with pytest.raises(ValueError, match="residual must match x"):
+        rms_norm(torch.randn(2, 8), torch.ones(8), residual=torch.randn(3, 8))
 
 
 def test_float64_is_refused_by_the_kernel(interpreter: None) -> None:

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._runtime import launch_guard
+from stoker_kernels._launch import launch
 
 if TYPE_CHECKING:
     from stoker_kernels.ops.adamw.reference import Step
@@ -90,17 +90,17 @@ def adamw(
             rows[numel % 8 == 0 and all(a % 16 == 0 for a in addresses)].append([*addresses, numel])
     total = torch.zeros((), dtype=torch.float32, device=params[0].device)
     types = [TRITON_TYPES[tensors[0].dtype] for tensors in (params, grads, exp_avgs)]
-    with launch_guard(adamw_kernel, params[0]):
-        for aligned, group in rows.items():
-            if group:
-                total += _launch(group, aligned, types, params[0].device, s)
+    for aligned, group in rows.items():
+        if group:
+            total += _launch(group, aligned, types, params[0], s)
     return total
 
 
 def _launch(
-    rows: list[list[int]], aligned: bool, types: list[tl.dtype], device: torch.device, s: Step
+    rows: list[list[int]], aligned: bool, types: list[tl.dtype], on: torch.Tensor, s: Step
 ) -> torch.Tensor:
     """One launch over table ``rows`` (without their last column); returns its sum(g^2)."""
+    device = on.device
     counts = [triton.cdiv(row[4], BLOCK) for row in rows]
     firsts = [0, *accumulate(counts)]
     table = torch.tensor(
@@ -112,10 +112,10 @@ def _launch(
         output_size=firsts[-1],  # known here: no wait for the device
     )
     partial = torch.empty(firsts[-1], dtype=torch.float32, device=device)
-    adamw_kernel[(firsts[-1],)](
-        table, tensor_of_block, partial,
+    launch(
+        adamw_kernel, (firsts[-1],), table, tensor_of_block, partial,
         s.decay, s.step_size, 1.0 - s.beta1, 1.0 - s.beta2, s.correction, s.eps,
         P_TYPE=types[0], G_TYPE=types[1], M_TYPE=types[2], ALIGNED=aligned,
-        BLOCK=BLOCK, num_warps=8,
+        BLOCK=BLOCK, num_warps=8, on=on,
     )  # fmt: skip
     return partial.sum()

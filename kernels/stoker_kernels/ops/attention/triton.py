@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from stoker_kernels._runtime import dense_last_dim, is_interpreted, launch_guard
+from stoker_kernels._launch import device_of, is_interpreted, launch
+from stoker_kernels._runtime import dense_last_dim
 from stoker_kernels.ops.attention.kernels import (
     attention_bwd_dkv_kernel,
     attention_bwd_dq_kernel,
@@ -60,10 +61,8 @@ def tiles(head_dim: int, element_nbytes: int, arch: int) -> Tiles:
 
 
 def _arch(q: torch.Tensor) -> int:
-    if is_interpreted(attention_fwd_kernel):
-        return INTERPRETER
-    major, minor = torch.cuda.get_device_capability(q.device)
-    return 10 * major + minor
+    device = device_of(attention_fwd_kernel, q)
+    return INTERPRETER if device.interpreted else device.arch
 
 
 def _new_like(q: torch.Tensor) -> torch.Tensor:
@@ -86,15 +85,14 @@ def attention_fwd(
     lse = q.new_empty((batch, heads, seq_len), dtype=torch.float32)
     if not out.numel():
         return out, lse
-    with launch_guard(attention_fwd_kernel, q):
-        tile = tiles(head_dim, q.element_size(), _arch(q)).fwd
-        grid = (triton.cdiv(seq_len, tile.block_m) * batch * heads,)
-        attention_fwd_kernel[grid](
-            q, k, v, out, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-            heads, seq_len, scale * LOG2_E,
-            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+    tile = tiles(head_dim, q.element_size(), _arch(q)).fwd
+    launch(
+        attention_fwd_kernel, (triton.cdiv(seq_len, tile.block_m) * batch * heads,),
+        q, k, v, out, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
+        heads, seq_len, scale * LOG2_E,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, on=q,
+    )  # fmt: skip
     return out, lse
 
 
@@ -119,18 +117,19 @@ def attention_bwd(
     strides = (
         *dout.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dq.stride()[:3]
     )  # fmt: skip
-    with launch_guard(attention_bwd_dq_kernel, q):
-        config = tiles(head_dim, q.element_size(), _arch(q))
-        tile = config.dq
-        attention_bwd_dq_kernel[(triton.cdiv(seq_len, tile.block_m) * batch * heads,)](
-            dout, q, k, v, out, lse, delta, dq, *strides, heads, seq_len, scale,
-            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
-        tile = config.dkv
-        attention_bwd_dkv_kernel[(triton.cdiv(seq_len, tile.block_n) * batch * heads,)](
-            dout, q, k, v, lse, delta, dk, dv, *strides, heads, seq_len, scale,
-            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
-            num_warps=tile.num_warps, num_stages=tile.num_stages,
-        )  # fmt: skip
+    config = tiles(head_dim, q.element_size(), _arch(q))
+    tile = config.dq
+    launch(
+        attention_bwd_dq_kernel, (triton.cdiv(seq_len, tile.block_m) * batch * heads,),
+        dout, q, k, v, out, lse, delta, dq, *strides, heads, seq_len, scale,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, on=q,
+    )  # fmt: skip
+    tile = config.dkv
+    launch(
+        attention_bwd_dkv_kernel, (triton.cdiv(seq_len, tile.block_n) * batch * heads,),
+        dout, q, k, v, lse, delta, dk, dv, *strides, heads, seq_len, scale,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
+        num_warps=tile.num_warps, num_stages=tile.num_stages, on=q,
+    )  # fmt: skip
     return dq, dk, dv

@@ -11,7 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._runtime import dense_last_dim, is_interpreted, launch_guard
+from stoker_kernels._launch import is_interpreted, launch
+from stoker_kernels._runtime import dense_last_dim
 
 
 @triton.jit
@@ -79,11 +80,11 @@ def cross_entropy_fwd(
     lse = logits.new_empty((rows,), dtype=torch.float32)
     if rows:
         block = block_size(vocab, is_interpreted(cross_entropy_fwd_kernel))
-        with launch_guard(cross_entropy_fwd_kernel, logits):
-            cross_entropy_fwd_kernel[(rows,)](
-                logits, target, loss, lse, logits.stride(0), target.stride(0), vocab, ignore_index,
-                BLOCK=block, num_warps=8 if block > 1024 else 4,
-            )  # fmt: skip
+        launch(
+            cross_entropy_fwd_kernel, (rows,),
+            logits, target, loss, lse, logits.stride(0), target.stride(0), vocab, ignore_index,
+            BLOCK=block, num_warps=8 if block > 1024 else 4, on=logits,
+        )  # fmt: skip
     return loss, lse
 
 
@@ -100,10 +101,10 @@ def cross_entropy_bwd(
     dlogits = logits.new_empty((rows, vocab))
     if rows:
         block = block_size(vocab, is_interpreted(cross_entropy_bwd_kernel))
-        with launch_guard(cross_entropy_bwd_kernel, logits):
-            cross_entropy_bwd_kernel[(rows, triton.cdiv(vocab, block))](
-                dloss, logits, target, lse, dlogits,
-                dloss.stride(0), logits.stride(0), target.stride(0), vocab, ignore_index,
-                BLOCK=block, num_warps=8 if block > 1024 else 4,
-            )  # fmt: skip
+        launch(
+            cross_entropy_bwd_kernel, (rows, triton.cdiv(vocab, block)),
+            dloss, logits, target, lse, dlogits,
+            dloss.stride(0), logits.stride(0), target.stride(0), vocab, ignore_index,
+            BLOCK=block, num_warps=8 if block > 1024 else 4, on=logits,
+        )  # fmt: skip
     return dlogits

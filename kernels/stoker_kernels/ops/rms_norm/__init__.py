@@ -1,4 +1,4 @@
-"""RMSNorm over the last dimension: ``y = x / sqrt(mean(x^2) + eps) * weight``."""
+"""RMSNorm over the last dimension, optionally of a sum with the residual stream."""
 
 from __future__ import annotations
 

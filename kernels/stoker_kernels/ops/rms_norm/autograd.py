@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -11,42 +11,59 @@ from stoker_kernels._runtime import Backend, backend_for, compute_dtype, registe
 from stoker_kernels.ops.rms_norm import reference
 
 
-def _fwd(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _fwd(
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if backend_for(x) is Backend.TRITON:
         from stoker_kernels.ops.rms_norm import triton
 
-        return triton.rms_norm_fwd(x, weight, eps)
-    return reference.rms_norm_fwd(x.contiguous(), weight, eps)
+        return triton.rms_norm_fwd(x, residual, weight, eps)
+    x = x.contiguous()
+    return reference.rms_norm_fwd(
+        x, None if residual is None else residual.contiguous(), weight, eps
+    )
 
 
 def _fwd_fake(
-    x: torch.Tensor, weight: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[:-1], dtype=compute_dtype(x.dtype))
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    h = x.new_empty(0 if residual is None else x.shape)
+    return x.new_empty(x.shape), h, x.new_empty(x.shape[:-1], dtype=compute_dtype(x.dtype))
 
 
 def _bwd(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if backend_for(x) is Backend.TRITON:
+    if backend_for(h) is Backend.TRITON:
         from stoker_kernels.ops.rms_norm import triton
 
-        return triton.rms_norm_bwd(dy, x, weight, rstd)
-    return reference.rms_norm_bwd(dy, x.contiguous(), weight, rstd)
+        return triton.rms_norm_bwd(dy, dh, h, weight, rstd)
+    return reference.rms_norm_bwd(dy, dh, h.contiguous(), weight, rstd)
 
 
 def _bwd_fake(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    rstd: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape), weight.new_empty(weight.shape)
+    return h.new_empty(h.shape), weight.new_empty(weight.shape)
 
 
 _FWD = register_op(
-    "rms_norm_fwd", "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _fwd, _fwd_fake
+    "rms_norm_fwd",
+    "(Tensor x, Tensor? residual, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)",
+    _fwd,
+    _fwd_fake,
 )
 _BWD = register_op(
     "rms_norm_bwd",
-    "(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
+    "(Tensor dy, Tensor? dh, Tensor h, Tensor weight, Tensor rstd) -> (Tensor, Tensor)",
     _bwd,
     _bwd_fake,
 )
@@ -55,7 +72,7 @@ _BWD = register_op(
 class _RMSNormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        y, rstd = _FWD(x, weight, eps)
+        y, _, rstd = _FWD(x, None, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
         return y
 
@@ -63,23 +80,68 @@ class _RMSNormFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         x, weight, rstd = ctx.saved_tensors
-        dx, dw = _BWD(dy, x, weight, rstd)
+        dx, dw = _BWD(dy, None, x, weight, rstd)
         return dx, dw, None
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6) -> torch.Tensor:
+class _AddRMSNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, h, rstd = _FWD(x, residual, weight, eps)
+        ctx.save_for_backward(h, weight, rstd)
+        return y, h
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, dy: torch.Tensor, dh: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        h, weight, rstd = ctx.saved_tensors
+        dx, dw = _BWD(dy, dh, h, weight, rstd)
+        return dx, dx, dw, None
+
+
+@overload
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6, residual: None = None
+) -> torch.Tensor: ...
+@overload
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, *, eps: float = 1e-6, residual: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    *,
+    eps: float = 1e-6,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """RMSNorm over the last dimension of x (..., N), scaled by weight (N,); result in x's dtype.
 
-    Arithmetic is fp32 whatever the storage dtype. Differentiable once in x and weight.
-    Raises ``ValueError`` when weight does not match x's last dimension.
+    With ``residual`` (..., N) of x's dtype, one pass computes ``h = x + residual`` and returns
+    ``(rms_norm(h), h)``: h is the residual stream for the next block, and its gradient joins in the
+    same backward pass. Arithmetic is fp32 whatever the storage dtype. Differentiable once.
+    Raises ``ValueError`` when a shape or dtype does not match x's.
     """
     if x.ndim == 0 or weight.shape != x.shape[-1:]:
         raise ValueError(
             f"rms_norm: weight must have shape (N,) for x (..., N), "
             f"got {tuple(weight.shape)} for {tuple(x.shape)}"
         )
-    y: torch.Tensor = _RMSNormFunction.apply(x, weight, eps)
-    return y
+    if residual is None:
+        y: torch.Tensor = _RMSNormFunction.apply(x, weight, eps)
+        return y
+    if residual.shape != x.shape or residual.dtype != x.dtype:
+        raise ValueError(
+            f"rms_norm: residual must match x, got {tuple(residual.shape)} {residual.dtype} "
+            f"for {tuple(x.shape)} {x.dtype}"
+        )
+    # One tensor passed twice: torch 2.11's compiled autograd.Function halves its gradient. Views differ.
+    residual = residual.view_as(residual) if residual is x else residual
+    both: tuple[torch.Tensor, torch.Tensor] = _AddRMSNormFunction.apply(x, residual, weight, eps)
+    return both
 
 
 class RMSNorm(torch.nn.Module):
