@@ -1,0 +1,63 @@
+"""The kernel benchmarks run, compare like with like, and write what they measured."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.kernels.__main__ import main
+from benchmarks.kernels.peers import PEERS, providers
+from stoker_kernels.workloads import Workload, workloads
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_one_op_from_end_to_end(tmp_path: Path) -> None:
+    table, plots = tmp_path / "results.csv", tmp_path / "plots"
+    arguments = ["add_rms_norm", "--device", "cpu", "--small", "--dtype", "float32"]
+    for _ in range(2):
+        assert main([*arguments, "--csv", str(table), "--plots", str(plots)]) == 0
+    with table.open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 2 * 3  # runs, providers, modes; one header
+    assert {(r["provider"], r["mode"]) for r in rows} == {
+        (provider, mode)
+        for provider in ("stoker", "eager")
+        for mode in ("forward", "backward", "full")
+    }
+    for row in rows:
+        assert float(row["low_ms"]) <= float(row["median_ms"]) <= float(row["high_ms"])
+        assert float(row["roofline"]) > 0
+    assert (plots / "add_rms_norm.svg").stat().st_size > 0
+
+
+def test_every_peer_has_a_workload() -> None:
+    assert set(PEERS) <= set(workloads())
+
+
+@pytest.mark.parametrize("name", list(PEERS))
+def test_peers_compute_the_same(name: str) -> None:
+    work: Workload = workloads()[name]
+    results = []
+    for provider, function in providers(work, "cpu").items():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            inputs = work.inputs("cpu", torch.float32, **work.small)
+            results.append((provider, tree_leaves(function(**inputs))))
+    (_, ours), *others = results
+    for provider, theirs in others:
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(
+                a, b, rtol=1e-4, atol=1e-5, msg=lambda m, p=provider: f"{p}: {m}"
+            )
+
+
+def test_an_unknown_op_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["rms_nrom"])
+    assert "no op 'rms_nrom': there are" in capsys.readouterr().err
