@@ -49,13 +49,14 @@ def rms_norm_fwd_kernel(
 def rms_norm_bwd_kernel(
     dy_ptr, dh_ptr, h_ptr, w_ptr, rstd_ptr, dx_ptr, dw_partial_ptr, stride_dy, stride_dh, stride_h,
     rows, columns,
-    HAS_RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0)
     column = tl.arange(0, BLOCK_N)  # [N]
     w = tl.load(w_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
     dw = tl.zeros([BLOCK_N], dtype=tl.float32)
-    for block in range(program, tl.cdiv(rows, BLOCK_M), tl.num_programs(0)):
+    blocks = tl.cdiv(rows, BLOCK_M)
+    for block in tl.range(program, blocks, tl.num_programs(0), num_stages=STAGES):
         row = tl.cast(block, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [M]
         mask = (row < rows)[:, None] & (column < columns)[None, :]
         h = tl.load(h_ptr + row[:, None] * stride_h + column[None, :], mask=mask, other=0.0)
@@ -92,20 +93,25 @@ def tile(columns: int) -> Config:
     }
 
 
-def candidates(columns: int) -> list[Config]:
-    """What an autotuner may try: more or fewer rows and warps around the heuristic."""
-    base = tile(columns)
+def backward_tile(columns: int) -> Config:
+    """As :func:`tile`; STAGES > 1 would load the next rows through shared memory meanwhile."""
+    return {**tile(columns), "STAGES": 1}
+
+
+def candidates(base: Config) -> list[Config]:
+    """What an autotuner may try: more or fewer rows, warps and stages around the heuristic."""
     return [
-        {**base, "BLOCK_M": block_m, "num_warps": warps}
+        {**base, "BLOCK_M": block_m, "num_warps": warps, **({"STAGES": stages} if stages else {})}
         for block_m in sorted({max(1, base["BLOCK_M"] // 2), base["BLOCK_M"], base["BLOCK_M"] * 2})
         for warps in (4, 8, 16)
+        for stages in ((1, 2, 3) if "STAGES" in base else (0,))
         if block_m * base["BLOCK_N"] // (32 * warps) <= 64  # values per thread
     ]
 
 
-def config_for(kernel: str, columns: int, dtype: torch.dtype) -> Config:
-    """The tuned configuration, or the heuristic."""
-    return choose(kernel, tile(columns), lambda: candidates(columns), columns=columns, dtype=dtype)
+def config_for(kernel: str, base: Config, columns: int, dtype: torch.dtype) -> Config:
+    """The tuned configuration, or ``base``."""
+    return choose(kernel, base, lambda: candidates(base), columns=columns, dtype=dtype)
 
 
 def partial_count(device: Device, rows: int, block_m: int) -> int:
@@ -125,7 +131,7 @@ def rms_norm_fwd(
     h = x.new_empty(0 if residual is None else x.shape)
     r_rows = x_rows if residual is None else dense_last_dim(residual.reshape(-1, columns))
     if y.numel():
-        config = config_for("rms_norm_fwd", columns, x.dtype)
+        config = config_for("rms_norm_fwd", tile(columns), columns, x.dtype)
         launch(
             rms_norm_fwd_kernel, (triton.cdiv(rows, config["BLOCK_M"]),),
             x_rows, r_rows, weight.contiguous(), y, h, rstd,
@@ -151,7 +157,7 @@ def rms_norm_bwd(
     dx = h.new_empty(h.shape)
     if not dx.numel():
         return dx, torch.zeros_like(weight)
-    config = config_for("rms_norm_bwd", columns, h.dtype)
+    config = config_for("rms_norm_bwd", backward_tile(columns), columns, h.dtype)
     programs = partial_count(device_of(rms_norm_bwd_kernel, h), rows, config["BLOCK_M"])
     dw_partial = h.new_empty((programs, columns), dtype=torch.float32)
     launch(
