@@ -16,6 +16,7 @@ from stoker_scheduler.core.resources import UNIT
 from stoker_scheduler.messages import LeaseQuery, PlannedLease, PlanQuery, PlanReply
 from stoker_scheduler.translate import lease_of, need_of, queue_of, resources_of, verdicts_of
 from stoker_wire.errors import NotReadyError
+from stoker_wire.kernels import kernel_set
 from stoker_wire.messages.cluster import (
     BlockLease,
     ClusterResources,
@@ -191,7 +192,8 @@ class Api:
         """POST /v1/explain."""
         engine, demand = self._engine(), req.body
         state, need = engine.state, need_of(demand, at="")
-        story = tell(state, need, demand.name, demand.locality)
+        kernels = kernel_set(demand.runtime_env)
+        story = tell(state, need, demand.name, demand.locality, kernels)
         lane = state.queue.lanes.get(need)
         waiting = (
             [] if lane is None else [a for a in lane.asks() if a.asked.job_id == demand.job_id]
@@ -217,7 +219,11 @@ class Api:
         """POST /v1/plan."""
         state = self._engine().state
         requests = [
-            PlanRequest(need_of(demand, at=f"demands.{index}."), demand.locality)
+            PlanRequest(
+                need_of(demand, at=f"demands.{index}."),
+                demand.locality,
+                kernel_set(demand.runtime_env),
+            )
             for index, demand in enumerate(req.body.demands)
         ]
         made = plan(state.nodes.values(), requests, state.policy.score)

@@ -28,6 +28,7 @@ from stoker_wire.errors import (
     StokerError,
 )
 from stoker_wire.ids import Prefix, check_id
+from stoker_wire.kernels import kernel_set
 from stoker_wire.messages.cluster import (
     GrantedLease,
     LeaseReply,
@@ -161,6 +162,7 @@ class Engine:
                 locality=demand.locality,
                 name=demand.name,
                 actor_id=request.actor.actor_id if request.actor else "",
+                kernels=kernel_set(demand.runtime_env),
             )
         )
         async with asyncio.timeout(wait_s + self.state.policy.start_grace_s + REPLY_MARGIN_S):

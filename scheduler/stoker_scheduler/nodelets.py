@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 START_TIMEOUT_S = 60.0
-START_WITH_PIP_TIMEOUT_S = 900.0
+START_WITH_BUILD_TIMEOUT_S = 900.0
+"""Where packages are installed or kernels compiled first."""
 RELEASE_TIMEOUT_S = 10.0
 HELD_TIMEOUT_S = 5.0
 RELEASE_PAUSE_S = 0.1
@@ -119,7 +120,8 @@ class Nodelets:
 
     async def start(self, node_id: str, order: StartLease) -> StartedLease:
         """Have a nodelet give a worker to a lease; StartFailedError says what became of it."""
-        timeout_s = START_WITH_PIP_TIMEOUT_S if order.worker.runtime_env.pip else START_TIMEOUT_S
+        env = order.worker.runtime_env
+        timeout_s = START_WITH_BUILD_TIMEOUT_S if env.pip or env.kernels else START_TIMEOUT_S
         deadline_s = time.monotonic() + timeout_s
         tries = 0
         while True:

@@ -77,6 +77,7 @@ def spec_of(node: Node) -> NodeSpec:
         labels=node.labels,
         health=Health(node.state.value),
         reason=node.reason,
+        warm=node.warm_kernels,
     )
 
 

@@ -13,6 +13,7 @@ from tests.sim.late_messages import Faults, LateMessages
 if TYPE_CHECKING:
     from random import Random
 
+KERNEL_SETS = ("k0", "k1", "k2", "k3")
 POLL_S = 1.0
 ASK_WAIT_S = 2.0
 
@@ -26,6 +27,7 @@ class Wish:
     count: int
     hold_s: float
     priority: int
+    kernels: str = ""
     request_id: str = ""
     had: int = 0
 
@@ -78,6 +80,7 @@ class Runtimes(LateMessages, ABC):
             random.choice([1, 1, 2, 6]),
             random.uniform(0.05, 3.0),
             random.choice([0, 0, 0, 1]),
+            random.choice(["", *KERNEL_SETS]),
         )
         self.wishes.append(wish)
         self.ask(wish)
@@ -107,6 +110,7 @@ class Runtimes(LateMessages, ABC):
                     count=count,
                     deadline_s=self.at_s + ASK_WAIT_S,
                     priority=wish.priority,
+                    kernels=wish.kernels,
                 )
             )
 

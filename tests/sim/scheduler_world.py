@@ -19,7 +19,7 @@ from stoker_scheduler.core.nodes import Health, NodeSpec, make_node_spec
 from stoker_scheduler.core.resources import UNIT
 from stoker_scheduler.core.state import Phase, Policy, State
 from tests.sim.late_messages import Faults
-from tests.sim.scheduler_runtimes import Runtimes
+from tests.sim.scheduler_runtimes import KERNEL_SETS, Runtimes
 
 START_TIMEOUT_S = 3.0
 
@@ -244,6 +244,13 @@ class World(Runtimes):
             node.ended.add(lease_id)
             self.feed(ev.WorkerExited(at_s=self.at_s, lease_id=lease_id))
 
+    def warm(self, node: FakeNode) -> None:
+        """The node has compiled some kernels."""
+        if node.up:
+            sets = tuple(self.random.sample(KERNEL_SETS, 2))
+            node.spec = NodeSpec(**{**_fields(node.spec), "warm": sets})
+            self.feed(ev.NodeChanged(at_s=self.at_s, spec=node.spec))
+
     # The story
 
     def run(self, chaos_s: float = 20.0) -> None:
@@ -269,6 +276,8 @@ class World(Runtimes):
                 self.finish_job(job)
             elif roll < 0.91:
                 self.exit_worker(random.choice(list(self.nodes.values())))
+            elif roll < 0.93:
+                self.warm(random.choice(list(self.nodes.values())))
             step_s = random.expovariate(3.0)
             if random.random() < step_s / faults.crash_every_s:
                 self.crash(random.choice(list(self.nodes.values())))

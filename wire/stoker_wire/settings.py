@@ -25,7 +25,13 @@ PASSED_ON_PREFIXES = ("STOKER_INTERNAL_", "STOKER_TEST_")
 """Variables that processes of Stoker hand to their children, and those of the tests."""
 
 PASSED_ON = frozenset(
-    {"STOKER_KERNELS_BACKEND", "STOKER_NODE_ID", "STOKER_SESSION_DIR", "STOKER_WORKER_ID"}
+    {
+        "STOKER_KERNELS_BACKEND",
+        "STOKER_KERNELS_TUNING",
+        "STOKER_NODE_ID",
+        "STOKER_SESSION_DIR",
+        "STOKER_WORKER_ID",
+    }
 )
 """More of them, and what stoker_kernels reads for itself (it imports nothing of ours)."""
 
@@ -175,6 +181,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spill_dir: Annotated[
         str, Meta(description="where objects go from a full shared memory; unset: the session's")
     ] = ""
+
+    kernel_cache_dir: Annotated[
+        str,
+        Meta(
+            description="folder on a local disk for compiled kernels; unset: TRITON_CACHE_DIR, or "
+            "/var/tmp/stoker-UID/kernels"
+        ),
+    ] = ""
+    kernel_cache_max_bytes: Annotated[
+        int, Meta(ge=0, description="size above which the kernels used least recently are removed")
+    ] = 4 << 30
+    kernel_arch: Annotated[
+        int,
+        Meta(ge=0, description="compute capability (90) to compile for where no GPU says its own"),
+    ] = 0
+    kernel_compile_timeout_s: Annotated[
+        float, Meta(gt=0, description="how long the kernels of a runtime_env may take to compile")
+    ] = 600.0
 
     log_level: Annotated[str, Meta(description="debug, info, warning, error or critical")] = "info"
     log_format: Annotated[

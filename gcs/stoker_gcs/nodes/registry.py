@@ -94,6 +94,13 @@ class NodeRegistry:
         self._remember(node_id, Beat(body.incarnation, self._truth.now(), body.usage))
         if node.state is NodeState.SUSPECT:
             await self._move(node, NodeState.ALIVE, "heartbeats are back", self._truth.now())
+        warm = body.warm_kernels
+        if warm is not None and warm != node.warm_kernels:
+            await self._truth.change(
+                NODES,
+                node_id,
+                lambda found: rules.warmed(found, warm, incarnation=body.incarnation),
+            )
 
     def _remember(self, node_id: str, beat: Beat) -> None:
         self._beats[node_id] = beat

@@ -12,6 +12,8 @@ SUSPECT     silent for dead_after_s     DEAD
 ALIVE       leaves                      DEAD
 SUSPECT     leaves                      DEAD
 ==========  ==========================  =========
+
+Besides, a node that lives may tell which kernels its cache holds.
 """
 
 from __future__ import annotations
@@ -99,6 +101,17 @@ def moved(
         node, state=to, reason=reason, heartbeat_at_s=max(node.heartbeat_at_s, heartbeat_at_s)
     )
     return Step(then, KINDS[to])
+
+
+def warmed(node: Node, warm_kernels: tuple[str, ...], *, incarnation: int) -> Step[Node] | None:
+    """The step to a node whose cache holds ``warm_kernels``, or None if that is nothing new."""
+    if (
+        node.incarnation != incarnation
+        or node.state is NodeState.DEAD
+        or node.warm_kernels == warm_kernels
+    ):
+        return None
+    return Step(msgspec.structs.replace(node, warm_kernels=warm_kernels), "node.warmed")
 
 
 def verdict(

@@ -82,7 +82,7 @@ class LeaseAsked:
     """An owner wants up to ``count`` leases before ``deadline_s``.
 
     ``class_key`` is equal for requests whose leases may serve each other (same demand, and for an
-    actor the same start of the same actor).
+    actor the same start of the same actor). ``kernels`` is the kernel set that its work runs.
     """
 
     at_s: float
@@ -99,6 +99,7 @@ class LeaseAsked:
     locality: Mapping[str, int] = field(default_factory=dict)
     name: str = ""
     actor_id: str = ""
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

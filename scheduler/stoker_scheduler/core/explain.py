@@ -36,9 +36,15 @@ class Story:
     verdicts: tuple[Verdict, ...]
 
 
-def tell(state: State, need: Need, name: str, locality: Mapping[str, int] | None = None) -> Story:
+def tell(
+    state: State,
+    need: Need,
+    name: str,
+    locality: Mapping[str, int] | None = None,
+    kernels: str = "",
+) -> Story:
     """Explain where ``need`` stands on the cluster as it is."""
-    request = PlanRequest(need, locality or {})
+    request = PlanRequest(need, locality or {}, kernels)
     verdicts = judge(state.nodes.values(), request, state.policy.score)
     what = f"{need.text}" + (f" for {name!r}" if name else "")
     if not verdicts:

@@ -27,7 +27,10 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """What a node is. ``total`` are units without GPUs; ``gpus`` are device indices."""
+    """What a node is. ``total`` are units without GPUs; ``gpus`` are device indices.
+
+    ``warm`` are the kernel sets that it need not compile.
+    """
 
     node_id: str
     incarnation: int = 1
@@ -37,6 +40,7 @@ class NodeSpec:
     labels: Mapping[str, str] = field(default_factory=dict)
     draining: bool = False
     reason: str = ""
+    warm: tuple[str, ...] = ()
 
     @property
     def total_units(self) -> Units:
@@ -54,6 +58,7 @@ def make_node_spec(
     health: Health = Health.ALIVE,
     draining: bool = False,
     reason: str = "",
+    warm: tuple[str, ...] = (),
 ) -> NodeSpec:
     """Return the spec of a node whose ``resources`` are amounts as the nodelet reports them.
 
@@ -74,6 +79,7 @@ def make_node_spec(
         labels=dict(labels or {}),
         draining=draining,
         reason=reason,
+        warm=warm,
     )
 
 

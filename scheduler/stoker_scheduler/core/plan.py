@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stoker_scheduler.core.devices import Shares
 from stoker_scheduler.core.feasibility import Fit, Rule, detail, first_obstacle, obstacles, remedy
 from stoker_scheduler.core.need import Need
-from stoker_scheduler.core.scoring import Key, ScorePolicy, key, locality_gain
+from stoker_scheduler.core.scoring import Key, ScorePolicy, is_warm, key, locality_gain
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.nodes import Node
@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One node's answer: the rules it breaks (none if it fits), in words; a higher score wins."""
+    """One node's answer: the rules it breaks (none if it fits), in words; a higher score wins.
+
+    Of a node that fits, ``detail`` says what speaks for it besides its load.
+    """
 
     node_id: str
     fit: Fit
@@ -33,10 +36,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A need to place; ``locality`` is node id -> bytes of large arguments there."""
+    """A need to place; ``locality`` is node id -> bytes of large arguments there.
+
+    ``kernels`` is the kernel set that the work runs, or empty.
+    """
 
     need: Need
     locality: Mapping[str, int] = field(default_factory=dict)
+    kernels: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,8 @@ def _verdict(node: Node, request: PlanRequest, policy: ScorePolicy) -> Verdict:
     found = obstacles(node, need)
     if not found:
         score = -_ordered(node, request, policy)[0]
-        return Verdict(node.node_id, Fit.FITS, score=round(score, 6) + 0.0)
+        warm = "it has compiled the kernels" if is_warm(node, request.kernels) else ""
+        return Verdict(node.node_id, Fit.FITS, detail=warm, score=round(score, 6) + 0.0)
     # What never passes is the cause; what is busy besides would have to change as well.
     return Verdict(
         node.node_id,
@@ -103,7 +111,7 @@ def _verdict(node: Node, request: PlanRequest, policy: ScorePolicy) -> Verdict:
 
 
 def _ordered(node: Node, request: PlanRequest, policy: ScorePolicy) -> tuple[float, int, str]:
-    cost, tie = key(node, request.need, policy)
+    cost, tie = key(node, request.need, policy, request.kernels)
     return with_locality((cost, tie), node.node_id, request.locality)
 
 

@@ -43,12 +43,13 @@ class Touched:
 
 
 class Ranking:
-    """The nodes on which one need fits now, best first."""
+    """The nodes on which one need fits now, best first for work that runs ``kernels``."""
 
-    __slots__ = ("_cursor", "_heap", "_keys", "need")
+    __slots__ = ("_cursor", "_heap", "_keys", "kernels", "need")
 
-    def __init__(self, need: Need) -> None:
+    def __init__(self, need: Need, kernels: str = "") -> None:
         self.need = need
+        self.kernels = kernels
         self._keys: dict[str, Key] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._cursor = -1
@@ -80,7 +81,7 @@ class Ranking:
             return
         if start < touched.base or len(self._heap) > 8 * len(nodes) + 64:
             self._keys = {
-                node.node_id: key(node, self.need, policy)
+                node.node_id: key(node, self.need, policy, self.kernels)
                 for node in nodes.values()
                 if first_obstacle(node, self.need) is None
             }
@@ -94,7 +95,7 @@ class Ranking:
         if node is None or first_obstacle(node, self.need) is not None:
             self._keys.pop(node_id, None)
             return
-        found = key(node, self.need, policy)
+        found = key(node, self.need, policy, self.kernels)
         if self._keys.get(node_id) != found:
             self._keys[node_id] = found
             heapq.heappush(self._heap, (*found, node_id))

@@ -2,7 +2,8 @@
 
 Hybrid: nodes are filled one after the other until the scarcest resource of the demand passes a
 threshold, then the least loaded is used; work without GPUs avoids nodes that have some; large
-arguments pull work to where they lie. Spread: the least loaded node, always.
+arguments pull work to where they lie, and compiled kernels to where they are. Spread: the least
+loaded node, always.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ LOCALITY_GAIN = 3.0
 LOCALITY_FLOOR_BYTES = 1 << 20
 """Less than this is fetched faster than a decision pays."""
 PREFERRED_GAIN = 10.0
+WARM_GAIN = 0.5
+"""For a node that has compiled the kernels asked for. It decides among nodes below the default packing
+threshold and among equally loaded ones; a node that would pass the threshold gains nothing by it over
+one that would not."""
 
 Key = tuple[float, int]
 """Cost, then the leases on the node where that matters; the node id breaks what is left."""
@@ -49,16 +54,23 @@ def utilisation(node: Node, need: Need) -> float:
     return worst
 
 
-def key(node: Node, need: Need, policy: ScorePolicy) -> Key:
-    """Return how good ``node`` is for ``need``, before locality; lower is better."""
+def key(node: Node, need: Need, policy: ScorePolicy, kernels: str = "") -> Key:
+    """Return how good ``node`` is for ``need`` with ``kernels``, before locality; lower is better."""
     load = utilisation(node, need)
     cost = load if need.spread or load > policy.pack_threshold else 0.0
     if not need.gpu and node.spec.gpus:
         cost += GPU_NODE_COST
     if need.soft and need.node_id == node.spec.node_id:
         cost -= PREFERRED_GAIN
+    if kernels and not need.spread and is_warm(node, kernels):
+        cost -= WARM_GAIN
     # Without resources nothing tells nodes apart, and all such leases would pile up on one.
     return cost, len(node.leases) if need.spread or not need.vector else 0
+
+
+def is_warm(node: Node, kernels: str) -> bool:
+    """Whether ``node`` has compiled the kernel set ``kernels``."""
+    return bool(kernels) and kernels in node.spec.warm
 
 
 def locality_gain(node_id: str, locality: Mapping[str, int]) -> float:

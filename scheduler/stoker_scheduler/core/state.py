@@ -167,7 +167,7 @@ class State:
     placed: int = 0
     _counter: int = 0
     _touched: Touched = field(default_factory=Touched)
-    _rankings: dict[Need, Ranking] = field(default_factory=dict)
+    _rankings: dict[tuple[Need, str], Ranking] = field(default_factory=dict)
 
     def next_number(self) -> int:
         """Return the next of a sequence, for ids and ties."""
@@ -184,11 +184,12 @@ class State:
 
     def best_node(self, need: Need, ask: Ask | None = None) -> str | None:
         """Return where ``need`` would go now, or None."""
-        ranking = self._rankings.get(need)
+        kernels = ask.asked.kernels if ask is not None else ""
+        ranking = self._rankings.get((need, kernels))
         if ranking is None:
             if len(self._rankings) >= MAX_RANKINGS:
                 del self._rankings[next(iter(self._rankings))]
-            ranking = self._rankings[need] = Ranking(need)
+            ranking = self._rankings[need, kernels] = Ranking(need, kernels)
         locality = ask.asked.locality if ask is not None else None
         return ranking.best(self.nodes, self._touched, self.policy.score, locality)
 

@@ -17,7 +17,7 @@ from stoker_scheduler.core.feasibility import (
     remedy,
 )
 from stoker_scheduler.core.labels import parse_selector
-from stoker_scheduler.core.need import make_need
+from stoker_scheduler.core.need import Need, make_need
 from stoker_scheduler.core.nodes import Health, Node, make_node_spec
 from stoker_scheduler.core.plan import PlanRequest, choose, plan
 from stoker_scheduler.core.resources import UNIT, InvalidDemandError, to_amounts, to_units
@@ -279,6 +279,59 @@ def test_the_best_node(nodes: list[Node], request_: PlanRequest, chosen: str) ->
     assert choose(nodes, request_, POLICY) == chosen
     made = plan(nodes, [request_], POLICY)
     assert made.placements[0].node_id == chosen
+
+
+@pytest.mark.parametrize(
+    ("nodes", "need", "chosen"),
+    [
+        pytest.param(
+            [a_node("n_1"), a_node("n_2", warm=("k",))],
+            make_need({"GPU": 1}),
+            "n_2",
+            id="of equal nodes the warm one",
+        ),
+        pytest.param(
+            [a_node("n_1"), used(a_node("n_2", warm=("k",)), GPU=1)],
+            make_need({"GPU": 1}),
+            "n_1",
+            id="not one that this would fill, while another stays below the packing threshold",
+        ),
+        pytest.param(
+            [used(a_node("n_1"), CPU=1), used(a_node("n_2", warm=("k",)), CPU=2)],
+            make_need({"CPU": 2, "GPU": 2}),
+            "n_2",
+            id="a warm one where both are filled",
+        ),
+        pytest.param(
+            [a_node("n_1"), used(a_node("n_2", warm=("k",)), CPU=1)],
+            make_need({"CPU": 1, "GPU": 1}, spread=True),
+            "n_1",
+            id="spread means spread",
+        ),
+        pytest.param(
+            [a_node("n_1"), used(a_node("n_2", warm=("k",)), GPU=2)],
+            make_need({"GPU": 1}),
+            "n_1",
+            id="a busy warm node is not waited for",
+        ),
+        pytest.param(
+            [a_node("n_1"), a_node("n_2", warm=("other",))],
+            make_need({"GPU": 1}),
+            "n_1",
+            id="warm for other kernels is not warm",
+        ),
+    ],
+)
+def test_compiled_kernels_are_a_hint_and_no_rule(
+    nodes: list[Node], need: Need, chosen: str
+) -> None:
+    (placement,) = plan(nodes, [PlanRequest(need, kernels="k")], POLICY).placements
+    assert placement.node_id == chosen
+    told = {verdict.node_id: verdict.detail for verdict in placement.verdicts}
+    for node in nodes:
+        fits = first_obstacle(node, need) is None
+        warm = fits and "k" in node.spec.warm
+        assert (told[node.node_id] == "it has compiled the kernels") == warm
 
 
 def test_a_plan_sees_its_own_placements_and_leaves_the_nodes_alone() -> None:

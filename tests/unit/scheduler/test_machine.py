@@ -301,16 +301,22 @@ clusters = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(clusters, st.lists(st.tuples(needs, st.booleans()), max_size=25))
+@given(
+    clusters,
+    st.lists(
+        st.tuples(needs, st.booleans(), st.sampled_from(["", "k1", "k2"]), st.booleans()),
+        max_size=25,
+    ),
+)
 def test_the_ranking_places_where_a_full_scan_would(
-    nodes: list[dict[str, float]], story: list[tuple[Need, bool]]
+    nodes: list[dict[str, float]], story: list[tuple[Need, bool, str, bool]]
 ) -> None:
     core = Core(*nodes)
-    for index, (need, give_back) in enumerate(story):
-        request = PlanRequest(need)
+    for index, (need, give_back, kernels, warms) in enumerate(story):
+        request = PlanRequest(need, kernels=kernels)
         expected = choose(core.state.nodes.values(), request, POLICY.score)
         before = set(core.state.leases)
-        asked = core.ask(f"p_{index}", need=need)
+        asked = core.ask(f"p_{index}", need=need, kernels=kernels)
         if not core.state.queue.lanes:
             new = [i for i in core.state.leases if i not in before]
             assert [core.state.leases[i].node_id for i in new] == ([expected] if expected else [])
@@ -318,6 +324,9 @@ def test_the_ranking_places_where_a_full_scan_would(
             core.feed(ev.LeaseAskCancelled(at_s=core.at_s, request_id=asked))
         if give_back and core.state.leases:
             core.release(next(iter(core.state.leases)))
+        if warms:
+            spec = list(core.state.nodes.values())[index % len(nodes)].spec
+            core.feed(ev.NodeChanged(at_s=0.0, spec=replace(spec, warm=(kernels,))))
 
 
 @settings(max_examples=100, deadline=None)

@@ -18,6 +18,9 @@ from stoker_wire.messages.common import (
     Strategy,
 )
 
+MAX_WARM_KERNELS = 64
+"""Kernel sets that a node reports: those it used last."""
+
 
 class NodeState(StrEnum):
     """ALIVE -> SUSPECT (heartbeats late) -> DEAD (terminal for the incarnation)."""
@@ -28,17 +31,24 @@ class NodeState(StrEnum):
 
 
 class Device(Record):
-    """One accelerator. ``memory_bytes`` is its total memory; ``fake`` ones exist for tests."""
+    """One accelerator. ``memory_bytes`` is its total memory; ``fake`` ones exist for tests.
+
+    ``arch`` is its compute capability, as 90 for sm_90; 0 where that is unknown.
+    """
 
     index: int
     uuid: str
     name: str
     memory_bytes: int = 0
     fake: bool = False
+    arch: int = 0
 
 
 class RegisterNode(Message):
-    """A nodelet introduces itself. ``host_id`` is equal for processes that share a /dev/shm."""
+    """A nodelet introduces itself. ``host_id`` is equal for processes that share a /dev/shm.
+
+    ``warm_kernels`` are the kernel sets (``stoker_wire.kernels.kernel_set``) that its cache holds.
+    """
 
     node_id: str
     url: str
@@ -52,6 +62,7 @@ class RegisterNode(Message):
     version: str = ""
     arena_dir: str = ""
     session_dir: str = ""
+    warm_kernels: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_WARM_KERNELS)] = ()
 
 
 class RegisteredNode(Record):
@@ -63,10 +74,16 @@ class RegisteredNode(Record):
 
 
 class Heartbeat(Message):
-    """``usage`` are measured facts: cpu_percent, memory_bytes, workers, object_bytes, load1, ..."""
+    """``usage`` are measured facts: cpu_percent, memory_bytes, workers, object_bytes, load1, ...
+
+    ``warm_kernels`` are the kernel sets in the node's cache, or None while they are as told before.
+    """
 
     incarnation: int
     usage: dict[str, float] = {}
+    warm_kernels: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_WARM_KERNELS)] | None = (
+        None
+    )
 
 
 class Node(Record):
@@ -90,6 +107,7 @@ class Node(Record):
     heartbeat_at_s: float = 0.0
     usage: dict[str, float] = {}
     reason: str = ""
+    warm_kernels: tuple[str, ...] = ()
 
 
 class LeaseKind(StrEnum):

@@ -50,6 +50,20 @@ class OnInfeasible(StrEnum):
     WAIT = "wait"
 
 
+class KernelSpec(Message):
+    """Kernels to have compiled before a worker starts: of one op at one size, or of a user's function.
+
+    Either ``op`` names a workload of stoker_kernels, with the ``dtype`` and ``sizes`` that differ from
+    its own, or ``call`` is a function ("module:function") that is run once without arguments on the
+    meta device.
+    """
+
+    op: NoNul = ""
+    dtype: NoNul = ""
+    sizes: dict[NoNul, int] = {}
+    call: NoNul = ""
+
+
 class RuntimeEnv(Message):
     """What a worker's Python environment needs beyond the node's own.
 
@@ -58,6 +72,7 @@ class RuntimeEnv(Message):
     (``working_dir`` is also the current directory). ``sys_path`` and ``cwd`` are paths as they are,
     used when the driver is on the same machine. ``preload`` names modules that the fork server
     imports before it forks. ``pip`` are requirement lines, installed into a venv of their own.
+    ``kernels`` are compiled into the node's cache first, for the GPUs of the lease.
     """
 
     env_vars: dict[NoNul, NoNul] = {}
@@ -67,6 +82,7 @@ class RuntimeEnv(Message):
     preload: tuple[str, ...] = ()
     sys_path: tuple[str, ...] = ()
     cwd: NoNul | None = None
+    kernels: tuple[KernelSpec, ...] = ()
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):

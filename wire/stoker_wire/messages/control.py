@@ -19,7 +19,7 @@ Position = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 class Event(Record):
     """One entry of the append-only log. ``seq`` is the cursor of every watch.
 
-    ``kind`` is ``<entity>.<past tense>``: node.registered, node.suspected, node.recovered,
+    ``kind`` is ``<entity>.<past tense>``: node.registered, node.suspected, node.recovered, node.warmed,
     node.died, job.submitted, job.started, job.finished, actor.created, actor.placed,
     actor.started, actor.restarting, actor.died, worker.exited, kv.changed, leader.elected,
     token.created, token.revoked. ``subject`` is the entity's id; ``payload`` its record then.

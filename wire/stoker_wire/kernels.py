@@ -1,0 +1,82 @@
+"""What driver, scheduler and nodelet must agree on about compiled kernels and measured configurations.
+
+Who asks for the same kernels names them by the same :func:`kernel_set`, so that the scheduler can tell
+which nodes have compiled them. Measured configurations lie in the gcs's key-value store, one key each.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker_wire.messages.common import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stoker_wire.messages.common import RuntimeEnv
+
+TUNING_NAMESPACE = "stoker.kernels"
+TABLE_VARIABLE = "STOKER_KERNELS_TUNING"
+"""Names a file of TunedKernel records; stoker_kernels reads it on first use."""
+CPU_DEVICE = "cpu"
+"""The device name under which measurements without a GPU are kept."""
+DIGEST_LENGTH = 16
+
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+
+
+class TunedKernel(Record):
+    """The fastest measured configuration of ``kernel`` at ``key`` on ``device``, and how it was found.
+
+    ``seconds`` and ``default_seconds`` are medians of one step of ``op`` with this configuration and with
+    the launcher's own; ``low_seconds`` and ``high_seconds`` the 20 % and 80 % quantiles. ``measured`` of
+    ``candidates`` gave right results in time. It holds for the ``version`` of Stoker that found it: another
+    one may have other kernels.
+    """
+
+    kernel: str
+    key: dict[str, int | str]
+    config: dict[str, int]
+    device: str
+    op: str = ""
+    dtype: str = ""
+    sizes: dict[str, int] = {}
+    seconds: float = 0.0
+    low_seconds: float = 0.0
+    high_seconds: float = 0.0
+    default_seconds: float = 0.0
+    candidates: int = 0
+    measured: int = 0
+    version: str = ""
+    torch: str = ""
+    triton: str = ""
+    at_s: float = 0.0
+
+
+def kernel_set(env: RuntimeEnv) -> str:
+    """Return the name of the kernels that ``env`` asks for: equal for equal code; empty for none."""
+    if not env.kernels:
+        return ""
+    facts: tuple[object, ...] = (env.kernels, env.pip, env.working_dir, env.py_modules)
+    if any(spec.call for spec in env.kernels):
+        facts += (env.sys_path, env.cwd)
+    return digest_of(facts)
+
+
+def digest_of(facts: object) -> str:
+    """Return a short name for plain data and messages; equal data give equal names."""
+    return hashlib.sha256(_encode(facts)).hexdigest()[:DIGEST_LENGTH]
+
+
+def device_prefix(device: str) -> str:
+    """Return how the keys of all that was measured on ``device`` begin."""
+    return f"{device}/"
+
+
+def tuning_key(device: str, kernel: str, key: Mapping[str, int | str]) -> str:
+    """Return the key in ``TUNING_NAMESPACE`` of one choice, as ``NVIDIA H200/rms_norm/columns=4096``."""
+    shape = ",".join(f"{name}={value}" for name, value in sorted(key.items()))
+    return f"{device_prefix(device)}{kernel}/{shape}"
