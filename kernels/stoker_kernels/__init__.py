@@ -29,18 +29,57 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stoker_kernels.ops.adamw import AdamW as AdamW
     from stoker_kernels.ops.attention import flash_attention as flash_attention
+    from stoker_kernels.ops.bias_gelu import BiasGELU as BiasGELU
+    from stoker_kernels.ops.bias_gelu import bias_gelu as bias_gelu
     from stoker_kernels.ops.cross_entropy import cross_entropy as cross_entropy
+    from stoker_kernels.ops.glu import GeGLU as GeGLU
+    from stoker_kernels.ops.glu import SwiGLU as SwiGLU
+    from stoker_kernels.ops.glu import geglu as geglu
+    from stoker_kernels.ops.glu import swiglu as swiglu
+    from stoker_kernels.ops.layer_norm import DropoutAddLayerNorm as DropoutAddLayerNorm
+    from stoker_kernels.ops.layer_norm import LayerNorm as LayerNorm
+    from stoker_kernels.ops.layer_norm import layer_norm as layer_norm
     from stoker_kernels.ops.rms_norm import RMSNorm as RMSNorm
     from stoker_kernels.ops.rms_norm import rms_norm as rms_norm
+    from stoker_kernels.ops.rotary import rotary as rotary
+    from stoker_kernels.ops.rotary import rotary_tables as rotary_tables
 
-__all__ = ("AdamW", "RMSNorm", "cross_entropy", "flash_attention", "rms_norm")
+__all__ = (
+    "AdamW",
+    "BiasGELU",
+    "DropoutAddLayerNorm",
+    "GeGLU",
+    "LayerNorm",
+    "RMSNorm",
+    "SwiGLU",
+    "bias_gelu",
+    "cross_entropy",
+    "flash_attention",
+    "geglu",
+    "layer_norm",
+    "rms_norm",
+    "rotary",
+    "rotary_tables",
+    "swiglu",
+)
 
 _HOME = {
     "AdamW": "stoker_kernels.ops.adamw",
+    "DropoutAddLayerNorm": "stoker_kernels.ops.layer_norm",
+    "LayerNorm": "stoker_kernels.ops.layer_norm",
+    "layer_norm": "stoker_kernels.ops.layer_norm",
     "RMSNorm": "stoker_kernels.ops.rms_norm",
     "cross_entropy": "stoker_kernels.ops.cross_entropy",
     "flash_attention": "stoker_kernels.ops.attention",
     "rms_norm": "stoker_kernels.ops.rms_norm",
+    "BiasGELU": "stoker_kernels.ops.bias_gelu",
+    "bias_gelu": "stoker_kernels.ops.bias_gelu",
+    "GeGLU": "stoker_kernels.ops.glu",
+    "SwiGLU": "stoker_kernels.ops.glu",
+    "geglu": "stoker_kernels.ops.glu",
+    "swiglu": "stoker_kernels.ops.glu",
+    "rotary": "stoker_kernels.ops.rotary",
+    "rotary_tables": "stoker_kernels.ops.rotary",
 }
 
 

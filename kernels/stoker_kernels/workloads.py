@@ -14,7 +14,17 @@ from typing import Any
 
 import torch
 
-MODULES = ("stoker_kernels.ops.rms_norm.workload",)
+MODULES = (
+    "stoker_kernels.ops.rms_norm.workload",
+    "stoker_kernels.ops.layer_norm.workload",
+    "stoker_kernels.ops.cross_entropy.workload",
+    "stoker_kernels.ops.bias_gelu.workload",
+    "stoker_kernels.ops.glu.workload",
+    "stoker_kernels.ops.rotary.workload",
+    "stoker_kernels.ops.onebit.workload",
+    "stoker_kernels.ops.sparsify.workload",
+    "stoker_kernels.ops.adasum.workload",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,120 @@
+"""The gated linear units' torch side: opaque ops with fakes, the autograd Function, functions, modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from stoker_kernels._runtime import Backend, backend_for, register_op
+from stoker_kernels.ops.glu import reference
+
+GELU_KINDS = {"tanh": "gelu_tanh", "none": "gelu_erf"}  # by torch's name of the approximation
+
+
+def _fwd(packed: torch.Tensor, kind: str) -> torch.Tensor:
+    if backend_for(packed) is Backend.TRITON:
+        from stoker_kernels.ops.glu import triton
+
+        return triton.glu_fwd(packed, kind)
+    return reference.glu_fwd(packed.contiguous(), kind)
+
+
+def _fwd_fake(packed: torch.Tensor, kind: str) -> torch.Tensor:
+    return packed.new_empty((*packed.shape[:-1], packed.shape[-1] // 2))
+
+
+def _bwd(dy: torch.Tensor, packed: torch.Tensor, kind: str) -> torch.Tensor:
+    if backend_for(packed) is Backend.TRITON:
+        from stoker_kernels.ops.glu import triton
+
+        return triton.glu_bwd(dy, packed, kind)
+    return reference.glu_bwd(dy, packed.contiguous(), kind)
+
+
+def _bwd_fake(dy: torch.Tensor, packed: torch.Tensor, kind: str) -> torch.Tensor:
+    return packed.new_empty(packed.shape)
+
+
+_FWD = register_op("glu_fwd", "(Tensor packed, str kind) -> Tensor", _fwd, _fwd_fake)
+_BWD = register_op("glu_bwd", "(Tensor dy, Tensor packed, str kind) -> Tensor", _bwd, _bwd_fake)
+
+
+class _GLUFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, packed: torch.Tensor, kind: str) -> torch.Tensor:
+        y: torch.Tensor = _FWD(packed, kind)
+        ctx.save_for_backward(packed)
+        ctx.kind = kind
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (packed,) = ctx.saved_tensors
+        return _BWD(dy, packed, ctx.kind), None
+
+
+def gelu_kind(name: str, approximate: str) -> str:
+    """The kernels' name for torch's ``approximate``. Raises ``ValueError`` naming the function."""
+    if approximate not in GELU_KINDS:
+        raise ValueError(f"{name}: approximate must be 'tanh' or 'none', got {approximate!r}")
+    return GELU_KINDS[approximate]
+
+
+def _glu(name: str, packed: torch.Tensor, kind: str) -> torch.Tensor:
+    if packed.ndim == 0 or packed.shape[-1] % 2:
+        raise ValueError(
+            f"{name}: packed must be [gate | up] with an even last dimension (..., 2F), "
+            f"got {tuple(packed.shape)}"
+        )
+    if not packed.is_floating_point():
+        raise TypeError(f"{name}: packed must be floating point, got {packed.dtype}")
+    y: torch.Tensor = _GLUFunction.apply(packed, kind)
+    return y
+
+
+def swiglu(packed: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F), in packed's dtype.
+
+    One packed tensor, as one linear layer makes it: splitting it first would cost copies. Leading
+    dimensions may be strided as a slice of a wider projection is; other layouts are copied.
+    The gradient is one packed tensor too. Arithmetic is fp32 whatever the storage dtype; nothing but
+    ``packed`` is kept for the backward. Differentiable once.
+    Raises ``ValueError`` for an odd last dimension, ``TypeError`` for integers.
+    """
+    return _glu("swiglu", packed, "silu")
+
+
+def geglu(packed: torch.Tensor, *, approximate: str = "tanh") -> torch.Tensor:
+    """``gelu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F); see :func:`swiglu`.
+
+    ``approximate`` names the GELU as ``torch.nn.functional.gelu`` does: ``"tanh"``, or ``"none"`` for erf.
+    Raises ``ValueError`` for any other name.
+    """
+    return _glu("geglu", packed, gelu_kind("geglu", approximate))
+
+
+class SwiGLU(torch.nn.Module):
+    """:func:`swiglu` as a layer without parameters, after a linear layer of 2F outputs."""
+
+    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+        """packed (..., 2F) -> (..., F)."""
+        return swiglu(packed)
+
+
+class GeGLU(torch.nn.Module):
+    """:func:`geglu` as a layer without parameters, after a linear layer of 2F outputs."""
+
+    def __init__(self, approximate: str = "tanh") -> None:
+        super().__init__()
+        gelu_kind("GeGLU", approximate)
+        self.approximate = approximate
+
+    def forward(self, packed: torch.Tensor) -> torch.Tensor:
+        """packed (..., 2F) -> (..., F)."""
+        return geglu(packed, approximate=self.approximate)
+
+    def extra_repr(self) -> str:
+        return f"approximate={self.approximate!r}"
