@@ -28,7 +28,9 @@ MATRIX_INSTRUCTION = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05"}
 # Kernels with matrix products, and how many each has; the rest are bound by memory.
 PRODUCTS = {"attention_fwd_kernel": 2, "attention_bwd_dq_kernel": 3, "attention_bwd_dkv_kernel": 4}
 # Kernels whose loads cannot all be 16 bytes wide, and why.
-NARROW: dict[str, str] = {}
+NARROW: dict[str, str] = {
+    "onebit_decompress_kernel": "one word of bits serves 32 values",
+}
 
 Report = dict[tuple[str, str, str], dict[str, int]]  # (kernel, workload, arch) -> usage
 
