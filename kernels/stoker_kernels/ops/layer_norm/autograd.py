@@ -1,0 +1,241 @@
+"""LayerNorm's torch side: opaque ops with fakes, the autograd Functions, the function."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
+from stoker_kernels.ops.layer_norm import reference
+from stoker_kernels.philox import draw_seed, threshold_of
+
+_Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def _fwd(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    eps: float,
+    dropout_p: float,
+) -> _Four:
+    if backend_for(x) is Backend.TRITON:
+        from stoker_kernels.ops.layer_norm import triton
+
+        return triton.layer_norm_fwd(x, residual, weight, bias, seed, eps, dropout_p)
+    residual = None if residual is None else residual.contiguous()
+    return reference.layer_norm_fwd(x.contiguous(), residual, weight, bias, seed, eps, dropout_p)
+
+
+def _fwd_fake(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    eps: float,
+    dropout_p: float,
+) -> _Four:
+    h = x.new_empty(0 if residual is None and seed is None else x.shape)
+    mean, rstd = (x.new_empty(x.shape[:-1], dtype=compute_dtype(x.dtype)) for _ in range(2))
+    return x.new_empty(x.shape), h, mean, rstd
+
+
+def _bwd(
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    seed: torch.Tensor | None,
+    dropout_p: float,
+    has_residual: bool,
+    has_bias: bool,
+) -> _Four:
+    more = (seed, dropout_p, has_residual, has_bias)
+    if backend_for(h) is Backend.TRITON:
+        from stoker_kernels.ops.layer_norm import triton
+
+        return triton.layer_norm_bwd(dy, dh, h, weight, mean, rstd, *more)
+    return reference.layer_norm_bwd(dy, dh, h.contiguous(), weight, mean, rstd, *more)
+
+
+def _bwd_fake(
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    seed: torch.Tensor | None,
+    dropout_p: float,
+    has_residual: bool,
+    has_bias: bool,
+) -> _Four:
+    dresidual = h.new_empty(h.shape if has_residual and seed is not None else 0)
+    db = weight.new_empty(weight.shape if has_bias else 0)
+    return h.new_empty(h.shape), dresidual, weight.new_empty(weight.shape), db
+
+
+_FWD = register_op(
+    "layer_norm_fwd",
+    "(Tensor x, Tensor? residual, Tensor weight, Tensor? bias, Tensor? seed, float eps,"
+    " float dropout_p) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fwd,
+    _fwd_fake,
+)
+_BWD = register_op(
+    "layer_norm_bwd",
+    "(Tensor dy, Tensor? dh, Tensor h, Tensor weight, Tensor mean, Tensor rstd, Tensor? seed,"
+    " float dropout_p, bool has_residual, bool has_bias) -> (Tensor, Tensor, Tensor, Tensor)",
+    _bwd,
+    _bwd_fake,
+)
+
+
+class _LayerNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
+    ) -> torch.Tensor:
+        y, _, mean, rstd = _FWD(x, None, weight, bias, None, eps, 0.0)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.has_bias = bias is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        dx, _, dw, db = _BWD(dy, None, *ctx.saved_tensors, None, 0.0, False, ctx.has_bias)
+        return dx, dw, db if ctx.has_bias else None, None
+
+
+class _DropoutAddLayerNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        seed: torch.Tensor | None,
+        eps: float,
+        dropout_p: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        y, h, mean, rstd = _FWD(x, residual, weight, bias, seed, eps, dropout_p)
+        ctx.save_for_backward(h, weight, mean, rstd, seed)
+        ctx.dropout_p = dropout_p
+        ctx.has_residual, ctx.has_bias = residual is not None, bias is not None
+        return y, h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: torch.Tensor, dh: torch.Tensor) -> tuple[Any, ...]:
+        seed = ctx.saved_tensors[4]
+        dx, dresidual, dw, db = _BWD(
+            dy, dh, *ctx.saved_tensors, ctx.dropout_p, ctx.has_residual, ctx.has_bias
+        )
+        if seed is None:
+            dresidual = dx
+        return (
+            dx, dresidual if ctx.has_residual else None, dw, db if ctx.has_bias else None,
+            None, None, None,
+        )  # fmt: skip
+
+
+@overload
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+) -> torch.Tensor: ...
+@overload
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    residual: torch.Tensor,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+@overload
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    residual: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...
+def layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    residual: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    seed: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """LayerNorm over the last dimension of x (..., N) with weight, bias (N,); result in x's dtype.
+
+    With ``residual`` (..., N) of x's dtype or ``dropout_p`` above 0, one pass computes
+    ``h = residual + dropout(x)``, rounded to x's dtype, and returns ``(layer_norm(h), h)``: h is the
+    residual stream for the next block, and its gradient joins in the same backward pass. Dropout
+    zeroes elements with probability ``dropout_p`` while ``training`` and scales the others by
+    1 / (1 - dropout_p). Its mask is a function of ``seed`` (1,) int64 on x's device, drawn from torch's
+    generator when None, and is never stored; :func:`dropout_mask` shows it. Arithmetic is fp32
+    whatever the storage dtype. Differentiable once.
+    Raises ``ValueError`` when a shape, dtype, device or probability does not fit.
+    """
+    if x.ndim == 0 or not x.shape[-1] or weight.shape != x.shape[-1:]:
+        raise ValueError(
+            f"layer_norm: weight must have shape (N,), N >= 1, for x (..., N), "
+            f"got {tuple(weight.shape)} for {tuple(x.shape)}"
+        )
+    if bias is not None and (bias.shape != weight.shape or bias.dtype != weight.dtype):
+        raise ValueError(
+            f"layer_norm: bias must match weight, got {tuple(bias.shape)} {bias.dtype} "
+            f"for {tuple(weight.shape)} {weight.dtype}"
+        )
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        raise ValueError(
+            f"layer_norm: residual must match x, got {tuple(residual.shape)} {residual.dtype} "
+            f"for {tuple(x.shape)} {x.dtype}"
+        )
+    if seed is not None and (
+        seed.shape != (1,) or seed.dtype != torch.int64 or seed.device != x.device
+    ):
+        raise ValueError(
+            f"layer_norm: seed must be (1,) int64 on {x.device}, as philox.draw_seed makes it, got "
+            f"{tuple(seed.shape)} {seed.dtype} on {seed.device}"
+        )
+    threshold_of(dropout_p, "layer_norm: dropout_p")
+    if not (training and dropout_p):
+        seed = None
+    elif seed is None:
+        seed = draw_seed(x.device)
+    bias = bias.view_as(bias) if bias is weight else bias
+    if residual is None and seed is None:
+        y: torch.Tensor = _LayerNormFunction.apply(x, weight, bias, eps)
+        return (y, x) if dropout_p else y
+    # One tensor passed twice: torch 2.11's compiled autograd.Function halves its gradient. Views differ.
+    residual = residual.view_as(residual) if residual is x else residual
+    both: tuple[torch.Tensor, torch.Tensor] = _DropoutAddLayerNormFunction.apply(
+        x, residual, weight, bias, seed, eps, 0.0 if seed is None else dropout_p
+    )
+    return both

@@ -1,0 +1,240 @@
+"""LayerNorm with dropout and a residual sum on the GPU: one forward and one backward kernel, no atomics.
+
+A program holds BLOCK_M rows of N values. Backward programs walk many rows, keep their share of dw and
+db in registers and write one partial row of each; the partials are summed afterwards, so results
+repeat bit for bit. The dropout mask costs no memory: both passes draw it from the seed. Bytes moved
+(b per value, T rows): plain 2*T*N*b forward, 3*T*N*b backward; with the residual 4*T*N*b each, and
+5*T*N*b backward when dropout tells dx from dresidual; the backward adds 16*PARTIALS*N. Formulas: see
+``reference``. bf16 is widened on load and only rounded on store.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from stoker_kernels._dropout import keep_tile
+from stoker_kernels._launch import Device, device_of, launch
+from stoker_kernels._runtime import dense_last_dim
+from stoker_kernels.ops.layer_norm.reference import keep_scale
+from stoker_kernels.philox import threshold_of
+from stoker_kernels.tuning import Config, choose
+
+MAX_COLUMNS = 65536
+TILE = 2048  # values a program holds at once: 16 per thread at 4 warps
+WARPS_PER_SM = 16  # backward: as many as registers hold; more would only write more partials
+
+
+@triton.jit(do_not_specialize=["rows", "threshold"])
+def layer_norm_fwd_kernel(
+    x_ptr, residual_ptr, w_ptr, b_ptr, seed_ptr, y_ptr, h_ptr, mean_ptr, rstd_ptr,
+    stride_x, stride_residual, rows, columns, eps, threshold, keep_scale,
+    HAS_RESIDUAL: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [M] int64: T*N > 2^31
+    column = tl.arange(0, BLOCK_N)  # [N]
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    out = row[:, None] * columns + column[None, :]  # [M, N]
+    x = tl.load(x_ptr + row[:, None] * stride_x + column[None, :], mask=mask, other=0.0)
+    h = x.to(tl.float32)  # [M, N]
+    if HAS_RESIDUAL:
+        residual_ptrs = residual_ptr + row[:, None] * stride_residual + column[None, :]
+        residual = tl.load(residual_ptrs, mask=mask, other=0.0)
+    if DROPOUT:
+        keep = keep_tile(tl.load(seed_ptr), row, columns, 0, threshold, BLOCK_M, BLOCK_N)
+        h = tl.where(keep, h * keep_scale, 0.0)
+    if HAS_RESIDUAL:
+        h += residual.to(tl.float32)
+    if HAS_RESIDUAL or DROPOUT:
+        stored = h.to(h_ptr.dtype.element_ty)
+        tl.store(h_ptr + out, stored, mask=mask)
+        h = stored.to(tl.float32)  # the norm is of what the backward will read
+    mean = tl.sum(h, 1) / columns  # [M]
+    centred = tl.where((column < columns)[None, :], h - mean[:, None], 0.0)
+    rstd = tl.rsqrt(tl.sum(centred * centred, 1) / columns + eps)  # [M]
+    w = tl.load(w_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    y = centred * rstd[:, None] * w[None, :]
+    if HAS_BIAS:
+        y += tl.load(b_ptr + column, mask=column < columns, other=0.0).to(tl.float32)[None, :]
+    tl.store(y_ptr + out, y.to(y_ptr.dtype.element_ty), mask=mask)
+    tl.store(mean_ptr + row, mean, mask=row < rows)
+    tl.store(rstd_ptr + row, rstd, mask=row < rows)
+
+
+@triton.jit(do_not_specialize=["rows", "threshold"])
+def layer_norm_bwd_kernel(
+    dy_ptr, dh_ptr, h_ptr, w_ptr, mean_ptr, rstd_ptr, seed_ptr, dx_ptr, dresidual_ptr, partial_ptr,
+    stride_dy, stride_dh, stride_h, rows, columns, threshold, keep_scale,
+    HAS_DH: tl.constexpr, HAS_BIAS: tl.constexpr, DROPOUT: tl.constexpr, TWO_STORES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    # Waiting for the sums, 16-bit values take few registers; fp32 ones would spill.
+    EARLY: tl.constexpr = dh_ptr.dtype.element_ty.primitive_bitwidth == 16
+    program = tl.program_id(0)
+    column = tl.arange(0, BLOCK_N)  # [N]
+    dw = tl.zeros([BLOCK_N], dtype=tl.float32)
+    db = tl.zeros([BLOCK_N], dtype=tl.float32)
+    blocks = tl.cdiv(rows, BLOCK_M)
+    for block in tl.range(program, blocks, tl.num_programs(0), num_stages=STAGES):
+        row = tl.cast(block, tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # [M]
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        h = tl.load(h_ptr + row[:, None] * stride_h + column[None, :], mask=mask, other=0.0)
+        dy = tl.load(dy_ptr + row[:, None] * stride_dy + column[None, :], mask=mask, other=0.0)
+        dh_ptrs = dh_ptr + row[:, None] * stride_dh + column[None, :]
+        if HAS_DH and EARLY:
+            dh = tl.load(dh_ptrs, mask=mask, other=0.0)
+        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)  # [M]
+        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
+        hhat = (h.to(tl.float32) - mean[:, None]) * rstd[:, None]  # [M, N]; past N, dy is 0
+        dy = dy.to(tl.float32)
+        dw += tl.sum(dy * hhat, 0)
+        if HAS_BIAS:
+            db += tl.sum(dy, 0)
+        # From the cache every time: held in registers it would cost a program per multiprocessor.
+        w = tl.load(w_ptr + column, mask=column < columns, other=0.0)
+        grad = dy * w.to(tl.float32)[None, :]
+        mean_of_product = tl.sum(grad * hhat, 1) / columns  # [M]
+        mean_of_grad = tl.sum(grad, 1) / columns
+        grad = (grad - hhat * mean_of_product[:, None] - mean_of_grad[:, None]) * rstd[:, None]
+        if HAS_DH:
+            if not EARLY:
+                dh = tl.load(dh_ptrs, mask=mask, other=0.0)
+            grad += dh.to(tl.float32)
+        out = row[:, None] * columns + column[None, :]
+        if TWO_STORES:
+            dresidual = grad.to(dresidual_ptr.dtype.element_ty)
+            tl.store(dresidual_ptr + out, dresidual, mask=mask)
+        if DROPOUT:
+            keep = keep_tile(tl.load(seed_ptr), row, columns, 0, threshold, BLOCK_M, BLOCK_N)
+            grad = tl.where(keep, grad * keep_scale, 0.0)
+        tl.store(dx_ptr + out, grad.to(dx_ptr.dtype.element_ty), mask=mask)
+    partial = partial_ptr + program.to(tl.int64) * columns + column
+    tl.store(partial, dw, mask=column < columns)
+    if HAS_BIAS:
+        db_partial = partial + tl.num_programs(0).to(tl.int64) * columns
+        tl.store(db_partial, db, mask=column < columns)
+
+
+def tile(columns: int) -> Config:
+    """Rows of ``columns`` values.
+
+    No register spills up to 8192 columns; beyond that part of a row lives in local memory.
+    Raises ``ValueError`` for rows that no program can hold.
+    """
+    if columns > MAX_COLUMNS:
+        raise ValueError(
+            f"layer_norm takes at most {MAX_COLUMNS} columns on the GPU, got {columns}"
+        )
+    block_n = max(16, triton.next_power_of_2(columns))
+    block_m = max(1, min(32, TILE // block_n))
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_N": block_n,
+        "num_warps": min(16, max(4, block_m * block_n // 512)),
+    }
+
+
+def backward_tile(columns: int) -> Config:
+    """As :func:`tile`; STAGES > 1 would load the next rows through shared memory meanwhile."""
+    return {**tile(columns), "STAGES": 1}
+
+
+def candidates(base: Config) -> list[Config]:
+    """What an autotuner may try: more or fewer rows, warps and stages around the heuristic."""
+    return [
+        {**base, "BLOCK_M": block_m, "num_warps": warps, **({"STAGES": stages} if stages else {})}
+        for block_m in sorted({max(1, base["BLOCK_M"] // 2), base["BLOCK_M"], base["BLOCK_M"] * 2})
+        for warps in (4, 8, 16)
+        for stages in ((1, 2) if "STAGES" in base else (0,))
+        if block_m * base["BLOCK_N"] // (32 * warps) <= 64  # values per thread
+    ]
+
+
+def config_for(
+    kernel: str, base: Config, columns: int, dtype: torch.dtype, dropout: bool
+) -> Config:
+    """The tuned configuration, or ``base``."""
+    return choose(
+        kernel, base, lambda: candidates(base), columns=columns, dtype=dtype, dropout=dropout
+    )
+
+
+def partial_count(device: Device, rows: int, config: Config) -> int:
+    """Backward programs, each with one partial row of dw and db."""
+    per_sm = max(1, WARPS_PER_SM // config["num_warps"])
+    limit = 3 if device.interpreted else per_sm * device.multiprocessors
+    return min(triton.cdiv(rows, config["BLOCK_M"]), limit)
+
+
+def layer_norm_fwd(
+    x: torch.Tensor,
+    residual: torch.Tensor | None,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    seed: torch.Tensor | None,
+    eps: float,
+    dropout_p: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As ``reference.layer_norm_fwd``."""
+    columns, dropout = x.shape[-1], seed is not None
+    x_rows = dense_last_dim(x.reshape(-1, columns))  # [T, N]
+    r_rows = x_rows if residual is None else dense_last_dim(residual.reshape(-1, columns))
+    rows = x_rows.shape[0]
+    y = x.new_empty(x.shape)
+    h = x.new_empty(x.shape if dropout or residual is not None else 0)
+    mean, rstd = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
+    if y.numel():
+        config = config_for("layer_norm_fwd", tile(columns), columns, x.dtype, dropout)
+        launch(
+            layer_norm_fwd_kernel, (triton.cdiv(rows, config["BLOCK_M"]),),
+            x_rows, r_rows, weight.contiguous(), weight if bias is None else bias.contiguous(),
+            weight if seed is None else seed, y, h, mean, rstd,
+            x_rows.stride(0), r_rows.stride(0), rows, columns, eps,
+            threshold_of(dropout_p, "dropout_p"), keep_scale(dropout_p),
+            HAS_RESIDUAL=residual is not None, HAS_BIAS=bias is not None, DROPOUT=dropout,
+            on=x, **config,
+        )  # fmt: skip
+    return y, h, mean, rstd
+
+
+def layer_norm_bwd(
+    dy: torch.Tensor,
+    dh: torch.Tensor | None,
+    h: torch.Tensor,
+    weight: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    seed: torch.Tensor | None,
+    dropout_p: float,
+    has_residual: bool,
+    has_bias: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As ``reference.layer_norm_bwd``."""
+    columns, dropout = h.shape[-1], seed is not None
+    h_rows = dense_last_dim(h.reshape(-1, columns))  # [T, N]
+    dy_rows = dense_last_dim(dy.reshape(-1, columns))
+    dh_rows = dy_rows if dh is None else dense_last_dim(dh.reshape(-1, columns))
+    rows = h_rows.shape[0]
+    two_stores = dropout and has_residual
+    dx = h.new_empty(h.shape)
+    dresidual = h.new_empty(h.shape if two_stores else 0)
+    if not dx.numel():
+        zeros = torch.zeros_like(weight)
+        return dx, dresidual, zeros, zeros.clone() if has_bias else weight.new_empty(0)
+    base = backward_tile(columns)
+    config = config_for("layer_norm_bwd", base, columns, h.dtype, dropout)
+    programs = partial_count(device_of(layer_norm_bwd_kernel, h), rows, config)
+    partial = h.new_empty((2 if has_bias else 1, programs, columns), dtype=torch.float32)
+    launch(
+        layer_norm_bwd_kernel, (programs,),
+        dy_rows, dh_rows, h_rows, weight.contiguous(), mean.contiguous(), rstd.contiguous(),
+        weight if seed is None else seed, dx, dresidual, partial,
+        dy_rows.stride(0), dh_rows.stride(0), h_rows.stride(0), rows, columns,
+        threshold_of(dropout_p, "dropout_p"), keep_scale(dropout_p),
+        HAS_DH=dh is not None, HAS_BIAS=has_bias, DROPOUT=dropout, TWO_STORES=two_stores,
+        on=h, **config,
+    )  # fmt: skip
+    sums = partial.sum(1).to(weight.dtype)
+    return dx, dresidual, sums[0], sums[1].clone() if has_bias else weight.new_empty(0)
