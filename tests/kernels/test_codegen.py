@@ -30,6 +30,7 @@ PRODUCTS = {"attention_fwd_kernel": 2, "attention_bwd_dq_kernel": 3, "attention_
 # Kernels whose loads cannot all be 16 bytes wide, and why.
 NARROW: dict[str, str] = {
     "onebit_decompress_kernel": "one word of bits serves 32 values",
+    "cross_entropy_join_kernel": "three values per part of a row",
 }
 
 Report = dict[tuple[str, str, str], dict[str, int]]  # (kernel, workload, arch) -> usage

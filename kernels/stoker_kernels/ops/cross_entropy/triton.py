@@ -1,89 +1,121 @@
-"""Cross-entropy on the GPU: an online log-sum-exp forward and a tile-parallel backward.
+"""Cross-entropy on the GPU: how its kernels are launched.
 
-Bytes moved for T rows of V logits of b bytes: forward T*V*b, backward 2*T*V*b. The gradient goes to a
-new buffer, never over the caller's logits. Formulas: see ``reference``. A class outside [0, V) that is
-not ``ignore_index`` gives NaN in its row: a kernel cannot raise, and silence would train on garbage.
+Bytes moved for T rows of V logits of b bytes: forward T*V*b; backward 2*T*V*b into a new buffer, never
+over the caller's logits; fused (loss and gradient in place, for chunks that nobody else sees) 3*T*V*b,
+of which the second read largely finds the L2 cache. Nothing is read of ignored rows.
+
+A program walks a whole row in the forward, which fills the GPU from about a thousand rows on. With fewer
+rows than PROGRAMS_PER_SM programs per multiprocessor the row is split into parts, and a second,
+small kernel joins them. A V that is a multiple of 16 keeps rows aligned and accesses 16 bytes wide; other
+V are right but slower unless the rows' stride is padded (``linear_cross_entropy`` pads its own).
+
+A class outside [0, V) that is not ``ignore_index`` gives NaN in its row: a kernel cannot raise, and
+silence would train on garbage.
 """
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 
-from stoker_kernels._launch import is_interpreted, launch
+from stoker_kernels._launch import device_of, launch
 from stoker_kernels._runtime import dense_last_dim
+from stoker_kernels.ops.cross_entropy.kernels import (
+    cross_entropy_bwd_kernel,
+    cross_entropy_fused_kernel,
+    cross_entropy_fwd_kernel,
+    cross_entropy_join_kernel,
+)
+from stoker_kernels.tuning import Config, choose
+
+PROGRAMS_PER_SM = 4
+LANES = 2048  # 8 values, one 16-byte load of bf16, for each of 256 threads
+DEPTH = 4
 
 
-@triton.jit
-def cross_entropy_fwd_kernel(
-    logits_ptr, target_ptr, loss_ptr, lse_ptr, stride_logits, stride_target, vocab, ignore_index,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)  # row * vocab passes 2^31 at 16k x 128k
-    target = tl.load(target_ptr + row * stride_target).to(tl.int64)
-    x_ptr = logits_ptr + row * stride_logits
-    highest = -float("inf")
-    total = 0.0
-    for start in range(0, vocab, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + column, mask=column < vocab, other=-float("inf")).to(tl.float32)
-        new_highest = tl.maximum(highest, tl.max(x, 0))
-        # A chunk of -inf logits (a masked vocabulary) must add zero, not exp(-inf + inf).
-        shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
-        total = total * tl.exp(highest - shift) + tl.sum(tl.exp(x - shift), 0)
-        highest = new_highest
-    shift = tl.where(highest == -float("inf"), 0.0, highest)
-    lse = shift + tl.log(total)
-    in_range = (target >= 0) & (target < vocab)
-    picked = tl.load(x_ptr + target, mask=in_range, other=float("nan")).to(tl.float32)
-    # Not lse - picked: both may be large where the loss is small.
-    loss = tl.where(target == ignore_index, 0.0, tl.log(total) - (picked - shift))
-    tl.store(loss_ptr + row, loss)
-    tl.store(lse_ptr + row, lse)
+def walk(vocab: int, interpreted: bool) -> Config:
+    """How a program walks a row; small steps under the interpreter so that tests loop."""
+    if interpreted:
+        return {"DEPTH": 2, "LANES": min(32, triton.next_power_of_2(vocab)), "num_warps": 4}
+    lanes = min(LANES, max(64, triton.next_power_of_2(vocab)))
+    return {
+        "DEPTH": max(1, min(DEPTH, vocab // lanes)),
+        "LANES": lanes,
+        "num_warps": max(1, lanes // 256),
+    }
 
 
-@triton.jit
-def cross_entropy_bwd_kernel(
-    dloss_ptr, logits_ptr, target_ptr, lse_ptr, dlogits_ptr,
-    stride_dloss, stride_logits, stride_target, vocab, ignore_index,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    target = tl.load(target_ptr + row * stride_target).to(tl.int64)
-    dloss = tl.load(dloss_ptr + row * stride_dloss).to(tl.float32)
-    lse = tl.load(lse_ptr + row)
-    mask = column < vocab
-    x = tl.load(logits_ptr + row * stride_logits + column, mask=mask, other=-float("inf"))
-    p = tl.exp(x.to(tl.float32) - lse)
-    grad = dloss * (p - tl.where(column == target, 1.0, 0.0))
-    grad = tl.where((target >= 0) & (target < vocab), grad, float("nan"))
-    grad = tl.where(target == ignore_index, 0.0, grad)
-    # Stride vocab: the gradient is a fresh contiguous buffer.
-    out = dlogits_ptr + row * vocab + column
-    tl.store(out, grad.to(dlogits_ptr.dtype.element_ty), mask=mask)
+def walks(vocab: int) -> list[Config]:
+    """What an autotuner may try."""
+    return [
+        {"DEPTH": depth, "LANES": lanes, "num_warps": warps}
+        for depth in (1, 2, 4)
+        for lanes in (1024, 2048, 4096)
+        for warps in (4, 8, 16)
+        if lanes <= max(1024, triton.next_power_of_2(vocab))
+        and 4 * 32 * warps <= depth * lanes <= 64 * 32 * warps  # values per thread: 4 to 64
+    ]
 
 
-def block_size(vocab: int, interpreted: bool) -> int:
-    """Columns a program handles at a time; small under the interpreter so that tests loop."""
-    return min(triton.next_power_of_2(vocab), 128 if interpreted else 4096)
+def block(vocab: int, interpreted: bool) -> Config:
+    """Columns of the gradient that a program writes: 16 per thread."""
+    size = min(triton.next_power_of_2(vocab), 64 if interpreted else 4096)
+    return {"BLOCK": size, "num_warps": max(1, min(8, size // 512))}
+
+
+def blocks(vocab: int) -> list[Config]:
+    """What an autotuner may try."""
+    return [
+        {"BLOCK": size, "num_warps": warps}
+        for size in (1024, 2048, 4096, 8192)
+        for warps in (4, 8, 16)
+        if size <= max(1024, triton.next_power_of_2(vocab)) and 8 <= size // (32 * warps) <= 64
+    ]
+
+
+def parts_of(rows: int, vocab: int, step: int, multiprocessors: int) -> tuple[int, int]:
+    """How many parts each row is split into, and the columns of a part (whole steps)."""
+    wanted = triton.cdiv(PROGRAMS_PER_SM * multiprocessors, rows)
+    steps = triton.cdiv(vocab, step)
+    span = triton.cdiv(steps, min(wanted, steps)) * step
+    return triton.cdiv(vocab, span), span
 
 
 def cross_entropy_fwd(
-    logits: torch.Tensor, target: torch.Tensor, ignore_index: int
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.cross_entropy_fwd``."""
+    """As ``reference.cross_entropy_fwd``; the lse of ignored rows is 0."""
     rows, vocab = logits.shape
     logits = dense_last_dim(logits)
     loss = logits.new_empty((rows,), dtype=torch.float32)
     lse = logits.new_empty((rows,), dtype=torch.float32)
-    if rows:
-        block = block_size(vocab, is_interpreted(cross_entropy_fwd_kernel))
+    if not rows:
+        return loss, lse
+    device = device_of(cross_entropy_fwd_kernel, logits)
+    config = choose(
+        "cross_entropy_fwd", walk(vocab, device.interpreted), lambda: walks(vocab),
+        vocab=vocab, dtype=logits.dtype,
+    )  # fmt: skip
+    step = config["DEPTH"] * config["LANES"]
+    parts, span = parts_of(rows, vocab, step, device.multiprocessors)
+    partial = logits.new_empty((rows, parts, 3) if parts > 1 else 0, dtype=torch.float32)
+    strides = logits.stride(0), target.stride(0)
+    flags = {"SMOOTHING": label_smoothing > 0.0, "Z_LOSS": z_loss > 0.0}
+    launch(
+        cross_entropy_fwd_kernel, (rows, parts),
+        logits, target, loss, lse, partial, *strides, vocab, span, ignore_index,
+        float(label_smoothing), float(z_loss), SPLIT=parts > 1, on=logits, **flags, **config,
+    )  # fmt: skip
+    if parts > 1:
         launch(
-            cross_entropy_fwd_kernel, (rows,),
-            logits, target, loss, lse, logits.stride(0), target.stride(0), vocab, ignore_index,
-            BLOCK=block, num_warps=8 if block > 1024 else 4, on=logits,
+            cross_entropy_join_kernel, (rows,),
+            logits, target, loss, lse, partial, *strides, vocab, parts, ignore_index,
+            float(label_smoothing), float(z_loss), on=logits, **flags,
+            BLOCK=triton.next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
     return loss, lse
 
@@ -94,17 +126,50 @@ def cross_entropy_bwd(
     target: torch.Tensor,
     lse: torch.Tensor,
     ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
 ) -> torch.Tensor:
     """As ``reference.cross_entropy_bwd``."""
     rows, vocab = logits.shape
     logits = dense_last_dim(logits)
     dlogits = logits.new_empty((rows, vocab))
     if rows:
-        block = block_size(vocab, is_interpreted(cross_entropy_bwd_kernel))
+        device = device_of(cross_entropy_bwd_kernel, logits)
+        config = choose(
+            "cross_entropy_bwd", block(vocab, device.interpreted), lambda: blocks(vocab),
+            vocab=vocab, dtype=logits.dtype,
+        )  # fmt: skip
         launch(
-            cross_entropy_bwd_kernel, (rows, triton.cdiv(vocab, block)),
-            dloss, logits, target, lse, dlogits,
+            cross_entropy_bwd_kernel, (rows, triton.cdiv(vocab, config["BLOCK"])),
+            dloss, logits, target, lse.contiguous(), dlogits,
             dloss.stride(0), logits.stride(0), target.stride(0), vocab, ignore_index,
-            BLOCK=block, num_warps=8 if block > 1024 else 4, on=logits,
+            float(label_smoothing), float(z_loss),
+            SMOOTHING=label_smoothing > 0.0, on=logits, **config,
         )  # fmt: skip
     return dlogits
+
+
+def cross_entropy_fused_(
+    dloss: torch.Tensor,
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+) -> torch.Tensor:
+    """As ``reference.cross_entropy_fused_``; the logits' last dimension must have stride 1."""
+    rows, vocab = logits.shape
+    loss = logits.new_empty((rows,), dtype=torch.float32)
+    if rows:
+        device = device_of(cross_entropy_fused_kernel, logits)
+        config = choose(
+            "cross_entropy_fused", walk(vocab, device.interpreted), lambda: walks(vocab),
+            vocab=vocab, dtype=logits.dtype,
+        )  # fmt: skip
+        launch(
+            cross_entropy_fused_kernel, (rows,),
+            dloss, logits, target, loss, dloss.stride(0), logits.stride(0), target.stride(0),
+            vocab, ignore_index, float(label_smoothing), float(z_loss),
+            SMOOTHING=label_smoothing > 0.0, Z_LOSS=z_loss > 0.0, on=logits, **config,
+        )  # fmt: skip
+    return loss

@@ -1,0 +1,225 @@
+"""Cross-entropy's kernels. Formulas: see ``reference``; how they are launched: see ``triton``.
+
+A row is walked in tiles of DEPTH x LANES values: each thread keeps the running maximum and sums of its
+own lanes, so the loop has no barrier, and DEPTH values share one rescaling exponential. Full tiles are
+read without a mask, which keeps every access 16 bytes wide whatever the vocabulary; the rest of the row
+follows LANES at a time. All arithmetic is fp32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _add_tile(x, highest, total):
+    """Fold x [D, L] into each lane's maximum and sum of exp(x - maximum)."""
+    new_highest = tl.maximum(highest, tl.max(x, 0))
+    # A lane of -inf alone (a masked vocabulary) must add zero, not exp(-inf + inf).
+    shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
+    total = total * tl.exp(highest - shift) + tl.sum(tl.exp(x - shift[None, :]), 0)
+    return new_highest, total
+
+
+@triton.jit
+def _statistics(
+    x_ptr, begin, end, origin, SMOOTHING: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """Of columns begin .. end: the maximum (0 if -inf), sum(exp(x - maximum)), sum(x - origin)."""
+    lane = tl.arange(0, LANES)  # [L]
+    tile = tl.arange(0, DEPTH)[:, None] * LANES + lane[None, :]  # [D, L]
+    highest = tl.full([LANES], -float("inf"), tl.float32)
+    total = tl.zeros([LANES], tl.float32)
+    away = tl.zeros([LANES], tl.float32)
+    full = begin + (end - begin) // (DEPTH * LANES) * (DEPTH * LANES)
+    for start in range(begin, full, DEPTH * LANES):
+        x = tl.load(x_ptr + start + tile).to(tl.float32)
+        highest, total = _add_tile(x, highest, total)
+        if SMOOTHING:
+            away += tl.sum(x - origin, 0)
+    for start in range(full, end, LANES):
+        mask = start + lane < end
+        x = tl.load(x_ptr + start + lane, mask=mask, other=-float("inf")).to(tl.float32)
+        highest, total = _add_tile(x[None, :], highest, total)
+        if SMOOTHING:
+            away += tl.where(mask, x - origin, 0.0)
+    top = tl.max(highest, 0)
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    return shift, tl.sum(total * tl.exp(highest - shift), 0), tl.sum(away, 0)
+
+
+@triton.jit
+def _origin(x_ptr):
+    """The row's first logit (0 if infinite): sums of x - origin keep what sums of x would cancel."""
+    first = tl.load(x_ptr).to(tl.float32)
+    return tl.where(tl.abs(first) < float("inf"), first, 0.0)
+
+
+@triton.jit
+def _picked(x_ptr, target, vocab):
+    """The logit of the row's class, NaN for a class that there is not."""
+    in_range = (target >= 0) & (target < vocab)
+    return tl.load(x_ptr + target, mask=in_range, other=float("nan")).to(tl.float32)
+
+
+@triton.jit
+def _loss(
+    shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
+    ignored, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr,
+):  # fmt: skip
+    """The row's loss and log-sum-exp, both 0 for an ignored row, of which nothing was summed."""
+    log_total = tl.log(tl.where(ignored, 1.0, total))
+    lse = shift + log_total
+    loss = log_total - (
+        picked - shift
+    )  # not lse - picked: both may be large where the loss is small
+    if SMOOTHING:
+        uniform = log_total - (origin - shift) - away / vocab
+        loss = (1.0 - label_smoothing) * loss + label_smoothing * uniform
+    if Z_LOSS:
+        loss += z_loss * lse * lse
+    return tl.where(ignored, 0.0, loss), lse
+
+
+@triton.jit
+def _write_gradient(
+    x_ptr, out_ptr, start, vocab, target, ignore_index, shift, factor, dloss, label_smoothing,
+    SMOOTHING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out[start : start + BLOCK] = dloss * (exp(x - shift) * factor - the smoothed target)."""
+    column = start + tl.arange(0, BLOCK)
+    if target == ignore_index:  # nothing is read, so no NaN or infinity can come through
+        zero = tl.zeros([BLOCK], out_ptr.dtype.element_ty)
+        tl.store(out_ptr + column, zero, mask=column < vocab)
+    else:
+        wanted = tl.where(column == target, 1.0 - label_smoothing, 0.0)
+        if SMOOTHING:
+            wanted += label_smoothing / vocab
+        if start + BLOCK <= vocab:
+            p = tl.exp(tl.load(x_ptr + column).to(tl.float32) - shift) * factor
+            tl.store(out_ptr + column, ((p - wanted) * dloss).to(out_ptr.dtype.element_ty))
+        else:
+            mask = column < vocab
+            x = tl.load(x_ptr + column, mask=mask, other=-float("inf")).to(tl.float32)
+            grad = (tl.exp(x - shift) * factor - wanted) * dloss
+            tl.store(out_ptr + column, grad.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["stride_target", "ignore_index"])
+def cross_entropy_fwd_kernel(
+    logits_ptr, target_ptr, loss_ptr, lse_ptr, partial_ptr, stride_logits, stride_target, vocab, span,
+    ignore_index, label_smoothing, z_loss,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SPLIT: tl.constexpr,
+    DEPTH: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Program (row, part): columns part * span .. + span. SPLIT: leave three partials, else the loss."""
+    row = tl.program_id(0).to(tl.int64)  # row * vocab passes 2^31 at 16k x 128k
+    target = tl.load(target_ptr + row * stride_target).to(tl.int64)
+    x_ptr = logits_ptr + row * stride_logits
+    origin = 0.0
+    if SMOOTHING:
+        origin = _origin(x_ptr)
+    begin = tl.program_id(1) * span
+    end = tl.minimum(begin + span, vocab)
+    end = tl.where(target == ignore_index, begin, end)  # an ignored row is not read
+    shift, total, away = _statistics(x_ptr, begin, end, origin, SMOOTHING, DEPTH, LANES)
+    if SPLIT:
+        out_ptr = partial_ptr + (row * tl.num_programs(1) + tl.program_id(1)) * 3
+        tl.store(out_ptr, shift)
+        tl.store(out_ptr + 1, total)
+        tl.store(out_ptr + 2, away)
+    else:
+        picked = _picked(x_ptr, target, vocab)
+        loss, lse = _loss(
+            shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
+            target == ignore_index, SMOOTHING, Z_LOSS,
+        )  # fmt: skip
+        tl.store(loss_ptr + row, loss)
+        tl.store(lse_ptr + row, lse)
+
+
+@triton.jit(do_not_specialize=["stride_target", "ignore_index", "parts"])
+def cross_entropy_join_kernel(
+    logits_ptr, target_ptr, loss_ptr, lse_ptr, partial_ptr, stride_logits, stride_target, vocab, parts,
+    ignore_index, label_smoothing, z_loss,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The loss of one row from the partials of its parts."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row * stride_target).to(tl.int64)
+    x_ptr = logits_ptr + row * stride_logits
+    part = tl.arange(0, BLOCK)
+    mask = part < parts
+    in_ptr = partial_ptr + (row * parts + part) * 3
+    shifts = tl.load(in_ptr, mask=mask, other=-float("inf"))
+    totals = tl.load(in_ptr + 1, mask=mask, other=0.0)
+    away = tl.sum(tl.load(in_ptr + 2, mask=mask, other=0.0), 0)
+    # A part of -inf alone stands as shift 0, total 0: it must not become the maximum.
+    shifts = tl.where(totals == 0.0, -float("inf"), shifts)
+    top = tl.max(shifts, 0)
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    total = tl.sum(totals * tl.exp(shifts - shift), 0)
+    origin = 0.0
+    if SMOOTHING:
+        origin = _origin(x_ptr)
+    picked = _picked(x_ptr, target, vocab)
+    loss, lse = _loss(
+        shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
+        target == ignore_index, SMOOTHING, Z_LOSS,
+    )  # fmt: skip
+    tl.store(loss_ptr + row, loss)
+    tl.store(lse_ptr + row, lse)
+
+
+@triton.jit(do_not_specialize=["stride_dloss", "stride_target", "ignore_index"])
+def cross_entropy_bwd_kernel(
+    dloss_ptr, logits_ptr, target_ptr, lse_ptr, dlogits_ptr,
+    stride_dloss, stride_logits, stride_target, vocab, ignore_index, label_smoothing, z_loss,
+    SMOOTHING: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program (row, tile): BLOCK columns of the gradient, dlogits (T, V) contiguous."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row * stride_target).to(tl.int64)
+    dloss = tl.load(dloss_ptr + row * stride_dloss).to(tl.float32)
+    dloss = tl.where((target >= 0) & (target < vocab), dloss, float("nan"))
+    lse = tl.load(lse_ptr + row)
+    _write_gradient(
+        logits_ptr + row * stride_logits, dlogits_ptr + row * vocab, tl.program_id(1) * BLOCK, vocab,
+        target, ignore_index, lse, 1.0 + 2.0 * z_loss * lse, dloss, label_smoothing, SMOOTHING, BLOCK,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["stride_dloss", "stride_target", "ignore_index"])
+def cross_entropy_fused_kernel(
+    dloss_ptr, logits_ptr, target_ptr, loss_ptr, stride_dloss, stride_logits, stride_target, vocab,
+    ignore_index, label_smoothing, z_loss,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, DEPTH: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """One row: its loss, and its gradient over its logits."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(target_ptr + row * stride_target).to(tl.int64)
+    dloss = tl.load(dloss_ptr + row * stride_dloss).to(tl.float32)
+    dloss = tl.where((target >= 0) & (target < vocab), dloss, float("nan"))
+    x_ptr = logits_ptr + row * stride_logits
+    # Both before the reductions, whose barriers part these reads from the writes below.
+    picked = _picked(x_ptr, target, vocab)
+    origin = 0.0
+    if SMOOTHING:
+        origin = _origin(x_ptr)
+    end = tl.where(target == ignore_index, 0, vocab)
+    shift, total, away = _statistics(x_ptr, 0, end, origin, SMOOTHING, DEPTH, LANES)
+    loss, lse = _loss(
+        shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
+        target == ignore_index, SMOOTHING, Z_LOSS,
+    )  # fmt: skip
+    tl.store(loss_ptr + row, loss)
+    factor = 1.0 / tl.where(target == ignore_index, 1.0, total)
+    if Z_LOSS:
+        factor *= 1.0 + 2.0 * z_loss * lse
+    tiles = tl.cdiv(vocab, DEPTH * LANES)
+    for i in range(tiles):  # backwards: what was read last is still in the L2 cache
+        _write_gradient(
+            x_ptr, x_ptr, (tiles - 1 - i) * (DEPTH * LANES), vocab, target, ignore_index,
+            shift, factor, dloss, label_smoothing, SMOOTHING, DEPTH * LANES,
+        )  # fmt: skip
