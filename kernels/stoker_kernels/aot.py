@@ -16,18 +16,20 @@ Triton keeps one driver per process, so one dry run at a time, and no launch bes
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from triton.backends.compiler import GPUTarget
-from triton.runtime.driver import driver
-
-from stoker_kernels._launch import Device, is_interpreted
 from stoker_kernels._runtime import dry_run, set_dry_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    # Without Triton this module still loads: its command has to say what is missing.
+    from triton.backends.compiler import GPUTarget  # noqa: TC004
+
+    from stoker_kernels._launch import Device  # noqa: TC004
 
 
 @dataclass(slots=True)
@@ -39,6 +41,8 @@ class DryRun:
 
     def compile(self, kernel: Any, args: tuple[Any, ...], config: dict[str, Any]) -> None:
         """Compile ``kernel`` for the arguments of a launch. Triton caches what it compiled before."""
+        from stoker_kernels._launch import is_interpreted
+
         if is_interpreted(kernel):
             raise RuntimeError(
                 "the kernels were loaded for Triton's interpreter: unset TRITON_INTERPRET and "
@@ -71,6 +75,11 @@ def compiling(arch: int, multiprocessors: int = 132) -> Iterator[DryRun]:
 
     Tensors inside are on the ``meta`` device. ``multiprocessors`` sizes grids; it reaches no code.
     """
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime.driver import driver
+
+    from stoker_kernels._launch import Device
+
     if dry_run() is not None:
         raise RuntimeError("a dry run is under way in this process: end it first")
     run = DryRun(Device(arch=arch, multiprocessors=multiprocessors))
@@ -82,3 +91,9 @@ def compiling(arch: int, multiprocessors: int = 132) -> Iterator[DryRun]:
     finally:
         set_dry_run(None)
         driver._active = before
+
+
+if __name__ == "__main__":
+    from stoker_kernels._precompile import main
+
+    sys.exit(main())

@@ -66,8 +66,10 @@ def choose(
 ) -> Config:
     """The configuration to launch ``kernel`` with: the table's for this key, or ``default``.
 
-    ``candidates`` lists what an autotuner may try; it is called only while one listens. Every
-    candidate must give a right result: they may differ in speed and summation order only.
+    ``candidates`` lists what an autotuner may try; it is called only while one listens, and for an
+    entry whose names are not those of ``default``. Every candidate must give a right result: they
+    may differ in speed and summation order only. What the table has under names that no candidate
+    has is ignored.
     """
     state = _state()
     if not state.table and state.asked is None and not state.forced:
@@ -75,7 +77,13 @@ def choose(
     where = kernel, make_key(key)
     if state.asked is not None:
         state.asked[where] = Question(kernel, where[1], default, candidates())
-    return state.forced.get(where) or state.table.get(where) or default
+    if where in state.forced:
+        return state.forced[where]
+    found = state.table.get(where)
+    if found is None or found.keys() == default.keys():
+        return found or default
+    # A table of another version may name constants that the kernel no longer has.
+    return found if any(found.keys() == one.keys() for one in candidates()) else default
 
 
 def install(kernel: str, key: Mapping[str, Any], config: Config) -> None:

@@ -126,6 +126,7 @@ def _nvml_devices() -> list[Device]:
                     uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
                     name=_text(pynvml.nvmlDeviceGetName(handle)),
                     memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
+                    arch=_arch(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
                 )
             )
     except pynvml.NVMLError:
@@ -133,6 +134,11 @@ def _nvml_devices() -> list[Device]:
     finally:
         pynvml.nvmlShutdown()
     return _visible(found)
+
+
+def _arch(capability: tuple[int, int]) -> int:
+    major, minor = capability
+    return major * 10 + minor
 
 
 def _text(value: str | bytes) -> str:

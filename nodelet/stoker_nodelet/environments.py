@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import zipfile
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,16 @@ class Environment:
     def late(self) -> bool:
         return self.python == sys.executable and not self.preload
 
+    def keyed(self) -> Environment:
+        """Return this with the key that its other fields call for."""
+        variables = sorted(self.env_vars.items())
+        facts = (self.python, self.preload, variables, self.sys_path, self.cwd)
+        return replace(self, key=hashlib.sha256(repr(facts).encode()).hexdigest()[:16])
+
+    def with_variables(self, more: dict[str, str]) -> Environment:
+        """Return this environment with ``more`` variables; those it has stay."""
+        return replace(self, env_vars={**more, **self.env_vars}).keyed() if more else self
+
 
 @dataclass(slots=True)
 class Environments:
@@ -74,16 +84,13 @@ class Environments:
             sys_path.insert(0, cwd)
         _check_cwd(cwd)
         python = str(await self._venv(wanted.pip)) if wanted.pip else sys.executable
-        made = Environment(
+        return Environment(
             python=python,
             preload=wanted.preload,
             env_vars=dict(wanted.env_vars),
             sys_path=tuple(dict.fromkeys(sys_path)),
             cwd=cwd,
-        )
-        facts = (python, made.preload, sorted(made.env_vars.items()), made.sys_path, cwd)
-        key = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-        return Environment(key, python, made.preload, made.env_vars, made.sys_path, cwd)
+        ).keyed()
 
     async def _package(self, package: str) -> Path:
         if not _HASH.match(package):

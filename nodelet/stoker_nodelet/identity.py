@@ -26,6 +26,7 @@ class Identity:
     arena_dir: Path
     socket_dir: Path
     fake_gpus: bool = False
+    triton_dir: str = ""
     python: str = sys.executable
 
     @property

@@ -11,6 +11,7 @@ import msgspec
 from stoker_nodelet.devices import visible_mask
 from stoker_nodelet.environments import Environment
 from stoker_nodelet.forks import ForkRequest
+from stoker_nodelet.kernelcache import TRITON_VARIABLE
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import Lease, WorkerBoot, WorkerSpec
 
@@ -34,11 +35,13 @@ class Order:
         return self.spec.actor.class_name if self.spec.actor else self.lease.name
 
     def variables(self, identity: Identity) -> dict[str, str]:
-        """Return the environment variables of the lease: its devices, its threads, the job's own."""
+        """Return the environment variables of the lease: its devices, threads and cache, the job's own."""
         cpus = self.lease.resources.get("CPU", 0.0)
         variables = {"CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus)}
         if self.lease.gpus and not identity.fake_gpus:
             variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order that NVML counts in
+        if identity.triton_dir:
+            variables[TRITON_VARIABLE] = identity.triton_dir
         if "OMP_NUM_THREADS" not in os.environ:
             variables["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
         return {**variables, **self.environment.env_vars}

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import psutil
+from msgspec import structs
 
 from stoker_nodelet.core.events import NodeFenced, NodeRegistered
 from stoker_nodelet.workers import Workers
@@ -56,6 +57,8 @@ class Membership:
             await self._abandon_work()
 
     async def _register(self) -> None:
+        warm = self.workers.kernels.warm
+        self.registration = structs.replace(self.registration, warm_kernels=warm)
         answer: RegisteredNode | None = None
         while answer is None:
             try:
@@ -78,7 +81,9 @@ class Membership:
         psutil.cpu_percent()  # the first call only starts the measurement
         while True:
             await asyncio.sleep(self.heartbeat_s)
-            beat = Heartbeat(incarnation=self.incarnation, usage=self.usage())
+            warm = self.workers.kernels.warm
+            news = warm if warm != self.registration.warm_kernels else None
+            beat = Heartbeat(incarnation=self.incarnation, usage=self.usage(), warm_kernels=news)
             try:
                 # A late heartbeat is worthless: the next one follows.
                 await self.gcs.call(
@@ -88,6 +93,9 @@ class Membership:
                 raise
             except StokerError as error:
                 _log.warning("heartbeat: %s", error)
+                continue
+            if news is not None:
+                self.registration = structs.replace(self.registration, warm_kernels=news)
 
     async def _abandon_work(self) -> None:
         gone = [process.exited for process in self.workers.processes.living.values()]

@@ -25,12 +25,15 @@ from stoker_nodelet.forks import ForkServers
 from stoker_nodelet.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.jobs import Jobs
+from stoker_nodelet.kernelcache import KernelCache, open_cache
+from stoker_nodelet.kernels import Kernels
 from stoker_nodelet.logs import Logs
 from stoker_nodelet.membership import Membership
 from stoker_nodelet.memory import MemoryGuard
 from stoker_nodelet.space import Space, prepare
 from stoker_nodelet.spool import Spool
 from stoker_nodelet.transfer import Transfer
+from stoker_nodelet.tuned import TunedTables
 from stoker_nodelet.workers import Workers
 from stoker_wire.background import Background
 from stoker_wire.client import Client
@@ -84,6 +87,7 @@ class Running:
         self.membership.registration = structs.replace(self.membership.registration, url=url)
         self.forks.adopt(forkserver)
         for name, work in (
+            ("kernels", self.workers.kernels.run()),
             ("membership", self.membership.run()),
             ("watch", self.membership.watch()),
             ("exits", self.exits.run()),
@@ -159,6 +163,7 @@ async def serve(
         limit_bytes=settings.arena_max_bytes or int(devices.memory_limit_bytes() * 0.3),
     )
 
+    kernel_cache = open_cache(settings, session_dir)
     num_gpus = settings.num_gpus if num_gpus is None else num_gpus
     found = devices.find_devices(num_gpus, settings.fake_gpus)
     identity = Identity(
@@ -172,6 +177,7 @@ async def serve(
         arena_dir=arena_dir,
         socket_dir=socket_dir,
         fake_gpus=any(device.fake for device in found),
+        triton_dir=str(kernel_cache.triton_dir),
     )
     registration = RegisterNode(
         node_id=node_id,
@@ -187,7 +193,7 @@ async def serve(
         arena_dir=str(arena_dir),
         session_dir=str(session_dir),
     )
-    running = _assemble(settings, identity, registration, forkserver.target, space)
+    running = _assemble(settings, identity, registration, forkserver.target, space, kernel_cache)
     try:
         await running.service.start(host, port, identity.unix)
     except BaseException:
@@ -204,6 +210,7 @@ def _assemble(
     registration: RegisterNode,
     target: str,
     space: Space,
+    kernel_cache: KernelCache,
 ) -> Running:
     """Make all parts and routes; nothing runs yet."""
     node_id = identity.node_id
@@ -240,6 +247,14 @@ def _assemble(
         state=state,
         forks=forks,
         environments=Environments(identity.session_dir / "runtime_env", download, background),
+        kernels=Kernels(
+            cache=kernel_cache,
+            tables=TunedTables(gcs, kernel_cache),
+            devices={device.index: device for device in registration.devices},
+            arch=settings.kernel_arch,
+            timeout_s=settings.kernel_compile_timeout_s,
+            background=background,
+        ),
         exits=exits,
         logs=logs,
         objects=space.objects,

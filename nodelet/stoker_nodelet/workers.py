@@ -37,6 +37,7 @@ from stoker_nodelet.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.forks import ForkExit, ForkServers
 from stoker_nodelet.identity import NO_ADDRESS, Identity
 from stoker_nodelet.jobs import Jobs
+from stoker_nodelet.kernels import Kernels
 from stoker_nodelet.launching import Order
 from stoker_nodelet.logs import Logs
 from stoker_nodelet.objects import Objects
@@ -79,6 +80,7 @@ class Workers:
     state: State
     forks: ForkServers
     environments: Environments
+    kernels: Kernels
     exits: Exits
     logs: Logs
     objects: Objects
@@ -97,7 +99,10 @@ class Workers:
 
     async def start_lease(self, asked: StartLease) -> StartedLease:
         """Return the worker for a lease; asking again gives the same one."""
-        environment = await self.environments.prepare(asked.worker.runtime_env)
+        wanted = asked.worker.runtime_env
+        environment = await self.environments.prepare(wanted)
+        if wanted.kernels:
+            environment = await self.kernels.prepare(wanted, environment, asked.lease.gpus)
         lease_id = asked.lease.lease_id
         waiting = self._waiting.get(lease_id)
         if waiting is None:

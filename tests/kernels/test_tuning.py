@@ -39,6 +39,11 @@ def test_the_default_stands_where_the_table_is_silent() -> None:
     assert chosen() is DEFAULT
 
 
+def test_names_that_the_kernel_no_longer_has_are_ignored() -> None:
+    tuning.install("k", {"columns": 4, "dtype": "bfloat16"}, {"TILE": 16})
+    assert chosen() is DEFAULT
+
+
 def test_a_file_is_read_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "table.json"
     record = {"kernel": "k", "key": {"dtype": "bfloat16", "columns": 4}, "config": OTHER}

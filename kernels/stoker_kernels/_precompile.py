@@ -1,0 +1,264 @@
+"""``python -m stoker_kernels.aot``: compile named kernels into Triton's cache, one line of JSON each.
+
+The nodelet runs it before a task that names its kernels; people run it while they build an image. What
+is asked for is checked before anything is compiled, and a mistake is one line that names it. Exit codes:
+0, 1 (a kernel or a function failed; its traceback is on stderr), 2 (the request makes no sense here).
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DTYPES = ("bfloat16", "float16", "float32")
+_CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_USAGE_CODE = 2
+
+
+class SpecError(ValueError):
+    """A request that cannot be carried out; the message names the entry and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One entry: a workload (``op``) at a dtype and sizes, or a function (``call``)."""
+
+    where: str
+    op: str = ""
+    dtype: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+    call: str = ""
+
+
+def make_spec(entry: Any, where: str) -> Spec:
+    """Return ``entry`` (a name, "module:function", or a mapping) as a Spec. Raises SpecError."""
+    if isinstance(entry, str):
+        return make_spec({"call" if ":" in entry else "op": entry}, where)
+    if not isinstance(entry, dict):
+        raise SpecError(f"{where}: expected a name, 'module:function' or a mapping, got {entry!r}")
+    rest = dict(entry)
+    op, call, dtype = (rest.pop(name, "") for name in ("op", "call", "dtype"))
+    if bool(op) == bool(call):
+        raise SpecError(f"{where}: give either 'op' or 'call', got {entry!r}")
+    if call:
+        if rest or dtype:
+            raise SpecError(f"{where}: a 'call' takes no dtype and no sizes, got {entry!r}")
+        if not isinstance(call, str) or not _CALL.fullmatch(call):
+            raise SpecError(f"{where}.call: expected 'module:function', got {call!r}")
+        return Spec(where, call=call)
+    if dtype and dtype not in DTYPES:
+        raise SpecError(f"{where}.dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    for name, size in rest.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise SpecError(f"{where}.{name}: expected a whole number from 1, got {size!r}")
+    return Spec(where, op=op, dtype=dtype, sizes=rest)
+
+
+def step_of(spec: Spec) -> Callable[[], Any]:
+    """Return what to run for ``spec``. Raises SpecError for names and sizes that there are not."""
+    if spec.call:
+        return _function(spec)
+    import torch
+
+    from stoker_kernels.workloads import workloads
+
+    found = workloads().get(spec.op)
+    if found is None:
+        raise SpecError(f"{spec.where}.op: no op {spec.op!r}{_near(spec.op, list(workloads()))}")
+    for name in spec.sizes:
+        if name not in found.shape:
+            hint = _near(name, list(found.shape))
+            raise SpecError(f"{spec.where}.{name}: {spec.op} has no size {name!r}{hint}")
+    dtype = getattr(torch, spec.dtype) if spec.dtype else found.dtypes[0]
+    return lambda: found.call("meta", dtype, **spec.sizes)
+
+
+def _function(spec: Spec) -> Callable[[], Any]:
+    module, _, path = spec.call.partition(":")
+    try:
+        value: Any = import_module(module)
+        for name in path.split("."):
+            value = getattr(value, name)
+    except (ImportError, AttributeError) as error:
+        raise SpecError(
+            f"{spec.where}.call: {spec.call} cannot be imported on this node ({error}); ship its "
+            "module with working_dir or py_modules"
+        ) from None
+    if not callable(value):
+        raise SpecError(f"{spec.where}.call: {spec.call} is no function")
+    return lambda: value()
+
+
+def _near(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+
+
+def compile_specs(
+    specs: Sequence[Spec], arch: int, report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Run every spec dry for ``arch``; ``report`` gets one record per kernel, as it is compiled.
+
+    A record's ``entry`` is the kernel's folder in Triton's cache, ``cached`` whether it was there.
+    """
+    import torch
+    from triton import knobs
+
+    from stoker_kernels.aot import compiling
+
+    steps = [(spec, step_of(spec)) for spec in specs]
+    spec = specs[0]
+
+    def heard(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+        report(
+            {
+                "spec": spec.where,
+                "name": spec.op or spec.call,
+                "kernel": metadata["name"],
+                "arch": arch,
+                "cached": cache_hit,
+                "seconds": round(times.total / 1e6, 3),
+                "num_warps": metadata["num_warps"],
+                "shared_nbytes": metadata["shared"],
+                "entry": Path(next(iter(metadata_group.values()))).parent.name,
+            }
+        )
+
+    before, knobs.compilation.listener = knobs.compilation.listener, heard
+    try:
+        with compiling(arch):
+            for spec, step in steps:
+                try:
+                    with torch.device("meta"):
+                        step()
+                except Exception as error:
+                    what = f"{spec.where}: {spec.op or spec.call} for sm_{arch}"
+                    raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from error
+    finally:
+        knobs.compilation.listener = before
+
+
+def local_arch() -> int:
+    """Return the compute capability of this machine's first GPU. Raises SpecError without one."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(
+            pynvml.nvmlDeviceGetHandleByIndex(0)
+        )
+    except Exception as error:
+        raise SpecError(f"no GPU to compile for ({error}): give --arch, as --arch 90") from None
+    return int(major) * 10 + int(minor)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code."""
+    options = _options(arguments)
+    try:
+        entries = _entries(options)
+        specs = [make_spec(entry, f"kernels[{index}]") for index, entry in enumerate(entries)]
+        arch = options.arch or local_arch()
+        for package, remedy in (("torch", "'stoker[train]'"), ("triton", "triton")):
+            if find_spec(package) is None:
+                raise SpecError(
+                    f"kernels: {package} is not installed on this node: pip install {remedy}"
+                )
+        compile_specs(specs, arch, _print)
+    except SpecError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _USAGE_CODE
+    except Exception as error:
+        traceback.print_exception(error)
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+def _print(record: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(record) + "\n")
+    sys.stdout.flush()
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m stoker_kernels.aot",
+        description="Compile kernels into Triton's cache (TRITON_CACHE_DIR) without running them.",
+        epilog="""A SPEC is an op (rms_norm), a JSON object such as
+        '{"op": "rms_norm", "dtype": "bfloat16", "columns": 4096}', or module:function, which is called
+        without arguments while new tensors are on the meta device.""",
+    )
+    parser.add_argument("specs", nargs="*", metavar="SPEC", help="what to compile; none: every op")
+    parser.add_argument(
+        "--arch", type=_arch, default=0, help="compute capability, as 90 [default: this GPU's]"
+    )
+    parser.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read the specs as one line of JSON, and end when standard input does",
+    )
+    return parser.parse_args(arguments)
+
+
+def _arch(text: str) -> int:
+    if not re.fullmatch(r"[1-9]\d{1,2}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a compute capability such as 90")
+    return int(text)
+
+
+def _entries(options: argparse.Namespace) -> list[Any]:
+    if options.stdin:
+        entries = json.loads(_line_of_a_lifeline())
+    elif options.specs:
+        entries = [_from_argument(text) for text in options.specs]
+    else:
+        from stoker_kernels.workloads import workloads
+
+        entries = [name for name, found in workloads().items() if found.launches]
+    if not isinstance(entries, list) or not entries:
+        raise SpecError("kernels: expected a list of at least one spec")
+    return entries
+
+
+def _from_argument(text: str) -> Any:
+    if not text.startswith("{"):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{text!r} is no JSON object ({error})") from None
+
+
+def _line_of_a_lifeline() -> bytes:
+    """Return the first line of standard input; when that ends, so does this process group."""
+    line = b""
+    while not line.endswith(b"\n"):
+        chunk = os.read(0, 1 << 16)
+        if not chunk:
+            break
+        line += chunk
+
+    def watch() -> None:
+        while os.read(0, 1 << 16):
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="lifeline").start()
+    return line

@@ -1,0 +1,256 @@
+"""The node's folder of compiled kernels: on a local disk, ours alone, and bounded.
+
+``triton/`` is Triton's cache (``TRITON_CACHE_DIR`` of every worker), ``sets/`` notes which of its
+entries each finished compilation used, ``tuned/`` holds the tables of measured configurations. It
+outlives sessions and is shared by the nodelets of one user on one machine. Everything here blocks;
+``kernels.py`` calls it in threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker_wire.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stoker_wire.settings import Settings
+
+TRITON_VARIABLE = "TRITON_CACHE_DIR"
+DYING_S = 600.0
+"""An entry that nobody can find any more is kept so long, for those who found it before."""
+_GROUP = "__grp__"
+_NETWORK = frozenset(
+    {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "nfs",
+     "nfs4", "smb3", "smbfs"}
+)  # fmt: skip
+_SETTLED_S = 3600.0
+_log = logging.getLogger("stoker.nodelet.kernels")
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledSet:
+    """What one compilation left: the kernel set's name, and the entries of ``triton_dir`` it used."""
+
+    name: str
+    triton_dir: str
+    entries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCache:
+    """The folder. What lies in ``triton_dir`` is removed only if it is inside ``root``."""
+
+    root: Path
+    triton_dir: Path
+    max_bytes: int
+
+    # What has been compiled
+
+    def note(self, key: str, made: CompiledSet) -> None:
+        """Remember that the compilation ``key`` is done."""
+        facts = {"name": made.name, "triton_dir": made.triton_dir, "entries": made.entries}
+        self.write(self.root / "sets" / f"{key}.json", json.dumps(facts).encode())
+
+    def find(self, key: str) -> CompiledSet | None:
+        """Return the compilation ``key`` if all that it made is still there, and mark it as used."""
+        path = self.root / "sets" / f"{key}.json"
+        made = _set_in(path)
+        if made is None or not _is_whole(made):
+            return None
+        for used in (path, *(Path(made.triton_dir, entry) for entry in made.entries)):
+            with contextlib.suppress(OSError):
+                os.utime(used)
+        return made
+
+    def names(self) -> list[str]:
+        """Return the names of the sets that are whole, the last used last; forget the others."""
+        found: dict[str, float] = {}
+        for path in _entries(self.root / "sets"):
+            made = _set_in(path)
+            if made is not None and _is_whole(made):
+                with contextlib.suppress(OSError):
+                    found[made.name] = max(found.get(made.name, 0.0), path.stat().st_mtime)
+            elif path.suffix == ".json":
+                path.unlink(missing_ok=True)
+        return sorted(found, key=lambda name: (found[name], name))
+
+    def table(self, name: str, content: bytes) -> Path:
+        """Keep a table of measured configurations under its digest; return its path."""
+        path = self.root / "tuned" / f"{name}.json"
+        if not path.exists():
+            self.write(path, content)
+        return path
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write a file of ours so that nobody reads half of it."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
+        partial.write_bytes(content)
+        partial.replace(path)
+
+    # Its size
+
+    def trim(self, now_s: float | None = None) -> int:
+        """Remove the entries used least recently until the rest fits; return the bytes removed.
+
+        An entry is hidden first (Triton finds it by its group file) and removed ten minutes later, so
+        that a process that has found it can read it. Whoever needs it meanwhile compiles it again.
+        """
+        if not self.triton_dir.is_relative_to(self.root):
+            return 0
+        now_s = time.time() if now_s is None else now_s
+        with self._alone() as alone:
+            return self._trim(now_s) if alone else 0
+
+    def _trim(self, now_s: float) -> int:
+        living: list[tuple[float, int, Path]] = []
+        removed = 0
+        for folder in _entries(self.triton_dir):
+            files = _entries(folder)
+            nbytes, used_s, changed_s = _facts(folder, files)
+            if any(file.name.startswith(_GROUP) for file in files):
+                living.append((used_s, nbytes, folder))
+            elif any(file.suffix == ".so" for file in files):
+                continue  # launchers: few, small, and mapped without a group file
+            elif now_s - changed_s > DYING_S:
+                shutil.rmtree(folder, ignore_errors=True)
+                removed += nbytes
+        excess = sum(nbytes for _, nbytes, _ in living) - self.max_bytes
+        for _, nbytes, folder in sorted(living):
+            if excess <= 0:
+                break
+            for file in _entries(folder):
+                if file.name.startswith(_GROUP):
+                    file.unlink(missing_ok=True)
+            os.utime(folder, (now_s, now_s))
+            excess -= nbytes
+        self._drop_old_tables(now_s)
+        return removed
+
+    def _drop_old_tables(self, now_s: float) -> None:
+        """Tables that no worker can be about to read: a day old, and not the newest few."""
+        tables = [(path.stat().st_mtime, path) for path in _entries(self.root / "tuned")]
+        for written_s, path in sorted(tables)[:-16]:
+            if now_s - written_s > 24 * _SETTLED_S:
+                path.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Whether no other nodelet trims the same folder now."""
+        descriptor = os.open(self.root / ".trimming", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+
+def open_cache(settings: Settings, session_dir: Path) -> KernelCache:
+    """Make and return the cache that the settings name; StartError if it cannot be used.
+
+    The default is a folder of ours under ``/var/tmp``, which outlives restarts and is no home folder
+    on a network; if that does not work, the session's.
+    """
+    limit = settings.kernel_cache_max_bytes
+    if settings.kernel_cache_dir:
+        root = Path(settings.kernel_cache_dir).expanduser().absolute()
+        problem = _problem_with(root)
+        if problem and not problem.startswith("it is on"):
+            raise StartError(f"kernel_cache_dir={root}: {problem}; name a folder on a local disk")
+        if problem:
+            _log.warning("kernel_cache_dir=%s: %s, where jobs race for it", root, problem)
+        return KernelCache(root, root / "triton", limit)
+    root = Path(f"/var/tmp/stoker-{os.getuid()}/kernels")
+    problem = _problem_with(root.parent) or _problem_with(root)
+    if problem:
+        _log.warning("compiled kernels are kept for this session only: %s: %s", root, problem)
+        root = session_dir / "kernels"
+        root.mkdir(mode=0o700, exist_ok=True)
+    named = os.environ.get(TRITON_VARIABLE)
+    return KernelCache(root, Path(named).absolute() if named else root / "triton", limit)
+
+
+def _problem_with(folder: Path) -> str:
+    """Make ``folder``; say why it must not hold code that others of this user will run."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        return str(error)
+    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+        return "it is not ours alone to write"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "it cannot be written"
+    kind = filesystem_of(folder)
+    return f"it is on a network file system ({kind})" if kind in _NETWORK else ""
+
+
+def filesystem_of(path: Path, mounts: str | None = None) -> str:
+    """Return the type of the file system that holds ``path``, as in the kernel's table of mounts."""
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mountinfo").read_text()
+        except OSError:
+            return ""
+    where, best, kind = path.resolve(), -1, ""
+    for line in mounts.splitlines():
+        fields, _, tail = line.partition(" - ")
+        point = Path(fields.split()[4].replace("\\040", " "))
+        if where.is_relative_to(point) and len(point.parts) >= best:
+            best, kind = len(point.parts), tail.split()[0]
+    return kind
+
+
+def _set_in(path: Path) -> CompiledSet | None:
+    if path.suffix != ".json":
+        return None
+    try:
+        facts = json.loads(path.read_bytes())
+        return CompiledSet(facts["name"], facts["triton_dir"], tuple(facts["entries"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_whole(made: CompiledSet) -> bool:
+    folders = (Path(made.triton_dir, entry) for entry in made.entries)
+    return all(any(f.name.startswith(_GROUP) for f in _entries(folder)) for folder in folders)
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder)]
+    except OSError:
+        return []
+
+
+def _facts(folder: Path, files: list[Path]) -> tuple[int, float, float]:
+    """Return an entry's bytes, when it was last used, and when it last changed.
+
+    Reads count where the disk notes them (once a day, with ``relatime``); so does the folder's time,
+    which :meth:`KernelCache.find` sets.
+    """
+    nbytes, used_s, changed_s = 0, 0.0, 0.0
+    for path in (folder, *files):
+        try:
+            stat = path.stat()
+        except OSError:
+            continue
+        nbytes += stat.st_size if path is not folder else 0
+        used_s = max(used_s, stat.st_mtime, stat.st_atime if path is not folder else 0.0)
+        changed_s = max(changed_s, stat.st_mtime)
+    return nbytes, used_s, changed_s

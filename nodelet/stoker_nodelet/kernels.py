@@ -1,0 +1,268 @@
+"""Compiles the kernels that a runtime environment names before its worker starts, once per node.
+
+The work is done by ``python -m stoker_kernels.aot`` in the environment's own Python: no torch and no
+Triton is imported here. Whoever asks for the same kernels at the same time waits for one run; what is in
+the cache already costs a look at its files. A failure is the environment's: RuntimeEnvSetupError with
+the last lines that the compiler wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker_nodelet.kernelcache import TRITON_VARIABLE, CompiledSet, KernelCache
+from stoker_nodelet.tuned import TunedTables
+from stoker_wire.background import Background
+from stoker_wire.errors import RuntimeEnvSetupError
+from stoker_wire.kernels import CPU_DEVICE, TABLE_VARIABLE, digest_of, kernel_set
+from stoker_wire.messages.cluster import MAX_WARM_KERNELS, Device
+from stoker_wire.version import VERSION
+
+if TYPE_CHECKING:
+    from stoker_nodelet.environments import Environment
+    from stoker_wire.messages.common import RuntimeEnv
+
+TRIM_S = 600.0
+_LINES = 20
+_DECISIVE = ("TRITON_", "STOKER_KERNELS_", "LLVM_", "DISABLE_LLVM_OPT")
+_log = logging.getLogger("stoker.nodelet.kernels")
+
+
+@dataclass(slots=True)
+class Kernels:
+    """The kernels of this node. ``arch`` is what is compiled for where no device says its own."""
+
+    cache: KernelCache
+    tables: TunedTables
+    devices: dict[int, Device]
+    arch: int
+    timeout_s: float
+    background: Background
+    _warm: dict[str, None] = field(default_factory=dict)
+    _runs: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def warm(self) -> tuple[str, ...]:
+        """The kernel sets in the cache: those used last, in the order of their names."""
+        return tuple(sorted(list(self._warm)[-MAX_WARM_KERNELS:]))
+
+    async def run(self) -> None:
+        """Learn what earlier sessions compiled; keep the cache within its size, for ever."""
+        while True:
+            before = dict(self._warm)
+            names = await asyncio.to_thread(self.cache.names)
+            # What was noted while the files were looked at is the latest.
+            noted = [n for n in self._warm if n in names or n not in before]
+            self._warm = dict.fromkeys([n for n in names if n not in noted] + noted)
+            await asyncio.sleep(TRIM_S)
+            try:
+                removed = await asyncio.to_thread(self.cache.trim)
+            except OSError as error:
+                _log.warning("the kernel cache was not trimmed: %s", error)
+                continue
+            if removed:
+                _log.info("removed %d bytes of compiled kernels", removed)
+
+    async def prepare(
+        self, wanted: RuntimeEnv, made: Environment, gpus: dict[int, float]
+    ) -> Environment:
+        """Return ``made`` with what its kernels need; they are compiled for the lease's ``gpus``.
+
+        Without a GPU whose architecture is known nothing is compiled: there is nothing to compile for.
+        """
+        if not wanted.kernels:
+            return made
+        table = made.env_vars.get(TABLE_VARIABLE, "")
+        if not table:
+            table = await self._table(gpus)
+            made = made.with_variables({TABLE_VARIABLE: table} if table else {})
+        known = (self.devices.get(index) for index in gpus)
+        archs = {(device.arch if device else 0) or self.arch for device in known} or {self.arch}
+        for arch in sorted(archs - {0}):
+            await self._compiled(wanted, made, arch)
+        return made
+
+    async def _table(self, gpus: dict[int, float]) -> str:
+        """Return the file of what was measured on the lease's devices, or nothing."""
+        names = {
+            device.name
+            for device in (self.devices.get(index) for index in gpus)
+            if device is not None and not device.fake
+        }
+        return await self.tables.file(sorted(names)[0] if names else CPU_DEVICE)
+
+    async def _compiled(self, wanted: RuntimeEnv, made: Environment, arch: int) -> None:
+        name = kernel_set(wanted)
+        triton_dir = made.env_vars.get(TRITON_VARIABLE, str(self.cache.triton_dir))
+        variables = _variables(made, triton_dir)
+
+        def look() -> tuple[str, bool]:
+            facts = (name, arch, made.python, _decisive(wanted, made, variables), code_version())
+            key = digest_of(facts)
+            return key, self.cache.find(key) is not None
+
+        key, found = await asyncio.to_thread(look)
+        if found and key not in self._runs:
+            self._note(name)
+            return
+        if key not in self._runs:
+            unmade = CompiledSet(name, triton_dir, ())
+            work = self._run(key, unmade, wanted, made, arch, variables)
+            self._runs[key] = self.background.spawn(work, name=f"compile-{key}")
+        # A waiter that gives up must not end the run of the others.
+        await asyncio.shield(self._runs[key])
+
+    async def _run(
+        self,
+        key: str,
+        made: CompiledSet,
+        wanted: RuntimeEnv,
+        environment: Environment,
+        arch: int,
+        variables: dict[str, str],
+    ) -> None:
+        started_s = time.monotonic()
+        _log.info("compiling %d kernel specs for sm_%d: %s", len(wanted.kernels), arch, made.name)
+        try:
+            specs = msgspec.json.encode([_spec(spec) for spec in wanted.kernels])
+            lines = await compile_specs(
+                [environment.python, "-P", "-m", "stoker_kernels.aot", "--arch", str(arch)],
+                specs,
+                variables,
+                environment.cwd or None,
+                self.timeout_s,
+            )
+            entries = tuple(dict.fromkeys(line["entry"] for line in lines))
+            done = CompiledSet(made.name, made.triton_dir, entries)
+            await asyncio.to_thread(self.cache.note, key, done)
+            self._note(made.name)
+            took_s = time.monotonic() - started_s
+            fresh = sum(not line["cached"] for line in lines)
+            _log.info(
+                "%d kernels of %s are in the cache, %d of them new, after %.1f s",
+                len(entries), made.name, fresh, took_s,
+            )  # fmt: skip
+        except RuntimeEnvSetupError as error:
+            _log.warning("compiling %s for sm_%d: %s", made.name, arch, error)
+            raise
+        finally:
+            del self._runs[key]
+
+    def _note(self, name: str) -> None:
+        self._warm.pop(name, None)
+        self._warm[name] = None
+
+
+def _spec(spec: Any) -> dict[str, Any]:
+    if spec.call:
+        return {"call": spec.call}
+    return {"op": spec.op, **({"dtype": spec.dtype} if spec.dtype else {}), **spec.sizes}
+
+
+def _variables(environment: Environment, triton_dir: str) -> dict[str, str]:
+    """The variables of the compiler: those of the worker to come, but no GPU and no interpreter."""
+    path = (*environment.sys_path, os.environ.get("PYTHONPATH", ""))
+    variables = {
+        **os.environ,
+        TRITON_VARIABLE: triton_dir,
+        "PYTHONPATH": os.pathsep.join(part for part in path if part),
+        **environment.env_vars,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    variables.pop("TRITON_INTERPRET", None)
+    return variables
+
+
+def _decisive(
+    wanted: RuntimeEnv, made: Environment, variables: dict[str, str]
+) -> tuple[object, ...]:
+    """What decides which code is compiled: of a user's function everything may, of an op little."""
+    if any(spec.call for spec in wanted.kernels):
+        return made.sys_path, made.cwd, sorted(made.env_vars.items()), *_decisive_of_ops(variables)
+    return _decisive_of_ops(variables)
+
+
+def _decisive_of_ops(variables: dict[str, str]) -> tuple[object, ...]:
+    return tuple(item for item in sorted(variables.items()) if item[0].startswith(_DECISIVE))
+
+
+def code_version() -> tuple[object, ...]:
+    """Return what changes when Triton or our kernels do, without importing either."""
+    spec = importlib.util.find_spec("stoker_kernels")
+    times = [
+        path.stat().st_mtime_ns
+        for folder in (spec.submodule_search_locations or () if spec else ())
+        for path in Path(folder).rglob("*.py")
+    ]
+    return VERSION, _triton_version(), len(times), max(times, default=0)
+
+
+@cache
+def _triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+async def compile_specs(
+    command: list[str],
+    specs: bytes,
+    variables: dict[str, str],
+    cwd: str | None,
+    timeout_s: float,
+) -> list[dict[str, Any]]:
+    """Run the compiler to its end and return its lines: one per kernel.
+
+    Its standard input is the lifeline: the process ends itself when we are gone.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        "--stdin",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=variables,
+        cwd=cwd,
+        start_new_session=True,
+        limit=1 << 20,
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    try:
+        async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+            process.stdin.write(specs + b"\n")
+            said = group.create_task(process.stdout.read())
+            complaints = group.create_task(process.stderr.read())
+            code = await process.wait()
+    except TimeoutError:
+        raise RuntimeEnvSetupError(
+            f"runtime_env.kernels: not compiled within {timeout_s:g} s "
+            "(setting kernel_compile_timeout_s)"
+        ) from None
+    finally:
+        process.stdin.close()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if code != 0:
+        tail = complaints.result().decode(errors="replace").splitlines()[-_LINES:]
+        raise RuntimeEnvSetupError(
+            "runtime_env." + tail[0].removeprefix("error: ")
+            if code == 2 and len(tail) == 1
+            else f"runtime_env.kernels: the compiler ended with code {code}\n" + "\n".join(tail)
+        )
+    return [msgspec.json.decode(line) for line in said.result().splitlines()]
