@@ -27,6 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stoker_kernels.measuring import measure_candidates as measure_candidates
     from stoker_kernels.ops.adamw import AdamW as AdamW
     from stoker_kernels.ops.attention import flash_attention as flash_attention
     from stoker_kernels.ops.bias_gelu import BiasGELU as BiasGELU
@@ -57,6 +58,7 @@ __all__ = (
     "flash_attention",
     "geglu",
     "layer_norm",
+    "measure_candidates",
     "rms_norm",
     "rotary",
     "rotary_tables",
@@ -64,6 +66,7 @@ __all__ = (
 )
 
 _HOME = {
+    "measure_candidates": "stoker_kernels.measuring",
     "AdamW": "stoker_kernels.ops.adamw",
     "DropoutAddLayerNorm": "stoker_kernels.ops.layer_norm",
     "LayerNorm": "stoker_kernels.ops.layer_norm",

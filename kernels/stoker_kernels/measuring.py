@@ -1,6 +1,6 @@
 """Finds the fastest configuration of an op's kernels by measuring each candidate in this process.
 
-``stoker.train.autotune`` runs :func:`trials` as a task that has the GPU for itself and keeps what comes
+``stoker.train.autotune`` runs :func:`measure_candidates` as a task that has the GPU for itself and keeps what comes
 of it; nothing here knows of a cluster. A candidate counts only if its outputs and gradients are those of the
 launcher's own configuration, up to the order of summation.
 """
@@ -50,14 +50,11 @@ class Trial:
     low_seconds: float = 0.0
     high_seconds: float = 0.0
     note: str = ""
+    identity: str = ""
+    """What names this candidate in ``skip``."""
 
 
-def name_of(trial_kernel: str, key: Any, config: Config) -> str:
-    """Return what identifies a candidate, for ``skip``."""
-    return repr((trial_kernel, sorted(dict(key).items()), sorted(config.items())))
-
-
-def trials(
+def measure_candidates(
     op: str,
     dtype: str,
     sizes: dict[str, int],
@@ -70,7 +67,7 @@ def trials(
 
     The step is the workload's forward and backward at ``sizes`` (those not named as in the workload).
     Each choice gets an equal share of ``time_limit_s``, which is looked at before each candidate.
-    ``skip`` holds :func:`name_of` those that need no measurement. Raises ``ValueError`` if the op makes
+    ``skip`` holds the ``identity`` of those that need no measurement. Raises ``ValueError`` if the op makes
     no choice at this size.
     """
     step = _step(op, getattr(torch, dtype), sizes, device)
@@ -101,11 +98,14 @@ def _of_question(
 ) -> Iterator[Trial]:
     candidates = _candidates(question)
     for number, config in enumerate(candidates, 1):
-        if name_of(question.kernel, question.key, config) in skip:
+        identity = repr((question.kernel, question.key, sorted(config.items())))
+        if identity in skip:
             continue
 
         key = dict(question.key)
-        begun = Trial(question.kernel, key, config, number, len(candidates), "begun")
+        begun = Trial(
+            question.kernel, key, config, number, len(candidates), "begun", identity=identity
+        )
         if number > 1 and time.monotonic() > deadline_s:
             yield replace(begun, state="late", note="the time was up before its turn")
             continue

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from stoker._kernel_specs import kernel_specs
 from stoker._packages import Package, pack
 from stoker_wire.errors import BadRequestError, UnknownOptionError
 from stoker_wire.messages.common import RuntimeEnv
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Upload = Callable[[Package], None]
 
-KEYS = ("env_vars", "working_dir", "py_modules", "pip", "preload")
+KEYS = ("env_vars", "working_dir", "py_modules", "pip", "preload", "kernels")
 """What a user may give. ``sys_path`` and ``cwd`` are the runtime's own."""
 
 UPLOAD_TIMEOUT_S = 600.0
@@ -41,6 +42,8 @@ def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload
     - ``py_modules``: folders, ``.py`` files, wheels or imported modules, made importable.
     - ``pip``: requirement lines, or the path of a requirements file.
     - ``preload``: names of modules that workers have imported before they start.
+    - ``kernels``: what to compile for the task's GPU before it starts: ops by name, mappings with
+      ``op``, ``dtype`` and sizes, or functions ("module:function") that run a step.
 
     A 64-digit hash stands for a package that is already uploaded. Raises BadRequestError naming
     the key, or UnknownOptionError naming the nearest one.
@@ -64,6 +67,7 @@ def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload
         preload=_preload(user.get("preload")),
         working_dir=None if working_dir is None else _working_dir(working_dir, upload),
         py_modules=_py_modules(user.get("py_modules"), upload),
+        kernels=kernel_specs(user.get("kernels")),
     )
 
 

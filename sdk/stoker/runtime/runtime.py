@@ -283,6 +283,7 @@ class Runtime:
             preload=made.preload or base.preload,
             sys_path=base.sys_path,
             cwd=None if made.working_dir else base.cwd,
+            kernels=(*base.kernels, *(k for k in made.kernels if k not in base.kernels)),
         )
 
     def uploaded_env(self, user: Any) -> RuntimeEnv:

@@ -1,8 +1,9 @@
-"""``stoker.train``: what distributed training needs of the cluster, for actors that use PyTorch.
+"""``stoker.train``: what training needs of the cluster: process groups, and kernels tuned to its GPUs.
 
-torch is imported when a process group is made, not here.
+torch is imported when a process group is made or a kernel measured, not here.
 """
 
+from stoker.train.autotuning import autotune
 from stoker.train.rendezvous import destroy_process_group, init_process_group
 
-__all__ = ("destroy_process_group", "init_process_group")
+__all__ = ("autotune", "destroy_process_group", "init_process_group")
