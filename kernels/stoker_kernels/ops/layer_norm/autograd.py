@@ -136,11 +136,9 @@ class _DropoutAddLayerNormFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor, dh: torch.Tensor) -> tuple[Any, ...]:
-        seed = ctx.saved_tensors[4]
-        dx, dresidual, dw, db = _BWD(
-            dy, dh, *ctx.saved_tensors, ctx.dropout_p, ctx.has_residual, ctx.has_bias
-        )
-        if seed is None:
+        saved = ctx.saved_tensors  # once: a checkpoint unpacks them only once
+        dx, dresidual, dw, db = _BWD(dy, dh, *saved, ctx.dropout_p, ctx.has_residual, ctx.has_bias)
+        if saved[4] is None:  # no dropout
             dresidual = dx
         return (
             dx, dresidual if ctx.has_residual else None, dw, db if ctx.has_bias else None,
