@@ -31,5 +31,5 @@ def bias_gelu_bwd(
     wide = compute_dtype(x.dtype)
     h = x.to(wide) + bias.to(wide)
     dx = torch.ops.aten.gelu_backward(dy.to(wide).contiguous(), h, approximate=APPROXIMATE[kind])
-    dbias = dx.reshape(-1, x.shape[-1]).sum(0)
+    dbias = dx.sum_to_size(bias.shape)
     return dx.to(x.dtype), dbias.to(bias.dtype)
