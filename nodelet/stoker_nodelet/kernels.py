@@ -52,7 +52,7 @@ class Kernels:
     timeout_s: float
     background: Background
     _warm: dict[str, None] = field(default_factory=dict)
-    _runs: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    _runs: dict[str, asyncio.Task[RuntimeEnvSetupError | None]] = field(default_factory=dict)
 
     @property
     def warm(self) -> tuple[str, ...]:
@@ -123,7 +123,9 @@ class Kernels:
             work = self._run(key, unmade, wanted, made, arch, variables)
             self._runs[key] = self.background.spawn(work, name=f"compile-{key}")
         # A waiter that gives up must not end the run of the others.
-        await asyncio.shield(self._runs[key])
+        failure = await asyncio.shield(self._runs[key])
+        if failure is not None:
+            raise RuntimeEnvSetupError(str(failure))
 
     async def _run(
         self,
@@ -133,7 +135,8 @@ class Kernels:
         environment: Environment,
         arch: int,
         variables: dict[str, str],
-    ) -> None:
+    ) -> RuntimeEnvSetupError | None:
+        """Compile and note it. A failure is returned: it belongs to those who wait, and is no crash."""
         started_s = time.monotonic()
         _log.info("compiling %d kernel specs for sm_%d: %s", len(wanted.kernels), arch, made.name)
         try:
@@ -147,7 +150,10 @@ class Kernels:
             )
             entries = tuple(dict.fromkeys(line["entry"] for line in lines))
             done = CompiledSet(made.name, made.triton_dir, entries)
-            await asyncio.to_thread(self.cache.note, key, done)
+            try:
+                await asyncio.to_thread(self.cache.note, key, done)
+            except OSError as error:  # the kernels are there, and are looked for again next time
+                _log.warning("the kernel cache %s: %s", self.cache.root, error)
             self._note(made.name)
             took_s = time.monotonic() - started_s
             fresh = sum(not line["cached"] for line in lines)
@@ -157,9 +163,10 @@ class Kernels:
             )  # fmt: skip
         except RuntimeEnvSetupError as error:
             _log.warning("compiling %s for sm_%d: %s", made.name, arch, error)
-            raise
+            return error
         finally:
             del self._runs[key]
+        return None
 
     def _note(self, name: str) -> None:
         self._warm.pop(name, None)
@@ -229,17 +236,21 @@ async def compile_specs(
 
     Its standard input is the lifeline: the process ends itself when we are gone.
     """
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        "--stdin",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env=variables,
-        cwd=cwd,
-        start_new_session=True,
-        limit=1 << 20,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            "--stdin",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=variables,
+            cwd=cwd,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise RuntimeEnvSetupError(
+            f"runtime_env.kernels: the compiler cannot be started: {error}"
+        ) from None
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:

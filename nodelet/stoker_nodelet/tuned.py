@@ -49,12 +49,19 @@ class TunedTables:
                 _log.warning("%s/%s is no measurement: %s", TUNING_NAMESPACE, key, error)
                 continue
             if record.version == VERSION:
-                records.append(record)
+                # No times: measuring again without another outcome shall change nothing.
+                records.append(
+                    {"kernel": record.kernel, "key": record.key, "config": record.config}
+                )
         if not records:
             return ""
-        content = msgspec.json.encode(records)
+        content = msgspec.json.encode(records, order="sorted")
         name = hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH]
-        return str(await asyncio.to_thread(self.cache.table, name, content))
+        try:
+            return str(await asyncio.to_thread(self.cache.table, name, content))
+        except OSError as error:
+            _log.warning("the measured configurations cannot be written: %s", error)
+            return ""
 
     async def _refreshed(self, device: str) -> dict[str, tuple[int, bytes]]:
         before = self._known.get(device, {})

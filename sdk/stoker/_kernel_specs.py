@@ -62,11 +62,12 @@ def _path_of(where: str, function: Any) -> str:
     return f"{module}:{name}"
 
 
-def _op(where: str, entry: Mapping[str, Any]) -> KernelSpec:
+def _op(where: str, entry: Mapping[Any, Any]) -> KernelSpec:
     rest = dict(entry)
-    op, dtype = rest.pop("op", None), rest.pop("dtype", "")
+    op: Any = rest.pop("op", None)
+    dtype: Any = rest.pop("dtype", "")
     if not isinstance(op, str) or not _OP.fullmatch(op):
-        raise _wrong(f"{where}.op" if op is not None else where, op or dict(entry), _WANTED)
+        raise _wrong(f"{where}.op" if op is not None else where, dict(entry), _WANTED)
     # torch.bfloat16 is welcome too, and torch need not be imported here to see it.
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if name and name not in DTYPES:

@@ -60,9 +60,9 @@ def kernel_set(env: RuntimeEnv) -> str:
     """Return the name of the kernels that ``env`` asks for: equal for equal code; empty for none."""
     if not env.kernels:
         return ""
-    facts: tuple[object, ...] = (env.kernels, env.pip, env.working_dir, env.py_modules)
+    facts: tuple[object, ...] = (env.kernels, env.pip)
     if any(spec.call for spec in env.kernels):
-        facts += (env.sys_path, env.cwd)
+        facts += (env.working_dir, env.py_modules, env.sys_path, env.cwd)
     return digest_of(facts)
 
 

@@ -36,6 +36,7 @@ _COMMANDS = {
     "get": ("lists", "get", "Show everything known of one node, job, task or actor."),
     "explain": ("explain", "explain", "Say why a task, actor or job waits, or what became of it."),
     "logs": ("logs", "logs", "Show the output of a job, task, actor or worker."),
+    "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
     "config": ("about", "config", "Show every setting, its value and where that comes from."),
     "version": ("about", "version", "Show the version and the protocol."),
 }

@@ -83,12 +83,12 @@ def submit(
         _print_job(client.get_job(submitted), as_json)
         return
     click.echo(f"submitted {submitted}", err=True)
-    ended = _follow(client, submitted)
+    ended = follow_job(client, submitted)
     if as_json:
         _print_job(ended, as_json)
     else:
-        _tell_end(ended)
-    sys.exit(_exit_code(ended))
+        tell_end(ended)
+    sys.exit(exit_code(ended))
 
 
 def _runtime_env(
@@ -110,7 +110,7 @@ def _runtime_env(
     return found
 
 
-def _follow(client: JobSubmissionClient, job_id: str) -> Job:
+def follow_job(client: JobSubmissionClient, job_id: str) -> Job:
     try:
         for line in client.tail_job_logs(job_id):
             click.echo(line.text)
@@ -124,7 +124,7 @@ def _follow(client: JobSubmissionClient, job_id: str) -> Job:
         sys.exit(130)
 
 
-def _tell_end(ended: Job) -> None:
+def tell_end(ended: Job) -> None:
     from stoker.cli.output import duration, state
 
     took_s = (ended.ended_at_s or 0.0) - (ended.started_at_s or ended.ended_at_s or 0.0)
@@ -134,7 +134,7 @@ def _tell_end(ended: Job) -> None:
     click.echo(f"{ended.job_id} {state(ended.state)} after {duration(took_s)}{message}", err=True)
 
 
-def _exit_code(ended: Job) -> int:
+def exit_code(ended: Job) -> int:
     """The driver's own code; as a shell has it (128 + signal) for one that was killed."""
     if ended.exit_code is not None:
         return 128 - ended.exit_code if ended.exit_code < 0 else ended.exit_code
@@ -200,9 +200,9 @@ def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_j
         else:
             click.echo(client.get_job_logs(job_id), nl=False)
         return
-    ended = _follow(client, job_id)
-    _tell_end(ended)
-    sys.exit(_exit_code(ended))
+    ended = follow_job(client, job_id)
+    tell_end(ended)
+    sys.exit(exit_code(ended))
 
 
 @job.command()

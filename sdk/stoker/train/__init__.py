@@ -5,5 +5,6 @@ torch is imported when a process group is made or a kernel measured, not here.
 
 from stoker.train.autotuning import autotune
 from stoker.train.rendezvous import destroy_process_group, init_process_group
+from stoker.train.warming import warm
 
-__all__ = ("autotune", "destroy_process_group", "init_process_group")
+__all__ = ("autotune", "destroy_process_group", "init_process_group", "warm")

@@ -7,6 +7,8 @@ command ``stoker kernels tune`` submits ``python -m stoker.train.autotuning``.
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -163,7 +165,7 @@ def _measure(
     device = "cpu" if interpreted else "cuda"
     yield {
         "device": CPU_DEVICE if interpreted else torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "triton": version("triton"),
     }
     found = kernels.measure_candidates(
@@ -229,3 +231,53 @@ def _kept(
     key = tuning_key(record.device, record.kernel, record.key)
     kv.put(key, msgspec.json.encode(record), namespace=TUNING_NAMESPACE)
     return record
+
+
+def main() -> int:
+    """Run the command line; returns its exit code."""
+    import stoker
+
+    parser = argparse.ArgumentParser(prog="python -m stoker.train.autotuning")
+    parser.add_argument("op")
+    parser.add_argument("sizes", nargs="*", metavar="SIZE=N")
+    parser.add_argument("--dtype", choices=DTYPES, default="bfloat16")
+    parser.add_argument("--num-gpus", type=int, default=1)
+    parser.add_argument("--time-limit", type=float, default=300.0)
+    parser.add_argument("--accelerator-type")
+    parser.add_argument("--interpreted", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    sizes = {name: int(size) for name, _, size in (text.partition("=") for text in given.sizes)}
+    stoker.init()
+    records = autotune(
+        given.op,
+        dtype=given.dtype,
+        num_gpus=given.num_gpus,
+        time_limit=given.time_limit,
+        interpreted=given.interpreted,
+        progress=None if given.json else _print_trial,
+        options={"accelerator_type": given.accelerator_type} if given.accelerator_type else None,
+        **sizes,
+    )
+    if given.json:
+        sys.stdout.write(msgspec.json.encode(records).decode() + "\n")
+    for record in records if not given.json else ():
+        gain = 1 - record.seconds / record.default_seconds if record.default_seconds else 0.0
+        sys.stdout.write(
+            f"{record.kernel} on {record.device}: {record.config}, "
+            f"{record.seconds * 1e6:.1f} us a step, faster by {gain:.0%}; kept\n"
+        )
+    return 0
+
+
+def _print_trial(trial: Trial) -> None:
+    if trial["state"] != "begun":
+        result = f"{trial['seconds'] * 1e6:.1f} us" if trial["state"] == "measured" else ""
+        note = f"{trial['state']}: {trial['note']}" if trial["note"] else ""
+        where = f"{trial['kernel']} {trial['number']}/{trial['count']}"
+        sys.stdout.write(f"{where}  {trial['config']}  {result or note}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""The node's folder of compiled kernels: what it believes is there, what it removes, where it may lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from stoker_nodelet.kernelcache import (
+    DYING_S,
+    CompiledSet,
+    KernelCache,
+    filesystem_of,
+    open_cache,
+)
+from stoker_wire.errors import StartError
+from stoker_wire.settings import Settings
+
+NOW_S = 1_000_000_000.0
+
+
+def make_entry(cache: KernelCache, name: str, *, age_s: float, nbytes: int = 1000) -> Path:
+    """An entry as Triton writes it, last used ``age_s`` ago."""
+    folder = cache.triton_dir / name
+    folder.mkdir(parents=True)
+    (folder / "k.cubin").write_bytes(bytes(nbytes))
+    (folder / "__grp__k.json").write_text("{}")
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (NOW_S - age_s, NOW_S - age_s))
+    return folder
+
+
+def is_found(folder: Path) -> bool:
+    """Whether Triton would find the entry."""
+    return (folder / "__grp__k.json").exists()
+
+
+def a_cache(tmp_path: Path, max_bytes: int = 2500) -> KernelCache:
+    root = tmp_path / "kernels"
+    root.mkdir()
+    return KernelCache(root, root / "triton", max_bytes)
+
+
+def test_the_entries_used_least_recently_go_first_and_not_under_their_readers(
+    tmp_path: Path,
+) -> None:
+    cache = a_cache(tmp_path)
+    old, middle, new = (
+        make_entry(cache, n, age_s=a) for n, a in [("o", 300), ("m", 200), ("n", 100)]
+    )
+    assert cache.trim(NOW_S) == 0
+    # Nobody finds the oldest any more, but who has found it can still read it.
+    assert not is_found(old) and (old / "k.cubin").exists()
+    assert is_found(middle) and is_found(new)
+    assert cache.trim(NOW_S + DYING_S / 2) == 0 and old.exists()
+    assert cache.trim(NOW_S + DYING_S + 1) == 1000 and not old.exists()
+    assert is_found(middle) and is_found(new)
+
+
+def test_what_is_compiled_again_meanwhile_lives(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path, max_bytes=0)
+    entry = make_entry(cache, "e", age_s=300)
+    cache.trim(NOW_S)
+    assert not is_found(entry)
+    (entry / "__grp__k.json").write_text("{}")
+    KernelCache(cache.root, cache.triton_dir, 10_000).trim(NOW_S + DYING_S + 1)
+    assert is_found(entry)
+
+
+def test_a_read_counts_as_use(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path, max_bytes=1500)
+    read, other = make_entry(cache, "a", age_s=300), make_entry(cache, "b", age_s=200)
+    os.utime(read / "k.cubin", (NOW_S, NOW_S - 300))  # the access time of a reader
+    cache.trim(NOW_S)
+    assert is_found(read) and not is_found(other)
+
+
+def test_launchers_have_no_group_and_stay(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path, max_bytes=0)
+    launcher = cache.triton_dir / "launcher"
+    launcher.mkdir(parents=True)
+    (launcher / "cuda_utils.so").write_bytes(b"x")
+    os.utime(launcher, (0, 0))
+    cache.trim(NOW_S)
+    assert (launcher / "cuda_utils.so").exists()
+
+
+def test_one_nodelet_trims_at_a_time(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path, max_bytes=0)
+    entry = make_entry(cache, "e", age_s=300)
+    with cache._alone() as alone:
+        assert alone
+        cache.trim(NOW_S)
+        assert is_found(entry)
+    cache.trim(NOW_S)
+    assert not is_found(entry)
+
+
+def test_a_cache_that_is_not_ours_is_not_trimmed(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path)
+    named = KernelCache(cache.root, tmp_path / "elsewhere", 0)
+    entry = make_entry(named, "e", age_s=10**6)
+    named.trim(NOW_S)
+    assert is_found(entry)
+
+
+def test_a_set_counts_only_while_all_its_entries_are_found(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path)
+    for name, age_s in [("a", 50), ("b", 40), ("c", 30)]:
+        make_entry(cache, name, age_s=age_s)
+    first = CompiledSet("first", str(cache.triton_dir), ("a", "b"))
+    second = CompiledSet("second", str(cache.triton_dir), ("c",))
+    cache.note("k1", first)
+    cache.note("k2", second)
+    assert cache.find("k1") == first and cache.find("nothing") is None
+    os.utime(cache.root / "sets" / "k2.json", (NOW_S, NOW_S))
+    assert cache.names() == ["second", "first"]  # the last used last
+    (cache.triton_dir / "b" / "__grp__k.json").unlink()
+    assert cache.find("k1") is None
+    assert cache.names() == ["second"]
+    assert not (cache.root / "sets" / "k1.json").exists()
+
+
+def test_using_a_set_keeps_its_entries_from_being_trimmed(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path, max_bytes=1500)
+    used = make_entry(cache, "a", age_s=300)
+    other = make_entry(cache, "b", age_s=200)
+    cache.note("k", CompiledSet("s", str(cache.triton_dir), ("a",)))
+    cache.find("k")
+    cache.trim()
+    assert is_found(used) and not is_found(other)
+
+
+def test_a_half_written_note_is_no_set(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path)
+    (cache.root / "sets").mkdir()
+    (cache.root / "sets" / "k.json").write_text('{"name": "x"')
+    assert cache.find("k") is None and cache.names() == []
+
+
+MOUNTS = """\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 22 0:40 / /home rw shared:1 - nfs4 server:/home rw
+31 30 8:2 / /home/fast\\040disk rw - xfs /dev/sdb rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/var/tmp/x", "ext4"), ("/home/me/.triton", "nfs4"), ("/home/fast disk/x", "xfs")],
+)
+def test_the_file_system_of_a_path_is_that_of_its_deepest_mount(path: str, kind: str) -> None:
+    assert filesystem_of(Path(path), MOUNTS) == kind
+
+
+def test_a_named_folder_is_used_and_one_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    named = tmp_path / "cache"
+    cache = open_cache(Settings(kernel_cache_dir=str(named)), tmp_path)
+    assert cache.triton_dir == named / "triton" and named.stat().st_mode & 0o777 == 0o700
+    named.chmod(0o777)
+    with pytest.raises(StartError, match="not ours alone to write; name a folder on a local disk"):
+        open_cache(Settings(kernel_cache_dir=str(named)), tmp_path)
+
+
+def test_a_cache_that_the_operator_named_is_used_and_the_setting_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    assert open_cache(Settings(), tmp_path).triton_dir == tmp_path / "triton"
+    chosen = open_cache(Settings(kernel_cache_dir=str(tmp_path / "ours")), tmp_path)
+    assert chosen.triton_dir == tmp_path / "ours" / "triton"
