@@ -1,8 +1,8 @@
 """Finds the fastest configuration of an op's kernels by measuring each candidate in this process.
 
-``stoker.train.autotune`` runs :func:`measure_candidates` as a task that has the GPU for itself and keeps what comes
-of it; nothing here knows of a cluster. A candidate counts only if its outputs and gradients are those of the
-launcher's own configuration, up to the order of summation.
+``stoker.train.autotune`` runs :func:`measure_candidates` as a task that has the GPU for itself, and keeps
+what comes of it; nothing here knows of a cluster. A candidate counts only if its outputs and gradients are
+those of the launcher's own configuration, up to the order of summation.
 """
 
 from __future__ import annotations
@@ -113,19 +113,17 @@ def _of_question(
         try:
             with tuning.forcing(question, config):
                 wrong = difference(expected, step())
-                times = (0.0, 0.0, 0.0) if wrong else _measured(step, device)
+                middle, low, high = (0.0, 0.0, 0.0) if wrong else _measured(step, device)
         except Exception as error:
             _check_device(device)
             if number == 1:
                 raise
-            wrong = f"{type(error).__name__}: {error}"[:300]
+            yield replace(begun, state="failed", note=f"{type(error).__name__}: {error}"[:300])
+            continue
         if wrong:
             yield replace(begun, state="failed", note=wrong)
-        else:
-            middle, low, high = times
-            yield replace(
-                begun, state="measured", seconds=middle, low_seconds=low, high_seconds=high
-            )
+            continue
+        yield replace(begun, state="measured", seconds=middle, low_seconds=low, high_seconds=high)
 
 
 def _check_device(device: str) -> None:
@@ -173,15 +171,19 @@ def difference(expected: list[torch.Tensor], found: list[torch.Tensor]) -> str:
             if not torch.equal(want, got):
                 return f"tensor {index} has other values"
             continue
-        if not torch.equal(want.isfinite(), got.isfinite()):
-            return f"tensor {index} is not finite where it should be"
         finite = want.isfinite()
+        if not torch.equal(finite, got.isfinite()):
+            return f"tensor {index} is not finite where it should be"
+        if not torch.equal(want[~finite].nan_to_num(), got[~finite].nan_to_num()):
+            return f"tensor {index} has other infinities"
         reference = want[finite].double()
-        scale = reference.square().mean().sqrt() if reference.numel() else 0.0
-        error = (got[finite].double() - reference).square().mean().sqrt() if scale else 0.0
+        if not reference.numel():
+            continue
+        scale = float(reference.square().mean().sqrt())
+        error = float((got[finite].double() - reference).square().mean().sqrt())
         allowed = ALLOWED_ERROR.get(want.dtype, 1e-4)
         if error > allowed * scale:
-            return f"tensor {index} differs by {float(error / scale):.1e} RMS (allowed {allowed:g})"
+            return f"tensor {index} differs by {error:.1e} RMS from values of {scale:.1e}"
     return ""
 
 

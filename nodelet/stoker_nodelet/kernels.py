@@ -108,65 +108,69 @@ class Kernels:
         name = kernel_set(wanted)
         triton_dir = made.env_vars.get(TRITON_VARIABLE, str(self.cache.triton_dir))
         variables = _variables(made, triton_dir)
-
-        def look() -> tuple[str, bool]:
-            facts = (name, arch, made.python, _decisive(wanted, made, variables), code_version())
-            key = digest_of(facts)
-            return key, self.cache.find(key) is not None
-
-        key, found = await asyncio.to_thread(look)
-        if found and key not in self._runs:
-            self._note(name)
-            return
-        if key not in self._runs:
-            unmade = CompiledSet(name, triton_dir, ())
-            work = self._run(key, unmade, wanted, made, arch, variables)
-            self._runs[key] = self.background.spawn(work, name=f"compile-{key}")
+        asked = digest_of((name, arch, made.python, _decisive(wanted, made, variables)))
+        if asked not in self._runs:
+            work = self._run(asked, wanted, made, arch, variables)
+            self._runs[asked] = self.background.spawn(work, name=f"compile-{asked}")
         # A waiter that gives up must not end the run of the others.
-        failure = await asyncio.shield(self._runs[key])
+        failure = await asyncio.shield(self._runs[asked])
         if failure is not None:
             raise RuntimeEnvSetupError(str(failure))
+        self._note(name)
 
     async def _run(
         self,
-        key: str,
-        made: CompiledSet,
+        asked: str,
         wanted: RuntimeEnv,
-        environment: Environment,
+        made: Environment,
         arch: int,
         variables: dict[str, str],
     ) -> RuntimeEnvSetupError | None:
-        """Compile and note it. A failure is returned: it belongs to those who wait, and is no crash."""
-        started_s = time.monotonic()
-        _log.info("compiling %d kernel specs for sm_%d: %s", len(wanted.kernels), arch, made.name)
+        """Compile unless it is all there. A failure is returned: it is no crash of ours."""
+
+        def look() -> tuple[str, bool]:
+            key = digest_of((asked, code_version()))
+            return key, self.cache.find(key) is not None
+
         try:
-            specs = msgspec.json.encode([_spec(spec) for spec in wanted.kernels])
-            lines = await compile_specs(
-                [environment.python, "-P", "-m", "stoker_kernels.aot", "--arch", str(arch)],
-                specs,
-                variables,
-                environment.cwd or None,
-                self.timeout_s,
-            )
-            entries = tuple(dict.fromkeys(line["entry"] for line in lines))
-            done = CompiledSet(made.name, made.triton_dir, entries)
-            try:
-                await asyncio.to_thread(self.cache.note, key, done)
-            except OSError as error:  # the kernels are there, and are looked for again next time
-                _log.warning("the kernel cache %s: %s", self.cache.root, error)
-            self._note(made.name)
-            took_s = time.monotonic() - started_s
-            fresh = sum(not line["cached"] for line in lines)
-            _log.info(
-                "%d kernels of %s are in the cache, %d of them new, after %.1f s",
-                len(entries), made.name, fresh, took_s,
-            )  # fmt: skip
+            key, found = await asyncio.to_thread(look)
+            if not found:
+                await self._compile(key, wanted, made, arch, variables)
         except RuntimeEnvSetupError as error:
-            _log.warning("compiling %s for sm_%d: %s", made.name, arch, error)
+            _log.warning("compiling for sm_%d: %s", arch, error)
             return error
         finally:
-            del self._runs[key]
+            del self._runs[asked]
         return None
+
+    async def _compile(
+        self,
+        key: str,
+        wanted: RuntimeEnv,
+        made: Environment,
+        arch: int,
+        variables: dict[str, str],
+    ) -> None:
+        name, started_s = kernel_set(wanted), time.monotonic()
+        _log.info("compiling %d kernel specs for sm_%d: %s", len(wanted.kernels), arch, name)
+        lines = await compile_specs(
+            [made.python, "-P", "-m", "stoker_kernels.aot", "--arch", str(arch)],
+            msgspec.json.encode([_spec(spec) for spec in wanted.kernels]),
+            variables,
+            made.cwd or None,
+            self.timeout_s,
+        )
+        entries = tuple(dict.fromkeys(line["entry"] for line in lines))
+        fresh, took_s = sum(not line["cached"] for line in lines), time.monotonic() - started_s
+        _log.info(
+            "%d kernels of %s are in the cache, %d of them new, after %.1f s",
+            len(entries), name, fresh, took_s,
+        )  # fmt: skip
+        try:
+            done = CompiledSet(name, variables[TRITON_VARIABLE], entries)
+            await asyncio.to_thread(self.cache.note, key, done)
+        except OSError as error:  # the kernels are there, and are looked for again next time
+            _log.warning("the kernel cache %s: %s", self.cache.root, error)
 
     def _note(self, name: str) -> None:
         self._warm.pop(name, None)

@@ -23,6 +23,7 @@ from stoker_wire.messages.cluster import (
     Heartbeat,
     Node,
     NodeState,
+    RegisteredNode,
 )
 from stoker_wire.messages.control import (
     Campaign,
@@ -33,7 +34,7 @@ from stoker_wire.messages.control import (
     Page,
     Token,
 )
-from tests.contract.gcs_support import TOKEN, attach, eventually, register, scheduler
+from tests.contract.gcs_support import TOKEN, a_node, attach, eventually, register, scheduler
 
 if TYPE_CHECKING:
     from stoker_gcs.service import Running
@@ -101,6 +102,31 @@ async def test_a_node_registers_beats_falls_silent_and_comes_back(client: Client
         "node.registered",
         "node.died",
     ]
+
+
+async def test_what_a_node_has_compiled_is_told_once_and_kept(client: Client) -> None:
+    node = msgspec.structs.replace(a_node("n_1"), warm_kernels=("old",))
+    told = await client.call("POST", "/v1/nodes", node, reply=RegisteredNode)
+    page = await client.call("GET", "/v1/nodes", reply=Page[Node])
+    assert page.items[0].warm_kernels == ("old",)
+
+    async def beat(*warm: str, incarnation: int = told.incarnation) -> None:
+        body = Heartbeat(incarnation=incarnation, warm_kernels=warm or None)
+        await client.call("POST", "/v1/nodes/n_1/heartbeat", body)
+
+    await beat("old")
+    await beat()  # as told before
+    await beat("old", "new")
+    await beat("old", "new")
+    events = await client.call(
+        "GET", "/v1/events", reply=Page[Event], query={"since": page.seq, "kind": "node.warmed"}
+    )
+    assert [event.payload["warm_kernels"] for event in events.items] == [["old", "new"]]
+    assert (await client.call("GET", "/v1/nodes/n_1", reply=Node)).warm_kernels == ("old", "new")
+    with pytest.raises(BadRequestError, match="warm_kernels"):
+        await beat(*(f"k{index}" for index in range(65)))
+    with pytest.raises(FencedError):
+        await beat("late", incarnation=told.incarnation + 1)
 
 
 async def test_one_scheduler_leads_at_a_time(client: Client) -> None:

@@ -227,7 +227,7 @@ async def test_a_compiler_that_hangs_is_killed_with_all_that_it_started(tmp_path
 
 
 async def test_a_compiler_that_cannot_be_started_says_so() -> None:
-    with pytest.raises(RuntimeEnvSetupError, match="cannot be started: .*no/such/python"):
+    with pytest.raises(RuntimeEnvSetupError, match=r"cannot be started: .*no/such/python"):
         await compile_specs(["/no/such/python"], b"[]", {}, None, 5.0)
 
 
