@@ -7,8 +7,9 @@
 
 Each worker is an actor with a copy of the model. A step's batch depends on the seed and the step's
 number only; every worker takes its slice of it, forward and backward run through Stoker's kernels,
-and one all-reduce of one flat buffer averages the gradients and the loss. The driver needs no torch:
-it starts the workers, reads a stream of reports, and keeps the curve and the checkpoint in --out.
+and one all-reduce of one flat buffer averages the gradients and the loss, or --compress METHOD does, for
+slow links. The driver needs no torch: it starts the workers, reads a stream of reports, and keeps the
+curve and the checkpoint in --out.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import io
 import json
 import math
 import sys
-import sysconfig
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from corpus import read_source
+from exchange import METHODS, Exchange
 from reporting import Progress, plot, readable, write
 
 import stoker
@@ -36,7 +38,6 @@ Report = dict[str, Any]
 ``step_s``; with some, ``checkpoint`` (bytes); with the last, ``validation_loss`` and ``samples``."""
 
 PROMPTS = (b"\ndef ", b"\nclass ", b"\n    return ")
-HELD_OUT = 20  # one file of so many is for validation
 VALIDATION_BATCHES = 8
 CAUSE_S = 5.0
 
@@ -55,6 +56,7 @@ class Config:
     warmup: int = 40  # steps
     clip: float = 1.0  # largest norm of the gradient
     seed: int = 0
+    compress: str = "none"  # how gradients travel, see exchange.METHODS
 
     def lr_at(self, step: int) -> float:
         """Linear warm-up, then a cosine down to a tenth."""
@@ -119,6 +121,7 @@ class Trainer:
         for p in parameters:
             p.grad = self.sums[offset : offset + p.numel()].view_as(p)
             offset += p.numel()
+        self.exchange = Exchange(config.compress, list(self.model.named_parameters()), self.sums)
 
     def ready(self) -> None:
         """Return once this worker has its place and its model."""
@@ -144,9 +147,11 @@ class Trainer:
             began = time.perf_counter()
             loss = self._step(step)
             report: Report = {"step": step + 1, "loss": loss, "step_s": time.perf_counter() - began}
+            if (step + 1) % place.checkpoint_every == 0 or step + 1 == last:
+                memories = self.exchange.gather_state()
+                if place.rank == 0:
+                    report["checkpoint"] = self._checkpoint(step + 1, memories)
             if place.rank == 0:
-                if (step + 1) % place.checkpoint_every == 0 or step + 1 == last:
-                    report["checkpoint"] = self._checkpoint(step + 1)
                 yield report
         validation_loss = self._validate()
         stoker.train.destroy_process_group()
@@ -169,7 +174,6 @@ class Trainer:
     def _add(self, batch: np.ndarray, *, backward: bool) -> None:
         """Add the means over ``batch``, of all workers, to the gradients and the loss."""
         import torch
-        import torch.distributed as dist
 
         scale = self.piece / self.config.batch
         for piece in self.pieces:
@@ -179,7 +183,7 @@ class Trainer:
             if backward:
                 (loss * scale).backward()
             self.sums[-1] += loss.detach() * scale
-        dist.all_reduce(self.sums)
+        self.exchange.run(gradients=backward)
 
     def _validate(self) -> float:
         import torch
@@ -202,12 +206,13 @@ class Trainer:
             for prompt in PROMPTS
         ]
 
-    def _checkpoint(self, step: int) -> bytes:
+    def _checkpoint(self, step: int, memories: list[Any] | None) -> bytes:
         import torch
 
         file = io.BytesIO()
         parts = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save({**parts, "step": step, "config": asdict(self.config)}, file)
+        parts |= {"step": step, "config": asdict(self.config), "memories": memories}
+        torch.save(parts, file)
         return file.getvalue()
 
     def _load(self, checkpoint: bytes) -> int:
@@ -218,31 +223,12 @@ class Trainer:
             raise ValueError(f"the checkpoint is of another run, with {saved['config']}")
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
+        self.exchange.load_state(saved["memories"], self.place.rank, self.place.workers)
         return int(saved["step"])
 
 
 class TrainingFailed(Exception):
     """A worker was lost or raised; the text names it and the cause."""
-
-
-def read_source() -> tuple[np.ndarray, np.ndarray]:
-    """Return the standard library's source as bytes, without tests: (to train on, held out)."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    others = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages"}
-    paths = sorted(
-        (path.relative_to(root).as_posix(), path)
-        for path in root.rglob("*.py")
-        if others.isdisjoint(path.relative_to(root).parts)
-    )
-    parts: tuple[list[bytes], list[bytes]] = ([], [])
-    for number, (_, path) in enumerate(paths):
-        parts[number % HELD_OUT == HELD_OUT - 1].append(path.read_bytes())
-    text, held_out = (np.frombuffer(b"".join(part), np.uint8) for part in parts)
-    print(
-        f"text: {len(paths)} files of Python {sys.version.split()[0]}'s standard library, "
-        f"{len(text) / 1e6:.1f} MB to train on, {len(held_out) / 1e6:.1f} MB held out"
-    )
-    return text, held_out
 
 
 def run(config: Config, args: argparse.Namespace) -> dict[str, Any]:
@@ -359,8 +345,11 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--log-every", type=int, default=25, help="steps, where it is no terminal")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="longest wait for a worker")
     for field in fields(Config):
-        kind = float if isinstance(field.default, float) else int
-        parser.add_argument(f"--{field.name}", type=kind, default=field.default, help="model, data")
+        choices, what = (METHODS, "method") if field.name == "compress" else (None, "model, data")
+        kind = type(field.default)
+        parser.add_argument(
+            f"--{field.name}", type=kind, default=field.default, choices=choices, help=what
+        )
     return parser
 
 

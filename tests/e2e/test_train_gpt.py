@@ -83,6 +83,19 @@ def test_a_resumed_run_goes_on_as_if_it_was_never_stopped(
     assert resumed["validation_loss"] == pytest.approx(two_workers["validation_loss"], abs=1e-6)
 
 
+def test_compressed_exchange_trains_and_resumes_with_what_it_held_back(
+    example: Any, two_workers: dict[str, Any], tmp_path: Path
+) -> None:
+    options = ("--workers", "2", "--compress", "onebit")
+    whole = _train(example, tmp_path / "whole", *options)
+    assert whole["losses"][0] == pytest.approx(two_workers["losses"][0], abs=1e-5)
+    assert whole["losses"] != two_workers["losses"]
+    assert whole["losses"][-1] < whole["losses"][0]
+    _train(example, tmp_path / "parts", *options, "--stop-after", "5")
+    resumed = _train(example, tmp_path / "parts", *options, "--resume")
+    assert resumed["losses"] == pytest.approx(whole["losses"], abs=1e-6)
+
+
 def test_it_keeps_a_curve_and_a_checkpoint(two_workers: dict[str, Any]) -> None:
     assert Path(two_workers["checkpoint"]).stat().st_size > 10_000
     assert len(two_workers["samples"]) == 3
