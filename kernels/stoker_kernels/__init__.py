@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from stoker_kernels.ops.layer_norm import DropoutAddLayerNorm as DropoutAddLayerNorm
     from stoker_kernels.ops.layer_norm import LayerNorm as LayerNorm
     from stoker_kernels.ops.layer_norm import layer_norm as layer_norm
+    from stoker_kernels.ops.linear_cross_entropy import LinearCrossEntropy as LinearCrossEntropy
+    from stoker_kernels.ops.linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
     from stoker_kernels.ops.rms_norm import RMSNorm as RMSNorm
     from stoker_kernels.ops.rms_norm import rms_norm as rms_norm
     from stoker_kernels.ops.rotary import rotary as rotary
@@ -51,6 +53,7 @@ __all__ = (
     "DropoutAddLayerNorm",
     "GeGLU",
     "LayerNorm",
+    "LinearCrossEntropy",
     "RMSNorm",
     "SwiGLU",
     "bias_gelu",
@@ -58,6 +61,7 @@ __all__ = (
     "flash_attention",
     "geglu",
     "layer_norm",
+    "linear_cross_entropy",
     "measure_candidates",
     "rms_norm",
     "rotary",
@@ -73,6 +77,8 @@ _HOME = {
     "layer_norm": "stoker_kernels.ops.layer_norm",
     "RMSNorm": "stoker_kernels.ops.rms_norm",
     "cross_entropy": "stoker_kernels.ops.cross_entropy",
+    "LinearCrossEntropy": "stoker_kernels.ops.linear_cross_entropy",
+    "linear_cross_entropy": "stoker_kernels.ops.linear_cross_entropy",
     "flash_attention": "stoker_kernels.ops.attention",
     "rms_norm": "stoker_kernels.ops.rms_norm",
     "BiasGELU": "stoker_kernels.ops.bias_gelu",

@@ -2,31 +2,56 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from stoker_kernels import cross_entropy
+from stoker_kernels.ops.cross_entropy import reference
 from tests.kernels._numerics import assert_close, leaves, poison_empty
 
 
+def expected_loss(
+    logits: torch.Tensor, target: torch.Tensor, reduction: str, smoothing: float, z_loss: float
+) -> torch.Tensor:
+    """Plain torch's, with the z-loss added."""
+    if not z_loss:
+        return F.cross_entropy(logits, target, label_smoothing=smoothing, reduction=reduction)
+    loss = F.cross_entropy(logits, target, label_smoothing=smoothing, reduction="none")
+    loss = loss + (target != -100) * z_loss * logits.logsumexp(-1).square()
+    if reduction == "none":
+        return loss
+    return loss.sum() if reduction == "sum" else loss.sum() / (target != -100).sum()
+
+
 def check(
-    logits: torch.Tensor, target: torch.Tensor, reduction: str, upstream: torch.Tensor | None = None
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    reduction: str,
+    upstream: torch.Tensor | None = None,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    terms: float = 1.0,
 ) -> None:
     """Loss and gradient against fp64; the witness computes in fp32 and rounds the gradient."""
     results = []
     for dtype, ours in ((logits.dtype, True), (logits.dtype, False), (torch.float64, False)):
         (xs,) = leaves(logits, dtype=dtype)
         if ours:
-            loss = cross_entropy(xs, target, reduction=reduction)  # type: ignore[arg-type]
+            loss = cross_entropy(
+                xs, target, reduction=reduction, label_smoothing=smoothing, z_loss=z_loss  # type: ignore[call-overload]
+            )  # fmt: skip
         else:
             wide = xs if dtype == torch.float64 else xs.float()
-            loss = F.cross_entropy(wide, target.long(), reduction=reduction)
+            loss = expected_loss(wide, target.long(), reduction, smoothing, z_loss)
         grad = torch.ones(()) if upstream is None else upstream
         loss.backward(grad.to(loss.dtype).expand(loss.shape))
         results.append((loss, xs.grad))
     for name, kernel, witness, oracle in zip(("loss", "dlogits"), *results, strict=True):
-        assert_close(kernel, witness, oracle, name)
+        assert_close(kernel, witness, oracle, name, terms)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -44,6 +69,100 @@ def test_matches_fp64(
     if shape[0] > 2:
         target[1] = -100
     check(torch.randn(shape).to(dtype), target, reduction)
+
+
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.1, 0.0), (0.0, 1e-2), (0.3, 1e-2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 300), (13, 257)])
+def test_smoothing_and_z_loss(
+    backend: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    smoothing: float,
+    z_loss: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One row is split into parts that are joined, 13 are not; 257 columns leave most of a tile empty."""
+    poison_empty(monkeypatch)
+    target = torch.randint(0, shape[1], shape[:1])
+    if shape[0] > 2:
+        target[1] = -100
+    logits = torch.randn(shape).to(dtype)
+    check(logits, target, "mean", None, smoothing, z_loss)
+    check(logits + 30, target, "none", torch.randn(shape[0]), smoothing, z_loss, terms=30.0)
+
+
+def test_padding_of_the_rows_is_not_read(backend: str) -> None:
+    padded = torch.full((4, 96), float("nan"))
+    padded[:, :83] = torch.randn(4, 83)
+    check(padded[:, :83], torch.randint(0, 83, (4,)), "mean", None, 0.2, 1e-2)
+
+
+def test_z_loss_is_also_returned_alone(backend: str) -> None:
+    (xs,) = leaves(torch.randn(5, 40))
+    target = torch.tensor([1, -100, 3, 4, 39])
+    for reduction in ("mean", "sum", "none"):
+        loss, z = cross_entropy(
+            xs, target, z_loss=0.1, label_smoothing=0.1, return_z_loss=True, reduction=reduction  # type: ignore[call-overload]
+        )  # fmt: skip
+        plain = cross_entropy(xs, target, label_smoothing=0.1, reduction=reduction)  # type: ignore[call-overload]
+        assert not z.requires_grad
+        torch.testing.assert_close(loss, plain + z)
+        torch.testing.assert_close(loss, expected_loss(xs, target, reduction, 0.1, 0.1))
+
+
+def fused(
+    logits: torch.Tensor, target: torch.Tensor, dloss: torch.Tensor, module: Any, **options: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and gradient of one call that writes over the logits, which it is given padded."""
+    width = logits.shape[1]
+    padded = torch.full((logits.shape[0], width + 13), 7.5)
+    inside = padded[:, :width]
+    inside.copy_(logits)
+    loss = module.cross_entropy_fused_(
+        dloss, inside, target, -100, options["smoothing"], options["z_loss"]
+    )
+    assert (padded[:, width:] == 7.5).all(), "wrote past a row"
+    return loss, inside.contiguous()
+
+
+@pytest.mark.parametrize(("smoothing", "z_loss"), [(0.0, 0.0), (0.1, 1e-2)])
+@pytest.mark.parametrize("vocab", [1, 64, 83, 300])
+def test_loss_and_gradient_in_one_call(
+    interpreter: None, vocab: int, smoothing: float, z_loss: float
+) -> None:
+    from stoker_kernels.ops.cross_entropy import triton
+
+    target = torch.randint(0, vocab, (6,))
+    target[2] = -100
+    logits, dloss = torch.randn(6, vocab) * 3, torch.randn(6)
+    logits[2] = float("nan")  # nothing of an ignored row is read
+    (xs,) = leaves(logits.nan_to_num(), dtype=torch.float64)
+    oracle = expected_loss(xs, target, "none", smoothing, z_loss)
+    oracle.backward(dloss.double())
+    for module, given in ((triton, logits), (reference, logits.nan_to_num())):
+        loss, grad = fused(given, target, dloss, module, smoothing=smoothing, z_loss=z_loss)
+        assert_close(loss, loss, oracle, "loss", terms=10.0)
+        assert_close(grad, grad, xs.grad, "dlogits", terms=10.0)
+
+
+def test_rows_beyond_2_to_the_31_values(interpreter: None) -> None:
+    """Rows 2^30 values apart, of which only the first pages are ever touched."""
+    from stoker_kernels.ops.cross_entropy import triton
+
+    storage = torch.empty(2**31 + 64, dtype=torch.bfloat16)
+    logits = storage.as_strided((3, 40), (2**30, 1))
+    logits.copy_(torch.randn(3, 40))
+    target = torch.tensor([3, 20, 39])
+    (xs,) = leaves(logits.contiguous())
+    expected = cross_entropy(xs, target, reduction="none")
+    expected.sum().backward()
+    loss, lse = triton.cross_entropy_fwd(logits, target, -100, 0.0, 0.0)
+    assert torch.equal(loss, expected)
+    ones = torch.ones(3)
+    assert torch.equal(triton.cross_entropy_bwd(ones, logits, target, lse, -100, 0.0, 0.0), xs.grad)
+    assert torch.equal(triton.cross_entropy_fused_(ones, logits, target, -100, 0.0, 0.0), expected)
+    torch.testing.assert_close(logits, xs.grad)
 
 
 @pytest.mark.parametrize("magnitude", [1e-4, 3.0, 1e4])
@@ -124,6 +243,19 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     target = torch.tensor([0, -100, 4, 2])
     assert torch.autograd.gradcheck(lambda a: cross_entropy(a, target), (x,))
     assert torch.autograd.gradcheck(lambda a: cross_entropy(a, target, reduction="none"), (x,))
+    smoothed = partial(cross_entropy, target=target, label_smoothing=0.2, z_loss=0.1)
+    assert torch.autograd.gradcheck(smoothed, (x,))
+
+
+def test_each_row_is_split_into_whole_steps() -> None:
+    from stoker_kernels.ops.cross_entropy.triton import parts_of
+
+    for rows in (1, 7, 300, 528, 100_000):
+        for vocab in (1, 8192, 50257, 262144):
+            parts, span = parts_of(rows, vocab, 4096, 132)
+            assert span % 4096 == 0
+            assert (parts - 1) * span < vocab <= parts * span
+            assert parts == 1 or rows < 528
 
 
 def test_errors() -> None:
@@ -132,4 +264,10 @@ def test_errors() -> None:
     with pytest.raises(TypeError, match="int64"):
         cross_entropy(torch.randn(2, 8), torch.zeros(2))
     with pytest.raises(ValueError, match="expected mean"):
-        cross_entropy(torch.randn(2, 8), torch.zeros(2).long(), reduction="avg")  # type: ignore[arg-type]
+        cross_entropy(torch.randn(2, 8), torch.zeros(2).long(), reduction="avg")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="label_smoothing must be in"):
+        cross_entropy(torch.randn(2, 8), torch.zeros(2).long(), label_smoothing=1.5)
+    with pytest.raises(ValueError, match="z_loss must not be negative"):
+        cross_entropy(torch.randn(2, 8), torch.zeros(2).long(), z_loss=-1.0)
+    with pytest.raises(ValueError, match="at least one class"):
+        cross_entropy(torch.randn(2, 0), torch.zeros(2).long())

@@ -33,13 +33,16 @@ LANES = 2048  # 8 values, one 16-byte load of bf16, for each of 256 threads
 DEPTH = 4
 
 
-def walk(vocab: int, interpreted: bool) -> Config:
-    """How a program walks a row; small steps under the interpreter so that tests loop."""
+def walk(vocab: int, smoothing: bool, interpreted: bool) -> Config:
+    """How a program walks a row; small steps under the interpreter so that tests loop.
+
+    Smoothing keeps a third sum per lane, for which twice the DEPTH would leave no registers.
+    """
     if interpreted:
         return {"DEPTH": 2, "LANES": min(32, triton.next_power_of_2(vocab)), "num_warps": 4}
     lanes = min(LANES, max(64, triton.next_power_of_2(vocab)))
     return {
-        "DEPTH": max(1, min(DEPTH, vocab // lanes)),
+        "DEPTH": max(1, min(DEPTH // 2 if smoothing else DEPTH, vocab // lanes)),
         "LANES": lanes,
         "num_warps": max(1, lanes // 256),
     }
@@ -55,6 +58,11 @@ def walks(vocab: int) -> list[Config]:
         if lanes <= max(1024, triton.next_power_of_2(vocab))
         and 4 * 32 * warps <= depth * lanes <= 64 * 32 * warps  # values per thread: 4 to 64
     ]
+
+
+def walk_back(config: Config) -> Config:
+    """``config`` and the columns of the gradient written at a time: fewer, they cost more registers."""
+    return {**config, "BLOCK": config["LANES"] * min(2, config["DEPTH"])}
 
 
 def block(vocab: int, interpreted: bool) -> Config:
@@ -95,16 +103,16 @@ def cross_entropy_fwd(
     lse = logits.new_empty((rows,), dtype=torch.float32)
     if not rows:
         return loss, lse
-    device = device_of(cross_entropy_fwd_kernel, logits)
+    device, smoothing = device_of(cross_entropy_fwd_kernel, logits), label_smoothing > 0.0
     config = choose(
-        "cross_entropy_fwd", walk(vocab, device.interpreted), lambda: walks(vocab),
-        vocab=vocab, dtype=logits.dtype,
+        "cross_entropy_fwd", walk(vocab, smoothing, device.interpreted), lambda: walks(vocab),
+        vocab=vocab, dtype=logits.dtype, smoothing=smoothing,
     )  # fmt: skip
     step = config["DEPTH"] * config["LANES"]
     parts, span = parts_of(rows, vocab, step, device.multiprocessors)
     partial = logits.new_empty((rows, parts, 3) if parts > 1 else 0, dtype=torch.float32)
     strides = logits.stride(0), target.stride(0)
-    flags = {"SMOOTHING": label_smoothing > 0.0, "Z_LOSS": z_loss > 0.0}
+    flags = {"SMOOTHING": smoothing, "Z_LOSS": z_loss > 0.0}
     launch(
         cross_entropy_fwd_kernel, (rows, parts),
         logits, target, loss, lse, partial, *strides, vocab, span, ignore_index,
@@ -161,15 +169,16 @@ def cross_entropy_fused_(
     rows, vocab = logits.shape
     loss = logits.new_empty((rows,), dtype=torch.float32)
     if rows:
-        device = device_of(cross_entropy_fused_kernel, logits)
+        device, smoothing = device_of(cross_entropy_fused_kernel, logits), label_smoothing > 0.0
         config = choose(
-            "cross_entropy_fused", walk(vocab, device.interpreted), lambda: walks(vocab),
-            vocab=vocab, dtype=logits.dtype,
+            "cross_entropy_fused", walk_back(walk(vocab, smoothing, device.interpreted)),
+            lambda: [walk_back(config) for config in walks(vocab)],
+            vocab=vocab, dtype=logits.dtype, smoothing=smoothing,
         )  # fmt: skip
         launch(
             cross_entropy_fused_kernel, (rows,),
             dloss, logits, target, loss, dloss.stride(0), logits.stride(0), target.stride(0),
             vocab, ignore_index, float(label_smoothing), float(z_loss),
-            SMOOTHING=label_smoothing > 0.0, Z_LOSS=z_loss > 0.0, on=logits, **config,
+            SMOOTHING=smoothing, Z_LOSS=z_loss > 0.0, on=logits, **config,
         )  # fmt: skip
     return loss
