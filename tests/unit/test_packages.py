@@ -14,7 +14,7 @@ from stoker import _packages
 from stoker._packages import Package, pack
 from stoker._runtime_env import make_runtime_env
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError, UnknownOptionError
-from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.messages.common import KernelSpec, RuntimeEnv
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,6 +129,24 @@ def test_a_runtime_env_becomes_the_message_that_travels(tmp_path: Path) -> None:
     assert env.preload == ("torch.nn",)
 
 
+def test_kernels_are_named_by_op_by_mapping_or_by_function() -> None:
+    class torch_bfloat16:  # as torch.bfloat16 prints, without torch
+        def __str__(self) -> str:
+            return "torch.bfloat16"
+
+    sized = {"op": "rms_norm", "dtype": torch_bfloat16(), "columns": 4096}
+    entries = ["rms_norm", sized, "a.b:C.step", {"call": "a:f"}, make_runtime_env]
+    made = make_runtime_env({"kernels": entries}, no_upload)
+    assert made.kernels == (
+        KernelSpec(op="rms_norm"),
+        KernelSpec(op="rms_norm", dtype="bfloat16", sizes={"columns": 4096}),
+        KernelSpec(call="a.b:C.step"),
+        KernelSpec(call="a:f"),
+        KernelSpec(call="stoker._runtime_env:make_runtime_env"),
+    )
+    assert make_runtime_env({"kernels": made.kernels}, no_upload) == made
+
+
 def test_nothing_and_a_finished_environment_pass_through() -> None:
     assert make_runtime_env(None, no_upload) == RuntimeEnv()
     made = RuntimeEnv(pip=("x",))
@@ -154,6 +172,26 @@ def no_upload(package: Package) -> None:
         ({"pip": [1]}, BadRequestError, "a list of requirements"),
         ({"preload": ["not a module"]}, BadRequestError, "a module's name"),
         ("working_dir", BadRequestError, "runtime_env: expected a mapping"),
+        ({"kernels": "rms_norm"}, BadRequestError, r"runtime_env\.kernels: expected a list of"),
+        ({"kernels": {"op": "a"}}, BadRequestError, r"runtime_env\.kernels: expected a list of"),
+        ({"kernels": ["a", 3]}, BadRequestError, r"runtime_env\.kernels\[1\]: expected an op"),
+        ({"kernels": ["a b"]}, BadRequestError, r"kernels\[0\]\.op: expected an op"),
+        ({"kernels": [{"rows": 1}]}, BadRequestError, r"kernels\[0\]: expected an op"),
+        ({"kernels": ["a:b c"]}, BadRequestError, r"kernels\[0\]: expected 'module:function'"),
+        ({"kernels": [{"call": "a"}]}, BadRequestError, r"kernels\[0\]\.call: expected 'module:"),
+        ({"kernels": [{"call": "a:b", "n": 1}]}, BadRequestError, "'call' alone"),
+        (
+            {"kernels": [{"op": "a", "dtype": "int8"}]},
+            BadRequestError,
+            r"\[0\]\.dtype: expected one",
+        ),
+        ({"kernels": [{"op": "a", "rows": 0}]}, BadRequestError, r"\[0\]\.rows: expected a whole"),
+        (
+            {"kernels": [{"op": "a", "rows": "1"}]},
+            BadRequestError,
+            r"\[0\]\.rows: expected a whole",
+        ),
+        ({"kernels": [lambda: None]}, BadRequestError, "at the top of a module"),
     ],
 )
 def test_a_wrong_runtime_env_is_named_with_its_fix(
