@@ -184,6 +184,29 @@ def test_memory_order_is_kept(backend: str) -> None:
     assert rotary(torch.randn(2, 5, 9, 8)[:, :, :3], cos, sin).is_contiguous()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_compiles_whole_in_both_memory_orders_and_with_lengths(backend: str) -> None:
+    """Beyond the workloads: strides that the fake must foresee, and the optional tensors."""
+    cos, sin = rotary_tables(6, 64)
+    where = {"cu_seqlens": torch.tensor([0, 4, 10]), "offset": torch.tensor([3, 0])}
+
+    def both(heads_first: torch.Tensor, packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = rotary(heads_first.transpose(1, 2), cos, sin, offset=2)
+        return y.transpose(1, 2), rotary(packed, cos, sin, **where)
+
+    torch._dynamo.reset()
+    results = []
+    inputs = torch.randn(2, 3, 5, 8), torch.randn(10, 3, 8)
+    for run in (both, torch.compile(both, fullgraph=True, backend="aot_eager")):
+        xs = leaves(*inputs)
+        ys = run(*xs)
+        torch.autograd.backward(ys, [y.detach().square() for y in ys])
+        results.append((*ys, *(x.grad for x in xs)))
+    for eager, compiled in zip(*results, strict=True):
+        assert eager.stride() == compiled.stride()
+        torch.testing.assert_close(compiled, eager)
+
+
 @pytest.mark.parametrize("dim", [0, 1, 2])
 def test_offsets_beyond_2_to_the_31(interpreter: None, tmp_path: Path, dim: int) -> None:
     shape = [2, 2, 2, 8]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -28,5 +27,4 @@ _SMALL = {"rows": 5, "columns": 48}
 WORKLOADS = (
     Workload("swiglu", _inputs, swiglu, _cost, _SHAPE, _SMALL),
     Workload("geglu", _inputs, geglu, _cost, _SHAPE, _SMALL),
-    Workload("geglu_erf", _inputs, partial(geglu, approximate="none"), _cost, _SHAPE, _SMALL),
 )

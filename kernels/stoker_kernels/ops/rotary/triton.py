@@ -61,8 +61,8 @@ def _positions(
 def rotary_kernel(
     x_ptr, y_ptr, cos_ptr, sin_ptr, position_ptr, cu_seqlens_ptr, offsets_ptr,
     x_batch, x_token, x_head, y_batch, y_token, y_head, stride_cos, stride_sin, stride_position,
-    tokens, heads, sequences, steps, offset, table_rows,
-    HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr, BACKWARD: tl.constexpr,
+    tokens, heads, sequences, steps, offset, table_rows, sign,
+    HALF: tl.constexpr, REST: tl.constexpr, INTERLEAVED: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_HALF: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     head_blocks = tl.cdiv(heads, BLOCK_H)
@@ -101,9 +101,7 @@ def rotary_kernel(
     )  # nothing beyond the tables is read, and nobody takes the result for an angle
     c = tl.load(cos_ptr + row * stride_cos + pair[None, :], mask=known, other=nan)  # [S, C]
     s = tl.load(sin_ptr + row * stride_sin + pair[None, :], mask=known, other=nan)
-    c, s = c.to(tl.float32)[:, None, :], s.to(tl.float32)[:, None, :]
-    if BACKWARD:
-        s = -s
+    c, s = c.to(tl.float32)[:, None, :], s.to(tl.float32)[:, None, :] * sign
     a, b = a.to(tl.float32), b.to(tl.float32)
     y_a = (a * c - b * s).to(y_ptr.dtype.element_ty)
     y_b = (b * c + a * s).to(y_ptr.dtype.element_ty)
@@ -184,7 +182,8 @@ def rotary(
         *x.stride()[:3], *y.stride()[:3], cos.stride(0), sin.stride(0),
         0 if positions is None or positions.shape[0] == 1 else positions.stride(0),
         tokens, heads, sequences, (sequences + 1).bit_length(), offset, cos.shape[0],
-        HALF=half, REST=rest, INTERLEAVED=interleaved, BACKWARD=backward,
+        -1.0 if backward else 1.0,
+        HALF=half, REST=rest, INTERLEAVED=interleaved,
         BLOCK_HALF=triton.next_power_of_2(half), BLOCK_REST=triton.next_power_of_2(max(rest, 1)),
         on=x, **config,
     )  # fmt: skip
