@@ -1,0 +1,78 @@
+"""The opaque ops of the optimizers, one per rule, and the choice of their backend.
+
+They mutate lists of tensors and have no autograd Function: a step runs under ``no_grad``.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
+from stoker_kernels.optim import foreach, reference
+
+Tensors = list[torch.Tensor]
+FOREACH_DTYPES = ({torch.float32}, {torch.float64})
+FOREACH = {"adam": foreach.adam, "sgd": foreach.sgd}
+
+
+def _update(
+    rule: str,
+    params: Tensors,
+    grads: Tensors,
+    first: Tensors,
+    second: Tensors,
+    steps: Tensors,
+    hyper: torch.Tensor,
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+    seed: int | None,
+) -> torch.Tensor:
+    states = [state for state in (first, second) if state]
+    backend = backend_for(params[0])
+    if backend is Backend.TRITON:
+        from stoker_kernels.optim import triton
+
+        return triton.update(rule, params, grads, states, steps, hyper, grad_scale, found_inf, seed)
+    wide = {column[0].dtype for column in (params, grads, *states)} in FOREACH_DTYPES
+    plain = grad_scale is None and found_inf is None
+    if backend is Backend.CPU and wide and plain and rule in FOREACH:
+        FOREACH[rule](params, grads, states, steps, hyper)
+        return reference.square_sums(grads)
+    return reference.update(
+        rule, params, grads, states, steps, hyper, grad_scale, found_inf, seed
+    )  # fmt: skip
+
+
+def _update_fake(rule: str, params: Tensors, *_: Any) -> torch.Tensor:
+    return params[0].new_empty(len(params), dtype=compute_dtype(params[0].dtype))
+
+
+def _square_sums(grads: Tensors) -> torch.Tensor:
+    if backend_for(grads[0]) is Backend.TRITON:
+        from stoker_kernels.optim import triton
+
+        return triton.square_sums(grads)
+    return reference.square_sums(grads)
+
+
+def _square_sums_fake(grads: Tensors) -> torch.Tensor:
+    return grads[0].new_empty(len(grads), dtype=compute_dtype(grads[0].dtype))
+
+
+UPDATES = {
+    rule: register_op(
+        f"{rule}_",
+        "(Tensor(a!)[] params, Tensor[] grads, Tensor(b!)[] first, Tensor(c!)[] second,"
+        " Tensor(d!)[] steps, Tensor hyper, Tensor? grad_scale, Tensor? found_inf, int? seed)"
+        " -> Tensor",
+        partial(_update, rule),
+        partial(_update_fake, rule),
+    )
+    for rule in reference.RULES
+}
+SQUARE_SUMS = register_op(
+    "grad_square_sums", "(Tensor[] grads) -> Tensor", _square_sums, _square_sums_fake
+)

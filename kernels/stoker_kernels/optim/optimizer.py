@@ -1,0 +1,263 @@
+"""What all optimizers here share: state, parameter groups, hyperparameters on the device, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch._compile import _disable_dynamo
+
+from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.optim.ops import SQUARE_SUMS, UPDATES
+from stoker_kernels.optim.table import is_dense
+
+REFUSED_OPTIONS = ("amsgrad", "differentiable")
+BATCH_BIT, SEED_BITS = 40, 61
+
+
+class Batch(NamedTuple):
+    """What one op call updates: tensors of one group, device and set of dtypes."""
+
+    group: dict[str, Any]
+    places: list[int]  # among all parameters
+    params: list[torch.Tensor]
+    grads: list[torch.Tensor]
+    steps: list[torch.Tensor]
+    states: tuple[list[torch.Tensor], list[torch.Tensor]]
+    hyper: torch.Tensor
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose step is one update launch per dtype signature, whatever the number of tensors.
+
+    On CUDA the kernels run, on the CPU ``torch._foreach_*`` or the reference. States are kept in at least
+    fp32 also for bf16 and fp16 parameters, and carry torch's names, so checkpoints move both ways.
+
+    After ``step()``, :attr:`grad_square_sums` holds each parameter's sum of squared gradients, computed
+    in the same pass, in the order of the parameter groups (0 without a gradient), before clipping and after
+    the loss scale is divided out. :attr:`grad_square_sum` is their sum; its root is the global norm.
+    Reading a value is what synchronises.
+
+    Options of every optimizer:
+
+    ``max_grad_norm``: clip gradients to this global 2-norm, as ``torch.nn.utils.clip_grad_norm_``;
+    costs one more read of them. Gradients themselves stay as they are.
+    ``stochastic_rounding``, ``seed`` (per group): round bf16 parameters up or down at random, each as likely
+    as it is near, so that updates below half a unit in the last place are not lost. The random bits
+    depend on seed, step and the element's place alone, so a run can be replayed.
+    ``maximize`` (per group).
+
+    ``torch.amp.GradScaler`` hands its scale and its verdict to the kernel: a step with non-finite
+    gradients is skipped on the device. In a CUDA graph lr may be a tensor on the device; changes of
+    hyperparameters that are numbers reach a captured step by :meth:`upload_hyperparameters`.
+
+    Raises ``ValueError`` for a hyperparameter out of range or a parameter with gaps or overlaps in its
+    memory, ``TypeError`` for sparse gradients and complex or integer parameters.
+    """
+
+    _step_supports_amp_scaling = True  # read by torch.amp.GradScaler
+    rule: ClassVar[str]
+    state_names: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self, params: Iterable[Any], defaults: dict[str, Any], max_grad_norm: float | None
+    ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0.0:
+            raise ValueError(f"{type(self).__name__}: max_grad_norm must be positive")
+        self.max_grad_norm = max_grad_norm
+        self.grad_square_sums: torch.Tensor | None = None
+        self._uploaded: dict[tuple[int, torch.device], tuple[tuple[float, ...], torch.Tensor]] = {}
+        self._places: tuple[list[int], torch.Tensor] | None = None
+        super().__init__(params, defaults)
+
+    @property
+    def grad_square_sum(self) -> torch.Tensor | None:
+        """The sum of squares of all gradients of the last step, a scalar tensor; None before it."""
+        return None if self.grad_square_sums is None else self.grad_square_sums.sum()
+
+    def hyper_of(self, group: dict[str, Any], lr: float) -> tuple[float, ...]:
+        """The group's numbers in the order of ``hyper``."""
+        raise NotImplementedError
+
+    def states_of(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The names of the states that the group's parameters have."""
+        return self.state_names
+
+    def check(self, group: dict[str, Any]) -> None:
+        """Raise ``ValueError`` for a hyperparameter out of range."""
+        for name in ("lr", "weight_decay", "eps", "momentum", "trust_coefficient"):
+            value = group.get(name, 0.0)
+            if not (isinstance(value, torch.Tensor) or value >= 0.0):
+                raise ValueError(f"{type(self).__name__}: {name} must be at least 0, got {value}")
+        if not all(0.0 <= beta < 1.0 for beta in group.get("betas", ())):
+            raise ValueError(
+                f"{type(self).__name__}: betas must lie in [0, 1), got {group['betas']}"
+            )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's, with this class's checks."""
+        super().add_param_group(param_group)
+        try:
+            group = self.param_groups[-1]
+            self.check(group)
+            for p in group["params"]:
+                if not p.is_floating_point():
+                    raise TypeError(f"{type(self).__name__} takes real parameters, not {p.dtype}")
+                if not is_dense(p):
+                    raise ValueError(
+                        f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has gaps or "
+                        f"overlaps in memory (strides {p.stride()}): make it .contiguous()"
+                    )
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    @_disable_dynamo  # as torch.optim: torch.compiler.disable would load dynamo at import
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; return ``closure()``'s loss, or None."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.upload_hyperparameters()
+        batches = self._batches()
+        scale = getattr(self, "grad_scale", None)  # set by GradScaler for the time of the call
+        found_inf = getattr(self, "found_inf", None)
+        sums = None
+        if self.max_grad_norm is not None and batches:
+            sums = self._in_order(batches, [SQUARE_SUMS(batch.grads) for batch in batches])
+            if scale is not None:
+                sums = sums / scale.to(sums).square()
+            excess = ((sums.sum().sqrt() + 1e-6) / self.max_grad_norm).clamp_(min=1.0)
+            scale = excess if scale is None else excess * scale.to(excess)
+        updated = []
+        for ordinal, batch in enumerate(batches):
+            seed = None
+            if batch.group["stochastic_rounding"]:
+                seed = (batch.group["seed"] + (ordinal << BATCH_BIT)) % 2**SEED_BITS + 2**SEED_BITS
+            device = batch.hyper.device
+            arguments = (batch.params, batch.grads, *batch.states, batch.steps, batch.hyper)
+            amp = [None if t is None else t.to(device) for t in (scale, found_inf)]
+            updated.append(UPDATES[self.rule](*arguments, *amp, seed))
+        if batches:
+            self.grad_square_sums = self._in_order(batches, updated) if sums is None else sums
+        return loss
+
+    def upload_hyperparameters(self) -> None:
+        """Copy what changed in ``param_groups`` to the devices; ``step()`` begins with it.
+
+        Call it before replaying a CUDA graph of a step, after a scheduler wrote numbers. It does not wait
+        for the device. Within a capture nothing may have changed: ``RuntimeError`` says so.
+        """
+        for number, group in enumerate(self.param_groups):
+            lr = group["lr"]
+            on_device = isinstance(lr, torch.Tensor) and lr.device.type != "cpu"
+            values = self.hyper_of(group, 0.0 if on_device else float(lr))
+            for device in {p.device for p in group["params"]}:
+                before = self._uploaded.get((number, device))
+                if before is None or before[0] != values:
+                    before = self._uploaded[number, device] = (
+                        values,
+                        self._copied(values, device, None if before is None else before[1]),
+                    )
+                if on_device:
+                    before[1][0].copy_(lr.reshape(()), non_blocking=True)
+
+    def _copied(
+        self, values: tuple[float, ...], device: torch.device, into: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``values`` on ``device``, in the place where graphs read them."""
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{type(self).__name__}: a hyperparameter changed during the capture of a CUDA graph: "
+                "run a step before the capture, and use a tensor lr or upload_hyperparameters() later"
+            )
+        dtype = torch.float64 if device.type == "cpu" else torch.float32
+        host = torch.tensor(values, dtype=dtype)
+        into = torch.empty_like(host, device=device) if into is None else into
+        return into.copy_(host, non_blocking=True)  # pageable memory is staged: no wait
+
+    def _batches(self) -> list[Batch]:
+        """What one op call can update together: one group, device and set of dtypes."""
+        batches: dict[Any, Batch] = {}
+        place = -1
+        for number, group in enumerate(self.param_groups):
+            names = self.states_of(group)
+            for p in group["params"]:
+                place += 1
+                grad = p.grad
+                if grad is None:
+                    continue
+                state = self.state[p]
+                if len(state) <= len(names):
+                    self._complete(p, state, names)
+                key = (number, p.device, p.dtype, grad.dtype)
+                batch = batches.get(key)
+                if batch is None:
+                    if grad.is_sparse:
+                        raise TypeError(
+                            f"{type(self).__name__} takes no sparse gradients: use sparse=False in "
+                            "the embedding, or torch.optim.SparseAdam"
+                        )
+                    hyper = self._uploaded[number, p.device][1]
+                    batch = batches[key] = Batch(group, [], [], [], [], ([], []), hyper)
+                batch.places.append(place)
+                batch.params.append(p)
+                batch.grads.append(grad)
+                batch.steps.append(state["step"])
+                for column, name in zip(batch.states, names, strict=False):
+                    column.append(state[name])
+        return list(batches.values())
+
+    def _complete(self, p: torch.Tensor, state: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Begin the states that a parameter has not yet."""
+        if "step" not in state:  # torch's SGD counts none: only its first step is special
+            begun = any(isinstance(state.get(name), torch.Tensor) for name in names)
+            state["step"] = torch.full((), float(begun), dtype=torch.float32, device=p.device)
+        for name in names:
+            if not isinstance(state.get(name), torch.Tensor):
+                state[name] = torch.zeros_like(p, dtype=compute_dtype(p.dtype))
+
+    def _in_order(self, batches: list[Batch], sums: list[torch.Tensor]) -> torch.Tensor:
+        """Square sums by batch -> (number of parameters,) in their order."""
+        count = sum(len(group["params"]) for group in self.param_groups)
+        places = [place for batch in batches for place in batch.places]
+        if len(sums) == 1 and len(places) == count:
+            return sums[0]
+        together = torch.cat([s.to(sums[0]) for s in sums])
+        if self._places is None or self._places[0] != places:
+            index = torch.tensor(places).to(together.device, non_blocking=True)
+            self._places = (places, index)
+        return together.new_zeros(count).index_copy_(0, self._places[1], together)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("max_grad_norm", None)
+        self.__dict__.setdefault("grad_square_sums", None)
+        self.__dict__.setdefault("_uploaded", {})
+        self.__dict__.setdefault("_places", None)
+        for group in self.param_groups:
+            for name in REFUSED_OPTIONS:
+                if group.get(name):
+                    raise ValueError(f"{type(self).__name__} has no {name}: the state cannot go on")
+            for name, value in self.defaults.items():
+                group.setdefault(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, but states keep fp32 where torch would round them to the parameter's dtype."""
+        super().load_state_dict(state_dict)
+        ids = [i for group in state_dict["param_groups"] for i in group["params"]]
+        params = [p for group in self.param_groups for p in group["params"]]
+        for key, p in zip(ids, params, strict=True):
+            for name, saved in state_dict["state"].get(key, {}).items():
+                if name == "step":
+                    step = torch.as_tensor(saved, dtype=torch.float32).to(p.device, copy=True)
+                    self.state[p][name] = step.reshape(())
+                elif name in self.state_names and isinstance(saved, torch.Tensor):
+                    wide = torch.empty_like(p, dtype=compute_dtype(p.dtype))
+                    self.state[p][name] = wide.copy_(saved)

@@ -1,0 +1,142 @@
+"""The table that tells one launch about all tensors: addresses, sizes, and which program does what.
+
+It is built on the CPU and copied to the device once; it is found again as long as the tensors' addresses
+and sizes stay, so steps after the first build nothing. It holds numbers, no tensors: nobody's memory is
+kept alive by it.
+
+Within a capture for a CUDA graph the table is copied from pinned memory by a node of the graph itself:
+gradients allocated during the capture have addresses that no earlier step saw. The pinned memory is never
+freed, for the graph reads it at every replay; an eager step sets it aside, so take one before a capture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+
+POINTERS = 5  # parameter, gradient, two states, step; 0 where there is none
+COLUMNS = 8  # then: number of elements, index of the first block, unused
+VECTOR = 8  # elements: 16 bytes of bf16, 32 of fp32
+CACHED_TABLES = 64
+
+_reserved: dict[int, torch.Tensor] = {}  # pinned memory by size, since a capture may allocate none
+_read_by_graphs: list[torch.Tensor] = []
+
+
+class Part(NamedTuple):
+    """Consecutive blocks of one launch: those of tensors that allow 16-byte accesses, or the others."""
+
+    aligned: bool
+    first: int
+    blocks: int
+
+
+class Table(NamedTuple):
+    """A table on its device."""
+
+    rows: torch.Tensor  # (T, COLUMNS) int64, in the order of the tensors
+    tensor_of_block: torch.Tensor  # (blocks,) int32
+    parts: tuple[Part, ...]
+    blocks: int
+
+
+def table_of(columns: Sequence[list[torch.Tensor]], chunk: int) -> Table:
+    """The table for tensors given by kind (``POINTERS`` lists, empty where a kind is missing).
+
+    A block is ``chunk`` elements of one tensor. All tensors are on one device; the first list that is
+    not empty tells the sizes.
+    """
+    leading = next(column for column in columns if column)
+    addresses = tuple(tuple(t.data_ptr() for t in column) for column in columns)
+    numels = tuple(t.numel() for t in leading)
+    device = leading[0].device
+    if device.type != "cuda":
+        return _cached(addresses, numels, chunk, device, 0)
+    if torch.cuda.is_current_stream_capturing():
+        return _build(addresses, numels, chunk, device, captured=True)
+    # Another stream would not wait for this one's copy.
+    stream = torch.cuda.current_stream(device).cuda_stream
+    table = _cached(addresses, numels, chunk, device, stream)
+    size = host_size(len(numels), table.blocks)
+    if size not in _reserved:
+        _reserved[size] = torch.zeros(size, dtype=torch.int64, pin_memory=True)
+    return table
+
+
+@lru_cache(maxsize=CACHED_TABLES)
+def _cached(
+    addresses: tuple[tuple[int, ...], ...],
+    numels: tuple[int, ...],
+    chunk: int,
+    device: torch.device,
+    stream: int,
+) -> Table:
+    return _build(addresses, numels, chunk, device, captured=False)
+
+
+def _build(
+    addresses: tuple[tuple[int, ...], ...],
+    numels: tuple[int, ...],
+    chunk: int,
+    device: torch.device,
+    captured: bool,
+) -> Table:
+    count = len(numels)
+    blocks = [-(-n // chunk) for n in numels]
+    aligned = [
+        numels[i] % VECTOR == 0 and all(a[i] % 16 == 0 for a in addresses[:-1] if a)
+        for i in range(count)
+    ]
+    order = sorted(range(count), key=lambda i: not aligned[i])
+    starts = [0, *accumulate(blocks[i] for i in order)]
+    first = dict(zip(order, starts, strict=False))
+    total = starts[-1]
+    split = sum(blocks[i] for i in order if aligned[i])
+    # One buffer, one copy: the rows, then the blocks' tensors.
+    size = host_size(count, total)
+    host = _reserved.pop(size, None) if captured else None
+    if host is None:
+        host = torch.zeros(size, dtype=torch.int64, pin_memory=captured)
+    host[: count * COLUMNS] = torch.tensor(
+        [
+            [*(a[i] if a else 0 for a in addresses), numels[i], first[i], 0]
+            for i in range(count)
+        ],
+        dtype=torch.int64,
+    ).flatten()  # fmt: skip
+    host[count * COLUMNS :].view(torch.int32)[:total] = torch.repeat_interleave(
+        torch.tensor(order, dtype=torch.int32), torch.tensor([blocks[i] for i in order])
+    )
+    if captured:
+        _read_by_graphs.append(host)
+    # Pageable memory is staged before this returns, so no wait for the device either way.
+    buffer = torch.empty(size, dtype=torch.int64, device=device).copy_(host, non_blocking=True)
+    parts = (Part(True, 0, split), Part(False, split, total - split))
+    return Table(
+        buffer[: count * COLUMNS].view(count, COLUMNS),
+        buffer[count * COLUMNS :].view(torch.int32)[:total],
+        tuple(part for part in parts if part.blocks),
+        total,
+    )
+
+
+def host_size(tensors: int, blocks: int) -> int:
+    """int64 numbers: the rows, then two blocks' tensors to a number."""
+    return tensors * COLUMNS + -(-blocks // 2)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements fill their memory without gaps or overlaps, in whatever order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
