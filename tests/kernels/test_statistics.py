@@ -7,11 +7,13 @@ import math
 import pytest
 import torch
 
+from stoker_kernels.optim import AdamW
 from stoker_kernels.statistics import (
     AdaScale,
     GradientNoiseScale,
     adam_denominators,
     estimate,
+    optimizer_square_sums,
     square_sums,
     statistical_efficiency,
 )
@@ -251,6 +253,23 @@ def test_preconditioned_squares_are_those_of_adams_step(kind: type) -> None:
         optimizer.step()
         sums = square_sums([[p]], adam_denominators(optimizer))
         torch.testing.assert_close(sums[0], ((p.detach() - before) / 0.1).square().sum())
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 0.1])
+def test_our_optimizers_have_measured_already(max_grad_norm: float | None) -> None:
+    groups = [
+        {"params": [torch.nn.Parameter(torch.randn(5)) for _ in range(count)]}
+        for count in (3, 1, 2)
+    ]
+    optimizer = AdamW(groups, max_grad_norm=max_grad_norm)
+    with pytest.raises(ValueError, match="no step yet"):
+        optimizer_square_sums(optimizer)
+    for group in groups:
+        for p in group["params"][1:] or group["params"]:  # the first of some has no gradient
+            p.grad = torch.randn_like(p)
+    expected = square_sums(group["params"] for group in groups)
+    optimizer.step()
+    torch.testing.assert_close(optimizer_square_sums(optimizer), expected)
 
 
 def test_nothing_waits_for_the_device() -> None:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from stoker_kernels.statistics.adascale import AdaScale, statistical_efficiency
 from stoker_kernels.statistics.noise_scale import GradientNoiseScale, estimate
-from stoker_kernels.statistics.square_sums import adam_denominators, square_sums
+from stoker_kernels.statistics.square_sums import (
+    adam_denominators,
+    optimizer_square_sums,
+    square_sums,
+)
 
 __all__ = (
     "AdaScale",
     "GradientNoiseScale",
     "adam_denominators",
     "estimate",
+    "optimizer_square_sums",
     "square_sums",
     "statistical_efficiency",
 )

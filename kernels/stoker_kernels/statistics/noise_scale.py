@@ -46,9 +46,10 @@ class GradientNoiseScale:
 
         small = square_sums(g["params"] for g in optimizer.param_groups)  # of this replica's gradient
         ...                                # average the gradients
-        dist.all_reduce(small); small /= n
-        big = square_sums(g["params"] for g in optimizer.param_groups)
-        noise.update(small, big, small_batch=b, big_batch=n * b)
+        dist.all_reduce(small)
+        optimizer.step()
+        big = optimizer_square_sums(optimizer)  # or square_sums again, for an optimizer of torch
+        noise.update(small / n, big, small_batch=b, big_batch=n * b)
 
     Batch sizes may change from step to step: what is smoothed does not depend on them. ``decay`` is per
     ``base_batch`` examples when that is given (a step of k * base_batch counts as k), else per step. A

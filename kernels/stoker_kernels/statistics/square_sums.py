@@ -7,6 +7,7 @@ others: a replica's own gradient before the exchange, or any optimizer of torch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -35,6 +36,19 @@ def square_sums(
         raise ValueError("square_sums: there is no parameter: pass lists of parameters, by group")
     zero = torch.zeros((), dtype=torch.float64, device=device)
     return torch.stack([zero if s is None else s.to(device) for s in sums])
+
+
+def optimizer_square_sums(optimizer: Any) -> torch.Tensor:
+    """What an optimizer of ours measured in its last step, by parameter group: (groups,) float64.
+
+    Of the gradients as they were at ``step()``: averaged over the replicas, before clipping. Raises
+    ``ValueError`` before the first step.
+    """
+    sums = optimizer.grad_square_sums
+    if sums is None:
+        raise ValueError("optimizer_square_sums: the optimizer has taken no step yet")
+    parts = sums.double().split([len(group["params"]) for group in optimizer.param_groups])
+    return torch.stack([part.sum() for part in parts])
 
 
 def _square_sum(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
