@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from stoker_kernels.measuring import measure_candidates as measure_candidates
-    from stoker_kernels.ops.adamw import AdamW as AdamW
     from stoker_kernels.ops.attention import flash_attention as flash_attention
     from stoker_kernels.ops.bias_gelu import BiasGELU as BiasGELU
     from stoker_kernels.ops.bias_gelu import bias_gelu as bias_gelu
@@ -46,8 +45,17 @@ if TYPE_CHECKING:
     from stoker_kernels.ops.rms_norm import rms_norm as rms_norm
     from stoker_kernels.ops.rotary import rotary as rotary
     from stoker_kernels.ops.rotary import rotary_tables as rotary_tables
+    from stoker_kernels.optim import LAMB as LAMB
+    from stoker_kernels.optim import LARS as LARS
+    from stoker_kernels.optim import SGD as SGD
+    from stoker_kernels.optim import Adam as Adam
+    from stoker_kernels.optim import AdamW as AdamW
 
 __all__ = (
+    "LAMB",
+    "LARS",
+    "SGD",
+    "Adam",
     "AdamW",
     "BiasGELU",
     "DropoutAddLayerNorm",
@@ -71,7 +79,11 @@ __all__ = (
 
 _HOME = {
     "measure_candidates": "stoker_kernels.measuring",
-    "AdamW": "stoker_kernels.ops.adamw",
+    "Adam": "stoker_kernels.optim",
+    "AdamW": "stoker_kernels.optim",
+    "LAMB": "stoker_kernels.optim",
+    "LARS": "stoker_kernels.optim",
+    "SGD": "stoker_kernels.optim",
     "DropoutAddLayerNorm": "stoker_kernels.ops.layer_norm",
     "LayerNorm": "stoker_kernels.ops.layer_norm",
     "layer_norm": "stoker_kernels.ops.layer_norm",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 MODULES = (
+    "stoker_kernels.optim.workload",
     "stoker_kernels.ops.rms_norm.workload",
     "stoker_kernels.ops.layer_norm.workload",
     "stoker_kernels.ops.cross_entropy.workload",

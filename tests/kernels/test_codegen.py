@@ -29,6 +29,8 @@ MATRIX_INSTRUCTION = {"sm_80": "mma", "sm_90": "wgmma", "sm_100": "tcgen05"}
 PRODUCTS = {"attention_fwd_kernel": 2, "attention_bwd_dq_kernel": 3, "attention_bwd_dkv_kernel": 4}
 # Kernels whose loads cannot all be 16 bytes wide, and why.
 NARROW: dict[str, str] = {
+    "scalars_kernel": "one value per tensor",
+    "reduce_kernel": "a tensor's partial sums begin anywhere",
     "onebit_decompress_kernel": "one word of bits serves 32 values",
     "cross_entropy_join_kernel": "three values per part of a row",
 }

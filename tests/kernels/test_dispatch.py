@@ -91,7 +91,6 @@ def samples(dtype: torch.dtype = torch.float32) -> list[tuple[Any, tuple[Any, ..
     loss, lse = ops.cross_entropy_fwd(logits, target, -100)
     q, k, v = (torch.randn(2, 5, 3, 32).to(dtype).transpose(1, 2) for _ in range(3))
     out, attention_lse = ops.attention_fwd(q, k, v, 0.2)
-    params, grads, m, s = ([torch.rand(3), torch.rand(2, 2)] for _ in range(4))
     return [
         (ops.rms_norm_fwd.default, (x, None, w, 1e-6)),
         (ops.rms_norm_bwd.default, (y, None, x, w, rstd)),
@@ -99,7 +98,6 @@ def samples(dtype: torch.dtype = torch.float32) -> list[tuple[Any, tuple[Any, ..
         (ops.cross_entropy_bwd.default, (loss, logits, target, lse, -100)),
         (ops.attention_fwd.default, (q, k, v, 0.2)),
         (ops.attention_bwd.default, (out, q, k, v, out, attention_lse, 0.2)),
-        (ops.adamw_.default, (params, grads, m, s, 3, 1e-3, 0.9, 0.99, 1e-8, 0.1)),
     ]
 
 

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from stoker_kernels.ops.adamw import AdamW
 from stoker_kernels.ops.attention import flash_attention
 from stoker_kernels.ops.cross_entropy import cross_entropy
 from stoker_kernels.ops.rms_norm import rms_norm
+from stoker_kernels.optim import AdamW
 
 IGNORE_INDEX = -100
 
