@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from stoker_kernels.ops.rms_norm import rms_norm as rms_norm
     from stoker_kernels.ops.rotary import rotary as rotary
     from stoker_kernels.ops.rotary import rotary_tables as rotary_tables
+    from stoker_kernels.ops.softmax import softmax as softmax
     from stoker_kernels.optim import LAMB as LAMB
     from stoker_kernels.optim import LARS as LARS
     from stoker_kernels.optim import SGD as SGD
@@ -74,6 +75,7 @@ __all__ = (
     "rms_norm",
     "rotary",
     "rotary_tables",
+    "softmax",
     "swiglu",
 )
 
@@ -99,6 +101,7 @@ _HOME = {
     "SwiGLU": "stoker_kernels.ops.glu",
     "geglu": "stoker_kernels.ops.glu",
     "swiglu": "stoker_kernels.ops.glu",
+    "softmax": "stoker_kernels.ops.softmax",
     "rotary": "stoker_kernels.ops.rotary",
     "rotary_tables": "stoker_kernels.ops.rotary",
 }

@@ -18,6 +18,7 @@ MODULES = (
     "stoker_kernels.optim.workload",
     "stoker_kernels.ops.rms_norm.workload",
     "stoker_kernels.ops.layer_norm.workload",
+    "stoker_kernels.ops.softmax.workload",
     "stoker_kernels.ops.cross_entropy.workload",
     "stoker_kernels.ops.linear_cross_entropy.workload",
     "stoker_kernels.ops.bias_gelu.workload",

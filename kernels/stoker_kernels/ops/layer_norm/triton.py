@@ -39,14 +39,12 @@ def layer_norm_fwd_kernel(
     out = row[:, None] * columns + column[None, :]  # [M, N]
     x = tl.load(x_ptr + row[:, None] * stride_x + column[None, :], mask=mask, other=0.0)
     h = x.to(tl.float32)  # [M, N]
-    if HAS_RESIDUAL:
-        residual_ptrs = residual_ptr + row[:, None] * stride_residual + column[None, :]
-        residual = tl.load(residual_ptrs, mask=mask, other=0.0)
     if DROPOUT:
         keep = keep_tile(tl.load(seed_ptr), row, columns, 0, threshold, BLOCK_M, BLOCK_N)
         h = tl.where(keep, h * keep_scale, 0.0)
     if HAS_RESIDUAL:
-        h += residual.to(tl.float32)
+        residual_ptrs = residual_ptr + row[:, None] * stride_residual + column[None, :]
+        h += tl.load(residual_ptrs, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL or DROPOUT:
         stored = h.to(h_ptr.dtype.element_ty)
         tl.store(h_ptr + out, stored, mask=mask)
@@ -83,6 +81,7 @@ def layer_norm_bwd_kernel(
         h = tl.load(h_ptr + row[:, None] * stride_h + column[None, :], mask=mask, other=0.0)
         dy = tl.load(dy_ptr + row[:, None] * stride_dy + column[None, :], mask=mask, other=0.0)
         dh_ptrs = dh_ptr + row[:, None] * stride_dh + column[None, :]
+        dh = dy
         if HAS_DH and EARLY:
             dh = tl.load(dh_ptrs, mask=mask, other=0.0)
         mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)  # [M]
