@@ -11,7 +11,7 @@ import csv
 import datetime
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from benchmarks.kernels.plots import plot
 from benchmarks.kernels.timing import ceilings, device_name
 from benchmarks.results import commit
 from benchmarks.results import device as cpu_name
-from stoker_kernels.workloads import workloads
+from stoker_kernels.workloads import Workload, workloads
 
 HERE = Path(__file__).resolve().parent
 COLUMNS = (
@@ -72,8 +72,7 @@ def main(argv: list[str] | None = None) -> int:
         for dtype in work.dtypes:
             if options.dtype and str(dtype).removeprefix("torch.") not in options.dtype:
                 continue
-            sizes = [work.small] if options.small else [{}, *work.variants]
-            for variant in sizes[:1] if options.no_variants else sizes:
+            for variant in _sizes(work, options):
                 for provider, function in providers(work, options.device).items():
                     try:
                         found += run_case(
@@ -92,6 +91,21 @@ def main(argv: list[str] | None = None) -> int:
     if options.plots:
         plot(results, options.plots, describe(options.device))
     return 1 if failures else 0
+
+
+def _size(text: str) -> tuple[str, int]:
+    """``seq_len=16384`` as a pair."""
+    name, _, number = text.partition("=")
+    return name, int(number)
+
+
+def _sizes(work: Workload, options: argparse.Namespace) -> list[Mapping[str, int]]:
+    """The sizes to measure ``work`` at."""
+    if options.small:
+        return [work.small]
+    if options.size:
+        return [dict(options.size)]
+    return [{}] if options.no_variants else [{}, *work.variants]
 
 
 def tables(results: list[Result]) -> Iterator[Table]:

@@ -1,7 +1,7 @@
 """What a user would call instead of each kernel: plain PyTorch, torch.compile of it, torch's own fused op.
 
 ``PEERS`` maps a workload's name to functions that take the workload's inputs by name. ``eager`` is what
-one writes in a model; ``compile`` is made of it here.
+one writes in a model; ``compile`` is made of it.
 """
 
 from __future__ import annotations
@@ -9,30 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+
+from benchmarks.kernels.peers import model, training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stoker_kernels.workloads import Workload
 
-
-def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """torch's fused RMSNorm."""
-    return F.rms_norm(x, weight.shape, weight, 1e-6)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The residual sum, then the norm."""
-    h = x + residual
-    return rms_norm(h, weight), h
-
-
-PEERS: dict[str, dict[str, Callable[..., Any]]] = {
-    "rms_norm": {"eager": rms_norm},
-    "add_rms_norm": {"eager": add_rms_norm},
-}
+PEERS = {**model.PEERS, **training.PEERS}
 
 
 def providers(work: Workload, device: str) -> dict[str, Callable[..., Any]]:

@@ -1,0 +1,189 @@
+"""Peers of the model's ops: what one writes in plain PyTorch, and torch's own fused functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Functions = dict[str, Callable[..., Any]]
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, 1e-6)
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    h = x + residual
+    return rms_norm(h, weight), h
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def dropout_add_layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, dropout_p: float
+) -> tuple[Tensor, Tensor]:
+    h = residual + F.dropout(x, dropout_p)
+    return layer_norm(h, weight, bias), h
+
+
+def masked_softmax(x: Tensor, scale: float, mask: Tensor) -> Tensor:
+    return (x * scale).masked_fill(~mask, float("-inf")).softmax(-1)
+
+
+def causal_softmax(x: Tensor, scale: float, causal: bool) -> Tensor:
+    queries, keys = x.shape[-2:]
+    seen = torch.ones(queries, keys, dtype=torch.bool, device=x.device).tril(keys - queries)
+    return masked_softmax(x, scale, seen)
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split, x (B, S, H, D); dimensions beyond the tables' are copied."""
+    c, s = (torch.cat([t, t], -1)[:, None].to(x.dtype) for t in (cos, sin))
+    turned, kept = x[..., : c.shape[-1]], x[..., c.shape[-1] :]
+    a, b = turned.chunk(2, -1)
+    turned = turned * c + torch.cat([-b, a], -1) * s
+    return torch.cat([turned, kept], -1) if kept.numel() else turned
+
+
+def rotary_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    c, s = (t[:, None].to(x.dtype) for t in (cos, sin))
+    width = 2 * c.shape[-1]
+    pairs, kept = x[..., :width].unflatten(-1, (-1, 2)), x[..., width:]
+    a, b = pairs[..., 0], pairs[..., 1]
+    turned = torch.stack([a * c - b * s, b * c + a * s], -1).flatten(-2)
+    return torch.cat([turned, kept], -1) if kept.numel() else turned
+
+
+def rotary_packed(x: Tensor, cos: Tensor, sin: Tensor, cu_seqlens: Tensor) -> Tensor:
+    token = torch.arange(x.shape[0], device=x.device)
+    sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
+    position = token - cu_seqlens[sequence]
+    return rotary(x, cos[position], sin[position])
+
+
+def swiglu(packed: Tensor) -> Tensor:
+    gate, up = packed.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+def geglu(packed: Tensor) -> Tensor:
+    gate, up = packed.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    return F.gelu(x + bias, approximate=approximate)
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(logits.float(), target)
+
+
+def smoothed(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+    """Label smoothing 0.1 and z-loss 1e-4."""
+    wide = logits.float()
+    z = 1e-4 * wide.logsumexp(-1).square()
+    loss = F.cross_entropy(wide, target, label_smoothing=0.1, reduction=reduction)
+    return loss + (z if reduction == "none" else z.mean())
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return cross_entropy(x @ weight.T, target)
+
+
+def linear_cross_entropy_none(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return smoothed(x @ weight.T, target, "none")
+
+
+def _with(backend: SDPBackend, function: Callable[..., Any], **inputs: Any) -> Any:
+    with sdpa_kernel(backend):
+        return function(**inputs)
+
+
+def _backends(function: Callable[..., Any]) -> Functions:
+    """``function`` under each of scaled_dot_product_attention's kernels; ``eager`` lets torch choose."""
+    return {
+        "eager": function,
+        **{
+            f"sdpa_{name}": partial(_with, backend, function)
+            for name, backend in (
+                ("flash", SDPBackend.FLASH_ATTENTION),
+                ("cudnn", SDPBackend.CUDNN_ATTENTION),
+                ("efficient", SDPBackend.EFFICIENT_ATTENTION),
+                ("math", SDPBackend.MATH),
+            )
+        },
+    }
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool = True, dropout_p: float = 0.0, seed: Any = None
+) -> Tensor:
+    """q, k, v (B, S, H, D) -> (B, H, S, D)."""
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    return F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, dropout_p=dropout_p, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def attention_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+) -> Tensor:
+    """Packed sequences padded to the longest, attended at once, and packed again."""
+    lengths = cu_seqlens_q.diff()
+    column = torch.arange(max_seqlen_q, device=q.device)
+    real = column < lengths[:, None]  # (sequences, longest)
+    padded = []
+    for t in (q, k, v):
+        wide = t.new_zeros(len(lengths), max_seqlen_q, *t.shape[1:])
+        padded.append(wide.masked_scatter(real[..., None, None], t))
+    return attention(*padded).transpose(1, 2)[real]
+
+
+PEERS: dict[str, Functions] = {
+    "rms_norm": {"eager": rms_norm},
+    "add_rms_norm": {"eager": add_rms_norm},
+    "layer_norm": {"eager": layer_norm},
+    "dropout_add_layer_norm": {"eager": dropout_add_layer_norm},
+    "masked_softmax": {"eager": masked_softmax},
+    "causal_softmax": {"eager": causal_softmax},
+    "rotary": {"eager": rotary},
+    "rotary_interleaved": {"eager": rotary_interleaved},
+    "rotary_packed": {"eager": rotary_packed},
+    "swiglu": {"eager": swiglu},
+    "geglu": {"eager": geglu},
+    "bias_gelu": {"eager": partial(bias_gelu, approximate="tanh")},
+    "bias_gelu_erf": {"eager": partial(bias_gelu, approximate="none")},
+    "cross_entropy": {"eager": cross_entropy},
+    "cross_entropy_smoothed": {"eager": smoothed},
+    "linear_cross_entropy": {"eager": linear_cross_entropy},
+    "linear_cross_entropy_none": {"eager": linear_cross_entropy_none},
+}
+for _name, _causal in (("attention", True), ("attention_full", False)):
+    PEERS[_name] = _backends(partial(attention, causal=_causal))
+for _name in ("attention_gqa", "attention_dropout"):
+    PEERS[_name] = _backends(attention)
+PEERS["attention_varlen"] = _backends(attention_varlen)
+
+
+if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
+
+    def torch_linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        """torch's own, which has no full logits either."""
+        return F.linear_cross_entropy(x, weight, target)
+
+    PEERS["linear_cross_entropy"]["torch_fused"] = torch_linear_cross_entropy
