@@ -16,11 +16,12 @@ import signal
 import sys
 import threading
 import traceback
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -179,7 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise SpecError(
                     f"kernels: {package} is not installed on this node: pip install {remedy}"
                 )
-        compile_specs(specs, arch, _print)
+        told = sys.stdout
+        with redirect_stdout(sys.stderr):  # what a user's function prints is no record
+            compile_specs(specs, arch, lambda record: _print(told, record))
     except SpecError as error:
         sys.stderr.write(f"error: {error}\n")
         return _USAGE_CODE
@@ -190,9 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print(record: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(record) + "\n")
-    sys.stdout.flush()
+def _print(file: TextIO, record: dict[str, Any]) -> None:
+    file.write(json.dumps(record) + "\n")
+    file.flush()
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -57,7 +57,7 @@ class Kernels:
     @property
     def warm(self) -> tuple[str, ...]:
         """The kernel sets in the cache: those used last, in the order of their names."""
-        return tuple(sorted(list(self._warm)[-MAX_WARM_KERNELS:]))
+        return tuple(sorted(self._warm))
 
     async def run(self) -> None:
         """Learn what earlier sessions compiled; keep the cache within its size, for ever."""
@@ -66,7 +66,8 @@ class Kernels:
             names = await asyncio.to_thread(self.cache.names)
             # What was noted while the files were looked at is the latest.
             noted = [n for n in self._warm if n in names or n not in before]
-            self._warm = dict.fromkeys([n for n in names if n not in noted] + noted)
+            kept = [n for n in names if n not in noted] + noted
+            self._warm = dict.fromkeys(kept[-MAX_WARM_KERNELS:])
             await asyncio.sleep(TRIM_S)
             try:
                 removed = await asyncio.to_thread(self.cache.trim)
@@ -175,6 +176,8 @@ class Kernels:
     def _note(self, name: str) -> None:
         self._warm.pop(name, None)
         self._warm[name] = None
+        while len(self._warm) > MAX_WARM_KERNELS:
+            del self._warm[next(iter(self._warm))]
 
 
 def _spec(spec: Any) -> dict[str, Any]:

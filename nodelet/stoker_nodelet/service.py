@@ -147,6 +147,7 @@ async def serve(
     """
     node_id = node_id or new_id(Prefix.NODE)
     session_dir, socket_dir = _make_folders(session_dir, node_id)
+    kernel_cache = open_cache(settings, session_dir)
     if forkserver is None:
         forkserver = start_forkserver(
             target=target, log_path=session_dir / "logs" / f"forkserver-{node_id}.log"
@@ -163,7 +164,6 @@ async def serve(
         limit_bytes=settings.arena_max_bytes or int(devices.memory_limit_bytes() * 0.3),
     )
 
-    kernel_cache = open_cache(settings, session_dir)
     num_gpus = settings.num_gpus if num_gpus is None else num_gpus
     found = devices.find_devices(num_gpus, settings.fake_gpus)
     identity = Identity(

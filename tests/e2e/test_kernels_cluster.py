@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,21 +204,27 @@ def test_measured_configurations_are_kept_and_reach_compiler_and_tasks(folder: P
     assert all(get(lookups.options(runtime_env={"kernels": [spec]}).remote([spec]), COLD_S))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        ({"dtype": "int8"}, "dtype"),
-        ({"num_gpus": 0.5}, "num_gpus"),
-        ({"time_limit": 0}, "time_limit"),
-        ({"columns": 0}, "columns"),
-    ],
-)
-def test_an_autotuner_that_is_asked_nonsense_says_so_at_the_call(
-    arguments: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(BadRequestError) as raised:
-        autotune("rms_norm", **arguments)
-    assert raised.value.field == field
+def test_the_command_line_tunes_as_a_job_and_lists_what_is_kept(head: Any) -> None:
+    def stoker_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "stoker.cli", "kernels", *arguments],
+            env=_cluster.environment(head), capture_output=True, text=True, timeout=COLD_S,
+        )  # fmt: skip
+
+    tuned = stoker_command(
+        "tune", "add_rms_norm", "rows=4", "columns=32", "--dtype", "float32", "--interpreted",
+        "--time-limit", "1",
+    )  # fmt: skip
+    assert tuned.returncode == 0, tuned.stdout + tuned.stderr
+    assert "rms_norm_fwd 1/" in tuned.stdout and "on cpu: " in tuned.stdout
+    listed = stoker_command("list", "--json", "--device", "cpu")
+    found = {(one["op"], one["kernel"], one["key"]["columns"]) for one in json.loads(listed.stdout)}
+    assert ("add_rms_norm", "rms_norm_bwd", 32) in found
+    shown = stoker_command("list").stdout.splitlines()
+    assert shown[0].split()[:3] == ["DEVICE", "KERNEL", "SHAPE"]
+    assert any("columns=32,dtype=float32" in line for line in shown)
+    wrong = stoker_command("warm", "rms_norn")
+    assert wrong.returncode == 1 and "did you mean 'rms_norm'" in wrong.stdout
 
 
 def test_measuring_where_no_gpu_is_says_so() -> None:

@@ -42,7 +42,7 @@ def test_a_second_process_compiles_nothing(environment: dict[str, str], tmp_path
 
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom stoker_kernels import rms_norm\n"
-        "def step():\n    rms_norm(torch.empty(8, 128), torch.ones(128))\n"
+        "def step():\n    print('not a record')\n    rms_norm(torch.empty(8, 128), torch.ones(128))\n"
     )
     specs = (json.dumps(NORM), "mine:step")
     first, second = aot("--arch", "90", *specs), aot("--arch", "90", *specs)

@@ -15,12 +15,12 @@ import pytest
 
 from stoker_nodelet import kernels
 from stoker_nodelet.environments import Environment
-from stoker_nodelet.kernelcache import KernelCache
+from stoker_nodelet.kernelcache import CompiledSet, KernelCache
 from stoker_nodelet.kernels import Kernels, compile_specs
 from stoker_wire.background import Background
 from stoker_wire.errors import RuntimeEnvSetupError
 from stoker_wire.kernels import kernel_set
-from stoker_wire.messages.cluster import Device
+from stoker_wire.messages.cluster import MAX_WARM_KERNELS, Device
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
 from tests.services import until
 
@@ -200,6 +200,26 @@ async def test_the_table_of_the_device_reaches_compiler_and_worker(
     assert node.tables.asked == ["NVIDIA H200", "NVIDIA H200"]  # type: ignore[attr-defined]
     await node.prepare(WANTED, Environment(), {2: 1.0})
     assert node.tables.asked[-1] == "cpu"  # type: ignore[attr-defined]
+
+
+async def test_a_new_nodelet_knows_what_the_one_before_compiled(
+    node: Kernels, compiler: Compiler
+) -> None:
+    await node.prepare(WANTED, Environment(), {0: 1.0})
+    node.cache.note("gone", CompiledSet("gone", str(node.cache.triton_dir), ("no such entry",)))
+    later = Kernels(node.cache, NoTables(), {}, 0, 60.0, node.background)  # type: ignore[arg-type]
+    assert later.warm == ()
+    node.background.spawn(later.run(), name="kernels")
+    async with asyncio.timeout(20):
+        while later.warm != (WARM,):  # noqa: ASYNC110  a thread looks, and tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_the_sets_told_are_those_used_last(node: Kernels) -> None:
+    for number in range(MAX_WARM_KERNELS + 3):
+        node._note(f"k{number:03}")
+    node._note("k003")
+    assert len(node.warm) == MAX_WARM_KERNELS and node.warm[:2] == ("k003", "k004")
 
 
 PROGRAM = [sys.executable, "-c"]
