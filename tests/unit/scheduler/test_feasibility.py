@@ -297,6 +297,12 @@ def test_the_best_node(nodes: list[Node], request_: PlanRequest, chosen: str) ->
             id="not one that this would fill, while another stays below the packing threshold",
         ),
         pytest.param(
+            [a_node("n_1"), used(a_node("n_2", warm=("k",)), CPU=1)],
+            make_need({"CPU": 2, "GPU": 1}),
+            "n_1",
+            id="nor one that passes the threshold by a little",
+        ),
+        pytest.param(
             [used(a_node("n_1"), CPU=1), used(a_node("n_2", warm=("k",)), CPU=2)],
             make_need({"CPU": 2, "GPU": 2}),
             "n_2",
