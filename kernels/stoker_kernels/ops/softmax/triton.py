@@ -179,7 +179,7 @@ def one_pass(keys: int) -> Config:
 
 def by_blocks(block_n: int) -> Config:
     """One row, ``block_n`` values at a time."""
-    warps = min(16, max(4, block_n // 512))
+    warps = min(16, max(4, block_n // 256))  # 8 values per thread: each has a maximum and a sum
     return {"BLOCK_M": 1, "BLOCK_N": block_n, "LONG": 1, "num_warps": warps}
 
 
