@@ -78,7 +78,7 @@ def step(compressor: Compressor, gradient: torch.Tensor, workers: int) -> float:
 
 
 def measure(method: str, options: dict[str, float], gradient: torch.Tensor, workers: int) -> Cost:
-    """The fastest of some steps after two of warm-up: what else runs on the machine is no part of the method."""
+    """The fastest of some steps after two of warm-up: other programs are no part of it."""
     compressor = make(method, **options)
     times, nbytes = [], 0.0
     for _ in range(7):
