@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -226,9 +225,11 @@ def code_version() -> tuple[object, ...]:
 
 @cache
 def _triton_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # 10 ms that a start can spare
+
     try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
+        return version("triton")
+    except PackageNotFoundError:
         return ""
 
 
