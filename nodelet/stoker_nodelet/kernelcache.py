@@ -88,7 +88,9 @@ class KernelCache:
     def table(self, name: str, content: bytes) -> Path:
         """Keep a table of measured configurations under its digest; return its path."""
         path = self.root / "tuned" / f"{name}.json"
-        if not path.exists():
+        try:
+            os.utime(path)  # in use, so not one of the old
+        except FileNotFoundError:
             self.write(path, content)
         return path
 

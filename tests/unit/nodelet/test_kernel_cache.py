@@ -132,6 +132,20 @@ def test_using_a_set_keeps_its_entries_from_being_trimmed(tmp_path: Path) -> Non
     assert is_found(used) and not is_found(other)
 
 
+def test_tables_that_nobody_can_be_about_to_read_are_removed(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path)
+    paths = [cache.table(f"t{number:02}", b"[]") for number in range(20)]
+    for age, path in enumerate(reversed(paths)):
+        os.utime(path, (NOW_S - age, NOW_S - age))
+    cache.trim(NOW_S + 3600)
+    assert all(path.exists() for path in paths)
+    os.utime(cache.table("t00", b"[]"), (NOW_S + 1, NOW_S + 1))
+    cache.trim(NOW_S + 25 * 3600)
+    assert [path.name for path in paths if not path.exists()] == [
+        "t01.json", "t02.json", "t03.json", "t04.json",
+    ]  # fmt: skip
+
+
 def test_a_half_written_note_is_no_set(tmp_path: Path) -> None:
     cache = a_cache(tmp_path)
     (cache.root / "sets").mkdir()
