@@ -2,7 +2,8 @@
 
 ``TRITON_INTERPRET`` counts at decoration, so it is set only while the kernels are imported, after
 collection and before the first test: subprocesses and other folders of the same run do not see it.
-Without Triton the tests that need the interpreter skip, with the reason.
+Without Triton the tests that need the interpreter skip, with the reason; where it is there and does not
+run, they fail.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Run the Triton kernels on CPU tensors for this test."""
     reason = request.config.stash[NO_INTERPRETER]
     if reason:
-        pytest.skip(reason)
+        (pytest.fail if find_spec("triton") else pytest.skip)(reason)
     monkeypatch.setenv("STOKER_KERNELS_BACKEND", "triton")
 
 

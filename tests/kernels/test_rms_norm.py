@@ -26,7 +26,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, dy: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 7), (37, 48), (3, 5, 129), (2, 4097)])
+@pytest.mark.parametrize("shape", [(1, 1), (5, 1), (1, 7), (131, 48), (3, 5, 129), (2, 4097)])
 def test_matches_fp64(
     backend: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,13 +101,13 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = leaves(torch.randn(3, 5), torch.randn(5), dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda a, b: rms_norm(a, b, eps=EPS), (x, w))
     y, h, rstd = reference.rms_norm_fwd(x, None, w, EPS)
-    assert_close(y, y, F.rms_norm(x, (5,), w, EPS))
+    torch.testing.assert_close(y, F.rms_norm(x, (5,), w, EPS), rtol=1e-12, atol=1e-12)
     assert h.numel() == 0
     assert rstd.shape == (3,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 129), (37, 48)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5, 129), (131, 48)])
 def test_residual_sum_and_its_gradient(
     backend: str, shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
