@@ -14,6 +14,7 @@ MINI = GPTConfig(layers=2, heads=2, dim=64, block_size=24)
 
 def losses(config: GPTConfig, steps: int, batch: int = 4) -> tuple[list[float], torch.Tensor]:
     """Training losses on repeating bytes, and the first layer's weights at the end."""
+    torch.set_num_threads(1)  # a model this small loses by a second one
     torch.manual_seed(3)
     model = GPT(config)
     optimizer = model.optimizer(lr=3e-3)
@@ -46,7 +47,7 @@ def test_32_steps_equal_torch() -> None:
 
 
 def test_32_steps_through_the_interpreted_kernels_equal_torch(interpreter: None) -> None:
-    assert_same_training(GPTConfig(64, 1, 1, 32, 16), 32, batch=2)
+    assert_same_training(GPTConfig(64, 1, 1, 32, 8), 32, batch=1)
 
 
 @pytest.mark.parametrize(

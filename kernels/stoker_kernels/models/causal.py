@@ -1,0 +1,46 @@
+"""Decoder language models by config: GPT-2 and LLaMA are two of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker_kernels.models.transformer import Transformer
+from stoker_kernels.nn import LMHead, Packing
+
+if TYPE_CHECKING:
+    import torch
+
+    from stoker_kernels.models.config import TransformerConfig
+
+
+class CausalLM(Transformer):
+    """A transformer that predicts the next token.
+
+    >>> model = CausalLM(llama2_7b())  # doctest: +SKIP
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.head = LMHead(config.dim, config.vocab_size, ops=config.switches.loss)
+        if config.tied:
+            self.head.weight = self.embed.weight
+        self.start()
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        targets: torch.Tensor | None = None,
+        packing: Packing | None = None,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """tokens, targets (B, S) int64 -> logits (B, S, V), mean loss in nats (None without targets).
+
+        Targets of -100 are ignored. With targets the logits are None unless ``config.full_logits``.
+        Raises ``ValueError`` for a sequence longer than ``block_size``.
+        """
+        x = self.hidden(tokens, packing=packing)  # (B, S, C)
+        if targets is None:
+            return self.head(x), None
+        if not self.config.full_logits:
+            return None, self.head.loss(x, targets)
+        logits = self.head(x)  # (B, S, V)
+        return logits, self.head.loss_of(logits, targets)

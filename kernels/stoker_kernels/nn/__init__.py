@@ -1,0 +1,29 @@
+"""Drop-in modules on our kernels, each with PyTorch's own ops one switch away.
+
+Why it exists: a model of yours takes single parts from here (a norm, an MLP, an attention block); the
+models of :mod:`stoker_kernels.models` are built of nothing else. ``ops="torch"`` on any module runs the
+same parameters through PyTorch: for comparison, and where a kernel does not fit.
+"""
+
+from __future__ import annotations
+
+from stoker_kernels.nn.attention import Attention
+from stoker_kernels.nn.head import LMHead
+from stoker_kernels.nn.mlp import GELUMLP, SwiGLUMLP
+from stoker_kernels.nn.norm import LayerNorm, RMSNorm
+from stoker_kernels.nn.packing import Packing
+from stoker_kernels.nn.rotary import Rotary
+from stoker_kernels.nn.switches import Impl, Ops
+
+__all__ = (
+    "GELUMLP",
+    "Attention",
+    "Impl",
+    "LMHead",
+    "LayerNorm",
+    "Ops",
+    "Packing",
+    "RMSNorm",
+    "Rotary",
+    "SwiGLUMLP",
+)

@@ -1,0 +1,50 @@
+"""Sequences of different lengths in one row of tokens: where each begins, and each token's position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """T tokens that belong to several sequences; attention stays within each.
+
+    ``cu_seqlens`` (sequences + 1,) int32 holds the first token of each and T at the end; ``max_seqlen``
+    bounds their lengths; ``positions`` (T,) int64 counts from 0 in each. Built without waiting for the
+    device: shapes depend on the caller's numbers only, so a CUDA graph can hold it.
+    """
+
+    cu_seqlens: torch.Tensor
+    max_seqlen: int
+    positions: torch.Tensor
+    segments: torch.Tensor  # (T,) int64: the sequence that a token belongs to
+
+    @classmethod
+    def of(cls, cu_seqlens: torch.Tensor, tokens: int, max_seqlen: int) -> Packing:
+        """From the boundaries of sequences that fill ``tokens`` tokens; none is longer than max_seqlen."""
+        if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
+            raise ValueError(
+                f"Packing: cu_seqlens must be 1-d int32, got {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}"
+            )
+        place = torch.arange(tokens, device=cu_seqlens.device)  # (T,)
+        long = cu_seqlens.long()
+        segments = torch.bucketize(place, long[1:], right=True)  # empty sequences are passed over
+        return cls(cu_seqlens.to(torch.int32), max_seqlen, place - long[segments], segments)
+
+    @classmethod
+    def padded(cls, lengths: torch.Tensor, seq_len: int) -> Packing:
+        """A padded batch (B, S) laid out as B * S tokens: ``lengths`` (B,) of each row are real.
+
+        The padding of each row is a sequence of its own, so nothing real sees it.
+        """
+        start = torch.arange(len(lengths), device=lengths.device) * seq_len  # (B,)
+        edges = torch.stack([start, start + lengths], 1).flatten()  # (2 B,)
+        total = edges.new_full((1,), len(lengths) * seq_len)
+        return cls.of(torch.cat([edges, total]), len(lengths) * seq_len, seq_len)
+
+    def mask(self, causal: bool) -> torch.Tensor:
+        """(T, T) bool, true where a row may look: what PyTorch's attention needs."""
+        allowed = self.segments[:, None] == self.segments[None, :]
+        return allowed.tril() if causal else allowed
