@@ -39,14 +39,16 @@ Report = dict[tuple[str, str, str], dict[str, int]]  # (kernel, workload, arch) 
 
 
 @pytest.fixture(scope="module", params=list(workloads()))
-def report(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Report]:
-    """Resource usage of one workload's kernels for every architecture, compiled from nothing."""
+def report(request: pytest.FixtureRequest) -> Iterator[Report]:
+    """Resource usage of one workload's kernels for every architecture.
+
+    Triton's cache is kept with pytest's: it knows a kernel by all that decides its code, so a run after
+    a change compiles what changed.
+    """
     if find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install --no-deps 'triton==3.7.*'")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
+    environment["TRITON_CACHE_DIR"] = str(request.config.cache.mkdir("triton"))
     environment["PYTHONPATH"] = str(ROOT / "kernels")
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("_codegen.py")), request.param, *ARCHS],

@@ -300,6 +300,24 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(a, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("unused", [0, 1])
+def test_an_output_nobody_used(backend: str, unused: int) -> None:
+    """Its missing gradient counts as zeros."""
+    start, residual, dout = torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 8)
+    results = []
+    for explicit in (False, True):
+        x, r = leaves(start, residual)
+        outputs = layer_norm(x, torch.ones(8), residual=r, dropout_p=0.25, seed=SEED)
+        gradients = [dout, torch.zeros(3, 8)] if unused else [torch.zeros(3, 8), dout]
+        if explicit:
+            torch.autograd.backward(outputs, gradients)
+        else:
+            outputs[1 - unused].backward(dout)
+        results.append((x.grad, r.grad))
+    for ours, wanted in zip(*results, strict=True):
+        assert torch.equal(ours, wanted)
+
+
 def test_modules() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 8)

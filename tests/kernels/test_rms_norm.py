@@ -139,6 +139,24 @@ def test_one_tensor_as_input_and_residual(backend: str) -> None:
     assert y.isfinite().all()
 
 
+@pytest.mark.parametrize("unused", [0, 1])
+def test_an_output_nobody_used(backend: str, unused: int) -> None:
+    """Its missing gradient counts as zeros."""
+    start, residual, dout = torch.randn(3, 8), torch.randn(3, 8), torch.randn(3, 8)
+    results = []
+    for explicit in (False, True):
+        x, r = leaves(start, residual)
+        outputs = rms_norm(x, torch.ones(8), residual=r)
+        gradients = [dout, torch.zeros(3, 8)] if unused else [torch.zeros(3, 8), dout]
+        if explicit:
+            torch.autograd.backward(outputs, gradients)
+        else:
+            outputs[1 - unused].backward(dout)
+        results.append((x.grad, r.grad))
+    for ours, wanted in zip(*results, strict=True):
+        assert torch.equal(ours, wanted)
+
+
 def test_module_and_errors() -> None:
     assert RMSNorm(8)(torch.randn(2, 8)).shape == (2, 8)
     with pytest.raises(ValueError, match="weight must have shape"):

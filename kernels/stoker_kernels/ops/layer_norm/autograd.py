@@ -131,12 +131,15 @@ class _DropoutAddLayerNormFunction(torch.autograd.Function):
         ctx.save_for_backward(h, weight, mean, rstd, seed)
         ctx.dropout_p = dropout_p
         ctx.has_residual, ctx.has_bias = residual is not None, bias is not None
+        ctx.set_materialize_grads(False)  # nobody may have used h: then its zeros are not read
         return y, h
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: torch.Tensor, dh: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # once: a checkpoint unpacks them only once
+        if dy is None:
+            dy = torch.zeros_like(saved[0])
         dx, dresidual, dw, db = _BWD(dy, dh, *saved, ctx.dropout_p, ctx.has_residual, ctx.has_bias)
         if saved[4] is None:  # no dropout
             dresidual = dx

@@ -91,14 +91,17 @@ class _AddRMSNormFunction(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         y, h, rstd = _FWD(x, residual, weight, eps)
         ctx.save_for_backward(h, weight, rstd)
+        ctx.set_materialize_grads(False)  # nobody may have used h: then its zeros are not read
         return y, h
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dy: torch.Tensor, dh: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
+        ctx: Any, dy: torch.Tensor | None, dh: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, None]:
         h, weight, rstd = ctx.saved_tensors
+        if dy is None:
+            return dh, dh, None, None
         dx, dw = _BWD(dy, dh, h, weight, rstd)
         return dx, dx, dw, None
 
