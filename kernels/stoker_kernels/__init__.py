@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from stoker_kernels.measuring import measure_candidates as measure_candidates
     from stoker_kernels.ops.attention import flash_attention as flash_attention
+    from stoker_kernels.ops.attention import flash_attention_varlen as flash_attention_varlen
     from stoker_kernels.ops.bias_gelu import BiasGELU as BiasGELU
     from stoker_kernels.ops.bias_gelu import bias_gelu as bias_gelu
     from stoker_kernels.ops.cross_entropy import cross_entropy as cross_entropy
@@ -68,6 +69,7 @@ __all__ = (
     "bias_gelu",
     "cross_entropy",
     "flash_attention",
+    "flash_attention_varlen",
     "geglu",
     "layer_norm",
     "linear_cross_entropy",
@@ -94,6 +96,7 @@ _HOME = {
     "LinearCrossEntropy": "stoker_kernels.ops.linear_cross_entropy",
     "linear_cross_entropy": "stoker_kernels.ops.linear_cross_entropy",
     "flash_attention": "stoker_kernels.ops.attention",
+    "flash_attention_varlen": "stoker_kernels.ops.attention",
     "rms_norm": "stoker_kernels.ops.rms_norm",
     "BiasGELU": "stoker_kernels.ops.bias_gelu",
     "bias_gelu": "stoker_kernels.ops.bias_gelu",

@@ -27,6 +27,7 @@ MODULES = (
     "stoker_kernels.ops.onebit.workload",
     "stoker_kernels.ops.sparsify.workload",
     "stoker_kernels.ops.adasum.workload",
+    "stoker_kernels.ops.attention.workload",
 )
 
 

@@ -155,7 +155,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STOKER_KERNELS_BACKEND", "reference")
     inputs = leaves(*qkv(1, 1, 4, 32), dtype=torch.float64)
     assert torch.autograd.gradcheck(flash_attention, inputs)
-    out, _ = reference.attention_fwd(*inputs, 32**-0.5)
+    out, _ = reference.attention_fwd(*inputs, reference.Options(32**-0.5))
     assert_close(out, out, F.scaled_dot_product_attention(*inputs, is_causal=True))
 
 
@@ -163,8 +163,10 @@ def test_errors() -> None:
     q, k, v = qkv(1, 1, 4, 32)
     with pytest.raises(ValueError, match=r"q must be \(B, H, S, D\)"):
         flash_attention(q[0], k[0], v[0])
-    with pytest.raises(ValueError, match="k must match q"):
+    with pytest.raises(ValueError, match="k and v must have one shape"):
         flash_attention(q, k[:, :, :3], v)
+    with pytest.raises(ValueError, match="k must match q in batch"):
+        flash_attention(q, k[:0], v[:0])
     with pytest.raises(ValueError, match="v must match q"):
         flash_attention(q, k, v.half())
     with pytest.raises(ValueError, match="head dimension 16"):

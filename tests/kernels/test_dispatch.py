@@ -97,7 +97,7 @@ def samples(dtype: torch.dtype = torch.float32) -> list[tuple[Any, tuple[Any, ..
         (ops.cross_entropy_fwd.default, (logits, target, -100)),
         (ops.cross_entropy_bwd.default, (loss, logits, target, lse, -100)),
         (ops.attention_fwd.default, (q, k, v, 0.2)),
-        (ops.attention_bwd.default, (out, q, k, v, out, attention_lse, 0.2)),
+        (ops.attention_bwd.default, (out, None, q, k, v, out, attention_lse, 0.2)),
     ]
 
 

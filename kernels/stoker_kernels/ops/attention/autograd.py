@@ -1,84 +1,96 @@
-"""Attention's torch side: opaque ops with fakes, the autograd Function, the public function."""
+"""Attention's torch side: opaque ops with fakes, the autograd Function, the public functions."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from stoker_kernels import philox
 from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
 from stoker_kernels.ops.attention import reference
+from stoker_kernels.ops.attention.reference import Options
 
 HEAD_DIMS = (32, 64, 128)
+_OPTIONS = (
+    "float scale, bool causal=True, float dropout_p=0.0, Tensor? seed=None, Tensor? cu_seqlens_q=None, "
+    "Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
+)
 
 
 def _fwd(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    backend = backend_for(q)
+    options, backend = Options(*rest, **named), backend_for(q)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.attention import triton
 
-        return triton.attention_fwd(q, k, v, scale)
-    if backend is Backend.CPU and q.numel():
-        return reference.attention_fwd_cpu(q, k, v, scale)
-    return reference.attention_fwd(q, k, v, scale)
+        return triton.attention_fwd(q, k, v, options)
+    if backend is Backend.CPU and reference.fits_cpu_kernel(q, k, options):
+        return reference.attention_fwd_cpu(q, k, v, options)
+    return reference.attention_fwd(q, k, v, options)
 
 
-def _new_like(q: torch.Tensor) -> torch.Tensor:
-    batch, heads, seq_len, head_dim = q.shape
-    return q.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2)
+def new_like(tensor: torch.Tensor) -> torch.Tensor:
+    """An output shaped as ``tensor``: packed (T, H, D), or a (B, H, S, D) view of (B, S, H, D)."""
+    if tensor.ndim == 3:
+        return tensor.new_empty(tensor.shape)
+    batch, heads, seq_len, head_dim = tensor.shape
+    return tensor.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2)
 
 
 def _fwd_fake(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    return _new_like(q), q.new_empty(q.shape[:3], dtype=compute_dtype(q.dtype))
+    rows = q.shape[:3] if q.ndim == 4 else (q.shape[1], q.shape[0])
+    return new_like(q), q.new_empty(rows, dtype=compute_dtype(q.dtype))
 
 
 def _bwd(
     dout: torch.Tensor,
+    dlse: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    scale: float,
+    *rest: Any,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    backend = backend_for(q)
+    options, backend = Options(*rest, **named), backend_for(q)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.attention import triton
 
-        return triton.attention_bwd(dout, q, k, v, out, lse, scale)
-    if backend is Backend.CPU and q.numel():
-        return reference.attention_bwd_cpu(dout, q, k, v, out, lse, scale)
-    return reference.attention_bwd(dout, q, k, v, out, lse, scale)
+        return triton.attention_bwd(dout, dlse, q, k, v, out, lse, options)
+    if backend is Backend.CPU and dlse is None and reference.fits_cpu_kernel(q, k, options):
+        return reference.attention_bwd_cpu(dout, q, k, v, out, lse, options)
+    return reference.attention_bwd(dout, dlse, q, k, v, out, lse, options)
 
 
 def _bwd_fake(
     dout: torch.Tensor,
+    dlse: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    scale: float,
+    *rest: Any,
+    **named: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return _new_like(q), _new_like(q), _new_like(q)
+    return new_like(q), new_like(k), new_like(v)
 
 
 _FWD = register_op(
     "attention_fwd",
-    "(Tensor q, Tensor k, Tensor v, float scale) -> (Tensor, Tensor)",
+    f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
     _fwd,
     _fwd_fake,
 )
 _BWD = register_op(
     "attention_bwd",
-    "(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, float scale)"
-    " -> (Tensor, Tensor, Tensor)",
+    "(Tensor dout, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)",
     _bwd,
     _bwd_fake,
 )
@@ -87,50 +99,221 @@ _BWD = register_op(
 class _AttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        out, lse = _FWD(q, k, v, scale)
-        ctx.save_for_backward(q, k, v, out, lse)
-        ctx.scale = scale
-        return out
+        ctx: Any,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        return_lse: bool,
+        scale: float,
+        causal: bool,
+        dropout_p: float,
+        seed: torch.Tensor | None,
+        cu_q: torch.Tensor | None,
+        cu_k: torch.Tensor | None,
+        max_q: int,
+        max_k: int,
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        out, lse = _FWD(q, k, v, scale, causal, dropout_p, seed, cu_q, cu_k, max_q, max_k)
+        ctx.save_for_backward(q, k, v, out, lse, seed, cu_q, cu_k)
+        ctx.plain = (scale, causal, dropout_p, max_q, max_k)
+        return (out, lse) if return_lse else out
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dout: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, None]:
-        q, k, v, out, lse = ctx.saved_tensors
-        dq, dk, dv = _BWD(dout, q, k, v, out, lse, ctx.scale)
-        return dq, dk, dv, None
+        ctx: Any, dout: torch.Tensor, dlse: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor | None, ...]:
+        q, k, v, out, lse, seed, cu_q, cu_k = ctx.saved_tensors
+        scale, causal, dropout_p, max_q, max_k = ctx.plain
+        dq, dk, dv = _BWD(
+            dout, dlse, q, k, v, out, lse, scale, causal, dropout_p, seed, cu_q, cu_k, max_q, max_k
+        )
+        return dq, dk, dv, *[None] * 9
 
 
+def _apply(
+    name: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    return_lse: bool,
+    options: Options,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Check what dense and packed calls have in common, draw the seed, run."""
+    heads_at = 1  # in (B, H, S, D) and in (T, H, D)
+    for other, tensor in (("k", k), ("v", v)):
+        if tensor.ndim != q.ndim or tensor.dtype != q.dtype or tensor.device != q.device:
+            raise ValueError(
+                f"{name}: {other} must match q: {tuple(tensor.shape)} {tensor.dtype} on "
+                f"{tensor.device}, q is {tuple(q.shape)} {q.dtype} on {q.device}"
+            )
+    if k.shape != v.shape:
+        raise ValueError(
+            f"{name}: k and v must have one shape, got {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    if k.shape[-1] != q.shape[-1] or (q.ndim == 4 and k.shape[0] != q.shape[0]):
+        raise ValueError(
+            f"{name}: k must match q in batch and head dimension, got {tuple(k.shape)} for "
+            f"{tuple(q.shape)}"
+        )
+    if q.shape[-1] not in HEAD_DIMS:
+        raise ValueError(f"{name}: head dimension {q.shape[-1]}, expected one of {HEAD_DIMS}")
+    kv_heads = k.shape[heads_at]
+    if kv_heads == 0 or q.shape[heads_at] % kv_heads:
+        raise ValueError(
+            f"{name}: {q.shape[heads_at]} query heads must be a multiple of {kv_heads} key heads"
+        )
+    if not 0.0 < options.scale < math.inf:
+        raise ValueError(f"{name}: scale must be positive and finite, got {options.scale}")
+    philox.threshold_of(options.dropout_p, f"{name}: dropout_p")
+    if options.dropout_p == 0.0:
+        options = options._replace(seed=None)
+    elif options.seed is None:
+        options = options._replace(seed=philox.draw_seed(q.device))
+    elif options.seed.shape != (1,) or options.seed.dtype != torch.int64:
+        raise ValueError(f"{name}: seed must be (1,) int64, as philox.draw_seed makes it")
+    # One tensor passed twice: torch.compile refuses it, and torch 2.11 halves its gradient. Views differ.
+    v = v.view_as(v) if v is q or v is k else v
+    k = k.view_as(k) if k is q else k
+    cu_q, cu_k = options.cu_seqlens_q, options.cu_seqlens_k
+    if cu_k is not None and cu_k is cu_q:
+        options = options._replace(cu_seqlens_k=cu_k.view_as(cu_k))
+    result: torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+    result = _AttentionFunction.apply(q, k, v, return_lse, *options)
+    return result
+
+
+@overload
 def flash_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None = None
-) -> torch.Tensor:
-    """Causal self-attention: softmax(scale * q k^T, column <= row) v, per batch and head.
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+) -> torch.Tensor: ...
+@overload
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: torch.Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Attention: dropout(softmax(scale * q k^T, causal: column <= row + S_k - S_q)) v, per head.
 
-    q, k, v are (B, H, S, D) of one dtype, any strides, D of 32, 64 or 128, any S; the result is
-    (B, H, S, D) over (B, S, H, D) memory, so ``out.transpose(1, 2).reshape(B, S, H * D)`` is free.
-    ``scale`` defaults to 1/sqrt(D). Memory is O(S); softmax and accumulation are fp32; the backward
+    q (B, H, S_q, D); k, v (B, H_kv, S_k, D) of one dtype, any strides, D of 32, 64 or 128, H a multiple
+    of H_kv (query head h reads key head h // (H / H_kv), nothing is repeated in memory). The result is
+    (B, H, S_q, D) over (B, S_q, H, D) memory, so ``out.transpose(1, 2).reshape(B, S, H * D)`` is free.
+    A row with nothing to attend, which S_q > S_k makes, is zero and has no gradient.
+
+    ``scale`` defaults to 1/sqrt(D). ``dropout_p`` drops probabilities by a mask drawn from ``seed``, (1,)
+    int64 (from torch's generator by default), see ``reference``; pass 0 in evaluation. With
+    ``return_lse`` the natural log-sum-exp of the scores, (B, H, S_q) fp32, -inf for a row with nothing,
+    comes too, and is differentiable. Memory is O(S); softmax and accumulation are fp32; the backward
     uses no atomics, so gradients repeat bit for bit. Differentiable once.
     Raises ``ValueError`` naming the argument that does not fit.
     """
     if q.ndim != 4:
         raise ValueError(f"flash_attention: q must be (B, H, S, D), got {tuple(q.shape)}")
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.shape != q.shape or tensor.dtype != q.dtype or tensor.device != q.device:
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    options = Options(scale, causal, dropout_p, seed)
+    return _apply("flash_attention", q, k, v, return_lse, options)
+
+
+@overload
+def flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: torch.Tensor | None = None,
+    return_lse: Literal[False] = False,
+) -> torch.Tensor: ...
+@overload
+def flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: torch.Tensor | None = None,
+    return_lse: Literal[True],
+) -> tuple[torch.Tensor, torch.Tensor]: ...
+def flash_attention_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    causal: bool = True,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    seed: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:func:`flash_attention` within each of B sequences packed along the first dimension, no padding.
+
+    q (T_q, H, D); k, v (T_k, H_kv, D); the result is like q, lse (H, T_q). Sequence b has the rows
+    cu_seqlens_q[b] to cu_seqlens_q[b + 1], and likewise columns: (B + 1,) int32 or int64 on q's device,
+    rising from 0 to T. Sequences may be empty. max_seqlen_q and max_seqlen_k bound the lengths; both are
+    plain numbers, so that nothing waits for the GPU, and no kernel can check them against cu_seqlens: rows
+    beyond them are not computed. The CPU path checks. Raises as :func:`flash_attention`.
+    """
+    name = "flash_attention_varlen"
+    if q.ndim != 3:
+        raise ValueError(f"{name}: q must be (T, H, D), got {tuple(q.shape)}")
+    for which, cu in (("q", cu_seqlens_q), ("k", cu_seqlens_k)):
+        if cu.ndim != 1 or not len(cu) or cu.dtype not in (torch.int32, torch.int64):
             raise ValueError(
-                f"flash_attention: {name} must match q: {tuple(tensor.shape)} {tensor.dtype} on "
-                f"{tensor.device}, q is {tuple(q.shape)} {q.dtype} on {q.device}"
+                f"{name}: cu_seqlens_{which} must be (B + 1,) int32 or int64, got "
+                f"{tuple(cu.shape)} {cu.dtype}"
             )
-    if q.shape[3] not in HEAD_DIMS:
+        if cu.device != q.device:
+            raise ValueError(f"{name}: cu_seqlens_{which} is on {cu.device}, q is on {q.device}")
+    if len(cu_seqlens_q) != len(cu_seqlens_k):
         raise ValueError(
-            f"flash_attention: head dimension {q.shape[3]}, expected one of {HEAD_DIMS}"
+            f"{name}: cu_seqlens_q and cu_seqlens_k must have one length, got "
+            f"{len(cu_seqlens_q)} and {len(cu_seqlens_k)}"
         )
-    # One tensor passed twice: torch.compile refuses it, and torch 2.11 halves its gradient. Views differ.
-    v = v.view_as(v) if v is q or v is k else v
-    k = k.view_as(k) if k is q else k
-    out: torch.Tensor = _AttentionFunction.apply(
-        q, k, v, 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
+    if max_seqlen_q < 0 or max_seqlen_k < 0:
+        raise ValueError(f"{name}: max_seqlen_q and max_seqlen_k must not be negative")
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    options = Options(
+        scale, causal, dropout_p, seed, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     )
-    return out
+    return _apply(name, q, k, v, return_lse, options)

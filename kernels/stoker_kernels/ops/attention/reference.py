@@ -1,81 +1,207 @@
-"""Causal attention in PyTorch: the specification, and PyTorch's own CPU kernel behind the same contract.
+"""Attention in PyTorch: the specification, and PyTorch's own CPU kernel behind the same contract.
 
-Per head, in fp32 (fp64 for fp64 inputs), with S queries and keys:
-    s = scale * q k^T, masked to column <= row;  lse = log(sum(exp(s)));  p = exp(s - lse);  o = p v
-    dv = p^T do;  dp = do v^T;  delta = sum(do * o);  ds = p * (dp - delta)
-    dq = scale * ds k;  dk = scale * ds^T q
-(Dao 2023, "FlashAttention-2", section 2.) Outputs and gradients are (B, H, S, D) views of (B, S, H, D)
-memory, so that a model's ``transpose(1, 2).reshape(B, S, H * D)`` copies nothing.
+Per query head, in fp32 (fp64 for fp64 inputs), with S_q queries and S_k keys:
+    s = scale * q k^T, causal: masked to column <= row + S_k - S_q;  lse = log(sum(exp(s)))
+    p = exp(s - lse);  a = keep * p / (1 - dropout_p);  o = a v
+    dv = a^T do;  dp = keep * (do v^T) / (1 - dropout_p);  delta = sum(do * o) - dlse
+    ds = p * (dp - delta);  dq = scale * ds k;  dk = scale * ds^T q
+(Dao 2023, "FlashAttention-2", section 2.) A row with nothing to attend has o = 0, lse = -inf and no
+gradient. Query head h reads key head h // (H / H_kv); dk, dv sum over the query heads of their group.
+
+Dropout's keep is ``philox.keep_mask``: element (r, column) of a mask with ``columns`` columns, where r is
+the row's flat index in lse, (B, H, S_q) or packed (H, T_q), so r = (batch * H + head) * S_q + row or
+r = head * T_q + packed row; columns = S_k, or max_seqlen_k when packed.
+
+Dense outputs and gradients are (B, H, S, D) views of (B, S, H, D) memory, so that a model's
+``transpose(1, 2).reshape(B, S, H * D)`` copies nothing; packed ones are (T, H, D).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import NamedTuple
+
 import torch
 
+from stoker_kernels import philox
 from stoker_kernels._runtime import compute_dtype, dense_last_dim
 
 
-def _sequence_major(tensor: torch.Tensor) -> torch.Tensor:
+class Options(NamedTuple):
+    """How to attend. Packed sequences have cu_seqlens, (B + 1,) offsets; dense ones None and 0."""
+
+    scale: float
+    causal: bool = True
+    dropout_p: float = 0.0
+    seed: torch.Tensor | None = None
+    cu_seqlens_q: torch.Tensor | None = None
+    cu_seqlens_k: torch.Tensor | None = None
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+
+    @property
+    def threshold(self) -> int:
+        """Dropout probability in 2^-24ths."""
+        return philox.threshold_of(self.dropout_p, "dropout_p")
+
+    @property
+    def keep_scale(self) -> float:
+        """What kept probabilities are multiplied by; 0 where none is kept."""
+        return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
+
+    @property
+    def packed(self) -> bool:
+        return self.cu_seqlens_q is not None
+
+
+Slices = list[tuple[slice, slice]]
+
+
+def sequence_major(tensor: torch.Tensor) -> torch.Tensor:
     """The same (B, H, S, D) values over contiguous (B, S, H, D) memory."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
+def _dense(tensor: torch.Tensor, packed: bool) -> torch.Tensor:
+    """(T, H, D) -> (1, H, T, D); dense tensors as they are."""
+    return tensor.transpose(0, 1)[None] if packed else tensor
+
+
+def _stored(tensor: torch.Tensor, like: torch.Tensor, packed: bool) -> torch.Tensor:
+    """The inverse of ``_dense``, in the dtype and layout of an output."""
+    tensor = tensor.to(like.dtype)
+    return tensor[0].transpose(0, 1).contiguous() if packed else sequence_major(tensor)
+
+
+def _sequences(options: Options, rows: int, columns: int) -> Slices:
+    """The rows and columns of each sequence; one of all where nothing is packed."""
+    if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
+        return [(slice(0, rows), slice(0, columns))]
+    ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
+    for name, ends, total in (("q", ends_q, rows), ("k", ends_k, columns)):
+        if ends[0] != 0 or ends[-1] != total or sorted(ends) != ends:
+            raise ValueError(
+                f"flash_attention_varlen: cu_seqlens_{name} must rise from 0 to {total}, got {ends}"
+            )
+    pairs_q, pairs_k = list(pairwise(ends_q)), list(pairwise(ends_k))
+    longest_q, longest_k = (max((b - a for a, b in p), default=0) for p in (pairs_q, pairs_k))
+    if longest_q > options.max_seqlen_q or longest_k > options.max_seqlen_k:
+        raise ValueError(
+            f"flash_attention_varlen: max_seqlen_q and max_seqlen_k are {options.max_seqlen_q} and "
+            f"{options.max_seqlen_k}, but the longest sequences have {longest_q} and {longest_k}"
+        )
+    return [(slice(*a), slice(*b)) for a, b in zip(pairs_q, pairs_k, strict=True)]
+
+
+def _keep(options: Options, shape: torch.Size, columns: int) -> torch.Tensor | None:
+    """The dropout mask (*shape of lse, columns), or None without dropout."""
+    if options.seed is None:
+        return None
+    columns = options.max_seqlen_k if options.packed else columns
+    return philox.keep_mask(options.seed, shape.numel(), columns, options.threshold).view(
+        *shape, columns
+    )
+
+
 def _probabilities(
-    q: torch.Tensor, k: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q, k (B, H, S, D) in the compute dtype -> p (B, H, S, S), lse (B, H, S)."""
-    seq_len = q.shape[2]
-    future = torch.ones(seq_len, seq_len, dtype=torch.bool, device=q.device).triu(1)
-    scores = (q @ k.transpose(-1, -2) * scale).masked_fill(future, float("-inf"))
+    """q (B, Hkv, G, Sq, D), k (B, Hkv, 1, Sk, D), wide -> p (B, Hkv, G, Sq, Sk), lse."""
+    rows, columns = q.shape[3], k.shape[3]
+    scores = q @ k.mT * options.scale
+    if options.causal:
+        seen = torch.ones(rows, columns, dtype=torch.bool, device=q.device).tril(columns - rows)
+        scores = scores.masked_fill(~seen, float("-inf"))
     lse = torch.logsumexp(scores, -1)
-    return torch.exp(scores - lse[..., None]), lse
+    return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]), lse
+
+
+def _grouped(tensor: torch.Tensor, group: int) -> torch.Tensor:
+    """(B, H, ...) -> (B, H / group, group, ...)."""
+    return tensor.unflatten(1, (tensor.shape[1] // group, group))
 
 
 def attention_fwd(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q, k, v (B, H, S, D) -> out (B, H, S, D) in q's dtype, lse (B, H, S) in the compute dtype."""
-    dtype = compute_dtype(q.dtype)
-    p, lse = _probabilities(q.to(dtype), k.to(dtype), scale)
-    return _sequence_major((p @ v.to(dtype)).to(q.dtype)), lse
+    """q (B, H, Sq, D), k, v (B, Hkv, Sk, D) -> out like q, lse (B, H, Sq) in the compute dtype.
+
+    Packed: q (T, H, D), k, v (Tk, Hkv, D) -> out like q, lse (H, T). Raises ``ValueError`` for
+    cu_seqlens that do not fit.
+    """
+    dtype, packed = compute_dtype(q.dtype), options.packed
+    wide_q, wide_k, wide_v = (_dense(t, packed).to(dtype) for t in (q, k, v))
+    out, lse = torch.zeros_like(wide_q), wide_q.new_empty(wide_q.shape[:3])
+    keep = _keep(options, lse.shape, wide_k.shape[2])
+    group = wide_q.shape[1] // max(wide_k.shape[1], 1)
+    for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
+        part = _grouped(wide_q[:, :, rows], group)
+        p, part_lse = _probabilities(part, wide_k[:, :, None, columns], options)
+        if keep is not None:
+            p = p * _grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
+        out[:, :, rows] = (p @ wide_v[:, :, None, columns]).flatten(1, 2)
+        lse[:, :, rows] = part_lse.flatten(1, 2)
+    return _stored(out, q, packed), lse[0] if packed else lse
 
 
 def attention_bwd(
     dout: torch.Tensor,
+    dlse: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    scale: float,
+    options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dout, q, k, v, out (B, H, S, D), lse (B, H, S) -> dq, dk, dv (B, H, S, D)."""
-    dtype = lse.dtype
-    q_wide, k_wide, v_wide, dout_wide = (t.to(dtype) for t in (q, k, v, dout))
-    p, _ = _probabilities(q_wide, k_wide, scale)
-    delta = (dout_wide * out.to(dtype)).sum(-1, keepdim=True)
-    ds = p * (dout_wide @ v_wide.transpose(-1, -2) - delta)
-    dq = scale * (ds @ k_wide)
-    dk = scale * (ds.transpose(-1, -2) @ q_wide)
-    dv = p.transpose(-1, -2) @ dout_wide
+    """Gradients dq, dk, dv, shaped as q, k, v; dout like out, dlse like lse."""
+    dtype, packed = lse.dtype, options.packed
+    wide_q, wide_k, wide_v = (_dense(t, packed).to(dtype) for t in (q, k, v))
+    wide_dout, wide_out = _dense(dout, packed).to(dtype), _dense(out, packed).to(dtype)
+    delta = (wide_dout * wide_out).sum(-1)  # (B, H, Sq)
+    if dlse is not None:
+        delta = delta - dlse.reshape(delta.shape)
+    delta = delta.masked_fill(lse.reshape(delta.shape) == float("-inf"), 0.0)[..., None]
+    keep = _keep(options, wide_q.shape[:3], wide_k.shape[2])
+    dq, dk, dv = torch.zeros_like(wide_q), torch.zeros_like(wide_k), torch.zeros_like(wide_v)
+    group = wide_q.shape[1] // max(wide_k.shape[1], 1)
+    for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
+        part_q, part_dout = (_grouped(t[:, :, rows], group) for t in (wide_q, wide_dout))
+        part_k, part_v = (t[:, :, None, columns] for t in (wide_k, wide_v))
+        p, _ = _probabilities(part_q, part_k, options)
+        dp, kept = part_dout @ part_v.mT, p
+        if keep is not None:
+            part_keep = _grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
+            dp, kept = dp * part_keep, p * part_keep
+        ds = p * (dp - _grouped(delta[:, :, rows], group)) * options.scale
+        dq[:, :, rows] = (ds @ part_k).flatten(1, 2)
+        dk[:, :, columns] = (ds.mT @ part_q).sum(2)
+        dv[:, :, columns] = (kept.mT @ part_dout).sum(2)
+    return _stored(dq, q, packed), _stored(dk, k, packed), _stored(dv, v, packed)
+
+
+def fits_cpu_kernel(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
+    """Whether PyTorch's blocked CPU kernel computes this case; it aligns the diagonal top-left."""
     return (
-        _sequence_major(dq.to(q.dtype)),
-        _sequence_major(dk.to(k.dtype)),
-        _sequence_major(dv.to(v.dtype)),
+        q.ndim == 4
+        and q.numel() > 0
+        and k.shape == (*q.shape[:2], q.shape[2] if options.causal else k.shape[2], q.shape[3])
+        and k.numel() > 0
+        and options.seed is None
     )
 
 
 def attention_fwd_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``attention_fwd`` by the blocked CPU kernel under ``F.scaled_dot_product_attention``.
 
     That kernel reads the last dimension as if its stride were 1; its public caller checks, so must we.
     """
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        dense_last_dim(q), dense_last_dim(k), dense_last_dim(v), 0.0, True, scale=scale
+        *(dense_last_dim(t) for t in (q, k, v)), 0.0, options.causal, scale=options.scale
     )
-    return _sequence_major(out), lse.contiguous()
+    return sequence_major(out), lse.contiguous()
 
 
 def attention_bwd_cpu(
@@ -85,10 +211,11 @@ def attention_bwd_cpu(
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    scale: float,
+    options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``attention_bwd`` by the same CPU kernel family."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *(dense_last_dim(t) for t in (dout, q, k, v, out)), lse, 0.0, True, scale=scale
-    )
-    return _sequence_major(dq), _sequence_major(dk), _sequence_major(dv)
+        *(dense_last_dim(t) for t in (dout, q, k, v, out)),
+        lse, 0.0, options.causal, scale=options.scale,
+    )  # fmt: skip
+    return sequence_major(dq), sequence_major(dk), sequence_major(dv)

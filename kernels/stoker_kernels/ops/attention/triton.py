@@ -1,135 +1,139 @@
-"""Launches the attention kernels: tile sizes, strides, output buffers.
+"""Launches the attention kernels: strides, output buffers, tile sizes from ``tuning``.
 
-Limit: compute. FLOPs, causal: forward 2*B*H*S^2*D, backward 2.5 times that.
+Limit: compute. FLOPs, full attention: forward 4*B*H*S_q*S_k*D, backward 2.5 times that; causal half.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 
 from stoker_kernels._launch import device_of, is_interpreted, launch
-from stoker_kernels._runtime import dense_last_dim
-from stoker_kernels.ops.attention.kernels import (
-    attention_bwd_dkv_kernel,
-    attention_bwd_dq_kernel,
-    attention_fwd_kernel,
-)
+from stoker_kernels.ops.attention.autograd import new_like
+from stoker_kernels.ops.attention.backward import attention_bwd_dkv_kernel, attention_bwd_dq_kernel
+from stoker_kernels.ops.attention.configs import candidates, config
+from stoker_kernels.ops.attention.forward import attention_fwd_kernel
+from stoker_kernels.tuning import Config, choose
+
+if TYPE_CHECKING:
+    from stoker_kernels.ops.attention.reference import Options
 
 LOG2_E = 1.4426950408889634
-INTERPRETER = 0
+MAX_ROW_STRIDE = 2**23  # a tile's 128 rows, times this, stay within int32
 
 
-class Tile(NamedTuple):
-    """Launch configuration of one kernel."""
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-
-class Tiles(NamedTuple):
-    """Launch configurations of the three kernels."""
-
-    fwd: Tile
-    dq: Tile
-    dkv: Tile
+def _addressable(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor``, or a copy where the kernels could not address its rows."""
+    rows = -2 if tensor.ndim == 4 else 0
+    if tensor.stride(-1) == 1 and tensor.stride(rows) <= MAX_ROW_STRIDE:
+        return tensor
+    return tensor.contiguous()
 
 
-def tiles(head_dim: int, element_nbytes: int, arch: int) -> Tiles:
-    """Tile sizes by head dimension, storage width and architecture (90: sm_90; 0: the interpreter).
-
-    Chosen so that no kernel spills a register, which the code generation tests assert; fp32 products run
-    on the CUDA cores and need small tiles for that. The interpreter's tiles are unequal on purpose.
-    """
-    if arch == INTERPRETER:
-        return Tiles(Tile(32, 16, 4, 1), Tile(32, 16, 4, 1), Tile(16, 32, 4, 1))
-    if element_nbytes == 4 and head_dim == 128:
-        return Tiles(Tile(32, 16, 8, 1), Tile(16, 16, 8, 1), Tile(16, 16, 8, 1))
-    if element_nbytes == 4:
-        return Tiles(Tile(32, 32, 8, 1), Tile(32, 32, 8, 1), Tile(32, 32, 8, 1))
-    if head_dim == 32:
-        return Tiles(Tile(128, 64, 4, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2))
-    if head_dim == 64:
-        return Tiles(Tile(128, 64, 8, 3), Tile(128, 64, 8, 2), Tile(64, 128, 8, 2))
-    if arch >= 90:
-        return Tiles(Tile(128, 64, 8, 2), Tile(128, 64, 8, 1), Tile(32, 128, 8, 2))
-    return Tiles(Tile(128, 32, 8, 3), Tile(128, 32, 8, 2), Tile(32, 64, 8, 2))
+def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Strides of batch, head and row; packed tensors (T, H, D) have no batch."""
+    if tensor.ndim == 4:
+        return tensor.stride(0), tensor.stride(1), tensor.stride(2)
+    return 0, tensor.stride(1), tensor.stride(0)
 
 
-def _arch(q: torch.Tensor) -> int:
-    device = device_of(attention_fwd_kernel, q)
-    return INTERPRETER if device.interpreted else device.arch
+class _Call:
+    """One call's sizes and switches, as the three kernels take them."""
 
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
+        self.q, self.options = q, options
+        self.heads, kv_heads, self.head_dim = q.shape[1], k.shape[1], q.shape[-1]
+        self.kv_heads = kv_heads
+        cu_q, cu_k = options.cu_seqlens_q, options.cu_seqlens_k
+        if cu_q is None or cu_k is None:
+            self.batch, self.seq_q, self.seq_k = q.shape[0], q.shape[2], k.shape[2]
+            self.stats_rows = self.seq_q
+            self.cu: tuple[torch.Tensor, torch.Tensor] = (q, q)  # not read
+        else:
+            self.batch, self.stats_rows = len(cu_q) - 1, q.shape[0]
+            self.seq_q, self.seq_k = options.max_seqlen_q, options.max_seqlen_k
+            self.cu = (cu_q.contiguous(), cu_k.contiguous())
+        self.seed = q if options.seed is None else options.seed
+        self.switches: dict[str, Any] = {
+            "GROUP": self.heads // kv_heads,
+            "CAUSAL": options.causal,
+            "VARLEN": options.packed,
+            "DROPOUT": options.seed is not None,
+            "HEAD_DIM": self.head_dim,
+            "UPCAST": q.dtype == torch.float32 or is_interpreted(attention_fwd_kernel),
+        }
 
-def _new_like(q: torch.Tensor) -> torch.Tensor:
-    """An empty (B, H, S, D) view of (B, S, H, D) memory."""
-    batch, heads, seq_len, head_dim = q.shape
-    return q.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2)
-
-
-def _upcast(q: torch.Tensor) -> bool:
-    return q.dtype == torch.float32 or is_interpreted(attention_fwd_kernel)
+    def config(self, kernel: str) -> Config:
+        """The tuned tile sizes of ``kernel``, or the heuristic."""
+        device = device_of(attention_fwd_kernel, self.q)
+        case = (kernel, self.head_dim, self.q.element_size(), device, self.switches["DROPOUT"])
+        return choose(
+            kernel, config(*case), lambda: candidates(*case),
+            head_dim=self.head_dim, dtype=self.q.dtype, causal=self.options.causal,
+            varlen=self.options.packed, dropout=self.switches["DROPOUT"],
+            group=self.switches["GROUP"],
+        )  # fmt: skip
 
 
 def attention_fwd(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``reference.attention_fwd``."""
-    batch, heads, seq_len, head_dim = q.shape
-    q, k, v = dense_last_dim(q), dense_last_dim(k), dense_last_dim(v)
-    out = _new_like(q)
-    lse = q.new_empty((batch, heads, seq_len), dtype=torch.float32)
-    if not out.numel():
-        return out, lse
-    tile = tiles(head_dim, q.element_size(), _arch(q)).fwd
+    call = _Call(q, k, options)
+    q, k, v = _addressable(q), _addressable(k), _addressable(v)
+    out = new_like(q)
+    lse = q.new_empty(
+        (call.heads, q.shape[0]) if options.packed else q.shape[:3], dtype=torch.float32
+    )
+    tile = call.config("attention_fwd")
     launch(
-        attention_fwd_kernel, (triton.cdiv(seq_len, tile.block_m) * batch * heads,),
-        q, k, v, out, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *out.stride()[:3],
-        heads, seq_len, scale * LOG2_E,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
-        num_warps=tile.num_warps, num_stages=tile.num_stages, on=q,
+        attention_fwd_kernel, (triton.cdiv(call.seq_q, tile["BLOCK_M"]), call.heads, call.batch),
+        q, k, v, out, lse, call.seed, *call.cu,
+        *_strides(q), *_strides(k), *_strides(v), *_strides(out),
+        call.heads, call.seq_q, call.seq_k, call.stats_rows, options.scale * LOG2_E,
+        options.threshold, options.keep_scale, on=q, **call.switches, **tile,
     )  # fmt: skip
     return out, lse
 
 
 def attention_bwd(
     dout: torch.Tensor,
+    dlse: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
-    scale: float,
+    options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As ``reference.attention_bwd``."""
-    batch, heads, seq_len, head_dim = q.shape
-    dout, q, k, v = (dense_last_dim(t) for t in (dout, q, k, v))
-    dq, dk, dv = _new_like(q), _new_like(q), _new_like(q)
-    if not dq.numel():
-        return dq, dk, dv
+    call = _Call(q, k, options)
+    dout, q, k, v = (_addressable(t) for t in (dout, q, k, v))
+    dq, dk, dv = new_like(q), new_like(k), new_like(k)
     if out.stride() != dq.stride():
-        out = dq.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2).copy_(out)
-    delta = torch.empty_like(lse)
-    strides = (
-        *dout.stride()[:3], *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *dq.stride()[:3]
-    )  # fmt: skip
-    config = tiles(head_dim, q.element_size(), _arch(q))
-    tile = config.dq
+        out = new_like(q).copy_(out)
+    lse = lse.contiguous()
+    stats = lse.new_empty((2, lse.numel()))
+    inputs = _strides(dout), _strides(q), _strides(k), _strides(v)
+    strides = [stride for strides in inputs for stride in strides]
+    sizes = (call.heads, call.seq_q, call.seq_k, call.stats_rows, lse.numel(), options.scale)
+    dropout = (options.threshold, options.keep_scale)
+    tile = call.config("attention_bwd_dq")
     launch(
-        attention_bwd_dq_kernel, (triton.cdiv(seq_len, tile.block_m) * batch * heads,),
-        dout, q, k, v, out, lse, delta, dq, *strides, heads, seq_len, scale,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
-        num_warps=tile.num_warps, num_stages=tile.num_stages, on=q,
+        attention_bwd_dq_kernel,
+        (triton.cdiv(call.seq_q, tile["BLOCK_M"]), call.heads, call.batch),
+        dout, lse if dlse is None else dlse.contiguous(), q, k, v, out, lse, stats, dq, call.seed,
+        *call.cu, *strides, *_strides(dq), *sizes, *dropout,
+        HAS_DLSE=dlse is not None, on=q, **call.switches, **tile,
     )  # fmt: skip
-    tile = config.dkv
+    tile = call.config("attention_bwd_dkv")
     launch(
-        attention_bwd_dkv_kernel, (triton.cdiv(seq_len, tile.block_n) * batch * heads,),
-        dout, q, k, v, lse, delta, dk, dv, *strides, heads, seq_len, scale,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HEAD_DIM=head_dim, UPCAST=_upcast(q),
-        num_warps=tile.num_warps, num_stages=tile.num_stages, on=q,
+        attention_bwd_dkv_kernel,
+        (triton.cdiv(call.seq_k, tile["BLOCK_N"]), call.kv_heads, call.batch),
+        dout, q, k, v, stats, dk, dv, call.seed,
+        *call.cu, *strides, *_strides(dk), *sizes, *dropout,
+        EDGE_M=max(16, tile["BLOCK_M"] // 2), on=q, **call.switches, **tile,
     )  # fmt: skip
     return dq, dk, dv

@@ -1,0 +1,131 @@
+"""Attention as transformers call it: causal, full, grouped heads, packed sequences, dropout."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from stoker_kernels.ops.attention.autograd import flash_attention, flash_attention_varlen
+from stoker_kernels.workloads import Cost, Workload
+
+
+def _tensors(
+    device: torch.device | str, dtype: torch.dtype, *shapes: tuple[int, ...]
+) -> list[torch.Tensor]:
+    """Tensors in the layout of a projection's output, (..., S, H, D)."""
+    return [torch.randn(s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
+
+
+def _run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+    return flash_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), **options)
+
+
+def _inputs(
+    device: torch.device | str,
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    seq_len: int,
+    head_dim: int,
+    kv_heads: int | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    kv = (batch, seq_len, kv_heads or heads, head_dim)
+    q, k, v = _tensors(device, dtype, (batch, seq_len, heads, head_dim), kv, kv)
+    return {"q": q, "k": k, "v": v, **options}
+
+
+def _dropout_inputs(device: torch.device | str, dtype: torch.dtype, **shape: int) -> dict[str, Any]:
+    seed = torch.randint(2**62, (1,), device=device)
+    return _inputs(device, dtype, **shape, dropout_p=0.1, seed=seed)
+
+
+def _cost(
+    causal: bool, batch: int, heads: int, kv_heads: int, length: int, dim: int, size: int
+) -> Cost:
+    flops = (2 if causal else 4) * batch * heads * length**2 * dim
+    q_nbytes, kv_nbytes = (batch * count * length * dim * size for count in (heads, kv_heads))
+    return Cost(
+        forward_nbytes=2 * q_nbytes + 2 * kv_nbytes,
+        backward_nbytes=4 * q_nbytes + 4 * kv_nbytes,  # q, out, dout, dq; k, v, dk, dv
+        forward_flops=flops,
+        backward_flops=2.5 * flops,
+    )
+
+
+def _dense_cost(
+    dtype: torch.dtype,
+    batch: int,
+    heads: int,
+    seq_len: int,
+    head_dim: int,
+    kv_heads: int | None = None,
+    causal: bool = True,
+) -> Cost:
+    return _cost(causal, batch, heads, kv_heads or heads, seq_len, head_dim, dtype.itemsize)
+
+
+def _varlen_inputs(
+    device: torch.device | str,
+    dtype: torch.dtype,
+    sequences: int,
+    seq_len: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+) -> dict[str, Any]:
+    """``sequences`` lengths that alternate between a quarter and seven quarters of ``seq_len``."""
+    lengths = [seq_len // 4, seq_len * 2 - seq_len // 4] * (sequences // 2)
+    total = sum(lengths)
+    kv = (total, kv_heads, head_dim)
+    q, k, v = _tensors(device, dtype, (total, heads, head_dim), kv, kv)
+    ends = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+    cu_seqlens = ends.to(device)
+    return {
+        "q": q, "k": k, "v": v, "cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens,
+        "max_seqlen_q": max(lengths), "max_seqlen_k": max(lengths),
+    }  # fmt: skip
+
+
+def _varlen_cost(
+    dtype: torch.dtype, sequences: int, seq_len: int, heads: int, kv_heads: int, head_dim: int
+) -> Cost:
+    short, long = (
+        _cost(True, sequences // 2, heads, kv_heads, length, head_dim, dtype.itemsize)
+        for length in (seq_len // 4, seq_len * 2 - seq_len // 4)
+    )
+    return Cost(
+        forward_nbytes=short.forward_nbytes + long.forward_nbytes,
+        backward_nbytes=short.backward_nbytes + long.backward_nbytes,
+        forward_flops=short.forward_flops + long.forward_flops,
+        backward_flops=short.backward_flops + long.backward_flops,
+    )
+
+
+_SHAPE = {"batch": 4, "heads": 16, "seq_len": 4096, "head_dim": 128}
+_SMALL = {"batch": 1, "heads": 2, "seq_len": 21, "head_dim": 32}
+_HEAD_DIMS = ({"head_dim": 64}, {"head_dim": 32})
+_full = partial(_run, causal=False)
+_BF16 = (torch.bfloat16,)
+WORKLOADS = (
+    Workload("attention", _inputs, _run, _dense_cost, _SHAPE, _SMALL, _HEAD_DIMS[:1]),
+    Workload(
+        "attention_full", _inputs, _full, partial(_dense_cost, causal=False), _SHAPE, _SMALL,
+        _HEAD_DIMS[:1], _BF16,
+    ),
+    Workload(
+        "attention_gqa", _inputs, _run, _dense_cost, {**_SHAPE, "heads": 32, "kv_heads": 8},
+        {**_SMALL, "heads": 4, "kv_heads": 2}, _HEAD_DIMS[:1], _BF16,
+    ),
+    Workload(
+        "attention_varlen", _varlen_inputs, flash_attention_varlen, _varlen_cost,
+        {"sequences": 16, "seq_len": 1024, "heads": 32, "kv_heads": 8, "head_dim": 128},
+        {"sequences": 2, "seq_len": 12, "heads": 2, "kv_heads": 1, "head_dim": 32},
+        (*_HEAD_DIMS[:1], {"kv_heads": 32}), _BF16,
+    ),
+    Workload(
+        "attention_dropout", _dropout_inputs, _run, _dense_cost, _SHAPE, _SMALL, _HEAD_DIMS, _BF16,
+    ),
+)  # fmt: skip
