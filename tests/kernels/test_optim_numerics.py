@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from stoker_kernels import LAMB, LARS, SGD, Adam, AdamW
-from stoker_kernels.optim import foreach, reference
+from stoker_kernels.optim import reference
 from stoker_kernels.optim.hyper import adam_hyper
 from tests.kernels._numerics import assert_close, poison_empty
 from tests.kernels._optim import SHAPES, starts, train
@@ -161,10 +161,9 @@ def test_bias_corrections_are_exact_to_fp32(interpreter: None) -> None:
 
 
 @pytest.mark.parametrize("rule", ["adam", "sgd"])
-def test_the_foreach_path_is_the_specification(rule: str) -> None:
+def test_the_cpu_path_is_the_specification(rule: str) -> None:
     """In fp64, where rounding cannot hide a difference."""
     make = AdamW if rule == "adam" else partial(SGD, momentum=0.9, dampening=0.2)
-    assert rule in {"adam": foreach.adam, "sgd": foreach.sgd}
     start = starts(torch.float64)
     fast = train(make, start, 5, torch.float64)
     with pytest.MonkeyPatch.context() as patch:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
-from stoker_kernels.optim import foreach, reference
+from stoker_kernels.optim import cpu, reference
 
 Tensors = list[torch.Tensor]
-FOREACH_DTYPES = ({torch.float32}, {torch.float64})
-FOREACH = {"adam": foreach.adam, "sgd": foreach.sgd}
+CPU_DTYPES = ({torch.float32}, {torch.float64})
+CPU = {"adam": cpu.adam, "sgd": cpu.sgd}
 
 
 def _update(
@@ -36,10 +36,10 @@ def _update(
         from stoker_kernels.optim import triton
 
         return triton.update(rule, params, grads, states, steps, hyper, grad_scale, found_inf, seed)
-    wide = {column[0].dtype for column in (params, grads, *states)} in FOREACH_DTYPES
+    wide = {column[0].dtype for column in (params, grads, *states)} in CPU_DTYPES
     plain = grad_scale is None and found_inf is None
-    if backend is Backend.CPU and wide and plain and rule in FOREACH:
-        FOREACH[rule](params, grads, states, steps, hyper)
+    if backend is Backend.CPU and wide and plain and rule in CPU:
+        CPU[rule](params, grads, states, steps, hyper)
         return reference.square_sums(grads)
     return reference.update(
         rule, params, grads, states, steps, hyper, grad_scale, found_inf, seed

@@ -31,7 +31,7 @@ class Batch(NamedTuple):
 class FusedOptimizer(torch.optim.Optimizer):
     """An optimizer whose step is one update launch per dtype signature, whatever the number of tensors.
 
-    On CUDA the kernels run, on the CPU ``torch._foreach_*`` or the reference. States are kept in at least
+    On CUDA the kernels run, on the CPU PyTorch's fused ones or the reference. States are kept in at least
     fp32 also for bf16 and fp16 parameters, and carry torch's names, so checkpoints move both ways.
 
     After ``step()``, :attr:`grad_square_sums` holds each parameter's sum of squared gradients, computed
