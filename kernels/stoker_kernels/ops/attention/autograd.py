@@ -115,16 +115,18 @@ class _AttentionFunction(torch.autograd.Function):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         out, lse = _FWD(q, k, v, scale, causal, dropout_p, seed, cu_q, cu_k, max_q, max_k)
         ctx.save_for_backward(q, k, v, out, lse, seed, cu_q, cu_k)
+        ctx.set_materialize_grads(False)  # nobody may have used lse: then its zeros are not read
         ctx.plain = (scale, causal, dropout_p, max_q, max_k)
         return (out, lse) if return_lse else out
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dout: torch.Tensor, dlse: torch.Tensor | None = None
+        ctx: Any, dout: torch.Tensor | None, dlse: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse, seed, cu_q, cu_k = ctx.saved_tensors
         scale, causal, dropout_p, max_q, max_k = ctx.plain
+        dout = torch.zeros_like(out) if dout is None else dout
         dq, dk, dv = _BWD(
             dout, dlse, q, k, v, out, lse, scale, causal, dropout_p, seed, cu_q, cu_k, max_q, max_k
         )

@@ -94,10 +94,9 @@ def attention_bwd_dq_kernel(
     lse = tl.load(lse_ptr + place, mask=in_range, other=0.0)
     if HAS_DLSE:
         delta -= tl.load(dlse_ptr + place, mask=in_range, other=0.0)
-    # A row that saw nothing: +inf makes its probabilities 0, and nothing else of it may enter.
-    nothing = lse == -float("inf")
-    delta = tl.where(nothing, 0.0, delta)
-    lse = tl.where(nothing, float("inf"), lse * LOG2_E)
+    # A row that saw nothing is masked in every tile it meets, but 0 * delta must be 0 there.
+    delta = tl.where(lse == -float("inf"), 0.0, delta)
+    lse *= LOG2_E
     tl.store(stats_ptr + place, lse, mask=in_range)
     tl.store(stats_ptr + all_rows + place, delta, mask=in_range)
 
