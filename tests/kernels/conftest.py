@@ -77,11 +77,11 @@ def pytest_pycollect_makemodule(module_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _two_threads_and_a_seed() -> Iterator[None]:
+def _one_thread_and_a_seed() -> Iterator[None]:
     import torch
 
     before = torch.get_num_threads()
-    torch.set_num_threads(min(2, before))
+    torch.set_num_threads(1)  # tests run side by side, and waiting threads would spin
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
