@@ -1,4 +1,4 @@
-"""The training example's gradient exchange: one flat all-reduce, or a compressor.
+"""The training example's gradient exchange: DistributedDataParallel with Stoker's hook.
 
 Imports no torch at module level: the driver, which only names the method, needs none.
 """
@@ -12,50 +12,32 @@ METHODS = ("none", "fp16", "bf16", "topk", "sidco", "onebit", "powersgd", "csc",
 
 
 class Exchange:
-    """Sums gradients over the workers, in place in one flat buffer that ends with the loss.
+    """A model whose backward averages gradients over the workers by ``method``.
 
-    ``parameters`` are (name, parameter) pairs whose ``grad`` are views of ``sums``. A worker's gradient is
-    its share of the mean over the global batch.
+    Made while the process is in its group, and dropped before it leaves: :attr:`ddp` holds the group. All
+    workers start with the parameters of rank 0.
     """
 
-    def __init__(self, method: str, parameters: list[tuple[str, Any]], sums: Any) -> None:
-        self.parameters, self.sums = parameters, sums
-        self.compressor: Any = None
-        if method != "none":
-            from stoker_kernels.compression import make
+    def __init__(self, method: str, model: Any) -> None:
+        from torch.nn.parallel import DistributedDataParallel
 
-            self.compressor = make(method)
+        from stoker_kernels.compression import HookState, compression_hook, make
 
-    def run(self, *, gradients: bool) -> None:
-        """Exchange the loss, and with ``gradients`` those too."""
+        self.ddp = DistributedDataParallel(model)
+        self.state = HookState(make(method), model.named_parameters())
+        self.ddp.register_comm_hook(self.state, compression_hook)
+
+    def gather_state(self) -> list[Any]:
+        """What every worker's compressor remembers, in order of rank; all call it."""
         import torch.distributed as dist
 
-        if self.compressor is None:
-            dist.all_reduce(self.sums)
-            return
-        dist.all_reduce(self.sums[-1:])
-        if not gradients:
-            return
-        from stoker_kernels.compression import GradientExchange, TorchGroup
-
-        workers = dist.get_world_size()
-        # Compressors average whole gradients (Adasum is no sum), so a share is made whole first.
-        whole = {name: parameter.grad * workers for name, parameter in self.parameters}
-        results = GradientExchange(self.compressor, TorchGroup()).average(whole)
-        for name, parameter in self.parameters:
-            parameter.grad.copy_(results[name])
-
-    def gather_state(self) -> list[Any] | None:
-        """What every worker's compressor remembers, in order of rank; all call it. None: nothing."""
-        import torch.distributed as dist
-
-        if self.compressor is None:
-            return None
         states: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(states, self.compressor.state_dict())
+        dist.all_gather_object(states, self.state.state_dict())
         return states
 
-    def load_state(self, states: list[Any] | None, rank: int, workers: int) -> None:
+    def load_state(self, states: list[Any], rank: int) -> None:
         """Go on from gathered states; from nothing where the number of workers is another."""
-        if self.compressor is not None and states is not None and len(states) == workers:
-            self.compressor.load_state_dict(states[rank])
+        import torch.distributed as dist
+
+        if len(states) == dist.get_world_size():
+            self.state.load_state_dict(states[rank])

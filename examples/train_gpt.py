@@ -7,9 +7,9 @@
 
 Each worker is an actor with a copy of the model. A step's batch depends on the seed and the step's
 number only; every worker takes its slice of it, forward and backward run through Stoker's kernels,
-and one all-reduce of one flat buffer averages the gradients and the loss, or --compress METHOD does, for
-slow links. The driver needs no torch: it starts the workers, reads a stream of reports, and keeps the
-curve and the checkpoint in --out.
+and DistributedDataParallel averages the gradients, with a hook that --compress METHOD tells to send
+less, for slow links. The driver needs no torch: it starts the workers, reads a stream of reports, and
+keeps the curve and the checkpoint in --out.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -114,22 +115,12 @@ class Trainer:
         self.device = torch.device("cuda" if place.gpus else "cpu")
         self.model = GPT(shape).to(self.device)
         self.optimizer = self.model.optimizer(lr=config.lr)
-        parameters = list(self.model.parameters())
-        # One buffer holds all gradients, and the loss as its last number: one all-reduce a step.
-        self.sums = torch.zeros(sum(p.numel() for p in parameters) + 1, device=self.device)
-        offset = 0
-        for p in parameters:
-            p.grad = self.sums[offset : offset + p.numel()].view_as(p)
-            offset += p.numel()
-        self.exchange = Exchange(config.compress, list(self.model.named_parameters()), self.sums)
 
     def ready(self) -> None:
         """Return once this worker has its place and its model."""
 
     def train(self, checkpoint: bytes | None) -> Iterator[Report]:
         """Join the group and train; rank 0 yields its reports, the others nothing."""
-        import torch.distributed as dist
-
         config, place = self.config, self.place
         stoker.train.init_process_group(
             place.group,
@@ -139,63 +130,70 @@ class Trainer:
             timeout_s=place.timeout_s,
             attempt=place.attempt,
         )
-        first = self._load(checkpoint) if checkpoint else 0
-        for parameter in self.model.parameters():
-            dist.broadcast(parameter.data, 0)
+        exchange = Exchange(config.compress, self.model)
+        first = self._load(checkpoint, exchange) if checkpoint else 0
         last = min(config.steps, place.stop_after or config.steps)
         for step in range(first, last):
             began = time.perf_counter()
-            loss = self._step(step)
+            loss = self._step(step, exchange)
             report: Report = {"step": step + 1, "loss": loss, "step_s": time.perf_counter() - began}
             if (step + 1) % place.checkpoint_every == 0 or step + 1 == last:
-                memories = self.exchange.gather_state()
+                memories = exchange.gather_state()
                 if place.rank == 0:
                     report["checkpoint"] = self._checkpoint(step + 1, memories)
             if place.rank == 0:
                 yield report
         validation_loss = self._validate()
+        del exchange  # the group ends, with its threads, only where nothing holds it
         stoker.train.destroy_process_group()
         if place.rank == 0:
             yield {"step": last, "validation_loss": validation_loss, "samples": self._samples()}
 
-    def _step(self, step: int) -> float:
+    def _step(self, step: int, exchange: Exchange) -> float:
+        """One update; returns the loss over the whole batch before it."""
         import torch
 
-        self.sums.zero_()
-        self._add(self.config.sample(self.text, step), backward=True)
-        gradient = self.sums[:-1]
-        norm = torch.linalg.vector_norm(gradient)
-        gradient *= torch.clamp(self.config.clip / (norm + 1e-6), max=1.0)
+        pieces = list(self._pieces(self.config.sample(self.text, step)))
+        self.optimizer.zero_grad()
+        loss = torch.zeros((), device=self.device)
+        for number, (tokens, targets) in enumerate(pieces, 1):
+            # Gradients add up in this worker until its last piece, whose backward averages them over all.
+            with exchange.ddp.no_sync() if number < len(pieces) else nullcontext():
+                part = exchange.ddp(tokens, targets)[1] / len(pieces)
+                part.backward()
+            loss += part.detach()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.lr_at(step)
         self.optimizer.step()
-        return float(self.sums[-1])
+        return self._mean(loss)
 
-    def _add(self, batch: np.ndarray, *, backward: bool) -> None:
-        """Add the means over ``batch``, of all workers, to the gradients and the loss."""
+    def _pieces(self, batch: np.ndarray) -> Iterator[tuple[Any, Any]]:
+        """This worker's pieces of ``batch``: tokens and targets, (piece, block) each."""
         import torch
 
-        scale = self.piece / self.config.batch
         for piece in self.pieces:
             rows = torch.from_numpy(batch[piece * self.piece : (piece + 1) * self.piece])
-            rows = rows.to(self.device)  # (piece, block + 1)
-            _, loss = self.model(rows[:, :-1], rows[:, 1:])
-            if backward:
-                (loss * scale).backward()
-            self.sums[-1] += loss.detach() * scale
-        self.exchange.run(gradients=backward)
+            rows = rows.to(self.device)
+            yield rows[:, :-1], rows[:, 1:]
+
+    def _mean(self, loss: Any) -> float:
+        """The mean of the workers' losses: all have equally many sequences."""
+        import torch.distributed as dist
+
+        loss /= self.place.workers
+        dist.all_reduce(loss)
+        return float(loss)
 
     def _validate(self) -> float:
         import torch
 
-        self.sums.zero_()
-        losses = []
+        loss = torch.zeros((), device=self.device)
         with torch.no_grad():
             for number in range(VALIDATION_BATCHES):
-                self.sums[-1] = 0.0
-                self._add(self.config.sample(self.held_out, number), backward=False)
-                losses.append(float(self.sums[-1]))
-        return sum(losses) / len(losses)
+                for tokens, targets in self._pieces(self.config.sample(self.held_out, number)):
+                    loss += self.model(tokens, targets)[1]
+        return self._mean(loss / (VALIDATION_BATCHES * len(self.pieces)))
 
     def _samples(self) -> list[bytes]:
         import torch
@@ -206,7 +204,7 @@ class Trainer:
             for prompt in PROMPTS
         ]
 
-    def _checkpoint(self, step: int, memories: list[Any] | None) -> bytes:
+    def _checkpoint(self, step: int, memories: list[Any]) -> bytes:
         import torch
 
         file = io.BytesIO()
@@ -215,7 +213,7 @@ class Trainer:
         torch.save(parts, file)
         return file.getvalue()
 
-    def _load(self, checkpoint: bytes) -> int:
+    def _load(self, checkpoint: bytes, exchange: Exchange) -> int:
         import torch
 
         saved = torch.load(io.BytesIO(checkpoint), map_location=self.device, weights_only=True)
@@ -223,7 +221,7 @@ class Trainer:
             raise ValueError(f"the checkpoint is of another run, with {saved['config']}")
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
-        self.exchange.load_state(saved["memories"], self.place.rank, self.place.workers)
+        exchange.load_state(saved["memories"], self.place.rank)
         return int(saved["step"])
 
 

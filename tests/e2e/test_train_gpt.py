@@ -178,6 +178,31 @@ def test_a_rank_is_taken_once_and_a_group_that_met_leaves_no_keys(example: Any) 
     assert stoker.kv.keys(f"train/{stoker.get_runtime_context().job_id}/pair/") == []
 
 
+def test_a_group_that_is_left_leaves_no_threads(example: Any) -> None:
+    """DDP imports modules that would keep the group, and its threads abort the process at exit."""
+
+    @stoker.remote(runtime_env={"preload": ["torch"]})
+    def threads_left() -> tuple[int, int]:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        def gloo_threads() -> int:
+            names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+            return sum(name.startswith("pt_gloo") for name in names)
+
+        stoker.train.init_process_group("alone", 0, 1, backend="gloo", timeout_s=30.0)
+        model = DistributedDataParallel(torch.nn.Linear(3, 3))
+        model(torch.ones(2, 3)).sum().backward()
+        before = gloo_threads()
+        del model
+        stoker.train.destroy_process_group()
+        return before, gloo_threads()
+
+    before, after = stoker.get(threads_left.remote(), timeout=60)
+    assert before > 0
+    assert after == 0
+
+
 def test_the_demo_tells_of_its_job_and_fails_above_its_target(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "demo.py"), "--steps", "2", "--out", str(tmp_path)],

@@ -42,7 +42,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str
         for process in processes:
             process.kill()
             process.wait()
-    return [torch.load(out, weights_only=True) for out in outs]
+    saved = [torch.load(out, weights_only=True) for out in outs]
+    assert [worker["threads_left"] for worker in saved] == [[], []], "they may abort the exit"
+    return [worker["results"] for worker in saved]
 
 
 @pytest.mark.timeout(200)

@@ -8,6 +8,11 @@ The hook works on parameters, not on buckets: memory is kept by a parameter's na
 rebuilding of buckets after the first step, and a checkpoint. A bucket's messages travel together.
 gloo with CPU tensors and NCCL with CUDA tensors both work; collectives run in the order in which
 DDP fills buckets, the same on all workers.
+
+``ddp`` holds the process group: drop it before ``destroy_process_group``. gloo's threads end with the
+group, and one that outlives it can abort the process at exit. ``torch.distributed.nn.functional``, which
+DDP imports, keeps the group that exists when it is imported: ``stoker.train.init_process_group`` imports
+it first; without that function, do the same.
 """
 
 from collections.abc import Iterable

@@ -55,6 +55,10 @@ def init_process_group(
     import torch
     import torch.distributed as dist
 
+    # Its default arguments keep the group of the moment for ever: imported later, as by DDP, the group
+    # would outlive destroy_process_group, and gloo's threads abort the process when it exits.
+    import torch.distributed.nn.functional
+
     if dist.is_initialized():
         raise ConflictError(
             f"init_process_group({name!r}): this process is in a group already; leave it by "
