@@ -25,12 +25,6 @@ from stoker_kernels.compression import (
 SHAPE = (40, 50)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(_two_threads_and_a_seed: None) -> None:
-    """Thousands of steps on small tensors: a second thread only waits."""
-    torch.set_num_threads(1)
-
-
 MAKERS: dict[str, Callable[[], Compressor]] = {
     "none": lambda: make("none"),
     "fp16": lambda: make("fp16"),

@@ -23,12 +23,6 @@ from stoker_kernels.compression.sidco import fit_threshold
 SHAPE = (40, 50)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(_two_threads_and_a_seed: None) -> None:
-    """Thousands of steps on small tensors: a second thread only waits."""
-    torch.set_num_threads(1)
-
-
 def test_onebit_adam_freezes_its_variance_and_trains_nearly_as_adam() -> None:
     """A small least-squares problem on 4 workers: loss within 2 % of Adam's gain; no bit of v moves."""
     generator = torch.Generator().manual_seed(3)
