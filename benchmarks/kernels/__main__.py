@@ -13,6 +13,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -26,6 +27,16 @@ from benchmarks.results import commit
 from benchmarks.results import device as cpu_name
 from stoker_kernels.workloads import Workload, workloads
 
+
+class DataSheet(NamedTuple):
+    """What a device's maker says of it."""
+
+    name: str
+    nbytes_per_s: float
+    flops_per_s: float
+
+
+H200 = DataSheet("NVIDIA H200 (4.8 TB/s, 989 TFLOP/s)", 4.8e12, 989e12)
 HERE = Path(__file__).resolve().parent
 COLUMNS = (
     "at", "commit", "device", "torch", "triton", "op", "sizes", "dtype", "mode", "provider",
@@ -42,6 +53,19 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=("cuda", "cpu"), default=device_name())
     made.add_argument(
         "--dtype", action="append", choices=("bfloat16", "float32"), help="one or both"
+    )
+    made.add_argument(
+        "--floors",
+        action="store_true",
+        help="print the least times an H200's data sheet allows, and end",
+    )
+    made.add_argument(
+        "--size",
+        action="append",
+        default=[],
+        type=_size,
+        metavar="NAME=N",
+        help="instead of the ops' own",
     )
     made.add_argument(
         "--small", action="store_true", help="tests' sizes: proves that it runs, no speed"
@@ -61,6 +85,9 @@ def main(argv: list[str] | None = None) -> int:
     if unknown:
         parser().error(f"no op {sorted(unknown)[0]!r}: there are {', '.join(workloads())}")
     console = Console()
+    if options.floors:
+        console.print(floors(options.ops or list(workloads())))
+        return 0
     limits = ceilings(options.device)
     console.print(
         f"{describe(options.device)}: copy {limits.copy_nbytes_per_s / 1e12:.3g} TB/s, "
@@ -96,6 +123,8 @@ def main(argv: list[str] | None = None) -> int:
 def _size(text: str) -> tuple[str, int]:
     """``seq_len=16384`` as a pair."""
     name, _, number = text.partition("=")
+    if not name or not number.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=N, for example rows=4096")
     return name, int(number)
 
 
@@ -106,6 +135,29 @@ def _sizes(work: Workload, options: argparse.Namespace) -> list[Mapping[str, int
     if options.size:
         return [dict(options.size)]
     return [{}] if options.no_variants else [{}, *work.variants]
+
+
+def floors(names: list[str]) -> Table:
+    """Calculated, not measured: bytes over bandwidth or operations over the matrix rate, the larger."""
+    made = Table(
+        "op", "sizes", "bound by", title=f"least ms on {H200.name}, bf16", title_justify="left"
+    )
+    for title in ("forward", "backward"):
+        made.add_column(title, justify="right")
+    for name in names:
+        work = workloads()[name]
+        cost = work.cost(work.dtypes[0], **work.shape)
+        least = []
+        for nbytes, flops in (
+            (cost.forward_nbytes, cost.forward_flops), (cost.backward_nbytes, cost.backward_flops)
+        ):  # fmt: skip
+            least.append(max(nbytes / H200.nbytes_per_s, flops / H200.flops_per_s) * 1e3)
+        bound = (
+            "arithmetic" if cost.forward_flops / H200.flops_per_s * 1e3 == least[0] else "memory"
+        )
+        sizes = " ".join(f"{k}={v}" for k, v in work.shape.items())
+        made.add_row(name, sizes, bound, *(f"{ms:.3f}" if ms else "-" for ms in least))
+    return made
 
 
 def tables(results: list[Result]) -> Iterator[Table]:

@@ -67,6 +67,23 @@ def test_peers_compute_the_same(name: str) -> None:
             )
 
 
+def test_chosen_sizes_and_floors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = tmp_path / "results.csv"
+    sizes = ["--size", "rows=4", "--size", "columns=32"]
+    common = ["rms_norm", "--device", "cpu", "--dtype", "float32", "--csv", str(table)]
+    assert main([*common, *sizes]) == 0
+    with table.open() as file:
+        assert {row["sizes"] for row in csv.DictReader(file)} == {"rows=4 columns=32"}
+    with pytest.raises(SystemExit):
+        main([*common, "--size", "rows"])
+    assert "expected NAME=N" in capsys.readouterr().err
+    assert main(["rms_norm", "attention", "--floors"]) == 0
+    # 2 x 16384 x 4096 bf16 values over 4.8 TB/s; 2 x 4 x 16 x 4096^2 x 128 operations over 989 TFLOP/s.
+    shown = capsys.readouterr().out
+    assert "0.056" in shown
+    assert "0.278" in shown
+
+
 def test_an_unknown_op_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["rms_nrom"])
