@@ -61,8 +61,8 @@ def test_a_second_process_compiles_nothing(environment: dict[str, str], tmp_path
     [
         (["rms_norn"], "kernels[0].op: no op 'rms_norn'; did you mean 'rms_norm'?"),
         (
-            ["rms_norm", '{"op": "rms_norm", "colums": 4}'],
-            "kernels[1].colums: rms_norm has no size 'colums'; did you mean 'columns'?",
+            ["rms_norm", '{"op": "rms_norm", "column": 4}'],
+            "kernels[1].column: rms_norm has no size 'column'; did you mean 'columns'?",
         ),
         (["no_such:step"], "kernels[0].call: no_such:step cannot be imported on this node"),
         (["json:nothing"], "kernels[0].call: json:nothing cannot be imported on this node"),
