@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def far_apart(values: torch.Tensor, dim: int, folder: Path) -> torch.Tensor:
@@ -25,3 +29,26 @@ def far_apart(values: torch.Tensor, dim: int, folder: Path) -> torch.Tensor:
     storage = torch.from_file(path, shared=True, size=before + extent, dtype=values.dtype)
     view = storage.as_strided(values.shape, strides, before)
     return view.copy_(values)
+
+
+def sparse(folder: Path, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A contiguous tensor (n,) of zeros in a sparse file, with as far as int32 wraps in front of it.
+
+    So offsets that wrap read zeros, and write where nobody looks, instead of crashing.
+    """
+    before = 2**31
+    path = str(folder / f"sparse{len(list(folder.iterdir()))}")
+    return torch.from_file(path, shared=True, size=before + n, dtype=dtype)[before:]
+
+
+def start_at_program(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Have the interpreter number its programs from ``number``: a grid of one runs a far program alone."""
+    interpreter = import_module("triton.runtime.interpreter")
+    own = interpreter.InterpreterBuilder.create_get_program_id
+
+    def numbered(builder: Any, axis: int) -> Any:
+        program = own(builder, axis)
+        program.data = program.data + np.int32(number)
+        return program
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_get_program_id", numbered)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from stoker_kernels.ops.adasum import adasum
+from tests.kernels._far_apart import sparse, start_at_program
 from tests.kernels._numerics import assert_close, poison_empty
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -81,3 +88,23 @@ def test_strided_empty_nan_and_repeat(backend: str) -> None:
         adasum([])
     with pytest.raises(ValueError, match="gradients must be alike"):
         adasum([a, b])
+
+
+def test_tiles_past_2_to_the_31_values(
+    interpreter: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The programs of the last tile alone, on gradients of 2^31 values and some."""
+    kernels = import_module("stoker_kernels.ops.adasum.triton")
+    tile, rest = 2048, 1500
+    n, program = 2**31 + rest, 2**31 // tile
+    a, b, out = (sparse(tmp_path, n) for _ in range(3))
+    near = torch.randn(2, rest)
+    a[-rest:], b[-rest:] = near
+    dots = sparse(tmp_path, 3 * program + 3)
+    start_at_program(monkeypatch, program)
+    kernels.launch(kernels.adasum_dots_kernel, (1,), a, b, dots, n, TILE=tile, on=a)
+    expected = torch.stack([near[0] @ near[1], near[0] @ near[0], near[1] @ near[1]])
+    torch.testing.assert_close(dots[-3:], expected)
+    scale = torch.tensor([0.75, -2.0])
+    kernels.launch(kernels.adasum_combine_kernel, (1,), a, b, scale, out, n, TILE=tile, on=a)
+    torch.testing.assert_close(out[-rest:], 0.75 * near[0] - 2.0 * near[1])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
-from stoker_kernels.ops.onebit import BLOCK, onebit_compress, onebit_decompress
+from stoker_kernels.ops.onebit import BLOCK, onebit_compress, onebit_decompress, reference
+from tests.kernels._far_apart import far_apart, sparse, start_at_program
 from tests.kernels._numerics import assert_close, poison_empty
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def bits_of(words: torch.Tensor, n: int) -> torch.Tensor:
@@ -83,3 +90,46 @@ def test_wrong_buffers_are_refused() -> None:
         onebit_decompress(words, scales[None], 40)
     with pytest.raises(ValueError, match=r"scales must be \(1, 1\) for 40 values"):
         onebit_decompress(words[None], scales, 40)
+
+
+def test_blocks_past_2_to_the_31_values(
+    interpreter: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program of the last block alone, on a gradient of 2^31 values and some."""
+    kernels = import_module("stoker_kernels.ops.onebit.triton")
+    rows, rest = {"ROWS": 1, "WORDS": kernels.WORDS}, 1000
+    n = 2**31 + rest
+    gradient, error, out = (sparse(tmp_path, n) for _ in range(3))
+    gradient[-rest:], error[-rest:] = torch.randn(rest), torch.randn(rest)
+    expected_error = error[-rest:].clone()
+    expected = reference.compress(gradient[-rest:], expected_error)
+    words, scales = sparse(tmp_path, -(-n // 32), torch.int32), sparse(tmp_path, -(-n // BLOCK))
+    start_at_program(monkeypatch, 2**31 // BLOCK)
+    kernels.launch(
+        kernels.onebit_compress_kernel, (1,), gradient, error, words, scales, n, on=error, **rows
+    )
+    assert torch.equal(words[2**26 :], expected[0])
+    torch.testing.assert_close(scales[2**21 :], expected[1])
+    torch.testing.assert_close(error[-rest:], expected_error)
+    kernels.launch(
+        kernels.onebit_decompress_kernel, (1,), words, scales, out, n, 1, 0, 0, on=out, **rows
+    )
+    sent = reference.decompress(expected[0][None], expected[1][None], rest, torch.float32)
+    torch.testing.assert_close(out[-rest:], sent)
+
+
+def test_messages_further_apart_than_2_to_the_31(interpreter: None, tmp_path: Path) -> None:
+    words, scales = (
+        torch.stack(part)
+        for part in zip(
+            *(onebit_compress(torch.randn(500), torch.zeros(500)) for _ in range(3)), strict=True
+        )
+    )
+    kernels = import_module("stoker_kernels.ops.onebit.triton")
+    (tmp_path / "words").mkdir()
+    (tmp_path / "scales").mkdir()
+    got = kernels.decompress(
+        far_apart(words, 0, tmp_path / "words"), far_apart(scales, 0, tmp_path / "scales"), 500,
+        torch.float32,
+    )  # fmt: skip
+    torch.testing.assert_close(got, reference.decompress(words, scales, 500, torch.float32))

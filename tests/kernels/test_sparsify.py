@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
 from stoker_kernels.ops.sparsify import above_compress, reference, topk_compress
-from stoker_kernels.ops.sparsify.autograd import _check_count
+from tests.kernels._far_apart import sparse, start_at_program
 from tests.kernels._numerics import poison_empty
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def check(
@@ -162,5 +168,67 @@ def test_wrong_arguments_are_refused() -> None:
         above_compress(memory, torch.ones(2), 2)
     with pytest.raises(ValueError, match="capacity must be between 1"):
         above_compress(memory, torch.ones(1), 0)
-    with pytest.raises(ValueError, match="at most 2147483647 values have int32 indices"):
-        _check_count("topk_compress: k", 1, 2**31)
+
+
+@pytest.mark.parametrize("n", [2**31 - 1, 2**31])
+def test_more_values_than_int32_indices_are_refused(n: int) -> None:
+    memory = torch.empty(n, device="meta")
+    calls = (
+        lambda: topk_compress(memory, memory, 5),
+        lambda: above_compress(memory, torch.empty(1, device="meta"), 5),
+    )
+    for call in calls:
+        if n < 2**31:
+            assert [tuple(part.shape) for part in call()] == [(5,), (5,)]
+        else:
+            with pytest.raises(ValueError, match="at most 2147483647 values have int32 indices"):
+                call()
+
+
+def test_the_last_program_of_2_to_the_31_values(
+    interpreter: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest gradient there may be: the lanes of its last tile that are past the end reach 2^31.
+
+    Spans of three tiles, of which the last program begins in the second but last tile of all.
+    """
+    kernels = import_module("stoker_kernels.ops.sparsify.triton")
+    n, tile = 2**31 - 1, 1024
+    span = 3 * tile
+    program = n // span
+    rest = n - program * span
+    assert tile < rest < 2 * tile  # the third tile is beyond int32
+    gradient, memory = sparse(tmp_path, n), sparse(tmp_path, n)
+    tail = torch.randn(rest)
+    gradient[-rest:] = tail
+    base = torch.tensor([100 << reference.COARSE_SHIFT], dtype=torch.int32)
+    counts = sparse(tmp_path, (program + 1) * reference.BINS, torch.int32)
+    start_at_program(monkeypatch, program)
+    bins = {
+        name: getattr(reference, name)
+        for name in ("BINS", "FINE_BINS", "FINE_EXTRA", "FINE_SHIFT", "COARSE_SHIFT")
+    }
+    kernels.launch(
+        kernels.accumulate_kernel, (1,), gradient, memory, memory, memory, base, counts, n, span, 0.0,
+        HAS_VELOCITY=False, HAS_SCALE=False, TILE=tile, on=gradient, **bins,
+    )  # fmt: skip
+    assert torch.equal(memory[-rest:], tail)
+    assert int(counts[-reference.BINS :].sum()) == rest
+    threshold, found = torch.ones(1), (tail.abs() >= 1).nonzero().view(-1)
+    number = torch.zeros(program + 1, dtype=torch.int32)
+    kernels.launch(
+        kernels.count_kernel, (1,), memory, threshold, number, n, span, TILE=tile, on=memory
+    )
+    assert int(number[-1]) == len(found)
+    bounds = torch.stack(
+        [reference.magnitude_bits(threshold), torch.tensor([reference.LARGEST_BITS + 1])]
+    ).to(torch.int32)
+    values, indices = torch.zeros(len(found)), torch.zeros(len(found), dtype=torch.int32)
+    first = torch.zeros(program + 1, dtype=torch.int32)
+    kernels.launch(
+        kernels.select_kernel, (1,), memory, memory, bounds, first, first, values, indices, n, span,
+        len(found), MASK_VELOCITY=False, TILE=tile, on=memory,
+    )  # fmt: skip
+    assert torch.equal(indices.long(), found + (n - rest))
+    assert torch.equal(values, tail[found])
+    assert not memory[-rest:][found].any()
