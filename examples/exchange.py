@@ -21,10 +21,10 @@ class Exchange:
     def __init__(self, method: str, model: Any) -> None:
         from torch.nn.parallel import DistributedDataParallel
 
-        from stoker_kernels.compression import HookState, compression_hook, make
+        from stoker_kernels.compression import HookState, compression_hook, make_compressor
 
         self.ddp = DistributedDataParallel(model)
-        self.state = HookState(make(method), model.named_parameters())
+        self.state = HookState(make_compressor(method), model.named_parameters())
         self.ddp.register_comm_hook(self.state, compression_hook)
 
     def gather_state(self) -> list[Any]:

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.results import device as cpu_name
-from stoker_kernels.compression import Combine, Compressor, make
+from stoker_kernels.compression import Combine, Compressor, make_compressor
 
 METHODS: tuple[tuple[str, dict[str, float]], ...] = (
     ("fp16", {}),
@@ -79,7 +79,7 @@ def step(compressor: Compressor, gradient: torch.Tensor, workers: int) -> float:
 
 def measure(method: str, options: dict[str, float], gradient: torch.Tensor, workers: int) -> Cost:
     """The fastest of some steps after two of warm-up: other programs are no part of it."""
-    compressor = make(method, **options)
+    compressor = make_compressor(method, **options)
     times, nbytes = [], 0.0
     for _ in range(7):
         began = _now(gradient.device)

@@ -27,7 +27,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from stoker_kernels.compression import Compressor as Compressor
+    from stoker_kernels.compression import GradientExchange as GradientExchange
+    from stoker_kernels.compression import HookState as HookState
+    from stoker_kernels.compression import OneBitAdam as OneBitAdam
+    from stoker_kernels.compression import compression_hook as compression_hook
+    from stoker_kernels.compression import make_compressor as make_compressor
     from stoker_kernels.measuring import measure_candidates as measure_candidates
+    from stoker_kernels.ops.adasum import adasum as adasum
     from stoker_kernels.ops.attention import flash_attention as flash_attention
     from stoker_kernels.ops.attention import flash_attention_varlen as flash_attention_varlen
     from stoker_kernels.ops.bias_gelu import BiasGELU as BiasGELU
@@ -60,19 +67,26 @@ __all__ = (
     "Adam",
     "AdamW",
     "BiasGELU",
+    "Compressor",
     "DropoutAddLayerNorm",
     "GeGLU",
+    "GradientExchange",
+    "HookState",
     "LayerNorm",
     "LinearCrossEntropy",
+    "OneBitAdam",
     "RMSNorm",
     "SwiGLU",
+    "adasum",
     "bias_gelu",
+    "compression_hook",
     "cross_entropy",
     "flash_attention",
     "flash_attention_varlen",
     "geglu",
     "layer_norm",
     "linear_cross_entropy",
+    "make_compressor",
     "measure_candidates",
     "rms_norm",
     "rotary",
@@ -82,6 +96,13 @@ __all__ = (
 )
 
 _HOME = {
+    "Compressor": "stoker_kernels.compression",
+    "GradientExchange": "stoker_kernels.compression",
+    "HookState": "stoker_kernels.compression",
+    "OneBitAdam": "stoker_kernels.compression",
+    "compression_hook": "stoker_kernels.compression",
+    "make_compressor": "stoker_kernels.compression",
+    "adasum": "stoker_kernels.ops.adasum",
     "measure_candidates": "stoker_kernels.measuring",
     "Adam": "stoker_kernels.optim",
     "AdamW": "stoker_kernels.optim",

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the kernel tests need torch (the `train` extra)")
 
-from stoker_kernels.compression import COMPRESSORS, OneBitAdam, make, simulate  # noqa: E402
+from stoker_kernels.compression import COMPRESSORS, OneBitAdam, make_compressor, simulate  # noqa: E402
 from stoker_kernels.ops.adasum import adasum  # noqa: E402
 from stoker_kernels.ops.adasum import reference as adasum_reference  # noqa: E402
 from stoker_kernels.ops.onebit import onebit_compress, onebit_decompress  # noqa: E402
@@ -98,7 +98,7 @@ def train(method: str, device: str) -> float:
     momentum = method == "dgc"  # what it sends is a momentum, some ten times the gradient
     sparse = method in ("topk", "dgc", "sidco")
     options = {"freeze": 20} if adam else {"ratio": 0.05} if sparse else {}
-    workers = [make(method, **options) for _ in data]
+    workers = [make_compressor(method, **options) for _ in data]
     w = torch.nn.Parameter(torch.zeros(40, 50, device=device))
     optimizer: torch.optim.Optimizer = torch.optim.SGD([w], lr=0.02 if momentum else 0.1)
     if adam:

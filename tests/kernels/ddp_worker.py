@@ -18,7 +18,7 @@ import torch.distributed.nn.functional
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stoker_kernels.compression import HookState, OneBitAdam, compression_hook, make
+from stoker_kernels.compression import HookState, OneBitAdam, compression_hook, make_compressor
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "topk": {"ratio": 0.05},
@@ -36,7 +36,7 @@ def train(rank: int, method: str) -> dict[str, Any]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4))
     ddp = DistributedDataParallel(model, bucket_cap_mb=0.002)  # several buckets
-    compressor = make(method, **OPTIONS.get(method, {}))
+    compressor = make_compressor(method, **OPTIONS.get(method, {}))
     state = HookState(compressor, model.named_parameters())
     ddp.register_comm_hook(state, compression_hook)
     if method == "onebit_adam":

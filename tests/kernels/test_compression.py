@@ -18,7 +18,7 @@ from stoker_kernels.compression import (
     PowerSGD,
     SIDCo,
     TopK,
-    make,
+    make_compressor,
     simulate,
 )
 
@@ -26,20 +26,20 @@ SHAPE = (40, 50)
 
 
 MAKERS: dict[str, Callable[[], Compressor]] = {
-    "none": lambda: make("none"),
-    "fp16": lambda: make("fp16"),
-    "bf16": lambda: make("bf16"),
-    "topk": lambda: make("topk", ratio=0.05),
-    "dgc": lambda: make("dgc", ratio=0.05, momentum=0.9, clip=30.0, warmup_steps=5),
-    "sidco": lambda: make("sidco", ratio=0.05),
-    "sidco-gamma": lambda: make("sidco", ratio=0.05, fit="gamma"),
-    "sidco-pareto": lambda: make("sidco", ratio=0.05, fit="pareto"),
-    "onebit": lambda: make("onebit"),
-    "onebit_adam": lambda: make("onebit_adam", freeze=2),
-    "powersgd": lambda: make("powersgd", rank=2),
-    "csc": lambda: make("csc", ratio=0.2, chunk=64),
-    "csc-momentum": lambda: make("csc", ratio=0.2, chunk=64, momentum=0.9),
-    "adasum": lambda: make("adasum"),
+    "none": lambda: make_compressor("none"),
+    "fp16": lambda: make_compressor("fp16"),
+    "bf16": lambda: make_compressor("bf16"),
+    "topk": lambda: make_compressor("topk", ratio=0.05),
+    "dgc": lambda: make_compressor("dgc", ratio=0.05, momentum=0.9, clip=30.0, warmup_steps=5),
+    "sidco": lambda: make_compressor("sidco", ratio=0.05),
+    "sidco-gamma": lambda: make_compressor("sidco", ratio=0.05, fit="gamma"),
+    "sidco-pareto": lambda: make_compressor("sidco", ratio=0.05, fit="pareto"),
+    "onebit": lambda: make_compressor("onebit"),
+    "onebit_adam": lambda: make_compressor("onebit_adam", freeze=2),
+    "powersgd": lambda: make_compressor("powersgd", rank=2),
+    "csc": lambda: make_compressor("csc", ratio=0.2, chunk=64),
+    "csc-momentum": lambda: make_compressor("csc", ratio=0.2, chunk=64, momentum=0.9),
+    "adasum": lambda: make_compressor("adasum"),
 }
 
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_goes_on_with_the_same_messages(case: str) -> None:
 
 def test_a_state_fits_its_compressor_only(case: str) -> None:
     state = MAKERS[case]().state_dict()
-    other = make("topk" if case != "topk" else "none")
+    other = make_compressor("topk" if case != "topk" else "none")
     with pytest.raises(ValueError, match="the state is of compressor"):
         other.load_state_dict(state)
     with pytest.raises(ValueError, match="the state is of config"):
@@ -253,8 +253,8 @@ def test_it_converges_nearly_as_without_compression(case: str, workers: int) -> 
     momentum correction return a momentum some 5 times as large: lr 0.006, 300 steps, 4 %.
     """
     momentum = case in ("dgc", "csc-momentum")
-    start = quadratic([make("none") for _ in range(workers)], 0, lr=0.0)
-    plain = quadratic([make("none") for _ in range(workers)], 200, lr=0.03)
+    start = quadratic([make_compressor("none") for _ in range(workers)], 0, lr=0.0)
+    plain = quadratic([make_compressor("none") for _ in range(workers)], 200, lr=0.03)
     compressors = [MAKERS[case]() for _ in range(workers)]
     left = quadratic(compressors, 300 if momentum else 200, lr=0.006 if momentum else 0.03)
     assert plain < 0.01 * start
@@ -263,8 +263,8 @@ def test_it_converges_nearly_as_without_compression(case: str, workers: int) -> 
 
 def test_without_error_feedback_signs_do_not_converge() -> None:
     """The memory is what makes the bound above hold: the same method without it misses it by far."""
-    forgetful = [make("onebit") for _ in range(2)]
+    forgetful = [make_compressor("onebit") for _ in range(2)]
     for compressor in forgetful:
         compressor._kept = lambda *args: torch.zeros(16 * 12)  # type: ignore[method-assign]
-    with_memory = quadratic([make("onebit") for _ in range(2)], 200, lr=0.03)
+    with_memory = quadratic([make_compressor("onebit") for _ in range(2)], 200, lr=0.03)
     assert quadratic(forgetful, 200, lr=0.03) > 3 * with_memory

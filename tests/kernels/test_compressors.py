@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+import stoker_kernels
+from stoker_kernels import compression
 from stoker_kernels.compression import (
     DGC,
     Chunks,
     Compressor,
     OneBitAdam,
     PowerSGD,
-    make,
+    make_compressor,
     simulate,
 )
 from stoker_kernels.compression.powersgd import orthonormal
@@ -47,8 +49,10 @@ def test_onebit_adam_freezes_its_variance_and_trains_nearly_as_adam() -> None:
         return residual, (frozen, optimizer.state[w]["exp_avg_sq"])
 
     start = sum(b.square().sum().item() for b in wanted)
-    plain, _ = train([make("none") for _ in range(4)], lambda p: torch.optim.Adam(p, eps=1e-8))
-    ours = [make("onebit_adam", freeze=50) for _ in range(4)]
+    plain, _ = train(
+        [make_compressor("none") for _ in range(4)], lambda p: torch.optim.Adam(p, eps=1e-8)
+    )
+    ours = [make_compressor("onebit_adam", freeze=50) for _ in range(4)]
     left, (frozen, after) = train(ours, lambda p: OneBitAdam(p, freeze=50, eps=1e-8))
     assert torch.equal(frozen, after)
     assert left - plain < 0.02 * (start - plain)
@@ -71,7 +75,7 @@ def test_onebit_adam_is_adam_before_the_freeze() -> None:
 
 
 def test_dgc_without_a_rest_is_momentum_sgd() -> None:
-    dgc = make("dgc", ratio=1.0, momentum=0.9, masking=False)
+    dgc = make_compressor("dgc", ratio=1.0, momentum=0.9, masking=False)
     velocity = torch.zeros(SHAPE)
     for _ in range(4):
         gradient = torch.randn(SHAPE)
@@ -106,7 +110,7 @@ def test_sidco_meets_its_target_where_the_distribution_fits(fit: str) -> None:
 
 def test_sidco_adds_stages_where_it_does_not() -> None:
     """Heavy tails: one exponential is off by more than its tolerance, several are not."""
-    sidco = make("sidco", ratio=0.01)
+    sidco = make_compressor("sidco", ratio=0.01)
     generator = torch.Generator().manual_seed(1)
     for _ in range(11):
         sidco.memory("w").pop("memory", None)
@@ -123,10 +127,10 @@ def test_sidco_adds_stages_where_it_does_not() -> None:
 
 
 def test_sidco_sends_equal_magnitudes_too() -> None:
-    result = simulate([make("sidco", ratio=0.1)], [torch.full((40,), 2.0)], "w")[0]
+    result = simulate([make_compressor("sidco", ratio=0.1)], [torch.full((40,), 2.0)], "w")[0]
     assert int((result == 2.0).sum()) == 5  # every place of the message
     with pytest.raises(ValueError, match="fit must be one of exponential, gamma, pareto"):
-        make("sidco", fit="normal")
+        make_compressor("sidco", fit="normal")
 
 
 def test_powersgd_is_exact_for_its_rank_and_leaves_small_ones_alone() -> None:
@@ -184,11 +188,20 @@ def test_chunks_are_chosen_together_and_bytes_do_not_grow_with_workers() -> None
     torch.testing.assert_close(simulate(dense, gradients, "w")[0], torch.stack(gradients).mean(0))
 
 
+def test_the_names_for_users_are_the_package's() -> None:
+    for name in (
+        "Compressor", "GradientExchange", "HookState", "OneBitAdam", "compression_hook",
+        "make_compressor",
+    ):  # fmt: skip
+        assert name in stoker_kernels.__all__
+        assert getattr(stoker_kernels, name) is getattr(compression, name)
+
+
 def test_unknown_names_and_options() -> None:
     with pytest.raises(ValueError, match="no compressor 'zip': there are none, fp16"):
-        make("zip")
+        make_compressor("zip")
     for name in ("topk", "dgc", "sidco", "csc"):
         with pytest.raises(ValueError, match=r"ratio must be in \(0, 1\], got 0"):
-            make(name, ratio=0.0)
+            make_compressor(name, ratio=0.0)
     with pytest.raises(ValueError, match="rank must be >= 1"):
-        make("powersgd", rank=0)
+        make_compressor("powersgd", rank=0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from stoker_kernels.compression import COMPRESSORS, GradientExchange, HookState, make
+from stoker_kernels.compression import COMPRESSORS, GradientExchange, HookState, make_compressor
 
 WORKER = Path(__file__).with_name("ddp_worker.py")
 WORKERS = 2
@@ -82,7 +82,7 @@ class _Alone:
 @pytest.mark.parametrize("method", list(COMPRESSORS))
 def test_one_exchange_fuses_many_tensors_and_equals_each_alone(method: str) -> None:
     group = _Alone()
-    exchange = GradientExchange(make(method), group)
+    exchange = GradientExchange(make_compressor(method), group)
     gradients = {
         "matrix": torch.randn(60, 50),
         "odd": torch.randn(7).bfloat16(),  # leaves the next one's bytes unaligned
@@ -91,7 +91,7 @@ def test_one_exchange_fuses_many_tensors_and_equals_each_alone(method: str) -> N
     }
     results = exchange.average(gradients)
     assert list(results) == list(gradients)
-    alone = make(method)
+    alone = make_compressor(method)
     sent = 0
     for name, gradient in gradients.items():
         if gradient.numel():
@@ -107,7 +107,7 @@ def test_one_exchange_fuses_many_tensors_and_equals_each_alone(method: str) -> N
 def test_a_parameter_without_a_name_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.get_world_size", lambda group: 1)
     parameter = torch.nn.Parameter(torch.ones(3))
-    state = HookState(make("none"), [("weight", parameter)])
+    state = HookState(make_compressor("none"), [("weight", parameter)])
     assert state.name_of(parameter) == "weight"
     with pytest.raises(KeyError, match=r"shape \(2,\) is none of the named_parameters"):
         state.name_of(torch.ones(2))

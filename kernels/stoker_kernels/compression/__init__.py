@@ -1,9 +1,13 @@
-"""Gradient exchange that sends less: one interface, nine methods, a DDP hook.
+"""Gradient exchange that sends less: one interface, eleven methods, a hook for DistributedDataParallel.
 
-    compressor = make("powersgd", rank=4)
-    exchange = GradientExchange(compressor, TorchGroup())
-    averaged = exchange.average({"weight": weight.grad})
+    state = HookState(make_compressor("powersgd", rank=4), model.named_parameters())
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(state, compression_hook)
 
+Without DDP, ``GradientExchange(compressor, TorchGroup()).average({"weight": weight.grad})`` does the same for
+tensors by name. What most users need is in ``stoker_kernels`` too: :class:`Compressor`,
+:func:`make_compressor`, :class:`HookState`, :func:`compression_hook`, :class:`GradientExchange`,
+:class:`OneBitAdam`, and the op ``adasum``; here are the methods' classes and what simulates a group.
 It pays only on slow links; ``docs/perf/compression.md`` has the bandwidth below which each method does.
 """
 
@@ -44,7 +48,7 @@ __all__ = (
     "TopK",
     "TorchGroup",
     "compression_hook",
-    "make",
+    "make_compressor",
     "simulate",
 )
 
@@ -58,7 +62,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 """Every method by name."""
 
 
-def make(name: str, **options: Any) -> Compressor:
+def make_compressor(name: str, **options: Any) -> Compressor:
     """The compressor called ``name`` with its options. Raises ``ValueError`` that lists the names."""
     if name not in COMPRESSORS:
         raise ValueError(f"no compressor {name!r}: there are {', '.join(COMPRESSORS)}")

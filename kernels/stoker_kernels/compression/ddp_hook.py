@@ -1,6 +1,6 @@
 """Compression inside DistributedDataParallel: a communication hook and its state.
 
-    state = HookState(make("topk", ratio=0.01), model.named_parameters())
+    state = HookState(make_compressor("topk", ratio=0.01), model.named_parameters())
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(state, compression_hook)
 
