@@ -26,7 +26,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def _compiled_and_seeded() -> None:
     triton = pytest.importorskip("triton", reason="the CUDA path needs triton")
-    from stoker_kernels._runtime import is_interpreted
+    from stoker_kernels._launch import is_interpreted
     from stoker_kernels.ops.rms_norm.triton import rms_norm_fwd_kernel
 
     if is_interpreted(rms_norm_fwd_kernel):
