@@ -188,7 +188,7 @@ def test_chunks_are_chosen_together_and_bytes_do_not_grow_with_workers() -> None
     torch.testing.assert_close(simulate(dense, gradients, "w")[0], torch.stack(gradients).mean(0))
 
 
-def test_the_names_for_users_are_the_package's() -> None:
+def test_the_package_has_the_names_for_users() -> None:
     for name in (
         "Compressor", "GradientExchange", "HookState", "OneBitAdam", "compression_hook",
         "make_compressor",
