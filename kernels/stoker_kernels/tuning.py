@@ -54,9 +54,12 @@ def _state() -> _State:
 
 
 def make_key(key: Mapping[str, Any]) -> Key:
-    """A mapping such as ``{"columns": 4096, "dtype": torch.bfloat16}`` as a table key."""
+    """A mapping such as ``{"columns": 4096, "dtype": torch.bfloat16}`` as a table key.
+
+    Its values are numbers and text, as the table travels: True is 1.
+    """
     return tuple(
-        (name, value if isinstance(value, int) else str(value).removeprefix("torch."))
+        (name, int(value) if isinstance(value, int) else str(value).removeprefix("torch."))
         for name, value in sorted(key.items())
     )
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import torch
 
 from stoker_kernels import rms_norm, tuning
+from stoker_kernels.workloads import workloads
+from stoker_wire.kernels import TunedKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,3 +79,19 @@ def test_every_candidate_of_a_kernel_computes_the_same(columns: int, interpreter
     for config in question.candidates:
         with tuning.forcing(question, config):
             torch.testing.assert_close(rms_norm(x, w), expected)
+
+
+def test_what_every_op_chooses_survives_the_way_through_the_store(interpreter: None) -> None:
+    heard = []
+    for work in workloads().values():
+        with tuning.listening() as asked:
+            work.call("cpu", work.dtypes[-1], **work.small)
+        heard += asked.values()
+    assert {"attention_fwd", "cross_entropy_fwd", "layer_norm_fwd"} <= {one.kernel for one in heard}
+    for question in heard:
+        for config in (question.default, *question.candidates):
+            record = TunedKernel(
+                kernel=question.kernel, key=dict(question.key), config=config, device="d"
+            )
+            read = msgspec.json.decode(msgspec.json.encode(record), type=TunedKernel)
+            assert tuning.make_key(read.key) == question.key and read.config == config
