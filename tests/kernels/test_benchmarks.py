@@ -67,6 +67,17 @@ def test_peers_compute_the_same(name: str) -> None:
             )
 
 
+@pytest.mark.parametrize("name", ["adamw", "topk_compress", "swiglu"])
+def test_a_provider_runs_again_and_again(name: str, tmp_path: Path) -> None:
+    """Optimizers keep their states from call to call, for one set of parameters after another."""
+    table = tmp_path / "results.csv"
+    for _ in range(2):
+        assert main([name, "--device", "cpu", "--small", "--csv", str(table)]) == 0
+    with table.open() as file:
+        timed = {row["provider"] for row in csv.DictReader(file)}
+    assert timed == {"stoker", *PEERS[name]}
+
+
 def test_chosen_sizes_and_floors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = tmp_path / "results.csv"
     sizes = ["--size", "rows=4", "--size", "columns=32"]

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from stoker_kernels._runtime import BACKEND_VARIABLE
 from stoker_kernels.workloads import workload
@@ -23,13 +23,14 @@ class _Step:
 
     def __init__(self, make: Callable[..., torch.optim.Optimizer], **options: Any) -> None:
         self.make = partial(make, **options)
-        self.made: WeakKeyDictionary[Tensor, torch.optim.Optimizer] = WeakKeyDictionary()
+        self.made = WeakTensorKeyDictionary()  # by identity: == of tensors is elementwise
 
     def __call__(self, params: list[Tensor], grads: list[Tensor], optimizer: Any) -> list[Tensor]:
         """Returns the parameters after the step; ``optimizer`` is ours, and not used."""
         theirs = self.made.get(params[0])
         if theirs is None:
-            theirs = self.made[params[0]] = self.make(params)
+            theirs = self.make(params)
+            self.made[params[0]] = theirs
         for p, g in zip(params, grads, strict=True):
             p.grad = g
         theirs.step()

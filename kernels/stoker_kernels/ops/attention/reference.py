@@ -185,10 +185,15 @@ def fits_cpu_kernel(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
     return (
         q.ndim == 4
         and q.numel() > 0
-        and k.shape == (*q.shape[:2], q.shape[2] if options.causal else k.shape[2], q.shape[3])
         and k.numel() > 0
+        and (k.shape[2] == q.shape[2] or not options.causal)
         and options.seed is None
     )
+
+
+def _repeated(tensor: torch.Tensor, group: int) -> torch.Tensor:
+    """(B, Hkv, S, D) -> (B, Hkv * group, S, D), each head ``group`` times."""
+    return dense_last_dim(tensor if group == 1 else tensor.repeat_interleave(group, 1))
 
 
 def attention_fwd_cpu(
@@ -197,10 +202,13 @@ def attention_fwd_cpu(
     """``attention_fwd`` by the blocked CPU kernel under ``F.scaled_dot_product_attention``.
 
     That kernel reads the last dimension as if its stride were 1; its public caller checks, so must we.
+    It has no grouped heads: keys and values are repeated.
     """
+    group = q.shape[1] // k.shape[1]
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        *(dense_last_dim(t) for t in (q, k, v)), 0.0, options.causal, scale=options.scale
-    )
+        dense_last_dim(q), *(_repeated(t, group) for t in (k, v)), 0.0, options.causal,
+        scale=options.scale,
+    )  # fmt: skip
     return sequence_major(out), lse.contiguous()
 
 
@@ -214,8 +222,11 @@ def attention_bwd_cpu(
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``attention_bwd`` by the same CPU kernel family."""
+    group = q.shape[1] // k.shape[1]
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *(dense_last_dim(t) for t in (dout, q, k, v, out)),
-        lse, 0.0, options.causal, scale=options.scale,
+        dense_last_dim(dout), dense_last_dim(q), _repeated(k, group), _repeated(v, group),
+        dense_last_dim(out), lse, 0.0, options.causal, scale=options.scale,
     )  # fmt: skip
+    if group > 1:
+        dk, dv = (_grouped(t, group).sum(2, dtype=lse.dtype).to(k.dtype) for t in (dk, dv))
     return sequence_major(dq), sequence_major(dk), sequence_major(dv)

@@ -1,4 +1,4 @@
-"""LayerNorm with dropout and a residual sum in PyTorch: the specification, and the CPU implementation.
+"""LayerNorm with dropout and a residual sum in PyTorch: the specification.
 
 Formulas (Ba et al. 2016; the order of dropout, sum and norm is pre-norm GPT's and post-norm BERT's),
 per row of N values, everything in fp32 (fp64 for fp64 inputs):
@@ -33,6 +33,32 @@ def keep_scale(dropout_p: float) -> float:
     return 0.0 if dropout_p == 1.0 else 1.0 / (1.0 - dropout_p)
 
 
+def layer_norm_input(
+    x: torch.Tensor, residual: torch.Tensor | None, seed: torch.Tensor | None, dropout_p: float
+) -> torch.Tensor:
+    """h of the formulas, in x's dtype; x itself with neither a residual nor dropout."""
+    if seed is None and residual is None:
+        return x
+    wide = x.to(compute_dtype(x.dtype))
+    if seed is not None:
+        wide = torch.where(dropout_mask(seed, x.shape, dropout_p), wide * keep_scale(dropout_p), 0)
+    return (wide if residual is None else wide + residual).to(x.dtype)
+
+
+def through_dropout(
+    wide: torch.Tensor,
+    h: torch.Tensor,
+    seed: torch.Tensor | None,
+    dropout_p: float,
+    has_residual: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dx and dresidual in h's dtype, of the gradient ``wide`` that reached h; unequal only with dropout."""
+    if seed is None:
+        return wide.to(h.dtype), h.new_empty(0)
+    dx = torch.where(dropout_mask(seed, h.shape, dropout_p), wide * keep_scale(dropout_p), 0)
+    return dx.to(h.dtype), wide.to(h.dtype) if has_residual else h.new_empty(0)
+
+
 def layer_norm_fwd(
     x: torch.Tensor,
     residual: torch.Tensor | None,
@@ -47,15 +73,8 @@ def layer_norm_fwd(
     ``seed`` (1,) int64, or None for no dropout. With neither a residual nor dropout h is empty: the
     caller has it, as x.
     """
-    wide = x.to(compute_dtype(x.dtype))
-    h = x
-    if seed is not None:
-        wide = torch.where(dropout_mask(seed, x.shape, dropout_p), wide * keep_scale(dropout_p), 0)
-    if residual is not None:
-        wide = wide + residual
-    if seed is not None or residual is not None:
-        h = wide.to(x.dtype)
-        wide = h.to(wide.dtype)
+    h = layer_norm_input(x, residual, seed, dropout_p)
+    wide = h.to(compute_dtype(x.dtype))
     mean = wide.mean(-1, keepdim=True)
     wide = wide - mean
     rstd = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
@@ -94,9 +113,4 @@ def layer_norm_bwd(
     wide.mul_(rstd_rows)
     if dh is not None:
         wide += dh.reshape(-1, n)
-    wide = wide.view(h.shape)
-    if seed is None:
-        return wide.to(h.dtype), h.new_empty(0), dw, db
-    dx = torch.where(dropout_mask(seed, h.shape, dropout_p), wide * keep_scale(dropout_p), 0)
-    dresidual = wide.to(h.dtype) if has_residual else h.new_empty(0)
-    return dx.to(h.dtype), dresidual, dw, db
+    return (*through_dropout(wide.view(h.shape), h, seed, dropout_p, has_residual), dw, db)

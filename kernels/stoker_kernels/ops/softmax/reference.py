@@ -33,15 +33,13 @@ def softmax_fwd(
     if not x.numel():
         return x.new_empty(x.shape)
     scores = x.to(compute_dtype(x.dtype)) * scale
-    if keep is not None:
-        scores = scores.masked_fill_(~keep, float("-inf"))
-    largest = scores.amax(-1, keepdim=True)
-    largest = torch.where(largest == float("-inf"), 0.0, largest)
-    weights = scores.sub_(largest).exp_()
-    total = weights.sum(-1, keepdim=True)
-    y = weights.div_(torch.where(total == 0, 1.0, total))
-    if keep is not None:
-        y = y.masked_fill_(~keep, 0.0)  # zero even where the row's sum is NaN
+    dropped = None if keep is None else ~keep
+    if dropped is not None:
+        scores = scores.masked_fill_(dropped, float("-inf"))
+    y = torch.softmax(scores, -1)
+    y = y.masked_fill_(scores.amax(-1, keepdim=True) == float("-inf"), 0.0)
+    if dropped is not None:
+        y = y.masked_fill_(dropped, 0.0)  # zero even where the row's sum is NaN
     return y.to(x.dtype)
 
 
