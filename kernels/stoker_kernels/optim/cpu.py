@@ -10,6 +10,7 @@ from collections import defaultdict
 import torch
 
 from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, read
+from stoker_kernels.optim.table import laid_out
 
 Tensors = list[torch.Tensor]
 
@@ -23,7 +24,7 @@ def adam(
     first, second = states
     fused = torch._fused_adamw_ if h.decoupled else torch._fused_adam_
     fused(
-        params, laid_out(grads, params), first, second, [], steps, lr=h.lr, beta1=1.0 - h.alpha1,
+        params, list(map(laid_out, grads, params)), first, second, [], steps, lr=h.lr, beta1=1.0 - h.alpha1,
         beta2=1.0 - h.alpha2, weight_decay=h.weight_decay, eps=h.eps, amsgrad=False,
         maximize=h.sign < 0,
     )  # fmt: skip
@@ -39,7 +40,7 @@ def sgd(
     first: dict[bool, list[int]] = defaultdict(list)
     for index, step in enumerate(steps):
         first[step.item() == 1.0].append(index)
-    grads = laid_out(grads, params)
+    grads = list(map(laid_out, grads, params))
     for is_first, chosen in first.items():
         p, g, *buffers = ([column[i] for i in chosen] for column in (params, grads, *states))
         torch._fused_sgd_(
@@ -48,14 +49,6 @@ def sgd(
             is_first_step=is_first,
         )  # fmt: skip
     changed(params, *states)
-
-
-def laid_out(grads: Tensors, params: Tensors) -> Tensors:
-    """``grads`` with the parameters' strides: the fused kernels walk memory, not elements."""
-    return [
-        g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
-        for g, p in zip(grads, params, strict=True)
-    ]
 
 
 def changed(*columns: Tensors) -> None:

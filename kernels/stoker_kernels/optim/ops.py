@@ -50,15 +50,15 @@ def _update_fake(rule: str, params: Tensors, *_: Any) -> torch.Tensor:
     return params[0].new_empty(len(params), dtype=compute_dtype(params[0].dtype))
 
 
-def _square_sums(grads: Tensors) -> torch.Tensor:
+def _square_sums(params: Tensors, grads: Tensors) -> torch.Tensor:
     if backend_for(grads[0]) is Backend.TRITON:
         from stoker_kernels.optim import triton
 
-        return triton.square_sums(grads)
+        return triton.square_sums(params, grads)
     return reference.square_sums(grads)
 
 
-def _square_sums_fake(grads: Tensors) -> torch.Tensor:
+def _square_sums_fake(params: Tensors, grads: Tensors) -> torch.Tensor:
     return grads[0].new_empty(len(grads), dtype=compute_dtype(grads[0].dtype))
 
 
@@ -74,5 +74,8 @@ UPDATES = {
     for rule in reference.RULES
 }
 SQUARE_SUMS = register_op(
-    "grad_square_sums", "(Tensor[] grads) -> Tensor", _square_sums, _square_sums_fake
+    "grad_square_sums",
+    "(Tensor[] params, Tensor[] grads) -> Tensor",
+    _square_sums,
+    _square_sums_fake,
 )

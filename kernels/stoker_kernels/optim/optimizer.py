@@ -10,7 +10,7 @@ from torch._compile import _disable_dynamo
 
 from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.optim.ops import SQUARE_SUMS, UPDATES
-from stoker_kernels.optim.table import is_dense
+from stoker_kernels.optim.table import is_dense, lies_as
 
 REFUSED_OPTIONS = ("amsgrad", "differentiable")
 BATCH_BIT, SEED_BITS = 40, 61
@@ -104,14 +104,17 @@ class FusedOptimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 if not p.is_floating_point():
                     raise TypeError(f"{type(self).__name__} takes real parameters, not {p.dtype}")
-                if not is_dense(p):
-                    raise ValueError(
-                        f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has gaps or "
-                        f"overlaps in memory (strides {p.stride()}): make it .contiguous()"
-                    )
+                self._check_dense(p)
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+
+    def _check_dense(self, p: torch.Tensor) -> None:
+        if not is_dense(p):
+            raise ValueError(
+                f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has gaps or overlaps "
+                f"in memory (strides {p.stride()}): make it .contiguous()"
+            )
 
     @_disable_dynamo  # as torch.optim: torch.compiler.disable would load dynamo at import
     @torch.no_grad()
@@ -127,7 +130,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         found_inf = getattr(self, "found_inf", None)
         sums = None
         if self.max_grad_norm is not None and batches:
-            sums = self._in_order(batches, [SQUARE_SUMS(batch.grads) for batch in batches])
+            sums = self._in_order(batches, [SQUARE_SUMS(b.params, b.grads) for b in batches])
             if scale is not None:
                 sums = sums / scale.to(sums).square()
             excess = ((sums.sum().sqrt() + 1e-6) / self.max_grad_norm).clamp_(min=1.0)
@@ -154,7 +157,8 @@ class FusedOptimizer(torch.optim.Optimizer):
         for number, group in enumerate(self.param_groups):
             lr = group["lr"]
             on_device = isinstance(lr, torch.Tensor) and lr.device.type != "cpu"
-            values = self.hyper_of(group, 0.0 if on_device else float(lr))
+            # -1 is no number's rate: one that replaces the tensor is seen to be new.
+            values = self.hyper_of(group, -1.0 if on_device else float(lr))
             for device in {p.device for p in group["params"]}:
                 before = self._uploaded.get((number, device))
                 if before is None or before[0] != values:
@@ -206,19 +210,39 @@ class FusedOptimizer(torch.optim.Optimizer):
                 batch.places.append(place)
                 batch.params.append(p)
                 batch.grads.append(grad)
+                if state["step"].get_device() != p.get_device():
+                    state["step"] = state["step"].to(p.device)
                 batch.steps.append(state["step"])
+                if not lies_as(grad, p) or not p.is_contiguous():
+                    self._check_dense(p)
+                    if grad.shape != p.shape:
+                        raise ValueError(
+                            f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has a "
+                            f"gradient of shape {tuple(grad.shape)}"
+                        )
                 for column, name in zip(batch.states, names, strict=False):
+                    if not lies_as(state[name], p):  # p moved, or got another memory format
+                        state[name] = self._moved(state[name], p)
                     column.append(state[name])
         return list(batches.values())
 
     def _complete(self, p: torch.Tensor, state: dict[str, Any], names: tuple[str, ...]) -> None:
         """Begin the states that a parameter has not yet."""
-        if "step" not in state:  # torch's SGD counts none: only its first step is special
-            begun = any(isinstance(state.get(name), torch.Tensor) for name in names)
+        begun = any(isinstance(state.get(name), torch.Tensor) for name in names)
+        if "step" not in state or not begun:  # SGD's first step with momentum is special
             state["step"] = torch.full((), float(begun), dtype=torch.float32, device=p.device)
         for name in names:
             if not isinstance(state.get(name), torch.Tensor):
                 state[name] = torch.zeros_like(p, dtype=compute_dtype(p.dtype))
+
+    def _moved(self, state: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        """A copy of ``state`` that lies where and as ``p`` does."""
+        if state.shape != p.shape:
+            raise ValueError(
+                f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has a state of shape "
+                f"{tuple(state.shape)}"
+            )
+        return torch.empty_like(p, dtype=state.dtype).copy_(state)
 
     def _in_order(self, batches: list[Batch], sums: list[torch.Tensor]) -> torch.Tensor:
         """Square sums by batch -> (number of parameters,) in their order."""
@@ -227,10 +251,11 @@ class FusedOptimizer(torch.optim.Optimizer):
         if len(sums) == 1 and len(places) == count:
             return sums[0]
         together = torch.cat([s.to(sums[0]) for s in sums])
-        if self._places is None or self._places[0] != places:
+        held = self._places
+        if held is None or held[0] != places or held[1].device != together.device:
             index = torch.tensor(places).to(together.device, non_blocking=True)
-            self._places = (places, index)
-        return together.new_zeros(count).index_copy_(0, self._places[1], together)
+            held = self._places = (places, index)
+        return together.new_zeros(count).index_copy_(0, held[1], together)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

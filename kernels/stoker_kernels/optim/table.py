@@ -22,8 +22,10 @@ POINTERS = 5  # parameter, gradient, two states, step; 0 where there is none
 COLUMNS = 8  # then: number of elements, index of the first block, unused
 VECTOR = 8  # elements: 16 bytes of bf16, 32 of fp32
 CACHED_TABLES = 64
+RESERVED_TABLES = 256
 
-_reserved: dict[int, torch.Tensor] = {}  # pinned memory by size, since a capture may allocate none
+# Pinned memory for tables to come, by size, parameters and kind: a capture may allocate none.
+_reserved: dict[tuple[int, tuple[int, ...], bool], torch.Tensor] = {}
 _read_by_graphs: list[torch.Tensor] = []
 
 
@@ -56,15 +58,20 @@ def table_of(columns: Sequence[list[torch.Tensor]], chunk: int) -> Table:
     device = leading[0].device
     if device.type != "cuda":
         return _cached(addresses, numels, chunk, device, 0)
+    size = host_size(numels, chunk)
+    # A step has several tables of one size: that of the norms, and those of equal groups.
+    place = (size, addresses[0], bool(addresses[-1]))
     if torch.cuda.is_current_stream_capturing():
-        return _build(addresses, numels, chunk, device, captured=True)
+        host = _reserved.pop(place) if place in _reserved else _pinned(size)
+        _read_by_graphs.append(host)
+        return _build(addresses, numels, chunk, device, host)
+    if place not in _reserved:
+        if len(_reserved) >= RESERVED_TABLES:  # the oldest: its parameters may be gone
+            del _reserved[next(iter(_reserved))]
+        _reserved[place] = _pinned(size)
     # Another stream would not wait for this one's copy.
     stream = torch.cuda.current_stream(device).cuda_stream
-    table = _cached(addresses, numels, chunk, device, stream)
-    size = host_size(len(numels), table.blocks)
-    if size not in _reserved:
-        _reserved[size] = torch.zeros(size, dtype=torch.int64, pin_memory=True)
-    return table
+    return _cached(addresses, numels, chunk, device, stream)
 
 
 @lru_cache(maxsize=CACHED_TABLES)
@@ -75,7 +82,12 @@ def _cached(
     device: torch.device,
     stream: int,
 ) -> Table:
-    return _build(addresses, numels, chunk, device, captured=False)
+    host = torch.zeros(host_size(numels, chunk), dtype=torch.int64)
+    return _build(addresses, numels, chunk, device, host)
+
+
+def _pinned(size: int) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.int64, pin_memory=True)
 
 
 def _build(
@@ -83,8 +95,9 @@ def _build(
     numels: tuple[int, ...],
     chunk: int,
     device: torch.device,
-    captured: bool,
+    host: torch.Tensor,
 ) -> Table:
+    """The table, written into ``host`` and copied to ``device``: the rows, then the blocks' tensors."""
     count = len(numels)
     blocks = [-(-n // chunk) for n in numels]
     aligned = [
@@ -96,11 +109,6 @@ def _build(
     first = dict(zip(order, starts, strict=False))
     total = starts[-1]
     split = sum(blocks[i] for i in order if aligned[i])
-    # One buffer, one copy: the rows, then the blocks' tensors.
-    size = host_size(count, total)
-    host = _reserved.pop(size, None) if captured else None
-    if host is None:
-        host = torch.zeros(size, dtype=torch.int64, pin_memory=captured)
     host[: count * COLUMNS] = torch.tensor(
         [
             [*(a[i] if a else 0 for a in addresses), numels[i], first[i], 0]
@@ -111,10 +119,8 @@ def _build(
     host[count * COLUMNS :].view(torch.int32)[:total] = torch.repeat_interleave(
         torch.tensor(order, dtype=torch.int32), torch.tensor([blocks[i] for i in order])
     )
-    if captured:
-        _read_by_graphs.append(host)
     # Pageable memory is staged before this returns, so no wait for the device either way.
-    buffer = torch.empty(size, dtype=torch.int64, device=device).copy_(host, non_blocking=True)
+    buffer = torch.empty_like(host, device=device).copy_(host, non_blocking=True)
     parts = (Part(True, 0, split), Part(False, split, total - split))
     return Table(
         buffer[: count * COLUMNS].view(count, COLUMNS),
@@ -124,9 +130,24 @@ def _build(
     )
 
 
-def host_size(tensors: int, blocks: int) -> int:
+def host_size(numels: Sequence[int], chunk: int) -> int:
     """int64 numbers: the rows, then two blocks' tensors to a number."""
-    return tensors * COLUMNS + -(-blocks // 2)
+    blocks = sum(-(-n // chunk) for n in numels)
+    return len(numels) * COLUMNS + -(-blocks // 2)
+
+
+def lies_as(tensor: torch.Tensor, param: torch.Tensor) -> bool:
+    """Whether ``tensor`` has each element where the dense ``param`` has its own, on the same device."""
+    if tensor.get_device() != param.get_device():
+        return False
+    if tensor.is_contiguous() and param.is_contiguous():
+        return tensor.numel() == param.numel()
+    return tensor.shape == param.shape and tensor.stride() == param.stride()
+
+
+def laid_out(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
+    """``grad`` itself where it lies as ``param``, else a copy that does: updates walk memory."""
+    return grad if lies_as(grad, param) else torch.empty_like(param, dtype=grad.dtype).copy_(grad)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

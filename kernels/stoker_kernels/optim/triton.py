@@ -15,7 +15,7 @@ import triton.language as tl
 
 from stoker_kernels._launch import launch
 from stoker_kernels.optim import kernels, scalar_kernels, trust_kernels
-from stoker_kernels.optim.table import Table, is_dense, table_of
+from stoker_kernels.optim.table import Table, is_dense, laid_out, table_of
 from stoker_kernels.tuning import Config, choose
 
 RULES = {
@@ -108,7 +108,7 @@ def update(
     on = params[0]
     if on.dtype not in TYPES:
         launch(None, (0,), on=on)  # raises: it names the dtypes there are
-    grads = [laid_out(g, p) for g, p in zip(grads, params, strict=True)]
+    grads = list(map(laid_out, grads, params))
     config = config_for(rule, on.dtype)
     first, second = (*states, [], [])[:2]
     table = table_of((params, grads, first, second, steps), config["CHUNK"])
@@ -150,14 +150,14 @@ def update(
     return sums
 
 
-def square_sums(grads: list[torch.Tensor]) -> torch.Tensor:
+def square_sums(params: list[torch.Tensor], grads: list[torch.Tensor]) -> torch.Tensor:
     """As ``reference.square_sums``: one read of the gradients, for clipping before the update."""
     on = grads[0]
     if on.dtype not in TYPES:
         launch(None, (0,), on=on)
-    grads = [laid_out(g, g) for g in grads]
+    grads = [g if is_dense(g) else g.contiguous() for g in grads]
     config = config_for("norms", on.dtype)
-    table = table_of(([], grads, [], [], []), config["CHUNK"])
+    table = table_of((params, grads, [], [], []), config["CHUNK"])
     step = _Step(table, on.new_empty(0, dtype=torch.float32), config, on)
     partials = step.partials(1)
     step.run(
@@ -165,12 +165,3 @@ def square_sums(grads: list[torch.Tensor]) -> torch.Tensor:
         P_TYPE=TYPES[on.dtype], G_TYPE=TYPES[on.dtype], PARAMETERS=False,
     )  # fmt: skip
     return step.reduce(scalar_kernels.SUMS_ONLY, partials, partials)
-
-
-def laid_out(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """``grad`` with its elements where ``param`` has its own; a copy if they are elsewhere."""
-    if grad.is_contiguous() and param.is_contiguous():
-        return grad
-    if grad.stride() == param.stride() and is_dense(grad):
-        return grad
-    return torch.empty_like(param, dtype=grad.dtype).copy_(grad)
