@@ -95,50 +95,42 @@ __all__ = (
     "swiglu",
 )
 
-_HOME = {
-    "Compressor": "stoker_kernels.compression",
-    "GradientExchange": "stoker_kernels.compression",
-    "HookState": "stoker_kernels.compression",
-    "OneBitAdam": "stoker_kernels.compression",
-    "compression_hook": "stoker_kernels.compression",
-    "make_compressor": "stoker_kernels.compression",
-    "adasum": "stoker_kernels.ops.adasum",
-    "measure_candidates": "stoker_kernels.measuring",
-    "Adam": "stoker_kernels.optim",
-    "AdamW": "stoker_kernels.optim",
-    "LAMB": "stoker_kernels.optim",
-    "LARS": "stoker_kernels.optim",
-    "SGD": "stoker_kernels.optim",
-    "DropoutAddLayerNorm": "stoker_kernels.ops.layer_norm",
-    "LayerNorm": "stoker_kernels.ops.layer_norm",
-    "layer_norm": "stoker_kernels.ops.layer_norm",
-    "RMSNorm": "stoker_kernels.ops.rms_norm",
-    "cross_entropy": "stoker_kernels.ops.cross_entropy",
-    "LinearCrossEntropy": "stoker_kernels.ops.linear_cross_entropy",
-    "linear_cross_entropy": "stoker_kernels.ops.linear_cross_entropy",
-    "flash_attention": "stoker_kernels.ops.attention",
-    "flash_attention_varlen": "stoker_kernels.ops.attention",
-    "rms_norm": "stoker_kernels.ops.rms_norm",
-    "BiasGELU": "stoker_kernels.ops.bias_gelu",
-    "bias_gelu": "stoker_kernels.ops.bias_gelu",
-    "GeGLU": "stoker_kernels.ops.glu",
-    "SwiGLU": "stoker_kernels.ops.glu",
-    "geglu": "stoker_kernels.ops.glu",
-    "swiglu": "stoker_kernels.ops.glu",
-    "softmax": "stoker_kernels.ops.softmax",
-    "rotary": "stoker_kernels.ops.rotary",
-    "rotary_tables": "stoker_kernels.ops.rotary",
+_PACKAGES = ("aot", "compression", "models", "nn", "optim", "statistics", "tuning", "workloads")
+_NAMES = {
+    "compression": (
+        "Compressor",
+        "GradientExchange",
+        "HookState",
+        "OneBitAdam",
+        "compression_hook",
+        "make_compressor",
+    ),
+    "measuring": ("measure_candidates",),
+    "ops.adasum": ("adasum",),
+    "ops.attention": ("flash_attention", "flash_attention_varlen"),
+    "ops.bias_gelu": ("BiasGELU", "bias_gelu"),
+    "ops.cross_entropy": ("cross_entropy",),
+    "ops.glu": ("GeGLU", "SwiGLU", "geglu", "swiglu"),
+    "ops.layer_norm": ("DropoutAddLayerNorm", "LayerNorm", "layer_norm"),
+    "ops.linear_cross_entropy": ("LinearCrossEntropy", "linear_cross_entropy"),
+    "ops.rms_norm": ("RMSNorm", "rms_norm"),
+    "ops.rotary": ("rotary", "rotary_tables"),
+    "ops.softmax": ("softmax",),
+    "optim": ("Adam", "AdamW", "LAMB", "LARS", "SGD"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Import the op that ``name`` lives in, on first use."""
+    """Import the package ``name``, or the module that the name lives in, on first use."""
+    if name in _PACKAGES:
+        return import_module(f"stoker_kernels.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name]), name)
+    value = getattr(import_module(f"stoker_kernels.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_PACKAGES})

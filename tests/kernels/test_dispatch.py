@@ -33,6 +33,9 @@ def test_import_is_lazy() -> None:
     loaded = "[m for m in ('torch', 'triton', 'numpy') if m in sys.modules]"
     assert run_python(f"import sys, stoker_kernels; print({loaded})") == "[]"
     assert set(stoker_kernels.__all__) <= set(dir(stoker_kernels))
+    assert set(stoker_kernels.__all__) == set(stoker_kernels._HOME)
+    assert all(getattr(stoker_kernels, name) is not None for name in dir(stoker_kernels))
+    assert run_python("from stoker_kernels import models, nn; print(nn.Ops().norm)") == "stoker"
     with pytest.raises(AttributeError, match="no attribute 'rms_nrom'"):
         _ = stoker_kernels.rms_nrom
 
