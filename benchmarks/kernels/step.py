@@ -19,9 +19,13 @@ from rich.table import Table
 
 from benchmarks.kernels.__main__ import describe
 from benchmarks.kernels.timing import Timing, ceilings, device_name, timed
-from stoker_kernels.models.capture import CapturedStep
-from stoker_kernels.models.causal import CausalLM
-from stoker_kernels.models.config import TransformerConfig, gpt2_small, llama3_8b
+from stoker_kernels.models import (
+    CapturedStep,
+    CausalLM,
+    TransformerConfig,
+    gpt2_small,
+    llama3_8b,
+)
 
 MODELS: dict[str, Callable[..., TransformerConfig]] = {
     "mini": partial(gpt2_small, layers=2, heads=2, dim=64, vocab_size=257),
