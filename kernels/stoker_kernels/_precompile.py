@@ -14,17 +14,19 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from site import getsitepackages
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 DTYPES = ("bfloat16", "float16", "float32")
 _CALL = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -95,6 +97,11 @@ def _function(spec: Spec) -> Callable[[], Any]:
         value: Any = import_module(module)
         for name in path.split("."):
             value = getattr(value, name)
+    except SystemExit as error:
+        raise SpecError(
+            f"{spec.where}.call: importing {module} ends the program (exit {error.code}); guard what "
+            'it runs with if __name__ == "__main__"'
+        ) from None
     except (ImportError, AttributeError) as error:
         raise SpecError(
             f"{spec.where}.call: {spec.call} cannot be imported on this node ({error}); ship its "
@@ -147,7 +154,7 @@ def compile_specs(
                 try:
                     with torch.device("meta"):
                         step()
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     what = f"{spec.where}: {spec.op or spec.call} for sm_{arch}"
                     raise RuntimeError(f"{what}: {type(error).__name__}: {error}") from error
     finally:
@@ -180,9 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise SpecError(
                     f"kernels: {package} is not installed on this node: pip install {remedy}"
                 )
-        told = sys.stdout
-        with redirect_stdout(sys.stderr):  # what a user's function prints is no record
+        with _records() as told:
             compile_specs(specs, arch, lambda record: _print(told, record))
+            if options.stdin and any(spec.call for spec in specs):
+                _print(told, {"sources": _sources()})
     except SpecError as error:
         sys.stderr.write(f"error: {error}\n")
         return _USAGE_CODE
@@ -191,6 +199,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0
+
+
+@contextmanager
+def _records() -> Iterator[TextIO]:
+    """Yield standard output, for records alone: what else is written to it, by a user's function or by
+    what that starts, goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with open(kept, "w", closefd=False) as file, redirect_stdout(sys.stderr):
+            yield file
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _sources() -> dict[str, int]:
+    """Return the files of the user's modules that are loaded, and when each was last changed (ns)."""
+    installed = {
+        Path(path).resolve() for path in (*sysconfig.get_paths().values(), *getsitepackages())
+    }
+    installed.add(Path(__file__).resolve().parent)
+    found = {}
+    for module in list(sys.modules.values()):
+        name = getattr(module, "__file__", None)
+        if isinstance(name, str) and not installed & set(Path(name).resolve().parents):
+            with suppress(OSError):
+                found[name] = os.stat(name).st_mtime_ns
+    return found
 
 
 def _print(file: TextIO, record: dict[str, Any]) -> None:

@@ -69,11 +69,16 @@ class _TargetDriver:
         return 0
 
 
+MULTIPROCESSORS = {80: 108, 90: 132, 100: 148}
+"""Of the usual board of an architecture (A100, H100 and H200, B200)."""
+
+
 @contextmanager
-def compiling(arch: int, multiprocessors: int = 132) -> Iterator[DryRun]:
+def compiling(arch: int, multiprocessors: int = 0) -> Iterator[DryRun]:
     """Compile every launch inside for compute capability ``arch`` (80, 90, 100) and run none.
 
-    Tensors inside are on the ``meta`` device. ``multiprocessors`` sizes grids; it reaches no code.
+    Tensors inside are on the ``meta`` device. ``multiprocessors`` is the GPU's number, by default that of
+    the usual board: it sizes grids, and where work is split among few rows block sizes as well.
     """
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
@@ -82,7 +87,8 @@ def compiling(arch: int, multiprocessors: int = 132) -> Iterator[DryRun]:
 
     if dry_run() is not None:
         raise RuntimeError("a dry run is under way in this process: end it first")
-    run = DryRun(Device(arch=arch, multiprocessors=multiprocessors))
+    count = multiprocessors or MULTIPROCESSORS.get(arch, 132)
+    run = DryRun(Device(arch=arch, multiprocessors=count))
     before = driver._active
     driver.set_active(_TargetDriver(GPUTarget("cuda", arch, 32)))
     set_dry_run(run)

@@ -15,8 +15,9 @@ import logging
 import os
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from stoker_wire.errors import StartError
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 TRITON_VARIABLE = "TRITON_CACHE_DIR"
 DYING_S = 600.0
 """An entry that nobody can find any more is kept so long, for those who found it before."""
+MAX_NOTES = 4096
 _GROUP = "__grp__"
 _NETWORK = frozenset(
     {"9p", "afs", "beegfs", "ceph", "cifs", "fuse.sshfs", "glusterfs", "gpfs", "lustre", "nfs",
@@ -40,11 +42,17 @@ _log = logging.getLogger("stoker.nodelet.kernels")
 
 @dataclass(frozen=True, slots=True)
 class CompiledSet:
-    """What one compilation left: the kernel set's name, and the entries of ``triton_dir`` it used."""
+    """What one compilation left: the kernel set's name, and the entries of ``triton_dir`` it used.
+
+    ``version`` is that of the code that compiled; ``sources`` are the files of a user's function with
+    the nanosecond at which each was last changed.
+    """
 
     name: str
     triton_dir: str
     entries: tuple[str, ...]
+    version: str = ""
+    sources: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +67,7 @@ class KernelCache:
 
     def note(self, key: str, made: CompiledSet) -> None:
         """Remember that the compilation ``key`` is done."""
-        facts = {"name": made.name, "triton_dir": made.triton_dir, "entries": made.entries}
-        self.write(self.root / "sets" / f"{key}.json", json.dumps(facts).encode())
+        self.write(self.root / "sets" / f"{key}.json", json.dumps(asdict(made)).encode())
 
     def find(self, key: str) -> CompiledSet | None:
         """Return the compilation ``key`` if all that it made is still there, and mark it as used."""
@@ -73,16 +80,22 @@ class KernelCache:
                 os.utime(used)
         return made
 
-    def names(self) -> list[str]:
-        """Return the names of the sets that are whole, the last used last; forget the others."""
+    def names(self, version: str) -> list[str]:
+        """Return the names of ``version``'s sets that are whole, the last used last.
+
+        Notes of sets that are not whole are removed, and the oldest of too many.
+        """
         found: dict[str, float] = {}
-        for path in _entries(self.root / "sets"):
+        notes = [path for path in _entries(self.root / "sets") if path.suffix == ".json"]
+        notes.sort(key=_changed_s)
+        for path in notes[:-MAX_NOTES]:
+            path.unlink(missing_ok=True)
+        for path in notes[-MAX_NOTES:]:
             made = _set_in(path)
-            if made is not None and _is_whole(made):
-                with contextlib.suppress(OSError):
-                    found[made.name] = max(found.get(made.name, 0.0), path.stat().st_mtime)
-            elif path.suffix == ".json":
+            if made is None or not _is_whole(made):
                 path.unlink(missing_ok=True)
+            elif made.version == version:
+                found[made.name] = max(found.get(made.name, 0.0), _changed_s(path))
         return sorted(found, key=lambda name: (found[name], name))
 
     def table(self, name: str, content: bytes) -> Path:
@@ -97,9 +110,15 @@ class KernelCache:
     def write(self, path: Path, content: bytes) -> None:
         """Write a file of ours so that nobody reads half of it."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_bytes(content)
-        partial.replace(path)
+        # Two threads may write the same table at once, and so may two nodelets.
+        partial = path.with_name(f".{path.name}.{token_hex(8)}")
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
 
     # Its size
 
@@ -109,11 +128,12 @@ class KernelCache:
         An entry is hidden first (Triton finds it by its group file) and removed ten minutes later, so
         that a process that has found it can read it. Whoever needs it meanwhile compiles it again.
         """
-        if not self.triton_dir.is_relative_to(self.root):
-            return 0
         now_s = time.time() if now_s is None else now_s
         with self._alone() as alone:
-            return self._trim(now_s) if alone else 0
+            if not alone:
+                return 0
+            self._drop_old_files(now_s)
+            return self._trim(now_s) if self.triton_dir.is_relative_to(self.root) else 0
 
     def _trim(self, now_s: float) -> int:
         living: list[tuple[float, int, Path]] = []
@@ -137,14 +157,16 @@ class KernelCache:
                     file.unlink(missing_ok=True)
             os.utime(folder, (now_s, now_s))
             excess -= nbytes
-        self._drop_old_tables(now_s)
         return removed
 
-    def _drop_old_tables(self, now_s: float) -> None:
-        """Tables that no worker can be about to read: a day old, and not the newest few."""
-        tables = [(path.stat().st_mtime, path) for path in _entries(self.root / "tuned")]
-        for written_s, path in sorted(tables)[:-16]:
-            if now_s - written_s > 24 * _SETTLED_S:
+    def _drop_old_files(self, now_s: float) -> None:
+        """What writers that were killed left, and tables that no worker can be about to read: a day
+        old, and not the newest few."""
+        ours = [path for name in ("sets", "tuned") for path in _entries(self.root / name)]
+        halves = [path for path in ours if path.name.startswith(".")]
+        tables = [path for path in ours if path.parent.name == "tuned" and path not in halves]
+        for path in (*halves, *sorted(tables, key=lambda one: (_changed_s(one), one))[:-16]):
+            if now_s - _changed_s(path) > 24 * _SETTLED_S:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
@@ -170,7 +192,7 @@ def open_cache(settings: Settings, session_dir: Path) -> KernelCache:
     """
     limit = settings.kernel_cache_max_bytes
     if settings.kernel_cache_dir:
-        root = Path(settings.kernel_cache_dir).expanduser().absolute()
+        root = Path(settings.kernel_cache_dir).expanduser().resolve()
         problem = _problem_with(root)
         if problem and not problem.startswith("it is on"):
             raise StartError(f"kernel_cache_dir={root}: {problem}; name a folder on a local disk")
@@ -223,14 +245,36 @@ def _set_in(path: Path) -> CompiledSet | None:
         return None
     try:
         facts = json.loads(path.read_bytes())
-        return CompiledSet(facts["name"], facts["triton_dir"], tuple(facts["entries"]))
+        return CompiledSet(
+            facts["name"],
+            facts["triton_dir"],
+            tuple(facts["entries"]),
+            facts["version"],
+            dict(facts["sources"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _is_whole(made: CompiledSet) -> bool:
     folders = (Path(made.triton_dir, entry) for entry in made.entries)
-    return all(any(f.name.startswith(_GROUP) for f in _entries(folder)) for folder in folders)
+    return all(
+        any(f.name.startswith(_GROUP) for f in _entries(folder)) for folder in folders
+    ) and all(_is_unchanged(path, changed_ns) for path, changed_ns in made.sources.items())
+
+
+def _is_unchanged(path: str, changed_ns: int) -> bool:
+    try:
+        return os.stat(path).st_mtime_ns == changed_ns
+    except OSError:
+        return False
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _entries(folder: Path) -> list[Path]:

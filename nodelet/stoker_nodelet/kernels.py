@@ -16,14 +16,13 @@ import os
 import signal
 import time
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from stoker_nodelet.kernelcache import TRITON_VARIABLE, CompiledSet, KernelCache
-from stoker_nodelet.tuned import TunedTables
+from stoker_nodelet.tuned import TunedTables, triton_version
 from stoker_wire.background import Background
 from stoker_wire.errors import RuntimeEnvSetupError
 from stoker_wire.kernels import CPU_DEVICE, TABLE_VARIABLE, digest_of, kernel_set
@@ -36,6 +35,8 @@ if TYPE_CHECKING:
 
 TRIM_S = 600.0
 _LINES = 20
+_TAIL_BYTES = 1 << 16
+_POLL_S = 0.02
 _DECISIVE = ("TRITON_", "STOKER_KERNELS_", "LLVM_", "DISABLE_LLVM_OPT")
 _log = logging.getLogger("stoker.nodelet.kernels")
 
@@ -61,20 +62,24 @@ class Kernels:
     async def run(self) -> None:
         """Learn what earlier sessions compiled; keep the cache within its size, for ever."""
         while True:
-            before = dict(self._warm)
-            names = await asyncio.to_thread(self.cache.names)
-            # What was noted while the files were looked at is the latest.
-            noted = [n for n in self._warm if n in names or n not in before]
-            kept = [n for n in names if n not in noted] + noted
-            self._warm = dict.fromkeys(kept[-MAX_WARM_KERNELS:])
-            await asyncio.sleep(TRIM_S)
             try:
+                await self._look_around()
+                await asyncio.sleep(TRIM_S)
                 removed = await asyncio.to_thread(self.cache.trim)
             except OSError as error:
-                _log.warning("the kernel cache was not trimmed: %s", error)
+                _log.warning("the kernel cache %s: %s", self.cache.root, error)
+                await asyncio.sleep(TRIM_S)
                 continue
             if removed:
                 _log.info("removed %d bytes of compiled kernels", removed)
+
+    async def _look_around(self) -> None:
+        before = dict(self._warm)
+        names = await asyncio.to_thread(lambda: self.cache.names(code_version()))
+        # What was noted while the files were looked at is the latest.
+        noted = [n for n in self._warm if n in names or n not in before]
+        kept = [n for n in names if n not in noted] + noted
+        self._warm = dict.fromkeys(kept[-MAX_WARM_KERNELS:])
 
     async def prepare(
         self, wanted: RuntimeEnv, made: Environment, gpus: dict[int, float]
@@ -128,14 +133,15 @@ class Kernels:
     ) -> RuntimeEnvSetupError | None:
         """Compile unless it is all there. A failure is returned: it is no crash of ours."""
 
-        def look() -> tuple[str, bool]:
-            key = digest_of((asked, code_version()))
-            return key, self.cache.find(key) is not None
+        def look() -> tuple[str, str, bool]:
+            version = code_version()
+            key = digest_of((asked, version))
+            return key, version, self.cache.find(key) is not None
 
         try:
-            key, found = await asyncio.to_thread(look)
+            key, version, found = await asyncio.to_thread(look)
             if not found:
-                await self._compile(key, wanted, made, arch, variables)
+                await self._compile(key, version, wanted, made, arch, variables)
         except RuntimeEnvSetupError as error:
             _log.warning("compiling for sm_%d: %s", arch, error)
             return error
@@ -146,6 +152,7 @@ class Kernels:
     async def _compile(
         self,
         key: str,
+        version: str,
         wanted: RuntimeEnv,
         made: Environment,
         arch: int,
@@ -160,14 +167,16 @@ class Kernels:
             made.cwd or None,
             self.timeout_s,
         )
-        entries = tuple(dict.fromkeys(line["entry"] for line in lines))
-        fresh, took_s = sum(not line["cached"] for line in lines), time.monotonic() - started_s
+        made_here = [line for line in lines if "entry" in line]
+        entries = tuple(dict.fromkeys(line["entry"] for line in made_here))
+        sources = {path: at_ns for line in lines for path, at_ns in line.get("sources", {}).items()}
+        fresh, took_s = sum(not line["cached"] for line in made_here), time.monotonic() - started_s
         _log.info(
             "%d kernels of %s are in the cache, %d of them new, after %.1f s",
             len(entries), name, fresh, took_s,
         )  # fmt: skip
         try:
-            done = CompiledSet(name, variables[TRITON_VARIABLE], entries)
+            done = CompiledSet(name, variables[TRITON_VARIABLE], entries, version, sources)
             await asyncio.to_thread(self.cache.note, key, done)
         except OSError as error:  # the kernels are there, and are looked for again next time
             _log.warning("the kernel cache %s: %s", self.cache.root, error)
@@ -187,12 +196,12 @@ def _spec(spec: Any) -> dict[str, Any]:
 
 def _variables(environment: Environment, triton_dir: str) -> dict[str, str]:
     """The variables of the compiler: those of the worker to come, but no GPU and no interpreter."""
-    path = (*environment.sys_path, os.environ.get("PYTHONPATH", ""))
+    known = {**os.environ, **environment.env_vars}
+    path = (*environment.sys_path, known.get("PYTHONPATH", ""))
     variables = {
-        **os.environ,
+        **known,
         TRITON_VARIABLE: triton_dir,
         "PYTHONPATH": os.pathsep.join(part for part in path if part),
-        **environment.env_vars,
         "CUDA_VISIBLE_DEVICES": "",
     }
     variables.pop("TRITON_INTERPRET", None)
@@ -212,25 +221,15 @@ def _decisive_of_ops(variables: dict[str, str]) -> tuple[object, ...]:
     return tuple(item for item in sorted(variables.items()) if item[0].startswith(_DECISIVE))
 
 
-def code_version() -> tuple[object, ...]:
+def code_version() -> str:
     """Return what changes when Triton or our kernels do, without importing either."""
     spec = importlib.util.find_spec("stoker_kernels")
-    times = [
-        path.stat().st_mtime_ns
-        for folder in (spec.submodule_search_locations or () if spec else ())
-        for path in Path(folder).rglob("*.py")
-    ]
-    return VERSION, _triton_version(), len(times), max(times, default=0)
-
-
-@cache
-def _triton_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # 10 ms that a start can spare
-
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return ""
+    times = []
+    for folder in spec.submodule_search_locations or () if spec else ():
+        for path in Path(folder).rglob("*.py"):
+            with contextlib.suppress(OSError):  # an editor is at work
+                times.append(path.stat().st_mtime_ns)
+    return digest_of((VERSION, triton_version(), len(times), max(times, default=0)))
 
 
 async def compile_specs(
@@ -240,9 +239,10 @@ async def compile_specs(
     cwd: str | None,
     timeout_s: float,
 ) -> list[dict[str, Any]]:
-    """Run the compiler to its end and return its lines: one per kernel.
+    """Run the compiler to its end and return its lines: one per kernel, and the sources of functions.
 
-    Its standard input is the lifeline: the process ends itself when we are gone.
+    Its standard input is the lifeline: the process ends itself when we are gone. What it has started
+    ends with it.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -264,8 +264,9 @@ async def compile_specs(
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
             process.stdin.write(specs + b"\n")
             said = group.create_task(process.stdout.read())
-            complaints = group.create_task(process.stderr.read())
-            code = await process.wait()
+            complaints = group.create_task(_tail(process.stderr))
+            code = await _ended(process)
+            _kill_group(process.pid)  # whoever is left would hold the pipes
     except TimeoutError:
         raise RuntimeEnvSetupError(
             f"runtime_env.kernels: not compiled within {timeout_s:g} s "
@@ -274,9 +275,8 @@ async def compile_specs(
     finally:
         process.stdin.close()
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+            _kill_group(process.pid)
+            await _ended(process)
     if code != 0:
         tail = complaints.result().decode(errors="replace").splitlines()[-_LINES:]
         raise RuntimeEnvSetupError(
@@ -284,4 +284,29 @@ async def compile_specs(
             if code == 2 and len(tail) == 1
             else f"runtime_env.kernels: the compiler ended with code {code}\n" + "\n".join(tail)
         )
-    return [msgspec.json.decode(line) for line in said.result().splitlines()]
+    try:
+        return [msgspec.json.decode(line, type=dict) for line in said.result().splitlines()]
+    except msgspec.MsgspecError as error:
+        raise RuntimeEnvSetupError(
+            f"runtime_env.kernels: the compiler's records cannot be read: {error}"
+        ) from None
+
+
+async def _ended(process: asyncio.subprocess.Process) -> int:
+    """Return the exit code at once: ``wait`` would wait for whoever else holds the pipes, too."""
+    while process.returncode is None:  # noqa: ASYNC110  nothing else tells
+        await asyncio.sleep(_POLL_S)
+    return process.returncode
+
+
+async def _tail(stream: asyncio.StreamReader) -> bytes:
+    """Read ``stream`` to its end and return the last of it: a user's function may print for ever."""
+    kept = b""
+    while chunk := await stream.read(_TAIL_BYTES):
+        kept = (kept + chunk)[-_TAIL_BYTES:]
+    return kept
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)

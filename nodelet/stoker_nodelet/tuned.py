@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import logging
 from dataclasses import dataclass, field
+from functools import cache
 from urllib.parse import quote
 
 import msgspec
@@ -24,6 +25,17 @@ from stoker_wire.version import VERSION
 _CALL_S = 5.0
 _PATH = f"/v1/kv/{TUNING_NAMESPACE}"
 _log = logging.getLogger("stoker.nodelet.kernels")
+
+
+@cache
+def triton_version() -> str:
+    """Return the version of the node's Triton, without importing it; empty without one."""
+    from importlib.metadata import PackageNotFoundError, version  # 10 ms that a start can spare
+
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
 
 
 @dataclass(slots=True)
@@ -41,6 +53,7 @@ class TunedTables:
         except StokerError as error:
             _log.warning("the measured configurations of %s cannot be read: %s", device, error)
             known = self._known.get(device, {})
+        triton = await asyncio.to_thread(triton_version)
         records = []
         for key, (_, value) in sorted(known.items()):
             try:
@@ -48,7 +61,8 @@ class TunedTables:
             except msgspec.MsgspecError as error:
                 _log.warning("%s/%s is no measurement: %s", TUNING_NAMESPACE, key, error)
                 continue
-            if record.version == VERSION:
+            # What another Triton found to be fast, or to fit at all, need not be so here.
+            if record.version == VERSION and record.triton in ("", triton):
                 # No times: measuring again without another outcome shall change nothing.
                 records.append(
                     {"kernel": record.kernel, "key": record.key, "config": record.config}

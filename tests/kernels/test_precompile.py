@@ -42,7 +42,9 @@ def test_a_second_process_compiles_nothing(environment: dict[str, str], tmp_path
 
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom stoker_kernels import rms_norm\n"
-        "def step():\n    print('not a record')\n    rms_norm(torch.empty(8, 128), torch.ones(128))\n"
+        "import os\n"
+        "def step():\n    print('not a record')\n    os.system('echo nor this')\n"
+        "    rms_norm(torch.empty(8, 128), torch.ones(128))\n"
     )
     specs = (json.dumps(NORM), "mine:step")
     first, second = aot("--arch", "90", *specs), aot("--arch", "90", *specs)
@@ -90,6 +92,39 @@ def test_a_step_that_fails_shows_where(
     lines = capsys.readouterr().err.splitlines()
     assert any('failing.py", line 2, in step' in line for line in lines)
     assert lines[-1] == "error: kernels[0]: failing:step for sm_90: ValueError: wrong shapes"
+
+
+@needs_triton
+def test_a_function_that_ends_the_program_is_an_error(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "quits.py").write_text("import sys\ndef step():\n    sys.exit(0)\n")
+    (tmp_path / "quits_at_once.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["--arch", "90", "quits:step"]) == 1
+    assert "quits:step for sm_90: SystemExit: 0" in capsys.readouterr().err
+    assert main(["--arch", "90", "quits_at_once:step"]) == 2
+    assert 'ends the program (exit 0); guard what it runs with if __name__ == "__main__"' in (
+        capsys.readouterr().err
+    )
+
+
+@needs_triton
+def test_the_nodelet_is_told_the_files_of_a_users_function(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "layers.py").write_text("")
+    (tmp_path / "mine.py").write_text("import json, torch, layers\ndef step():\n    pass\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "stoker_kernels.aot", "--arch", "90", "--stdin"],
+        env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b'["mine:step"]\n')
+        process.stdin.flush()
+        (record,) = (json.loads(line) for line in process.stdout)
+    files = [tmp_path / "layers.py", tmp_path / "mine.py"]
+    assert record == {"sources": {str(path): path.stat().st_mtime_ns for path in files}}
 
 
 @needs_triton

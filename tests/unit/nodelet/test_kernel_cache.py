@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from stoker_nodelet import kernelcache
 from stoker_nodelet.kernelcache import (
     DYING_S,
     CompiledSet,
@@ -109,16 +113,17 @@ def test_a_set_counts_only_while_all_its_entries_are_found(tmp_path: Path) -> No
     cache = a_cache(tmp_path)
     for name, age_s in [("a", 50), ("b", 40), ("c", 30)]:
         make_entry(cache, name, age_s=age_s)
-    first = CompiledSet("first", str(cache.triton_dir), ("a", "b"))
-    second = CompiledSet("second", str(cache.triton_dir), ("c",))
+    first = CompiledSet("first", str(cache.triton_dir), ("a", "b"), "v1")
+    second = CompiledSet("second", str(cache.triton_dir), ("c",), "v1")
     cache.note("k1", first)
     cache.note("k2", second)
     assert cache.find("k1") == first and cache.find("nothing") is None
     os.utime(cache.root / "sets" / "k2.json", (NOW_S, NOW_S))
-    assert cache.names() == ["second", "first"]  # the last used last
+    assert cache.names("v1") == ["second", "first"]  # the last used last
+    assert cache.names("v2") == []  # other code would have to compile them
     (cache.triton_dir / "b" / "__grp__k.json").unlink()
     assert cache.find("k1") is None
-    assert cache.names() == ["second"]
+    assert cache.names("v1") == ["second"]
     assert not (cache.root / "sets" / "k1.json").exists()
 
 
@@ -150,7 +155,65 @@ def test_a_half_written_note_is_no_set(tmp_path: Path) -> None:
     cache = a_cache(tmp_path)
     (cache.root / "sets").mkdir()
     (cache.root / "sets" / "k.json").write_text('{"name": "x"')
-    assert cache.find("k") is None and cache.names() == []
+    assert cache.find("k") is None and cache.names("") == []
+
+
+def test_those_who_write_the_same_table_at_once_all_get_it_whole(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path)
+    with ThreadPoolExecutor(6) as threads:
+        for number in range(40):
+            content, barrier = bytes(200_000), threading.Barrier(6)
+
+            def write(number: int = number, barrier: threading.Barrier = barrier) -> bytes:
+                barrier.wait()
+                return cache.table(f"t{number}", bytes(200_000)).read_bytes()
+
+            told = [threads.submit(write) for _ in range(6)]
+            assert all(one.result() == content for one in told)
+    assert len(list((cache.root / "tuned").iterdir())) == 40
+
+
+def test_what_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, content: bytes) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "no space left")
+
+    cache = a_cache(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="no space"):
+        cache.table("t", b"[]")
+    assert list((cache.root / "tuned").iterdir()) == []
+
+
+def test_a_function_that_was_edited_is_no_set(tmp_path: Path) -> None:
+    cache = a_cache(tmp_path)
+    source = tmp_path / "mine.py"
+    source.write_text("")
+    made = CompiledSet("s", str(cache.triton_dir), (), "", {str(source): source.stat().st_mtime_ns})
+    cache.note("k", made)
+    assert cache.find("k") == made
+    os.utime(source, (NOW_S, NOW_S))
+    assert cache.find("k") is None and cache.names("") == []
+
+
+def test_notes_are_bounded_and_halves_of_killed_writers_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernelcache, "MAX_NOTES", 2)
+    cache = a_cache(tmp_path)
+    for age, key in enumerate("abc"):
+        cache.note(key, CompiledSet(key, str(cache.triton_dir), ()))
+        os.utime(cache.root / "sets" / f"{key}.json", (NOW_S - age, NOW_S - age))
+    assert cache.names("") == ["b", "a"] and cache.find("c") is None
+    half = cache.root / "sets" / ".k.json.0123"
+    half.write_text("{")
+    os.utime(half, (NOW_S, NOW_S))
+    cache.trim(NOW_S + 3600)
+    assert half.exists()
+    cache.trim(NOW_S + 25 * 3600)
+    assert not half.exists() and cache.find("a") is not None
 
 
 MOUNTS = """\
@@ -172,6 +235,8 @@ def test_a_named_folder_is_used_and_one_that_others_can_write_is_refused(tmp_pat
     named = tmp_path / "cache"
     cache = open_cache(Settings(kernel_cache_dir=str(named)), tmp_path)
     assert cache.triton_dir == named / "triton" and named.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(named)
+    assert open_cache(Settings(kernel_cache_dir=str(tmp_path / "link")), tmp_path).root == named
     named.chmod(0o777)
     with pytest.raises(StartError, match="not ours alone to write; name a folder on a local disk"):
         open_cache(Settings(kernel_cache_dir=str(named)), tmp_path)

@@ -74,7 +74,7 @@ class Compiler:
 async def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
     monkeypatch.setattr(kernels, "compile_specs", made)
-    monkeypatch.setattr(kernels, "code_version", lambda: ("the same",))
+    monkeypatch.setattr(kernels, "code_version", lambda: "v1")
     return made
 
 
@@ -155,7 +155,7 @@ async def test_changed_code_is_compiled_again_and_so_are_trimmed_entries(
     (next(node.cache.triton_dir.iterdir()) / "__grp__k.json").unlink()
     await node.prepare(WANTED, Environment(), {0: 1.0})
     assert len(compiler.calls) == 2
-    monkeypatch.setattr(kernels, "code_version", lambda: ("another",))
+    monkeypatch.setattr(kernels, "code_version", lambda: "v2")
     await node.prepare(WANTED, Environment(), {0: 1.0})
     assert len(compiler.calls) == 3
 
@@ -176,12 +176,12 @@ async def test_the_compiler_sees_the_workers_world_but_no_gpu_and_no_interpreter
     node: Kernels, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    mine = {"TRITON_CACHE_DIR": str(tmp_path / "mine"), "TRITON_INTERPRET": "1"}
+    mine = {"TRITON_CACHE_DIR": str(tmp_path / "mine"), "TRITON_INTERPRET": "1", "PYTHONPATH": "/u"}
     await node.prepare(WANTED, Environment(env_vars=mine, sys_path=("/code",)), {0: 1.0})
     ((_, variables),) = compiler.calls
     assert variables["TRITON_CACHE_DIR"] == str(tmp_path / "mine")
     assert variables["CUDA_VISIBLE_DEVICES"] == "" and "TRITON_INTERPRET" not in variables
-    assert variables["PYTHONPATH"].split(os.pathsep)[0] == "/code"
+    assert variables["PYTHONPATH"].split(os.pathsep) == ["/code", "/u"]  # both, as in a worker
 
 
 async def test_the_table_of_the_device_reaches_compiler_and_worker(
@@ -206,7 +206,7 @@ async def test_a_new_nodelet_knows_what_the_one_before_compiled(
     node: Kernels, compiler: Compiler
 ) -> None:
     await node.prepare(WANTED, Environment(), {0: 1.0})
-    node.cache.note("gone", CompiledSet("gone", str(node.cache.triton_dir), ("no such entry",)))
+    node.cache.note("gone", CompiledSet("gone", str(node.cache.triton_dir), ("none",), "v1"))
     later = Kernels(node.cache, NoTables(), {}, 0, 60.0, node.background)  # type: ignore[arg-type]
     assert later.warm == ()
     node.background.spawn(later.run(), name="kernels")
@@ -244,6 +244,45 @@ async def test_a_compiler_that_hangs_is_killed_with_all_that_it_started(tmp_path
         await compile_specs([*PROGRAM, hang], b"[]", dict(os.environ), None, 1.0)
     child = int(pid_file.read_text())
     until(lambda: not runs(child), 10.0, "its child is gone")
+
+
+async def test_what_a_compiler_leaves_running_ends_with_it(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    leave = (
+        "import subprocess; child = subprocess.Popen(['sleep', '600']); "
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))"
+    )
+    assert await compile_specs([*PROGRAM, leave], b"[]", dict(os.environ), None, 60.0) == []
+    child = int(pid_file.read_text())
+    until(lambda: not runs(child), 10.0, "its child is gone")
+
+
+async def test_records_that_are_none_are_an_error_and_of_complaints_the_last_are_kept() -> None:
+    with pytest.raises(RuntimeEnvSetupError, match="records cannot be read: JSON is malformed"):
+        await compile_specs([*PROGRAM, "print('hello')"], b"[]", dict(os.environ), None, 30.0)
+    flood = "import sys; sys.stderr.write('x' * 10_000_000 + '\\nat last'); sys.exit(1)"
+    with pytest.raises(RuntimeEnvSetupError, match=r"at last$") as told:
+        await compile_specs([*PROGRAM, flood], b"[]", dict(os.environ), None, 30.0)
+    assert len(str(told.value)) < 100_000
+
+
+async def test_a_cache_that_cannot_be_looked_at_does_not_end_the_care_for_it(
+    node: Kernels, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = []
+
+    def names(cache: KernelCache, version: str) -> list[str]:
+        looks.append(version)
+        if len(looks) == 1:
+            raise OSError("read-only")
+        return ["k"]
+
+    monkeypatch.setattr(kernels, "TRIM_S", 0.0)
+    monkeypatch.setattr(KernelCache, "names", names)
+    node.background.spawn(node.run(), name="kernels")
+    async with asyncio.timeout(20):
+        while node.warm != ("k",):  # noqa: ASYNC110  a thread looks, and tells nobody
+            await asyncio.sleep(0.01)
 
 
 async def test_a_compiler_that_cannot_be_started_says_so() -> None:

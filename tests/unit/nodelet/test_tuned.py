@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stoker_nodelet.kernelcache import KernelCache
-from stoker_nodelet.tuned import TunedTables
+from stoker_nodelet.tuned import TunedTables, triton_version
 from stoker_wire.errors import UnavailableError
 from stoker_wire.kernels import TunedKernel, tuning_key
 from stoker_wire.messages.control import KvEntry, Page
@@ -27,11 +27,17 @@ class Gcs:
         self._seq = 0
 
     def keep(
-        self, device: str, block: int, *, version: str = VERSION, seconds: float = 1.0
+        self,
+        device: str,
+        block: int,
+        *,
+        version: str = VERSION,
+        triton: str = "",
+        seconds: float = 1.0,
     ) -> None:
         record = TunedKernel(
             kernel="k", key={"columns": 4}, config={"BLOCK": block}, device=device,
-            version=version, seconds=seconds,
+            version=version, triton=triton, seconds=seconds,
         )  # fmt: skip
         self.put(tuning_key(device, "k", record.key), msgspec.json.encode(record))
 
@@ -79,10 +85,13 @@ async def test_a_file_holds_what_was_measured_on_the_device_by_this_version(
     gcs.keep("NVIDIA H200", 8)
     gcs.keep("NVIDIA H200 NVL", 16)
     gcs.keep("A100", 32, version="0.0.1")
+    gcs.keep("B200", 32, triton="0.0.1")
+    gcs.keep("B300", 64, triton=triton_version())
     gcs.put("NVIDIA H200/k/other", b"nonsense")
     path = await tables.file("NVIDIA H200")
     assert content(path) == [{"kernel": "k", "key": {"columns": 4}, "config": {"BLOCK": 8}}]
-    assert await tables.file("A100") == ""
+    assert await tables.file("A100") == "" == await tables.file("B200")
+    assert content(await tables.file("B300"))[0]["config"] == {"BLOCK": 64}
 
 
 async def test_only_what_changed_is_read_and_a_new_time_changes_no_file(
