@@ -33,7 +33,10 @@ MIN_GAIN = 0.02
 MAX_RESTARTS = 5
 """Of the task, after candidates that took the process or the GPU down with them."""
 START_S = 600.0
-"""How long a result may fail to come beyond the time limit: waiting for a GPU, imports, one compilation."""
+"""How long a task may wait for its GPU."""
+SLACK_S = 180.0
+"""How long a task may run beyond the time limit: imports, the step's inputs, its last candidate. After
+that its candidate hangs, and its process is ended."""
 
 Trial = dict[str, Any]
 """What a task tells: the fields of ``stoker_kernels.measuring.Trial``."""
@@ -90,10 +93,12 @@ def autotune(
         over = _skipped(choices)
         left_s = max(0.0, end_s - time.monotonic())
         begun: Trial | None = None
+        bounded = task.options(timeout=left_s + SLACK_S, start_deadline=START_S)
         try:
-            for told in _told(task.remote(op, name, sizes, left_s, over, interpreted), left_s):
+            for ref in bounded.remote(op, name, sizes, left_s, over, interpreted):
+                told = get(ref)
                 if "device" in told:
-                    facts = told
+                    facts = _same_device(facts, told)
                     continue
                 begun = told if told["state"] == "begun" else None
                 _take(choices, told, progress)
@@ -175,9 +180,15 @@ def _measure(
         yield asdict(trial)
 
 
-def _told(stream: Any, left_s: float) -> Iterator[Trial]:
-    for ref in stream:
-        yield get(ref, timeout=left_s + START_S)
+def _same_device(before: Mapping[str, Any], told: dict[str, Any]) -> dict[str, Any]:
+    """Return ``told``; what was measured on one kind of device must not be compared with another's."""
+    if before and before["device"] != told["device"]:
+        raise BadRequestError(
+            f"measuring went on on {told['device']} after a candidate had ended it on "
+            f"{before['device']}: name one with options={{'accelerator_type': ...}}",
+            field="options",
+        )
+    return told
 
 
 def _take(

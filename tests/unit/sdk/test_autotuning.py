@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from stoker.exceptions import BadRequestError, WorkerDiedError
+from stoker.exceptions import BadRequestError, TaskTimeoutError, WorkerDiedError
 from stoker.train import autotuning
-from stoker.train.autotuning import MAX_RESTARTS, autotune
+from stoker.train.autotuning import MAX_RESTARTS, SLACK_S, START_S, autotune
 from stoker_wire.kernels import TunedKernel, kernel_set, tuning_key
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
 
@@ -41,6 +41,11 @@ class Tasks:
     def __init__(self, *plays: list[Any]) -> None:
         self.plays = list(plays)
         self.asked: list[tuple[Any, ...]] = []
+        self.bounds: list[dict[str, float]] = []
+
+    def options(self, **bounds: float) -> Tasks:
+        self.bounds.append(bounds)
+        return self
 
     def remote(self, *arguments: Any) -> Iterator[Any]:
         self.asked.append(arguments)
@@ -63,7 +68,7 @@ def stored(monkeypatch: pytest.MonkeyPatch) -> dict[str, TunedKernel]:
 def play(monkeypatch: pytest.MonkeyPatch, *plays: list[Any]) -> Tasks:
     tasks = Tasks(*plays)
 
-    def get(value: Any, timeout: float) -> Any:
+    def get(value: Any) -> Any:
         if isinstance(value, Exception):
             raise value
         return value
@@ -107,6 +112,36 @@ def test_a_candidate_that_takes_its_process_down_is_out_and_the_rest_goes_on(
     assert [asked[4] for asked in tasks.asked] == [(), ("k1", "k2")]
     (failed,) = [one for one in told if one["state"] == "failed"]
     assert failed["number"] == 2 and failed["note"] == "WorkerDiedError: illegal address"
+
+
+def test_a_task_is_ended_when_it_hangs_and_is_given_up_when_it_gets_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, stored: dict[str, TunedKernel]
+) -> None:
+    hangs = TaskTimeoutError("ran longer than its timeout")
+    tasks = play(
+        monkeypatch,
+        [FACTS, *measured(3.0), trial(2, "begun"), hangs],
+        [FACTS, trial(3, "late")],
+    )
+    (kept,) = autotune("op", time_limit=50.0)
+    assert kept.config == {"BLOCK": 1}
+    first, second = tasks.bounds
+    assert 50.0 < first["timeout"] <= 50.0 + SLACK_S and second["timeout"] <= first["timeout"]
+    assert first["start_deadline"] == second["start_deadline"] == START_S
+
+
+def test_measurements_of_two_kinds_of_devices_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch, stored: dict[str, TunedKernel]
+) -> None:
+    other = {**FACTS, "device": "NVIDIA A100"}
+    play(
+        monkeypatch,
+        [FACTS, *measured(3.0), trial(2, "begun"), WorkerDiedError("gone")],
+        [other, trial(3, "begun"), trial(3, "measured", 1.0)],
+    )
+    with pytest.raises(BadRequestError, match=r"NVIDIA A100 after .* NVIDIA H200: name one with"):
+        autotune("op")
+    assert not stored
 
 
 def test_an_error_outside_a_candidate_or_of_the_launchers_own_is_the_callers(
