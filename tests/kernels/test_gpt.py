@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -92,6 +93,18 @@ def test_generate_continues_the_prompt() -> None:
     assert len(sampled[0]) == 32  # past block_size: the window slides
     assert model.generate(b"ab", 5, temperature=0.0) == model.generate([97, 98], 5, temperature=0.0)
     assert model.generate(b"", 3).startswith(b"\n")
+
+
+def test_generate_drops_nothing() -> None:
+    model = GPT(replace(MINI, dropout=0.5))
+    model.layers[0].eval()
+    texts = {model.generate(b"ab", 8, temperature=0.0) for _ in range(3)}
+    assert len(texts) == 1
+    assert model.training
+    assert model.layers[1].training
+    assert not model.layers[0].training
+    with pytest.raises(ValueError, match="top_k at least 1"):
+        model.generate(b"a", 1, top_k=0)
 
 
 def test_errors() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -265,6 +266,43 @@ def test_a_torch_implementation_agrees() -> None:
             their.copy_(our)
     x = torch.randn(2, 9, 64, dtype=torch.float64)
     torch.testing.assert_close(layer(x, None)[0], theirs(x))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_model_leaves_the_meta_device_tied(style: str) -> None:
+    kind = CausalLM if STYLES[style].causal else Bert
+    config = replace(STYLES[style], tied=True)
+    with torch.device("meta"):
+        model = kind(config)
+    model.to_empty(device="cpu")
+    assert count(model) == count(build(config))
+    model.load_state_dict(build(config).state_dict())
+    model.double().float()
+    tokens = torch.arange(8)[None]
+    for ours, other in zip(model(tokens), build(config)(tokens), strict=True):
+        assert ours is other is None or torch.equal(ours, other)
+
+
+def test_weights_can_be_drawn_anew() -> None:
+    """Norms too, which the constructor made ones."""
+    config = STYLES["gpt"]
+    model = build(config)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(float("nan"))
+    torch.manual_seed(3)
+    model.start()
+    assert all(p.isfinite().all() for p in model.parameters())
+    assert (model.norm.weight == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("norm", "rmsnorm"), ("mlp", "relu"), ("position", "rope"), ("heads", 0), ("kv_heads", -1)],
+)
+def test_a_config_names_what_it_does_not_know(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"TransformerConfig: {field}"):
+        TransformerConfig(**{field: value})
 
 
 def test_errors() -> None:

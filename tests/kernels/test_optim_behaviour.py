@@ -224,6 +224,7 @@ def test_a_checkpoint_of_torch_loads_whole() -> None:
     ours.step()
     assert ours.param_groups[0]["lr"] == 0.3
     assert ours.state[p]["step"] == 2
+    assert ours.param_groups[0].get("capturable", True)  # what CapturedStep asks
     amsgrad = torch.optim.AdamW([p], amsgrad=True)
     with pytest.raises(ValueError, match="AdamW has no amsgrad"):
         ours.load_state_dict(amsgrad.state_dict())

@@ -240,15 +240,16 @@ def test_square_sums_of_mixed_dtypes_and_missing_gradients() -> None:
         square_sums([[]])
 
 
+@pytest.mark.parametrize("amsgrad", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
-def test_preconditioned_squares_are_those_of_adams_step(kind: type) -> None:
+def test_preconditioned_squares_are_those_of_adams_step(kind: type, amsgrad: bool) -> None:
     """Without momentum Adam moves by lr * g / denominator: the square of the step says the same."""
     torch.manual_seed(1)
     p = torch.nn.Parameter(torch.randn(40, dtype=torch.float64))
-    optimizer = kind([p], lr=0.1, betas=(0.0, 0.9), weight_decay=0.0)
+    optimizer = kind([p], lr=0.1, betas=(0.0, 0.9), weight_decay=0.0, amsgrad=amsgrad)
     assert torch.equal(adam_denominators(optimizer)[p], torch.ones_like(p))
-    for _ in range(4):
-        p.grad = torch.randn_like(p)
+    for scale in (1.0, 5.0, 0.1, 0.1):
+        p.grad = scale * torch.randn_like(p)
         before = p.detach().clone()
         optimizer.step()
         sums = square_sums([[p]], adam_denominators(optimizer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -74,6 +74,13 @@ class Bert(nn.Module):
             nn.init.normal_(linear.weight, std=0.02)
             nn.init.zeros_(linear.bias)
         nn.init.zeros_(self.head.bias)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Bert:
+        tied = self.head.weight is self.encoder.embed.weight
+        super()._apply(fn, recurse)
+        if tied:  # leaving the meta device makes two parameters of the one
+            self.head.weight = self.encoder.embed.weight
+        return self
 
     @staticmethod
     def count(config: TransformerConfig) -> int:

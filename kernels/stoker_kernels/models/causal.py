@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker_kernels.models.transformer import Transformer
 from stoker_kernels.nn import LMHead, Packing
@@ -25,6 +25,13 @@ class CausalLM(Transformer):
         if config.tied:
             self.head.weight = self.embed.weight
         self.start()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> CausalLM:
+        tied = self.head.weight is self.embed.weight
+        super()._apply(fn, recurse)
+        if tied:  # leaving the meta device makes two parameters of the one
+            self.head.weight = self.embed.weight
+        return self
 
     def forward(
         self,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from stoker_kernels.nn.switches import Ops
+
+Norm = Literal["rms", "layer"]
+Mlp = Literal["gelu", "gelu_tanh", "swiglu"]
+Position = Literal["learned", "rotary"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,7 @@ class TransformerConfig:
     ``ops`` is "stoker", "torch", or an :class:`~stoker_kernels.nn.Ops` with a switch for each op.
     ``full_logits``: with targets, return the logits too; otherwise they never exist as a whole.
     ``checkpoint``: keep only each layer's input for the backward pass, and compute the rest again.
-    Raises ``ValueError`` for numbers that do not fit together.
+    Raises ``ValueError`` for numbers that do not fit together and for unknown names.
     """
 
     vocab_size: int = 256
@@ -27,10 +31,10 @@ class TransformerConfig:
     ops: Ops | str = "stoker"
     kv_heads: int | None = None  # None: as many as heads
     hidden: int | None = None  # F, the width inside the MLP; None: 4 C
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Norm = "rms"
     post_norm: bool = False  # BERT: normalise after the residual sum
-    mlp: Literal["gelu", "gelu_tanh", "swiglu"] = "gelu_tanh"
-    position: Literal["learned", "rotary"] = "learned"
+    mlp: Mlp = "gelu_tanh"
+    position: Position = "learned"
     rotary_base: float = 10000.0
     causal: bool = True
     bias: bool = False  # of the linear layers
@@ -44,6 +48,15 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         name = type(self).__name__
+        for field, kind in (("norm", Norm), ("mlp", Mlp), ("position", Position)):
+            value = getattr(self, field)
+            if value not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise ValueError(f"{name}: {field} {value!r}: expected one of {known}")
+        for field in ("vocab_size", "layers", "heads", "dim", "block_size", "groups", "width"):
+            if getattr(self, field) < 1:
+                known = {"groups": "kv_heads", "width": "hidden"}.get(field, field)
+                raise ValueError(f"{name}: {known} must be at least 1, got {getattr(self, field)}")
         if self.dim % self.heads:
             raise ValueError(f"{name}: dim {self.dim} is not a multiple of heads {self.heads}")
         if self.heads % self.groups:

@@ -33,10 +33,28 @@ class GPT(CausalLM):
         """Continue ``prompt`` by ``max_new_tokens`` sampled bytes; returns prompt and continuation.
 
         ``temperature=0`` takes the likeliest byte. An empty prompt starts from a newline, which is part
-        of the result. The model's training mode is left as it was.
+        of the result. Nothing is dropped, also in training mode, which is left as it was.
         """
+        if temperature < 0.0 or (top_k is not None and top_k < 1):
+            raise ValueError("GPT.generate: temperature must be at least 0, and top_k at least 1")
         if self.config.vocab_size > 256:
             raise ValueError("GPT.generate returns bytes: vocab_size must be at most 256")
+        training = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            return bytes(self._continued(prompt, max_new_tokens, temperature, top_k, generator))
+        finally:
+            for module in training:
+                module.training = True
+
+    def _continued(
+        self,
+        prompt: bytes | Iterable[int],
+        max_new_tokens: int,
+        temperature: float,
+        top_k: int | None,
+        generator: torch.Generator | None,
+    ) -> list[int]:
         device = self.embed.weight.device
         tokens = torch.tensor([list(prompt) or [ord("\n")]], device=device)  # (1, S)
         for _ in range(max_new_tokens):
@@ -51,4 +69,5 @@ class GPT(CausalLM):
                     last = last.masked_fill(last < threshold, float("-inf"))
                 chosen = torch.multinomial(last.softmax(-1), 1, generator=generator)
             tokens = torch.cat([tokens, chosen], 1)
-        return bytes(tokens[0].tolist())
+        found: list[int] = tokens[0].tolist()
+        return found

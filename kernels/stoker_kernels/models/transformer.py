@@ -132,6 +132,8 @@ class Transformer(nn.Module):
                 nn.init.normal_(parameter, std=std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+            else:
+                nn.init.ones_(parameter)
 
     def hidden(
         self,

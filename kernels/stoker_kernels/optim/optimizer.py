@@ -267,6 +267,7 @@ class FusedOptimizer(torch.optim.Optimizer):
             for name in REFUSED_OPTIONS:
                 if group.get(name):
                     raise ValueError(f"{type(self).__name__} has no {name}: the state cannot go on")
+            group.pop("capturable", None)  # torch's, and False there: a step of ours always is
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
 

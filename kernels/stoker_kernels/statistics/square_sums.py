@@ -79,7 +79,7 @@ def adam_denominators(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, to
             if not state:
                 found[p] = torch.ones_like(p, dtype=compute_dtype(p.dtype))
                 continue
-            v = state["exp_avg_sq"]
+            v = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
             step = torch.as_tensor(state["step"], dtype=torch.float64)
             correction = 1.0 - torch.pow(beta2, step)  # 0-dim: a CPU scalar joins any device
             # Before its first real step, as after a skipped one, v and the correction are both 0.
