@@ -212,7 +212,10 @@ def test_the_command_line_tunes_as_a_job_and_lists_what_is_kept(head: Any) -> No
     listed = stoker_command("list", "--json", "--device", "cpu")
     found = {(one["op"], one["kernel"], one["key"]["columns"]) for one in json.loads(listed.stdout)}
     assert ("add_rms_norm", "rms_norm_bwd", 32) in found
-    shown = stoker_command("list").stdout.splitlines()
+    stoker.kv.put("cpu/k/mine", b"7", namespace="stoker.kernels")
+    table = stoker_command("list")
+    assert table.returncode == 0 and "stoker.kernels/cpu/k/mine is no measurement" in table.stderr
+    shown = table.stdout.splitlines()
     assert shown[0].split()[:3] == ["DEVICE", "KERNEL", "SHAPE"]
     assert any("columns=32,dtype=float32" in line for line in shown)
     wrong = stoker_command("warm", "rms_norn")

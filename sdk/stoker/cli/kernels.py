@@ -64,6 +64,9 @@ def _plain(values: dict[str, Any]) -> str:
 def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
     from urllib.parse import quote
 
+    import msgspec
+
+    from stoker_wire.errors import NotFoundError
     from stoker_wire.kernels import TUNING_NAMESPACE, TunedKernel
     from stoker_wire.messages.control import KvEntry, Page
 
@@ -72,17 +75,36 @@ def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
     while True:
         query = {"prefix": prefix or None, "limit": 1000, "cursor": cursor or None}
         page = client.call("GET", path, reply=Page[KvEntry], query=query)
-        keys = [quote(entry.key) for entry in page.items]
-        found += [client.call("GET", f"{path}/{key}", reply=TunedKernel) for key in keys]
+        for entry in page.items:
+            try:
+                found.append(client.call("GET", f"{path}/{quote(entry.key)}", reply=TunedKernel))
+            except NotFoundError:  # deleted meanwhile
+                continue
+            except msgspec.MsgspecError as error:
+                click.echo(f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error}", err=True)
         cursor = page.next_cursor
         if not cursor:
             return found
 
 
 @kernels.command(short_help="Measure an op's kernels and keep the fastest.")
-@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16")
-@click.option("--num-gpus", type=click.IntRange(1), default=1, help="Whole GPUs to take.")
-@click.option("--time-limit", type=click.FloatRange(1), default=300.0, help="Seconds to measure.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["bfloat16", "float16", "float32"]),
+    default="bfloat16",
+    show_default=True,
+    help="Of the op's inputs.",
+)
+@click.option(
+    "--num-gpus", type=click.IntRange(1), default=1, show_default=True, help="Whole GPUs to take."
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(1),
+    default=300.0,
+    show_default=True,
+    help="Seconds to measure.",
+)
 @click.option("--accelerator-type", metavar="NAME", help="Which kind of GPU, as H200.")
 @click.option("--interpreted", is_flag=True, help="Triton's interpreter on a CPU, for a try.")
 @cluster_options
@@ -120,7 +142,9 @@ def tune(
 
 
 @kernels.command(short_help="Compile kernels on every node that has GPUs.")
-@click.option("--timeout", type=click.FloatRange(1), default=900.0, help="Seconds to wait.")
+@click.option(
+    "--timeout", type=click.FloatRange(1), default=900.0, show_default=True, help="Seconds to wait."
+)
 @cluster_options
 @click.argument("specs", nargs=-1, required=True, metavar="SPEC...")
 def warm(
