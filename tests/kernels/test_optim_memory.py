@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,3 +105,20 @@ def test_momentum_that_begins_late_begins_as_torch_s(backend: str) -> None:
             optimizer.step()
         finals.append(p.detach())
     torch.testing.assert_close(*finals)
+
+
+def test_a_checkpoint_is_loaded_into_the_states_there_are() -> None:
+    """A captured step goes on reading and writing them."""
+    p = torch.nn.Parameter(torch.ones(4, 3))
+    p.grad = torch.ones(4, 3)
+    optimizer = AdamW([p])
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.step()
+    held = dict(optimizer.state[p])
+    optimizer.load_state_dict(saved)
+    assert optimizer.state[p].keys() == held.keys()
+    for name, value in optimizer.state[p].items():
+        assert value.data_ptr() == held[name].data_ptr()
+        assert torch.equal(value, saved["state"][0][name])
+        assert value.data_ptr() != saved["state"][0][name].data_ptr()

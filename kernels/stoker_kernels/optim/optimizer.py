@@ -275,15 +275,24 @@ class FusedOptimizer(torch.optim.Optimizer):
         return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but states keep fp32 where torch would round them to the parameter's dtype."""
+        """As torch's, but states keep fp32 where torch would round them to the parameter's dtype.
+
+        States that exist are overwritten where they lie: a CUDA graph of a step reads them there.
+        """
+        held = {p: dict(state) for p, state in self.state.items()}
         super().load_state_dict(state_dict)
         ids = [i for group in state_dict["param_groups"] for i in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
         for key, p in zip(ids, params, strict=True):
             for name, saved in state_dict["state"].get(key, {}).items():
                 if name == "step":
-                    step = torch.as_tensor(saved, dtype=torch.float32).to(p.device, copy=True)
-                    self.state[p][name] = step.reshape(())
+                    saved = torch.as_tensor(saved, dtype=torch.float32).reshape(())
+                    into = torch.empty_like(saved, device=p.device)
                 elif name in self.state_names and isinstance(saved, torch.Tensor):
-                    wide = torch.empty_like(p, dtype=compute_dtype(p.dtype))
-                    self.state[p][name] = wide.copy_(saved)
+                    into = torch.empty_like(p, dtype=compute_dtype(p.dtype))
+                else:
+                    continue
+                before = held.get(p, {}).get(name)
+                if isinstance(before, torch.Tensor) and before.dtype == into.dtype:
+                    into = before if lies_as(before, into) else into
+                self.state[p][name] = into.copy_(saved)
