@@ -90,6 +90,18 @@ def register_op(
     return getattr(torch.ops.stoker, name).default
 
 
+def check_devices(op: str, x: torch.Tensor, **others: torch.Tensor | None) -> None:
+    """Raise ``ValueError`` naming an argument that is not on x's device.
+
+    Without this, one ``meta`` tensor among real ones makes the op's fake answer, with unwritten memory.
+    """
+    for name, tensor in others.items():
+        if tensor is not None and tensor.device != x.device:
+            raise ValueError(
+                f"{op}: {name} is on {tensor.device}, x on {x.device}: move one of them"
+            )
+
+
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype arithmetic runs in: float64 stays, everything narrower is widened to float32."""
     return torch.promote_types(dtype, torch.float32)

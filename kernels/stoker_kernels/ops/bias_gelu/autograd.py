@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
+from stoker_kernels._runtime import Backend, backend_for, check_devices, register_op
 from stoker_kernels.ops.bias_gelu import reference
 
 _KINDS = {name: kind for kind, name in reference.APPROXIMATE.items()}
@@ -73,7 +73,8 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh")
     dx and dbias in one pass. ``approximate`` names the GELU as ``torch.nn.functional.gelu`` does:
     ``"tanh"``, or ``"none"`` for erf. Arithmetic is fp32 whatever the storage dtype, so x + bias is not
     rounded in between. Differentiable once.
-    Raises ``ValueError`` for a bias of another shape or an unknown approximation, ``TypeError`` for integers.
+    Raises ``ValueError`` for a bias of another shape or device or an unknown approximation, ``TypeError``
+    for integers.
     """
     if approximate not in _KINDS:
         raise ValueError(f"bias_gelu: approximate must be 'tanh' or 'none', got {approximate!r}")
@@ -86,6 +87,7 @@ def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh")
         raise TypeError(
             f"bias_gelu: x and bias must be floating point, got {x.dtype}, {bias.dtype}"
         )
+    check_devices("bias_gelu", x, bias=bias)
     # One tensor passed twice: torch 2.11's compiled autograd.Function halves its gradient. Views differ.
     bias = bias.view_as(bias) if bias is x else bias
     y: torch.Tensor = _BiasGELUFunction.apply(x, bias, _KINDS[approximate])

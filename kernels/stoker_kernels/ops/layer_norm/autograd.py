@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
+from stoker_kernels._runtime import (
+    Backend,
+    backend_for,
+    check_devices,
+    compute_dtype,
+    register_op,
+)
 from stoker_kernels.ops.layer_norm import cpu, reference
 from stoker_kernels.philox import draw_seed, threshold_of
 
@@ -213,7 +219,7 @@ def layer_norm(
     1 / (1 - dropout_p). Its mask is a function of ``seed`` (1,) int64 on x's device, drawn from torch's
     generator when None, and is never stored; :func:`dropout_mask` shows it. Arithmetic is fp32
     whatever the storage dtype. Differentiable once.
-    Raises ``ValueError`` when a shape, dtype, device or probability does not fit.
+    Raises ``ValueError`` when a shape, dtype, device or probability does not fit, ``TypeError`` for integers.
     """
     if x.ndim == 0 or not x.shape[-1] or weight.shape != x.shape[-1:]:
         raise ValueError(
@@ -237,6 +243,11 @@ def layer_norm(
             f"layer_norm: seed must be (1,) int64 on {x.device}, as philox.draw_seed makes it, got "
             f"{tuple(seed.shape)} {seed.dtype} on {seed.device}"
         )
+    if not (x.is_floating_point() and weight.is_floating_point()):
+        raise TypeError(
+            f"layer_norm: x and weight must be floating point, got {x.dtype}, {weight.dtype}"
+        )
+    check_devices("layer_norm", x, weight=weight, bias=bias, residual=residual)
     threshold_of(dropout_p, "layer_norm: dropout_p")
     if not (training and dropout_p):
         seed = None

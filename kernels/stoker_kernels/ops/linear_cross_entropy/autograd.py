@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
+from stoker_kernels._runtime import (
+    Backend,
+    backend_for,
+    check_devices,
+    compute_dtype,
+    register_op,
+)
 from stoker_kernels.ops.cross_entropy.autograd import Reduction, check_settings
 from stoker_kernels.ops.linear_cross_entropy import chunked, reference
 from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted
@@ -216,6 +222,7 @@ def linear_cross_entropy(
         )
     if chunk is not None and chunk < 1:
         raise ValueError(f"{NAME}: chunk must be a positive number of tokens, got {chunk}")
+    check_devices(NAME, x, weight=weight, target=target, bias=bias)
     check_settings(NAME, target, reduction, label_smoothing, z_loss)
     settings = Settings(
         _operand_dtype(x, weight, bias), ignore_index, float(label_smoothing), float(z_loss),

@@ -7,7 +7,13 @@ from typing import Any, overload
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
+from stoker_kernels._runtime import (
+    Backend,
+    backend_for,
+    check_devices,
+    compute_dtype,
+    register_op,
+)
 from stoker_kernels.ops.rms_norm import reference
 
 
@@ -126,13 +132,18 @@ def rms_norm(
     With ``residual`` (..., N) of x's dtype, one pass computes ``h = x + residual`` and returns
     ``(rms_norm(h), h)``: h is the residual stream for the next block, and its gradient joins in the
     same backward pass. Arithmetic is fp32 whatever the storage dtype. Differentiable once.
-    Raises ``ValueError`` when a shape or dtype does not match x's.
+    Raises ``ValueError`` when a shape, dtype or device does not match x's, ``TypeError`` for integers.
     """
-    if x.ndim == 0 or weight.shape != x.shape[-1:]:
+    if x.ndim == 0 or not x.shape[-1] or weight.shape != x.shape[-1:]:
         raise ValueError(
-            f"rms_norm: weight must have shape (N,) for x (..., N), "
+            f"rms_norm: weight must have shape (N,), N >= 1, for x (..., N), "
             f"got {tuple(weight.shape)} for {tuple(x.shape)}"
         )
+    if not (x.is_floating_point() and weight.is_floating_point()):
+        raise TypeError(
+            f"rms_norm: x and weight must be floating point, got {x.dtype}, {weight.dtype}"
+        )
+    check_devices("rms_norm", x, weight=weight, residual=residual)
     if residual is None:
         y: torch.Tensor = _RMSNormFunction.apply(x, weight, eps)
         return y
