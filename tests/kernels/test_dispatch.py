@@ -91,14 +91,14 @@ def samples(dtype: torch.dtype = torch.float32) -> list[tuple[Any, tuple[Any, ..
     x, w = torch.randn(3, 2, 8).to(dtype), torch.randn(8).to(dtype)
     y, _, rstd = ops.rms_norm_fwd(x, None, w, 1e-6)
     logits, target = torch.randn(4, 9).to(dtype), torch.tensor([1, -100, 3, 8])
-    loss, lse = ops.cross_entropy_fwd(logits, target, -100)
+    loss, statistics = ops.cross_entropy_fwd(logits, target, -100)
     q, k, v = (torch.randn(2, 5, 3, 32).to(dtype).transpose(1, 2) for _ in range(3))
     out, attention_lse = ops.attention_fwd(q, k, v, 0.2)
     return [
         (ops.rms_norm_fwd.default, (x, None, w, 1e-6)),
         (ops.rms_norm_bwd.default, (y, None, x, w, rstd)),
         (ops.cross_entropy_fwd.default, (logits, target, -100)),
-        (ops.cross_entropy_bwd.default, (loss, logits, target, lse, -100)),
+        (ops.cross_entropy_bwd.default, (loss, logits, target, statistics, -100)),
         (ops.attention_fwd.default, (q, k, v, 0.2)),
         (ops.attention_bwd.default, (out, None, q, k, v, out, attention_lse, 0.2)),
     ]
@@ -124,6 +124,31 @@ def test_fakes_match_shapes_strides_and_dtypes(dtype: torch.dtype) -> None:
             strict=True,
         ):
             assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype), op
+
+
+def test_tensors_on_two_devices_are_refused() -> None:
+    """One meta tensor among real ones would make the fake answer, with unwritten memory."""
+    x, target, w = torch.ones(2, 32), torch.zeros(2, dtype=torch.long), torch.ones(32)
+    q = torch.ones(1, 1, 2, 32)
+    away, seed = torch.ones(32, device="meta"), torch.zeros(1, dtype=torch.long, device="meta")
+    calls = {
+        "weight": lambda: stoker_kernels.rms_norm(x, away),
+        "residual": lambda: stoker_kernels.rms_norm(x, w, residual=x.to("meta")),
+        "bias": lambda: stoker_kernels.layer_norm(x, w, away),
+        "bias ": lambda: stoker_kernels.bias_gelu(x, away),
+        "target": lambda: stoker_kernels.cross_entropy(x, target.to("meta")),
+        "target ": lambda: stoker_kernels.linear_cross_entropy(x, x, target.to("meta")),
+        "seed": lambda: stoker_kernels.flash_attention(q, q, q, dropout_p=0.1, seed=seed),
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"{name.strip()} is on meta, x on cpu"):
+            call()
+
+
+def test_norms_refuse_integers() -> None:
+    for norm in (stoker_kernels.rms_norm, stoker_kernels.layer_norm):
+        with pytest.raises(TypeError, match="must be floating point"):
+            norm(torch.ones(2, 4, dtype=torch.long), torch.ones(4))
 
 
 def norm_loss(x: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,13 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
+from stoker_kernels._runtime import (
+    Backend,
+    backend_for,
+    check_devices,
+    compute_dtype,
+    register_op,
+)
 from stoker_kernels.ops.cross_entropy import reference
 
 Reduction = Literal["mean", "sum", "none"]
@@ -39,15 +45,15 @@ def _fwd_fake(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    shape, dtype = logits.shape[:1], compute_dtype(logits.dtype)
-    return logits.new_empty(shape, dtype=dtype), logits.new_empty(shape, dtype=dtype)
+    rows, dtype = logits.shape[0], compute_dtype(logits.dtype)
+    return logits.new_empty((rows,), dtype=dtype), logits.new_empty((rows, 2), dtype=dtype)
 
 
 def _bwd(
     dloss: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
-    lse: torch.Tensor,
+    statistics: torch.Tensor,
     ignore_index: int,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -56,15 +62,15 @@ def _bwd(
     if backend_for(logits) is Backend.TRITON:
         from stoker_kernels.ops.cross_entropy import triton
 
-        return triton.cross_entropy_bwd(dloss, logits, target, lse, *settings)
-    return reference.cross_entropy_bwd(dloss, logits.contiguous(), target, lse, *settings)
+        return triton.cross_entropy_bwd(dloss, logits, target, statistics, *settings)
+    return reference.cross_entropy_bwd(dloss, logits.contiguous(), target, statistics, *settings)
 
 
 def _bwd_fake(
     dloss: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
-    lse: torch.Tensor,
+    statistics: torch.Tensor,
     ignore_index: int,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
@@ -81,7 +87,7 @@ _FWD = register_op(
 )
 _BWD = register_op(
     "cross_entropy_bwd",
-    "(Tensor dloss, Tensor logits, Tensor target, Tensor lse, int ignore_index, "
+    "(Tensor dloss, Tensor logits, Tensor target, Tensor statistics, int ignore_index, "
     "float label_smoothing=0.0, float z_loss=0.0) -> Tensor",
     _bwd,
     _bwd_fake,
@@ -98,19 +104,22 @@ class _CrossEntropyFunction(torch.autograd.Function):
         label_smoothing: float,
         z_loss: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        loss, lse = _FWD(logits, target, ignore_index, label_smoothing, z_loss)
-        ctx.save_for_backward(logits, target, lse)
-        ctx.mark_non_differentiable(lse)
+        loss, statistics = _FWD(logits, target, ignore_index, label_smoothing, z_loss)
+        ctx.save_for_backward(logits, target, statistics)
+        ctx.mark_non_differentiable(statistics)
+        ctx.set_materialize_grads(False)  # the statistics' gradient would be written, and not read
         ctx.settings = ignore_index, label_smoothing, z_loss
-        return loss, lse
+        return loss, statistics
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dloss: torch.Tensor, _: torch.Tensor
-    ) -> tuple[torch.Tensor, None, None, None, None]:
-        logits, target, lse = ctx.saved_tensors
-        return _BWD(dloss, logits, target, lse, *ctx.settings), None, None, None, None
+        ctx: Any, dloss: torch.Tensor | None, _: None
+    ) -> tuple[torch.Tensor | None, None, None, None, None]:
+        if dloss is None:
+            return None, None, None, None, None
+        logits, target, statistics = ctx.saved_tensors
+        return _BWD(dloss, logits, target, statistics, *ctx.settings), None, None, None, None
 
 
 def check_settings(
@@ -185,6 +194,7 @@ def cross_entropy(
         )
     if not logits.shape[-1]:
         raise ValueError("cross_entropy: logits must have at least one class, got shape (..., 0)")
+    check_devices("cross_entropy", logits, target=target)
     check_settings("cross_entropy", target, reduction, label_smoothing, z_loss)
     rows = target.reshape(-1).long()
     if backend_for(logits) is Backend.CPU and not z_loss and not return_z_loss:
@@ -196,7 +206,7 @@ def cross_entropy(
             label_smoothing=label_smoothing,
         )  # fmt: skip
         return native.view(target.shape) if reduction == "none" else native
-    per_row, lse = _CrossEntropyFunction.apply(
+    per_row, statistics = _CrossEntropyFunction.apply(
         logits.reshape(-1, logits.shape[-1]), rows, ignore_index, label_smoothing, z_loss
     )
     ignored = rows == ignore_index
@@ -204,6 +214,9 @@ def cross_entropy(
     if not return_z_loss:
         return loss
     z: torch.Tensor = _reduce(
-        lse.square().mul(z_loss).masked_fill(ignored, 0.0), target, ignored, reduction
+        statistics.sum(-1).square().mul(z_loss).masked_fill(ignored, 0.0),
+        target,
+        ignored,
+        reduction,
     )
     return loss, z

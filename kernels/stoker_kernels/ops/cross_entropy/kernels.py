@@ -68,7 +68,7 @@ def _loss(
     shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
     ignored, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr,
 ):  # fmt: skip
-    """The row's loss and log-sum-exp, both 0 for an ignored row, of which nothing was summed."""
+    """The row's loss, log(total) and log-sum-exp, all 0 for an ignored row, of which nothing was summed."""
     log_total = tl.log(tl.where(ignored, 1.0, total))
     lse = shift + log_total
     loss = log_total - (
@@ -79,7 +79,7 @@ def _loss(
         loss = (1.0 - label_smoothing) * loss + label_smoothing * uniform
     if Z_LOSS:
         loss += z_loss * lse * lse
-    return tl.where(ignored, 0.0, loss), lse
+    return tl.where(ignored, 0.0, loss), log_total, lse
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _write_gradient(
 
 @triton.jit(do_not_specialize=["stride_target", "ignore_index"])
 def cross_entropy_fwd_kernel(
-    logits_ptr, target_ptr, loss_ptr, lse_ptr, partial_ptr, stride_logits, stride_target, vocab, span,
+    logits_ptr, target_ptr, loss_ptr, statistics_ptr, partial_ptr, stride_logits, stride_target, vocab, span,
     ignore_index, label_smoothing, z_loss,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, SPLIT: tl.constexpr,
     DEPTH: tl.constexpr, LANES: tl.constexpr,
@@ -134,17 +134,18 @@ def cross_entropy_fwd_kernel(
         tl.store(out_ptr + 2, away)
     else:
         picked = _picked(x_ptr, target, vocab)
-        loss, lse = _loss(
+        loss, log_total, _ = _loss(
             shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
             target == ignore_index, SMOOTHING, Z_LOSS,
         )  # fmt: skip
         tl.store(loss_ptr + row, loss)
-        tl.store(lse_ptr + row, lse)
+        tl.store(statistics_ptr + 2 * row, shift)
+        tl.store(statistics_ptr + 2 * row + 1, log_total)
 
 
 @triton.jit(do_not_specialize=["stride_target", "ignore_index", "parts"])
 def cross_entropy_join_kernel(
-    logits_ptr, target_ptr, loss_ptr, lse_ptr, partial_ptr, stride_logits, stride_target, vocab, parts,
+    logits_ptr, target_ptr, loss_ptr, statistics_ptr, partial_ptr, stride_logits, stride_target, vocab, parts,
     ignore_index, label_smoothing, z_loss,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -167,17 +168,18 @@ def cross_entropy_join_kernel(
     if SMOOTHING:
         origin = _origin(x_ptr)
     picked = _picked(x_ptr, target, vocab)
-    loss, lse = _loss(
+    loss, log_total, _ = _loss(
         shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
         target == ignore_index, SMOOTHING, Z_LOSS,
     )  # fmt: skip
     tl.store(loss_ptr + row, loss)
-    tl.store(lse_ptr + row, lse)
+    tl.store(statistics_ptr + 2 * row, shift)
+    tl.store(statistics_ptr + 2 * row + 1, log_total)
 
 
 @triton.jit(do_not_specialize=["stride_dloss", "stride_target", "ignore_index"])
 def cross_entropy_bwd_kernel(
-    dloss_ptr, logits_ptr, target_ptr, lse_ptr, dlogits_ptr,
+    dloss_ptr, logits_ptr, target_ptr, statistics_ptr, dlogits_ptr,
     stride_dloss, stride_logits, stride_target, vocab, ignore_index, label_smoothing, z_loss,
     SMOOTHING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -186,11 +188,12 @@ def cross_entropy_bwd_kernel(
     target = tl.load(target_ptr + row * stride_target).to(tl.int64)
     dloss = tl.load(dloss_ptr + row * stride_dloss).to(tl.float32)
     dloss = tl.where((target >= 0) & (target < vocab), dloss, float("nan"))
-    lse = tl.load(lse_ptr + row)
+    shift, log_total = tl.load(statistics_ptr + 2 * row), tl.load(statistics_ptr + 2 * row + 1)
+    factor = tl.exp(-log_total) * (1.0 + 2.0 * z_loss * (shift + log_total))
     _write_gradient(
         logits_ptr + row * stride_logits, dlogits_ptr + row * vocab, tl.program_id(1) * BLOCK, vocab,
-        target.to(tl.int32), target == ignore_index, lse, 1.0 + 2.0 * z_loss * lse, dloss,
-        label_smoothing, SMOOTHING, BLOCK,
+        target.to(tl.int32), target == ignore_index, shift, factor, dloss, label_smoothing,
+        SMOOTHING, BLOCK,
     )  # fmt: skip
 
 
@@ -213,7 +216,7 @@ def cross_entropy_fused_kernel(
         origin = _origin(x_ptr)
     end = tl.where(ignored, 0, vocab)
     shift, total, away = _statistics(x_ptr, 0, end, origin, SMOOTHING, DEPTH, LANES)
-    loss, lse = _loss(
+    loss, _, lse = _loss(
         shift, total, away, origin, picked, vocab, label_smoothing, z_loss,
         ignored, SMOOTHING, Z_LOSS,
     )  # fmt: skip

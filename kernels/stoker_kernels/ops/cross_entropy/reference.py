@@ -1,11 +1,12 @@
 """Softmax cross-entropy in PyTorch: the specification, which the op also runs on the CPU.
 
 Per row x of V logits with class t, smoothing s and z-weight w, in fp32 (fp64 for fp64 logits):
-    lse  = log(sum(exp(x))),  log p = x - lse
+    lse  = max(x) + log(sum(exp(x - max(x)))),  log p = x - lse
     loss = -(1 - s) * log p[t] - s * mean(log p) + w * lse^2
     dx   = dloss * ((1 + 2 * w * lse) * p - (1 - s) * onehot(t) - s / V)
 Smoothing: Szegedy et al. 2015 (arXiv 1512.00567), as in torch; z-loss: Chowdhery et al. 2022 (PaLM).
-Rows whose class is ``ignore_index`` have loss 0 and gradient 0.
+Rows whose class is ``ignore_index`` have loss 0 and gradient 0. Between the passes the two terms of lse
+are kept apart: their sum would round off what p = exp(x - max(x)) / sum needs when max(x) is large.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ def cross_entropy_fwd(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits (T, V), target (T,) -> loss (T,), lse (T,), both in the compute dtype.
+    """logits (T, V), target (T,) -> loss (T,), statistics (T, 2), both in the compute dtype.
 
-    The lse of ignored rows is anything.
+    The statistics are the two terms of lse; those of ignored rows are anything.
     """
     wide = logits.to(compute_dtype(logits.dtype))
     # log_softmax is one fused pass on the CPU, twice as fast as logsumexp; their maxima differ by lse.
     log_p = torch.log_softmax(wide, -1)
-    lse = wide.amax(-1).sub_(log_p.amax(-1))
-    return _loss(log_p, lse, target, ignore_index, label_smoothing, z_loss), lse
+    statistics = torch.stack([wide.amax(-1), log_p.amax(-1).neg_()], -1)
+    lse = statistics.sum(-1)
+    return _loss(log_p, lse, target, ignore_index, label_smoothing, z_loss), statistics
 
 
 def _loss(
@@ -54,14 +56,14 @@ def cross_entropy_bwd(
     dloss: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
-    lse: torch.Tensor,
+    statistics: torch.Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
 ) -> torch.Tensor:
-    """dloss (T,), logits (T, V), target (T,), lse (T,) -> dlogits (T, V), a new tensor."""
+    """dloss (T,), logits (T, V), target (T,), statistics (T, 2) -> dlogits (T, V), a new tensor."""
     # exp(x - lse), in one fused pass on the CPU.
-    p = torch.softmax(logits.to(lse.dtype), -1)
+    p, lse = torch.softmax(logits.to(statistics.dtype), -1), statistics.sum(-1)
     return _gradient_(p, lse, dloss, target, ignore_index, label_smoothing, z_loss).to(logits.dtype)
 
 

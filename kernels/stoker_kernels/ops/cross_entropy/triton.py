@@ -96,13 +96,13 @@ def cross_entropy_fwd(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.cross_entropy_fwd``; the lse of ignored rows is 0."""
+    """As ``reference.cross_entropy_fwd``; the statistics of ignored rows are 0."""
     rows, vocab = logits.shape
     logits = dense_last_dim(logits)
     loss = logits.new_empty((rows,), dtype=torch.float32)
-    lse = logits.new_empty((rows,), dtype=torch.float32)
+    statistics = logits.new_empty((rows, 2), dtype=torch.float32)
     if not rows:
-        return loss, lse
+        return loss, statistics
     device, smoothing = device_of(cross_entropy_fwd_kernel, logits), label_smoothing > 0.0
     config = choose(
         "cross_entropy_fwd", walk(vocab, smoothing, device.interpreted), lambda: walks(vocab),
@@ -115,24 +115,24 @@ def cross_entropy_fwd(
     flags = {"SMOOTHING": smoothing, "Z_LOSS": z_loss > 0.0}
     launch(
         cross_entropy_fwd_kernel, (rows, parts),
-        logits, target, loss, lse, partial, *strides, vocab, span, ignore_index,
+        logits, target, loss, statistics, partial, *strides, vocab, span, ignore_index,
         float(label_smoothing), float(z_loss), SPLIT=parts > 1, on=logits, **flags, **config,
     )  # fmt: skip
     if parts > 1:
         launch(
             cross_entropy_join_kernel, (rows,),
-            logits, target, loss, lse, partial, *strides, vocab, parts, ignore_index,
+            logits, target, loss, statistics, partial, *strides, vocab, parts, ignore_index,
             float(label_smoothing), float(z_loss), on=logits, **flags,
             BLOCK=triton.next_power_of_2(parts), num_warps=1,
         )  # fmt: skip
-    return loss, lse
+    return loss, statistics
 
 
 def cross_entropy_bwd(
     dloss: torch.Tensor,
     logits: torch.Tensor,
     target: torch.Tensor,
-    lse: torch.Tensor,
+    statistics: torch.Tensor,
     ignore_index: int,
     label_smoothing: float,
     z_loss: float,
@@ -149,7 +149,7 @@ def cross_entropy_bwd(
         )  # fmt: skip
         launch(
             cross_entropy_bwd_kernel, (rows, triton.cdiv(vocab, config["BLOCK"])),
-            dloss, logits, target, lse.contiguous(), dlogits,
+            dloss, logits, target, statistics.contiguous(), dlogits,
             dloss.stride(0), logits.stride(0), target.stride(0), vocab, ignore_index,
             float(label_smoothing), float(z_loss),
             SMOOTHING=label_smoothing > 0.0, on=logits, **config,
