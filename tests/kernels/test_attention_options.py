@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -211,9 +215,10 @@ def test_dropout_follows_torch_s_generator(backend: str) -> None:
 @pytest.mark.parametrize("magnitude", [1e-4, 3.0, 1e4])
 @pytest.mark.parametrize("where", ["scores", "values"])
 def test_extreme_magnitudes_stay_finite(backend: str, magnitude: float, where: str) -> None:
-    """Scores up to 1e9 lose all precision but never become infinite: probabilities stay within 1."""
-    if (backend, where, magnitude) == ("cpu", "scores", 1e4):
-        pytest.skip("PyTorch's own CPU backward recomputes probabilities far above 1 here")
+    """Scores up to 1e9 lose all precision but never become infinite: probabilities stay within 1.
+
+    PyTorch's CPU backward does not hold them there, so on the CPU only the forward promises that.
+    """
     q, k, v = tensors((1, 2, 40, 32), (1, 2, 40, 32), (1, 2, 40, 32))
     if where == "scores":
         q, k = q * magnitude, k * magnitude
@@ -222,6 +227,12 @@ def test_extreme_magnitudes_stay_finite(backend: str, magnitude: float, where: s
     dout = torch.randn(1, 2, 40, 32)
     scores = float(1 + (q @ k.mT).abs().max() * 32**-0.5)
     part = float(max(q.abs().max(), k.abs().max(), 1) * max(v.abs().max(), 1))
+    if (backend, where, magnitude) == ("cpu", "scores", 1e4):
+        found = flash_attention(q, k, v, return_lse=True)
+        plain, oracle = textbook(q, k, v), textbook(q.double(), k.double(), v.double())
+        for name, one, witness, exact in zip(("out", "lse"), found, plain, oracle, strict=True):
+            assert_close(one, witness, exact, name, terms=30.0 * part * scores)
+        return
     compare(
         [q, k, v], dout, lambda *qkv: flash_attention(*qkv, return_lse=True), textbook,
         terms=30.0 * part * scores,
@@ -313,3 +324,76 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         flash_attention_varlen(flat, flat, flat, cu[:2], cu[:2], 3, 3)
     with pytest.raises(ValueError, match="longest sequences have 3 and 3"):
         flash_attention_varlen(flat, flat, flat, cu, cu, 3, 2)
+
+
+def test_autocast_leaves_fp32_alone(backend: str) -> None:
+    """The op chooses its own dtypes: inside autocast the reference would multiply in bf16."""
+    inputs = tensors((1, 4, 24, 32), (1, 2, 24, 32), (1, 2, 24, 32))
+    results = []
+    for enabled in (False, True):
+        own = leaves(*inputs)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            out = flash_attention(*own)
+            out.sum().backward()
+        results.append((out, *(t.grad for t in own)))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_fp16_probabilities_are_held_at_1(request: pytest.FixtureRequest) -> None:
+    """Machine code only: a fused multiply-add leaves exp2 above 1, and fp16 ends at 2^16."""
+    pytest.importorskip("triton", reason="compiling needs triton")
+    code = """
+import torch
+from stoker_kernels import aot, flash_attention
+for dtype in (torch.float16, torch.bfloat16):
+    with aot.compiling(90) as run:
+        flash_attention(*[torch.empty(1, 1, 256, 64, device="meta", dtype=dtype)] * 3)
+    ((_, compiled),) = run.kernels
+    ptx = compiled.asm["ptx"]
+    print("fma.rn.f32" in ptx, "min.NaN.f32" in ptx)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(request.config.cache.mkdir("triton"))
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "kernels")
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["True", "True", "True", "False"]
+
+
+def test_more_sequences_than_a_grid_dimension_holds(
+    interpreter: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's second and third grid dimension end at 65535, here at 2: several launches, same bits."""
+    from stoker_kernels.ops.attention import triton
+
+    seed = torch.tensor([4])
+    dense = tensors((5, 2, 20, 32), (5, 1, 20, 32), (5, 1, 20, 32))
+    flat = tensors((sum(LENGTHS), 2, 32), (sum(LENGTHS_K), 1, 32), (sum(LENGTHS_K), 1, 32))
+
+    def results() -> list[torch.Tensor]:
+        found = []
+        for inputs, more in (
+            (dense, ()), (flat, (packed(LENGTHS), packed(LENGTHS_K), 40, 50)),
+        ):  # fmt: skip
+            own = leaves(*inputs)
+            run = flash_attention_varlen if more else flash_attention
+            out = run(*own, *more, dropout_p=0.2, seed=seed)
+            out.sum().backward()
+            found += [out, *(t.grad for t in own)]
+        return found
+
+    expected, grids = results(), []
+    launched = triton.launch
+
+    def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **config: Any) -> None:
+        grids.append(grid)
+        launched(kernel, grid, *args, **config)
+
+    monkeypatch.setattr(triton, "MAX_GRID", 2)
+    monkeypatch.setattr(triton, "launch", launch)
+    for ours, before in zip(results(), expected, strict=True):
+        assert torch.equal(ours, before)
+    assert all(size <= 2 for grid in grids for size in grid[1:])
+    with pytest.raises(ValueError, match="at most 2 heads"):
+        flash_attention(*tensors(*[(1, 3, 4, 32)] * 3))

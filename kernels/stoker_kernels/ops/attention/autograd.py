@@ -9,7 +9,13 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from stoker_kernels import philox
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
+from stoker_kernels._runtime import (
+    Backend,
+    backend_for,
+    check_devices,
+    compute_dtype,
+    register_op,
+)
 from stoker_kernels.ops.attention import reference
 from stoker_kernels.ops.attention.reference import Options
 
@@ -30,7 +36,8 @@ def _fwd(
         return triton.attention_fwd(q, k, v, options)
     if backend is Backend.CPU and reference.fits_cpu_kernel(q, k, options):
         return reference.attention_fwd_cpu(q, k, v, options)
-    return reference.attention_fwd(q, k, v, options)
+    with torch.autocast(q.device.type, enabled=False):  # it would round the fp32 products
+        return reference.attention_fwd(q, k, v, options)
 
 
 def new_like(tensor: torch.Tensor) -> torch.Tensor:
@@ -66,7 +73,8 @@ def _bwd(
         return triton.attention_bwd(dout, dlse, q, k, v, out, lse, options)
     if backend is Backend.CPU and dlse is None and reference.fits_cpu_kernel(q, k, options):
         return reference.attention_bwd_cpu(dout, q, k, v, out, lse, options)
-    return reference.attention_bwd(dout, dlse, q, k, v, out, lse, options)
+    with torch.autocast(q.device.type, enabled=False):
+        return reference.attention_bwd(dout, dlse, q, k, v, out, lse, options)
 
 
 def _bwd_fake(
@@ -174,6 +182,7 @@ def _apply(
         options = options._replace(seed=philox.draw_seed(q.device))
     elif options.seed.shape != (1,) or options.seed.dtype != torch.int64:
         raise ValueError(f"{name}: seed must be (1,) int64, as philox.draw_seed makes it")
+    check_devices(name, q, seed=options.seed)
     # One tensor passed twice: torch.compile refuses it, and torch 2.11 halves its gradient. Views differ.
     v = v.view_as(v) if v is q or v is k else v
     k = k.view_as(k) if k is q else k
@@ -231,7 +240,9 @@ def flash_attention(
     int64 (from torch's generator by default), see ``reference``; pass 0 in evaluation. With
     ``return_lse`` the natural log-sum-exp of the scores, (B, H, S_q) fp32, -inf for a row with nothing,
     comes too, and is differentiable. Memory is O(S); softmax and accumulation are fp32; the backward
-    uses no atomics, so gradients repeat bit for bit. Differentiable once.
+    uses no atomics, so gradients repeat bit for bit. Differentiable once. Scores are computed again in
+    the backward, and fp32 rounds a score of 10^6 to 1/16: from there on probabilities are coarse. They
+    stay finite to 10^9, except in the gradients on the CPU, which are PyTorch's.
     Raises ``ValueError`` naming the argument that does not fit.
     """
     if q.ndim != 4:

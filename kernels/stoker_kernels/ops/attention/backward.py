@@ -52,14 +52,16 @@ def _dq_tile(
     return tl.dot(ds.to(k.dtype), k, dq, input_precision="ieee")
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "stats_rows", "all_rows", "threshold"])
+@triton.jit(
+    do_not_specialize=["first_batch", "seq_q", "seq_k", "stats_rows", "all_rows", "threshold"]
+)
 def attention_bwd_dq_kernel(
     dout_ptr, dlse_ptr, q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, stats_ptr, dq_ptr, seed_ptr,
     cu_q_ptr, cu_k_ptr,
     stride_gb, stride_gh, stride_gs, stride_qb, stride_qh, stride_qs,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_ob, stride_oh, stride_os,
-    heads, seq_q, seq_k, stats_rows, all_rows, scale, threshold, keep_scale,
+    first_batch, heads, seq_q, seq_k, stats_rows, all_rows, scale, threshold, keep_scale,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, VARLEN: tl.constexpr, DROPOUT: tl.constexpr,
     HAS_DLSE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
@@ -70,7 +72,7 @@ def attention_bwd_dq_kernel(
     """
     start_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
-    batch = tl.program_id(2)
+    batch = first_batch + tl.program_id(2)
     columns = seq_k
     first_q, seq_q = sequence_of(cu_q_ptr, batch, seq_q, VARLEN)
     first_k, seq_k = sequence_of(cu_k_ptr, batch, seq_k, VARLEN)
@@ -172,13 +174,15 @@ def member_of(step, tiles, GROUP: tl.constexpr):
     return member, step - member * tiles
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "stats_rows", "all_rows", "threshold"])
+@triton.jit(
+    do_not_specialize=["first_batch", "seq_q", "seq_k", "stats_rows", "all_rows", "threshold"]
+)
 def attention_bwd_dkv_kernel(
     dout_ptr, q_ptr, k_ptr, v_ptr, stats_ptr, dk_ptr, dv_ptr, seed_ptr, cu_q_ptr, cu_k_ptr,
     stride_gb, stride_gh, stride_gs, stride_qb, stride_qh, stride_qs,
     stride_kb, stride_kh, stride_ks, stride_vb, stride_vh, stride_vs,
     stride_ob, stride_oh, stride_os,
-    heads, seq_q, seq_k, stats_rows, all_rows, scale, threshold, keep_scale,
+    first_batch, heads, seq_q, seq_k, stats_rows, all_rows, scale, threshold, keep_scale,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, VARLEN: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, EDGE_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -190,7 +194,7 @@ def attention_bwd_dkv_kernel(
     """
     start_n = tl.program_id(0) * BLOCK_N
     kv_head = tl.program_id(1)
-    batch = tl.program_id(2)
+    batch = first_batch + tl.program_id(2)
     columns = seq_k
     first_q, seq_q = sequence_of(cu_q_ptr, batch, seq_q, VARLEN)
     first_k, seq_k = sequence_of(cu_k_ptr, batch, seq_k, VARLEN)

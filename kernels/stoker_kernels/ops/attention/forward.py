@@ -44,6 +44,9 @@ def _fold(
     if MASKED:  # a row that has seen nothing yet: -inf - -inf is no number
         shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
     p = tl.exp2(s * scale_log2 - shift[:, None])
+    if v_base.dtype.element_ty == tl.float16:
+        # A fused multiply-add does not round the product, shift is rounded: p is 2^8 for a score of 10^8.
+        p = tl.minimum(p, 1.0, tl.PropagateNan.ALL)
     decay = tl.exp2(highest - shift)
     total = total * decay + tl.sum(p, 1)
     acc = acc * decay[:, None]
@@ -55,12 +58,12 @@ def _fold(
     return acc, new_highest, total
 
 
-@triton.jit(do_not_specialize=["seq_q", "seq_k", "stats_rows", "threshold"])
+@triton.jit(do_not_specialize=["first_batch", "seq_q", "seq_k", "stats_rows", "threshold"])
 def attention_fwd_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, seed_ptr, cu_q_ptr, cu_k_ptr,
     stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
     stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
-    heads, seq_q, seq_k, stats_rows, scale_log2, threshold, keep_scale,
+    first_batch, heads, seq_q, seq_k, stats_rows, scale_log2, threshold, keep_scale,
     GROUP: tl.constexpr, CAUSAL: tl.constexpr, VARLEN: tl.constexpr, DROPOUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
@@ -71,7 +74,7 @@ def attention_fwd_kernel(
     """
     start_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     head = tl.program_id(1)
-    batch = tl.program_id(2)
+    batch = first_batch + tl.program_id(2)
     columns = seq_k  # numbers the dropout mask
     first_q, seq_q = sequence_of(cu_q_ptr, batch, seq_q, VARLEN)
     first_k, seq_k = sequence_of(cu_k_ptr, batch, seq_k, VARLEN)

@@ -18,9 +18,12 @@ from stoker_kernels.ops.attention.forward import attention_fwd_kernel
 from stoker_kernels.tuning import Config, choose
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stoker_kernels.ops.attention.reference import Options
 
 LOG2_E = 1.4426950408889634
+MAX_GRID = 65535  # programs along the grid's second and third dimension
 MAX_ROW_STRIDE = 2**23  # a tile's 128 rows, times this, stay within int32
 
 
@@ -65,6 +68,15 @@ class _Call:
             "UPCAST": q.dtype == torch.float32 or is_interpreted(attention_fwd_kernel),
         }
 
+    def grids(
+        self, length: int, block: int, heads: int
+    ) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """The launches that cover all sequences: the first of each, and (tiles, heads, sequences)."""
+        if heads > MAX_GRID:
+            raise ValueError(f"attention takes at most {MAX_GRID} heads on the GPU, got {heads}")
+        for first in range(0, self.batch, MAX_GRID):
+            yield first, (triton.cdiv(length, block), heads, min(self.batch - first, MAX_GRID))
+
     def config(self, kernel: str) -> Config:
         """The tuned tile sizes of ``kernel``, or the heuristic."""
         device = device_of(attention_fwd_kernel, self.q)
@@ -88,13 +100,15 @@ def attention_fwd(
         (call.heads, q.shape[0]) if options.packed else q.shape[:3], dtype=torch.float32
     )
     tile = call.config("attention_fwd")
-    launch(
-        attention_fwd_kernel, (triton.cdiv(call.seq_q, tile["BLOCK_M"]), call.heads, call.batch),
-        q, k, v, out, lse, call.seed, *call.cu,
-        *_strides(q), *_strides(k), *_strides(v), *_strides(out),
-        call.heads, call.seq_q, call.seq_k, call.stats_rows, options.scale * LOG2_E,
-        options.threshold, options.keep_scale, on=q, **call.switches, **tile,
-    )  # fmt: skip
+    for first_batch, grid in call.grids(call.seq_q, tile["BLOCK_M"], call.heads):
+        launch(
+            attention_fwd_kernel, grid,
+            q, k, v, out, lse, call.seed, *call.cu,
+            *_strides(q), *_strides(k), *_strides(v), *_strides(out),
+            first_batch, call.heads, call.seq_q, call.seq_k, call.stats_rows,
+            options.scale * LOG2_E, options.threshold, options.keep_scale,
+            on=q, **call.switches, **tile,
+        )  # fmt: skip
     return out, lse
 
 
@@ -121,19 +135,20 @@ def attention_bwd(
     sizes = (call.heads, call.seq_q, call.seq_k, call.stats_rows, lse.numel(), options.scale)
     dropout = (options.threshold, options.keep_scale)
     tile = call.config("attention_bwd_dq")
-    launch(
-        attention_bwd_dq_kernel,
-        (triton.cdiv(call.seq_q, tile["BLOCK_M"]), call.heads, call.batch),
-        dout, lse if dlse is None else dlse.contiguous(), q, k, v, out, lse, stats, dq, call.seed,
-        *call.cu, *strides, *_strides(dq), *sizes, *dropout,
-        HAS_DLSE=dlse is not None, on=q, **call.switches, **tile,
-    )  # fmt: skip
+    dlse_or_lse = lse if dlse is None else dlse.contiguous()
+    for first_batch, grid in call.grids(call.seq_q, tile["BLOCK_M"], call.heads):
+        launch(
+            attention_bwd_dq_kernel, grid,
+            dout, dlse_or_lse, q, k, v, out, lse, stats, dq, call.seed, *call.cu,
+            *strides, *_strides(dq), first_batch, *sizes, *dropout,
+            HAS_DLSE=dlse is not None, on=q, **call.switches, **tile,
+        )  # fmt: skip
     tile = call.config("attention_bwd_dkv")
-    launch(
-        attention_bwd_dkv_kernel,
-        (triton.cdiv(call.seq_k, tile["BLOCK_N"]), call.kv_heads, call.batch),
-        dout, q, k, v, stats, dk, dv, call.seed,
-        *call.cu, *strides, *_strides(dk), *sizes, *dropout,
-        EDGE_M=max(16, tile["BLOCK_M"] // 2), on=q, **call.switches, **tile,
-    )  # fmt: skip
+    for first_batch, grid in call.grids(call.seq_k, tile["BLOCK_N"], call.kv_heads):
+        launch(
+            attention_bwd_dkv_kernel, grid,
+            dout, q, k, v, stats, dk, dv, call.seed, *call.cu,
+            *strides, *_strides(dk), first_batch, *sizes, *dropout,
+            EDGE_M=max(16, tile["BLOCK_M"] // 2), on=q, **call.switches, **tile,
+        )  # fmt: skip
     return dq, dk, dv
