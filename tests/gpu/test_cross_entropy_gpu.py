@@ -61,6 +61,8 @@ def test_cross_entropy(shape: tuple[int, int], dtype: torch.dtype) -> None:
 
 def test_cross_entropy_beyond_2_to_the_31_values() -> None:
     rows, vocab = 2**31 // 128256 + 8, 128256
+    if torch.cuda.mem_get_info()[0] < 24 * 2**30:
+        pytest.skip("needs 24 GiB of free GPU memory")
     logits = torch.randn(rows, vocab, device="cuda", dtype=torch.bfloat16).requires_grad_()
     target = targets(rows, vocab)
     target[-1] = 5
