@@ -220,3 +220,15 @@ def test_the_three_forms_of_an_entry() -> None:
 def test_an_entry_that_makes_no_sense_is_named(entry: Any, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         make_spec(entry, "k")
+
+
+@needs_triton
+def test_a_dry_run_takes_the_usual_board_of_an_architecture() -> None:
+    from stoker_kernels.aot import compiling
+
+    # Cross-entropy's blocks depend on it: 500 rows are split on 132 multiprocessors, not on 108.
+    for arch, expected in ((80, 108), (90, 132), (100, 148), (75, 132)):
+        with compiling(arch) as run:
+            assert run.device.multiprocessors == expected
+    with compiling(80, multiprocessors=42) as run:
+        assert run.device.multiprocessors == 42
