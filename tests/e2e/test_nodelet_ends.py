@@ -131,7 +131,9 @@ async def test_a_drivers_end_is_reported(start, gcs: FakeGcs, tmp_path: Path) ->
     lines = node.client.stream("/v1/logs", item=LogLine, query={"job_id": "job_1"})
     assert [line.text async for line in lines] == [f"me job_1 {gcs.url}", str(tmp_path)]
     log = tmp_path / "session" / "logs" / "job-job_3.log"
-    await eventually(lambda: log.read_text() == "up\n", "the stubborn driver is up")
+    await eventually(
+        lambda: log.exists() and log.read_text() == "up\n", "the stubborn driver is up"
+    )
     await node.release(stopped, kill=True)
     await eventually(lambda: "job_3" in gcs.finished, "it is stopped")
     assert gcs.finished["job_3"].state is JobState.STOPPED
