@@ -11,16 +11,14 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from stoker_kernels.workloads import workloads
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+pytestmark = pytest.mark.timeout(660)  # the first test waits for the compiler
 ROOT = Path(__file__).parents[2]
+COMPILE_S = 600
 ARCHS = ("80", "90", "100")
 SHARED_LIMIT_NBYTES = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 REGISTERS_OF_AN_SM = 65536
@@ -38,29 +36,45 @@ NARROW: dict[str, str] = {
 Report = dict[tuple[str, str, str], dict[str, int]]  # (kernel, workload, arch) -> usage
 
 
-@pytest.fixture(scope="module", params=list(workloads()))
-def report(request: pytest.FixtureRequest) -> Iterator[Report]:
-    """Resource usage of one workload's kernels for every architecture.
+@pytest.fixture(scope="module")
+def compiled(request: pytest.FixtureRequest) -> dict[str, Report]:
+    """Resource usage of the kernels of every workload that this run asks for, compiled in one process.
 
     Triton's cache is kept with pytest's: it knows a kernel by all that decides its code, so a run after
     a change compiles what changed.
     """
     if find_spec("triton") is None:
         pytest.skip("triton is not installed: pip install --no-deps 'triton==3.7.*'")
+    asked = {
+        item.callspec.params["report"]
+        for item in request.session.items
+        if item.path == request.path
+        and isinstance(item, pytest.Function)
+        and hasattr(item, "callspec")
+    }
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(request.config.cache.mkdir("triton"))
     environment["PYTHONPATH"] = str(ROOT / "kernels")
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("_codegen.py")), request.param, *ARCHS],
-        env=environment, capture_output=True, text=True, timeout=240,
+        [sys.executable, str(Path(__file__).with_name("_codegen.py")), ",".join(sorted(asked)), *ARCHS],
+        env=environment, capture_output=True, text=True, timeout=COMPILE_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
-    found = {tuple(case.split(" | ")): used for case, used in json.loads(done.stdout).items()}
+    found: dict[str, Report] = {name: {} for name in asked}
+    for case, used in json.loads(done.stdout).items():
+        kernel, sized, arch = case.split(" | ")
+        found[sized.split()[0]][kernel, sized, arch] = used
+    return found
+
+
+@pytest.fixture(params=list(workloads()))
+def report(request: pytest.FixtureRequest, compiled: dict[str, Report]) -> Report:
+    """Resource usage of one workload's kernels for every architecture."""
+    found = compiled[request.param]
     assert found or not workloads()[request.param].launches, "a workload launched no kernel"
-    yield found
+    return found
 
 
-@pytest.mark.timeout(300)
 def test_kernels_fit_the_machine(report: Report) -> None:
     for case, used in report.items():
         kernel, _, arch = case
