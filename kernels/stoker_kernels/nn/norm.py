@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import overload
 
 import torch
@@ -13,7 +14,7 @@ from stoker_kernels.ops.layer_norm import layer_norm
 from stoker_kernels.ops.rms_norm import rms_norm
 
 
-class _Norm(nn.Module):
+class _Norm(nn.Module, ABC):
     """``norm(x) -> y``, or ``norm(x, residual) -> (norm(h), h)`` with ``h = residual + dropout(x)``."""
 
     def __init__(self, dim: int, eps: float, dropout: float, ops: Impl) -> None:
@@ -48,16 +49,19 @@ class _Norm(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}, dropout={self.dropout}, ours={self.ours}"
 
+    @abstractmethod
     def _ours(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """Our kernel on x alone."""
 
+    @abstractmethod
     def _ours_add(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        raise NotImplementedError
+        """Our kernel on the residual sum: y and h."""
 
+    @abstractmethod
     def _torch(self, x: torch.Tensor) -> torch.Tensor:
-        raise NotImplementedError
+        """PyTorch's norm of x."""
 
 
 class RMSNorm(_Norm):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,7 +29,7 @@ class Batch(NamedTuple):
     hyper: torch.Tensor
 
 
-class FusedOptimizer(torch.optim.Optimizer):
+class FusedOptimizer(torch.optim.Optimizer, ABC):
     """An optimizer whose step is one update launch per dtype signature, whatever the number of tensors.
 
     On CUDA the kernels run, on the CPU PyTorch's fused ones or the reference. States are kept in at least
@@ -76,9 +77,9 @@ class FusedOptimizer(torch.optim.Optimizer):
         """The sum of squares of all gradients of the last step, a scalar tensor; None before it."""
         return None if self.grad_square_sums is None else self.grad_square_sums.sum()
 
+    @abstractmethod
     def hyper_of(self, group: dict[str, Any], lr: float) -> tuple[float, ...]:
         """The group's numbers in the order of ``hyper``."""
-        raise NotImplementedError
 
     def states_of(self, group: dict[str, Any]) -> tuple[str, ...]:
         """The names of the states that the group's parameters have."""
