@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,18 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     assert get(stoker.put(value)) == value
     assert get(same.remote(value)) == value
     assert get(same.remote(stoker.put(value))) == value
+
+
+@pytest.mark.parametrize(
+    "empty", [np.empty(0), np.empty((0, 3), np.int32), pickle.PickleBuffer(b"")]
+)
+def test_empty_buffers_travel_wherever_the_head_of_a_frame_ends(empty: Any) -> None:
+    for nbytes in range(64):  # one by one: calls that leave together share a frame
+        text, one, (other, none) = get(same.remote(("x" * nbytes, empty, [empty, b""])))
+        assert (len(text), none) == (nbytes, b"")
+        for back in (one, other):
+            assert memoryview(back).nbytes == 0
+            assert getattr(back, "shape", None) == getattr(empty, "shape", None)
 
 
 def test_arrays_are_read_only_views_without_a_copy(cluster: Cluster) -> None:

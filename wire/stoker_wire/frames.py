@@ -5,14 +5,15 @@
     u32 head length | head = msgpack([[buffer lengths], [messages]]) | buffer 0 | buffer 1 | ...
 
 Each buffer starts at a multiple of 64 bytes from the start of the frame, so that arrays built on
-the received bytes are aligned. Nothing is copied on decode: buffers are views of the frame.
+the received bytes are aligned. Nothing is copied on decode: buffers are views of the frame. A frame
+whose buffers are all empty may end with its head.
 Called by :mod:`stoker_wire.channel`; knows nothing of sockets.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,6 +22,8 @@ from stoker_wire.messages.data import Buffer, DataMessage
 
 ALIGNMENT = 64
 _LENGTH = struct.Struct("<I")
+_EMPTY = memoryview(b"")
+_Nbytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 def _padding(offset: int) -> int:
@@ -32,10 +35,10 @@ class FrameCodec:
 
     def __init__(self) -> None:
         self._out: list[memoryview] = []
-        self._in: list[memoryview] = []
+        self._in: list[Buffer] = []
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._enc_hook)
         self._decoder = msgspec.msgpack.Decoder(
-            tuple[list[int], list[DataMessage]], dec_hook=self._dec_hook
+            tuple[list[_Nbytes], list[DataMessage]], dec_hook=self._dec_hook
         )
 
     def encode(self, messages: list[DataMessage]) -> bytes:
@@ -66,38 +69,43 @@ class FrameCodec:
             raise BadRequestError(
                 f"a data frame of {len(frame)} bytes announces a head of {head_end}"
             )
-        self._in = []
-        if head_end < len(frame):
-            # The lengths come first in the head: read them before the messages that refer to them.
-            offset = head_end
-            for nbytes in _lengths(whole[_LENGTH.size : head_end]):
-                offset += _padding(offset)
-                if offset + nbytes > len(frame):
-                    raise BadRequestError("a data frame is shorter than its buffers")
-                self._in.append(whole[offset : offset + nbytes])
-                offset += nbytes
+        buffers = self._in = []
         try:
-            _, messages = self._decoder.decode(whole[_LENGTH.size : head_end])
-        except msgspec.DecodeError as error:
+            lengths, messages = self._decoder.decode(whole[_LENGTH.size : head_end])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise BadRequestError(f"a data frame cannot be read: {error}") from None
-        self._in = []
+        finally:
+            self._in = []
+        if len(lengths) != len(buffers):
+            raise BadRequestError(
+                f"a data frame carries {len(lengths)} buffers and refers to {len(buffers)}"
+            )
+        offset = head_end
+        for buffer, nbytes in zip(buffers, lengths, strict=True):
+            if not nbytes:
+                continue  # costs its sender two bytes: no view of its own for each of millions
+            offset += _padding(offset)
+            if offset + nbytes > len(frame):
+                raise BadRequestError("a data frame is shorter than its buffers")
+            buffer.view = whole[offset : offset + nbytes]
+            offset += nbytes
         return messages
 
     def _enc_hook(self, obj: Any) -> int:
         if not isinstance(obj, Buffer):
             raise TypeError(f"{type(obj).__name__} does not travel in frames")
         view = memoryview(obj.view)
+        if not view.nbytes:
+            view = _EMPTY  # one with a zero in its shape cannot be cast
         self._out.append(view if view.format == "B" and view.ndim == 1 else view.cast("B"))
         return len(self._out) - 1
 
     def _dec_hook(self, kind: type, obj: Any) -> Any:
-        if kind is Buffer and isinstance(obj, int) and 0 <= obj < len(self._in):
-            return Buffer(self._in[obj])
-        raise BadRequestError(f"a data frame refers to buffer {obj!r}, which it does not carry")
-
-
-_HEAD = msgspec.msgpack.Decoder(tuple[list[int], msgspec.Raw])
-
-
-def _lengths(head: memoryview) -> list[int]:
-    return _HEAD.decode(head)[0]
+        # Encoding numbers them as it meets them, so each is the next.
+        if kind is not Buffer or obj != len(self._in):
+            raise BadRequestError(
+                f"a data frame refers to buffer {obj!r} where {len(self._in)} comes next"
+            )
+        buffer = Buffer(_EMPTY)
+        self._in.append(buffer)
+        return buffer
