@@ -60,16 +60,18 @@ class Membership:
         warm = self.workers.kernels.warm
         self.registration = structs.replace(self.registration, warm_kernels=warm)
         answer: RegisteredNode | None = None
+        told = ""
         while answer is None:
             try:
                 answer = await self.gcs.call(
                     "POST", "/v1/nodes", self.registration, reply=RegisteredNode
                 )
             except StokerError as error:
-                if error.status < 500:
-                    _log.error("the gcs refused this node: %s", error)
-                else:
+                if error.status >= 500:
                     _log.warning("the gcs does not answer yet: %s", error)
+                elif str(error) != told:
+                    told = str(error)
+                    _log.error("the gcs refused this node, which goes on trying: %s", error)
                 await asyncio.sleep(self.heartbeat_s)
         self.heartbeat_s = answer.heartbeat_s
         self.workers.dispatch(NodeRegistered(incarnation=answer.incarnation))

@@ -74,11 +74,11 @@ async def gcs(
         await running.stop(0.5)
 
 
-def a_node(node_id: str = "n_1", url: str = "http://127.0.0.1:9") -> RegisterNode:
-    """A registration."""
+def a_node(node_id: str = "n_1", url: str = "") -> RegisterNode:
+    """A registration; without ``url`` at one of its own, where nobody answers."""
     return RegisterNode(
         node_id=node_id,
-        url=url,
+        url=url or f"http://{node_id.replace('_', '-')}.invalid:9",
         unix="",
         hostname="here",
         host_id="h",

@@ -34,7 +34,16 @@ from stoker_wire.messages.control import (
     Page,
     Token,
 )
-from tests.contract.gcs_support import TOKEN, a_node, attach, eventually, register, scheduler
+from tests.contract.gcs_support import (
+    FAST,
+    TOKEN,
+    a_node,
+    attach,
+    eventually,
+    gcs,
+    register,
+    scheduler,
+)
 
 if TYPE_CHECKING:
     from stoker_gcs.service import Running
@@ -102,6 +111,49 @@ async def test_a_node_registers_beats_falls_silent_and_comes_back(client: Client
         "node.registered",
         "node.died",
     ]
+
+
+async def test_a_url_in_use_by_a_living_node_is_refused_with_the_fix(sqlite_url: str) -> None:
+    patient = msgspec.structs.replace(FAST, suspect_after_s=60.0, dead_after_s=90.0)
+    url = "http://10.0.0.7:7620"
+    async with gcs(sqlite_url, settings=patient) as (_, client):
+        first = a_node("n_1", url)
+        for incarnation in (1, 2):  # the node itself may register again
+            told = await client.call("POST", "/v1/nodes", first, reply=RegisteredNode)
+            assert told.incarnation == incarnation
+        with pytest.raises(ConflictError, match=r"n_1.*STOKER_ADVERTISE_HOST.*STOKER_PORT"):
+            await client.call("POST", "/v1/nodes", a_node("n_2", url), reply=RegisteredNode)
+        await client.call("POST", "/v1/nodes/n_1/leave", {"incarnation": 2})
+        told = await client.call("POST", "/v1/nodes", a_node("n_2", url), reply=RegisteredNode)
+        assert (told.node_id, told.incarnation) == ("n_2", 1)
+    async with gcs(sqlite_url, settings=patient) as (_, client):
+        # Nobody is taken for silent by a gcs that could not hear it.
+        with pytest.raises(ConflictError, match="n_2"):
+            await client.call("POST", "/v1/nodes", a_node("n_3", url), reply=RegisteredNode)
+
+
+async def test_a_node_that_was_killed_and_started_again_gets_its_url_back(
+    sqlite_url: str,
+) -> None:
+    # It need not wait until its former life is declared dead.
+    settings = msgspec.structs.replace(FAST, suspect_after_s=0.4, dead_after_s=3600.0)
+    url = "http://10.0.0.7:7620"
+    async with gcs(sqlite_url, settings=settings) as (_, client):
+        await client.call("POST", "/v1/nodes", a_node("n_1", url), reply=RegisteredNode)
+
+        async def admitted() -> bool:
+            try:
+                await client.call("POST", "/v1/nodes", a_node("n_2", url), reply=RegisteredNode)
+            except ConflictError:
+                return False
+            return True
+
+        await eventually(admitted, "the URL of a silent node is free")
+        old = await client.call("GET", "/v1/nodes/n_1", reply=Node)
+        assert old.state is NodeState.DEAD
+        assert "n_2 registered at its URL" in old.reason
+        with pytest.raises(FencedError):
+            await client.call("POST", "/v1/nodes/n_1/heartbeat", Heartbeat(incarnation=1))
 
 
 async def test_what_a_node_has_compiled_is_told_once_and_kept(client: Client) -> None:

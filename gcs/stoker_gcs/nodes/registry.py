@@ -49,9 +49,12 @@ class NodeRegistry:
         self._settings = settings
         self.view: dict[str, Node] = {}
         self._beats: dict[str, Beat] = {}
+        self._admitting = asyncio.Lock()
+        self._hears_since_s = truth.now()
 
     async def load(self) -> None:
         """Fill the view from SQL."""
+        self._hears_since_s = self._truth.now()
         for node in await self._truth.all(NODES):
             self.view[node.node_id] = node
 
@@ -64,8 +67,34 @@ class NodeRegistry:
                 self.view[node.node_id] = node
 
     async def register(self, body: RegisterNode) -> RegisteredNode:
-        """Admit a node under a fresh incarnation, which fences all it said before."""
+        """Admit a node under a fresh incarnation, which fences all it said before.
+
+        ConflictError while another node that lives has its URL.
+        """
         rules.check(body)
+        async with self._admitting:
+            await self._free_url(body)
+            return await self._admit(body)
+
+    async def _free_url(self, body: RegisterNode) -> None:
+        """See that no other node lives at the URL of ``body``; one fallen silent is superseded.
+
+        Read from SQL, since another replica may have admitted a node a moment ago.
+        """
+        await self._hear_others()
+        states = (NodeState.ALIVE.value, NodeState.SUSPECT.value)
+        for node in await self._truth.all(NODES, {"state": states}):
+            if node.url != body.url or node.node_id == body.node_id:
+                continue
+            heard_at_s = self.seen(node).heartbeat_at_s
+            # A gcs that has just started has not heard those that were there before it.
+            silent_s = self._truth.now() - max(heard_at_s, self._hears_since_s)
+            reason = rules.superseded(
+                node, body, silent_s, suspect_after_s=self._settings.suspect_after_s
+            )
+            await self._move(node, NodeState.DEAD, reason, heard_at_s)
+
+    async def _admit(self, body: RegisterNode) -> RegisteredNode:
         while True:
             kept = await self._truth.find(NODES, body.node_id)
             before = None if kept is None else kept.record

@@ -11,6 +11,7 @@ ALIVE       silent for dead_after_s     DEAD
 SUSPECT     silent for dead_after_s     DEAD
 ALIVE       leaves                      DEAD
 SUSPECT     leaves                      DEAD
+any living  silent, its URL registers   DEAD
 ==========  ==========================  =========
 
 Besides, a node that lives may tell which kernels its cache holds.
@@ -24,7 +25,7 @@ import msgspec
 
 from stoker_gcs import schema
 from stoker_gcs.truth import Shelf, Step
-from stoker_wire.errors import BadRequestError, FencedError
+from stoker_wire.errors import BadRequestError, ConflictError, FencedError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState, RegisterNode
 
@@ -89,6 +90,25 @@ def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
         registered_at_s=now_s,
         heartbeat_at_s=now_s,
     )
+
+
+def superseded(
+    holder: Node, newcomer: RegisterNode, silent_s: float, *, suspect_after_s: float
+) -> str:
+    """Return why ``holder`` is dead to make room for ``newcomer``, which has the same URL.
+
+    ConflictError while the holder is heard: two nodes at one URL get each other's requests. A node
+    that was killed and started again is admitted once its former life was silent long enough.
+    """
+    if silent_s < suspect_after_s:
+        raise ConflictError(
+            f"url: {newcomer.url} is in use by the living node {holder.node_id} on "
+            f"{holder.hostname}; give this node (on {newcomer.hostname}) an address of its own: "
+            "set STOKER_ADVERTISE_HOST to a name or IP that leads to it alone, or STOKER_PORT to "
+            "another port",
+            field="url",
+        )
+    return f"no heartbeat for {silent_s:.1f} s, and {newcomer.node_id} registered at its URL"
 
 
 def moved(
