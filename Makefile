@@ -12,10 +12,11 @@ PYTEST_ARGS ?=
 # Tests wait more than they compute. A file stays with one worker, so that its tests share their cluster.
 TEST_WORKERS ?= 2
 BENCH_ARGS ?=
+FLAKES_ARGS ?=
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 
-.PHONY: help env services demo test check types format bench up soak clean
+.PHONY: help env services demo test flakes check types format bench up soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,8 +30,13 @@ services: env
 demo: env  ## train a small model on a local cluster
 	@$(PY) examples/demo.py
 
-test: services  ## run every test that needs no GPU (some 4 minutes on 2 cores)
+test: services  ## run every test that needs no GPU (under 15 minutes on 2 cores)
+	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+flakes: services  ## the suite 5 times with fresh seeds, once under load, once at nice 19 (FLAKES_ARGS="--runs 5")
+	@$(PY) -m tests.machine
+	@$(PY) -m tests.flakes --workers $(TEST_WORKERS) $(FLAKES_ARGS)
 
 check: env  ## lint, format, spelling and types: what must pass before a commit
 	@$(VENV)/bin/ruff check .

@@ -86,9 +86,11 @@ async def cluster(folder: Path, count: int, arena_bytes: int) -> AsyncIterator[l
         "STOKER_LOG_LEVEL": "error",
         "STOKER_PRESTART_WORKERS": "0",
     }
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    # Bound and not listening: the port stays ours until the gcs, which sets SO_REUSEADDR, listens.
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    port = holder.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     database = f"sqlite+aiosqlite:///{folder / 'gcs.sqlite3'}"
     processes = [_start(env, "stoker_gcs", "--database-url", database, "--port", str(port))]
@@ -116,6 +118,7 @@ async def cluster(folder: Path, count: int, arena_bytes: int) -> AsyncIterator[l
             await nodelet.client.close()
             nodelet.arena.close()
     finally:
+        holder.close()
         await gcs.close()
         for process in reversed(processes):
             process.terminate()

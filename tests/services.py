@@ -1,4 +1,4 @@
-"""Real Redis and PostgreSQL servers for tests, each on its own free port in its own directory.
+"""Real Redis and PostgreSQL servers for tests, each on its own port in its own directory.
 
 Fixtures in conftest.py and fault tests call this. Nothing here is a mock, nothing touches a server
 that the machine already runs, and every server dies with the test process even when that one is
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 START_TIMEOUT_S = 60.0
-FIRST_PORT, PORTS = 12_000, 20_000
 _WHEELS = Path(sysconfig.get_paths()["purelib"])
 
 
@@ -48,20 +47,26 @@ def until(condition: Callable[[], T], timeout_s: float, what: str, interval_s: f
     return value
 
 
-def free_port() -> int:
-    """A loopback TCP port that nothing listens on, below those that the kernel gives to clients.
+class ReservedPort:
+    """A loopback TCP port that only a server given its ``number`` can have, while this object lives.
 
-    So a server that is killed finds it still free when it starts anew. Not by `random`, which every
-    worker of a test run seeds alike.
+    Its socket is bound and never listens: the kernel gives the port to nobody else, a server that
+    sets SO_REUSEADDR (ours, Redis, PostgreSQL, Docker's proxy) may listen on it, again and again,
+    and while none does a connection is refused.
     """
-    while True:
-        port = FIRST_PORT + secrets.randbelow(PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        return port
+
+    def __init__(self) -> None:
+        holder = socket.socket()
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        self.number: int = holder.getsockname()[1]
+        self._descriptor = holder.detach()
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
 
 
 def find_redis() -> Path | None:
@@ -101,7 +106,8 @@ class RedisServer:
     """One redis-server without persistence; `restart` keeps the port and forgets the data."""
 
     def __init__(self, directory: Path) -> None:
-        self.port = free_port()
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
@@ -190,7 +196,8 @@ class PostgresServer:
     """
 
     def __init__(self) -> None:
-        self.port = free_port()
+        self._reserved = ReservedPort()
+        self.port = self._reserved.number
         self.superuser = "stoker"
         self.password = secrets.token_urlsafe(18)
         # Not under pytest's own directory: it is closed to other users and too long for a socket.

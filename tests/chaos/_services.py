@@ -14,7 +14,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from stoker._http import HttpClient
-from tests.services import free_port, until
+from tests.services import ReservedPort, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,11 +33,12 @@ FAST = {
 class Service:
     """One process that can be started anew with the same arguments, on the same port."""
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path, url: str):
+    def __init__(self, name: str, command: list[str], env: dict[str, str], log: Path):
         self.name = name
-        self.url = url
+        self.port = ReservedPort()
+        self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        self._command = command
+        self._command = [*command, "--port", str(self.port)]
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -130,10 +131,8 @@ class Apart:
         self.nodelets: list[Service] = []
 
     def _service(self, name: str, module: str, *options: str) -> Service:
-        port = free_port()
-        command = [sys.executable, "-m", module, *options, "--port", str(port)]
-        log = self.folder / f"{name}.log"
-        return Service(name, command, self.environ, log, f"http://127.0.0.1:{port}")
+        command = [sys.executable, "-m", module, *options]
+        return Service(name, command, self.environ, self.folder / f"{name}.log")
 
     def add_nodelet(self, *, cpus: int = 2, **labels: str) -> Service:
         number = len(self.nodelets)

@@ -26,7 +26,7 @@ from tests.contract.gcs_support import (
     register,
     scheduler,
 )
-from tests.services import free_port
+from tests.services import ReservedPort
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -172,7 +172,7 @@ async def test_a_restart_resumes_placement_and_gives_drivers_time(sqlite_url: st
 
 
 async def test_kill_9_loses_nothing_that_was_acknowledged(sqlite_url: str, tmp_path: Path) -> None:
-    port = free_port()
+    port = ReservedPort()
     command = [
         sys.executable, "-m", "stoker_gcs",
         "--database-url", sqlite_url, "--host", "127.0.0.1", "--port", str(port),

@@ -19,7 +19,7 @@ from stoker_gcs.tables import metadata
 from stoker_migrations.command import main, scripts
 from stoker_wire.errors import DatabaseError
 from tests.contract.gcs_support import migrate
-from tests.services import free_port
+from tests.services import ReservedPort
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,8 @@ async def test_an_unmigrated_postgres_names_the_command(postgres_url: str, state
 
 
 async def test_an_unreachable_postgres_is_named_within_its_deadline() -> None:
-    store = open_store(f"postgresql://u:secret@127.0.0.1:{free_port()}/db")
+    nobody = ReservedPort()
+    store = open_store(f"postgresql://u:secret@127.0.0.1:{nobody}/db")
     with pytest.raises(DatabaseError, match="cannot reach the database") as caught:
         async with asyncio.timeout(12):
             await store.start()
@@ -128,7 +129,8 @@ def test_the_command_checks_upgrades_and_lists(
     assert main(["check", "--database-url", url]) == 0
     assert main(["history"]) == 0
     assert "0001  The first schema" in capsys.readouterr().out
-    wrong = f"postgresql://u:secret@127.0.0.1:{free_port()}/db"
+    nobody = ReservedPort()
+    wrong = f"postgresql://u:secret@127.0.0.1:{nobody}/db"
     assert main(["check", "--database-url", wrong]) == 1
     shown = capsys.readouterr().err
     assert "cannot use the database" in shown and "secret" not in shown

@@ -18,7 +18,7 @@ from stoker._http import HttpClient
 from stoker.launch import LocalCluster, find_running, spawn_local, start_local
 from stoker_wire.errors import OpenBindError, PortInUseError, StartError
 from stoker_wire.messages.cluster import ClusterResources
-from tests.services import free_port, until
+from tests.services import ReservedPort, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -202,6 +202,6 @@ def test_a_head_that_is_not_ready_in_time_is_stopped_and_says_where_it_logs() ->
 
 
 def test_a_chosen_port_is_the_one_it_listens_on() -> None:
-    port = free_port()
-    with start_local(num_cpus=1, num_gpus=0, port=port, timeout_s=START_S) as cluster:
+    port = ReservedPort()
+    with start_local(num_cpus=1, num_gpus=0, port=port.number, timeout_s=START_S) as cluster:
         assert cluster.info.gcs_url == f"http://127.0.0.1:{port}"

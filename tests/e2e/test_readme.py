@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.services import free_port
+from tests.services import ReservedPort
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +52,7 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.sessions = folder / "s"
-        self.port = free_port()
+        self.port = ReservedPort()
         self.remembered: list[str] = []
         (folder / "train.py").write_text(TRAIN)
         keep = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}

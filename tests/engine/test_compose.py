@@ -21,7 +21,7 @@ from stoker.exceptions import StokerError
 from stoker.jobs import JobSubmissionClient
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.control import Page
-from tests.services import free_port, until
+from tests.services import ReservedPort, until
 
 REPO = Path(__file__).resolve().parents[2]
 BUILD_S, UP_S, JOB_S, DOWN_S = 1500, 240, 400, 120
@@ -54,7 +54,7 @@ def cluster() -> Iterator[JobSubmissionClient]:
     command = os.environ.get("STOKER_TEST_ENGINE")
     if command:
         subprocess.run(shlex.split(command), check=True, timeout=BUILD_S)
-    project, port = f"stokertest{secrets.token_hex(4)}", free_port()
+    project, port = f"stokertest{secrets.token_hex(4)}", ReservedPort()
     env = {
         "STOKER_TOKEN": secrets.token_hex(16),
         "STOKER_DB_PASSWORD": secrets.token_hex(16),
