@@ -120,7 +120,7 @@ class Kernels:
         # A waiter that gives up must not end the run of the others.
         failure = await asyncio.shield(self._runs[asked])
         if failure is not None:
-            raise RuntimeEnvSetupError(str(failure))
+            raise RuntimeEnvSetupError(failure.message)
         self._note(name)
 
     async def _run(

@@ -45,7 +45,7 @@ class ActorClass(Generic[C]):
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle[C]:
         """Start an actor; returns a handle at once, calls to it wait until it is up.
 
-        A name that is taken raises ``ConflictError`` here (unless ``get_if_exists``).
+        A name that is taken raises ``NameTakenError`` here (unless ``get_if_exists``).
         """
         try:
             signature = inspect.signature(self._cls)

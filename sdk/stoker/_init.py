@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker._session import CELL
-from stoker.exceptions import BadRequestError, StokerError
+from stoker.exceptions import BadRequestError, ConflictError, StokerError
 from stoker_wire.ids import Prefix, new_id
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def init(
         if CELL.runtime is not None:
             if ignore_reinit_error:
                 return _info_of(CELL.runtime)
-            raise StokerError(
+            raise ConflictError(
                 "stoker.init() was called already in this process: call stoker.shutdown() first, "
                 "or pass ignore_reinit_error=True"
             )
@@ -97,9 +97,10 @@ def init(
             return _init_local(offer, port, namespace, runtime_env, log_to_driver)
         given = [name for name, value in offer.items() if value is not None]
         if given:
-            raise StokerError(
+            raise BadRequestError(
                 f"{', '.join(given)}: describe a cluster that init() starts; {address!r} names one "
-                "that runs already"
+                "that runs already",
+                field=given[0],
             )
         return _init_remote(address, token, namespace, runtime_env, log_to_driver)
 

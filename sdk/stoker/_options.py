@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from stoker.exceptions import BadRequestError, UnknownOptionError
+from stoker.exceptions import BadRequestError, UnknownOptionError, WrongTypeError
 from stoker_wire.messages.cluster import Demand, LeaseKind
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv, SpreadPolicy, Strategy
 
@@ -98,7 +98,9 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")
         value = given.get(field.split(".")[0].split("[")[0])
-        raise BadRequestError(
+        # msgspec: "Expected `int`, got `str`", but "Expected `int` >= 0" for a value out of range.
+        kind_of = WrongTypeError if ", got `" in text else BadRequestError
+        raise kind_of(
             f"option {field!r} of {what} is {value!r}: {text[:1].lower()}{text[1:]}", field=field
         ) from None
 

@@ -9,7 +9,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import StokerError
+from stoker.exceptions import ConflictError
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
@@ -43,13 +43,13 @@ def runtime() -> Runtime:
     if found is not None:
         return found
     if CELL.forked:
-        raise StokerError(
+        raise ConflictError(
             "this process was forked from one that uses Stoker and cannot share its connection: "
             "return the values to the parent, or start a new process (subprocess, or "
             "multiprocessing with 'spawn') that calls stoker.init(address)"
         )
     if not CELL.auto_init:
-        raise StokerError("stoker.shutdown() was called: call stoker.init() to go on")
+        raise ConflictError("stoker.shutdown() was called: call stoker.init() to go on")
     from stoker._init import init
 
     init()

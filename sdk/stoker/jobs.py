@@ -66,7 +66,7 @@ class JobSubmissionClient:
 
         ``runtime_env`` as for ``stoker.init``; folders are uploaded once, by content. The
         ``entrypoint_*`` are resources of the driver process itself (default: none; memory in bytes).
-        ConflictError if ``job_id`` exists already.
+        NameTakenError if ``job_id`` exists already.
         """
         own = {
             "CPU": entrypoint_num_cpus,

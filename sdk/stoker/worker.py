@@ -21,11 +21,13 @@ from stoker.runtime.output import mark_output
 from stoker.runtime.runtime import Identity, Runtime
 from stoker_wire import channel, host
 from stoker_wire.auth import is_loopback
-from stoker_wire.codec import Codec
+from stoker_wire.codec import PROBLEM, Codec
+from stoker_wire.errors import ConflictError
 from stoker_wire.frames import FrameCodec
 from stoker_wire.loops import loop_factory
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Empty
+from stoker_wire.problems import problem_of
 from stoker_wire.settings import Settings
 
 _REGISTER_S = 30.0
@@ -101,15 +103,11 @@ class _Worker:
         """``POST /v1/retire``: end, unless others still need what this process owns."""
         held = sum(1 for e in list(self._runtime.objects.table.entries.values()) if e.borrowers)
         if held or self._execution.busy or self._runtime.tasks.pending:
-            problem = {
-                "type": "about:blank",
-                "title": "conflict",
-                "status": 409,
-                "code": "conflict",
-                "retryable": False,
-                "detail": f"worker {self._runtime.identity.peer_id} owns {held} borrowed objects",
-            }
-            return web.json_response(problem, status=409, content_type="application/problem+json")
+            why = f"worker {self._runtime.identity.peer_id} owns {held} borrowed objects"
+            problem = problem_of(ConflictError(why), request_id=None)
+            return web.Response(
+                body=msgspec.json.encode(problem), status=problem.status, content_type=PROBLEM
+            )
         self._execution.stop()
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 

@@ -313,7 +313,7 @@ def test_max_pending_calls_refuses_more_at_the_call() -> None:
 
     gate = Gate.remote()
     refs = [gate.wait.remote(0.3) for _ in range(3)]
-    error = caught(lambda: gate.wait.remote(0), exceptions.BadRequestError)
+    error = caught(lambda: gate.wait.remote(0), exceptions.PendingCallsLimitError)
     assert "max_pending_calls" in str(error)
     get(refs)
     get(gate.wait.remote(0))

@@ -231,7 +231,7 @@ def test_a_preload_that_does_not_exist_fails_the_task(flags: Flags) -> None:
 
 
 def test_init_twice_says_what_to_do(cluster: Cluster) -> None:
-    with pytest.raises(StokerError, match="ignore_reinit_error"):
+    with pytest.raises(RuntimeError, match="ignore_reinit_error"):
         stoker.init()
     assert stoker.init(ignore_reinit_error=True).job_id == cluster.info.job_id
 

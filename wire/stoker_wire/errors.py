@@ -1,45 +1,51 @@
 """The one error tree of Stoker, with codes that are stable across versions.
 
+Each class is also the built-in exception that a Python programmer expects (right column), so that
+``except ValueError`` and ``except ConnectionError`` mean what they say.
+
 ::
 
     StokerError
-    ├── BadRequestError            bad_request          400  the caller's input; names the field
-    │   └── UnknownOptionError     unknown_option       400
-    ├── UnauthorizedError          unauthorized         401
-    ├── ForbiddenError             forbidden            403  Host or Origin refused
-    ├── NotFoundError              not_found            404
-    ├── ConflictError              conflict             409
-    │   ├── FencedError            fenced               409  the sender's incarnation or epoch is over
+    ├── BadRequestError            bad_request          400  ValueError: the input; names the field
+    │   ├── WrongTypeError         wrong_type           400  and TypeError
+    │   └── UnknownOptionError     unknown_option       400  and TypeError
+    ├── UnauthorizedError          unauthorized         401  PermissionError
+    ├── ForbiddenError             forbidden            403  PermissionError: Host or Origin refused
+    ├── NotFoundError              not_found            404  LookupError, ValueError
+    ├── ConflictError              conflict             409  RuntimeError
+    │   ├── NameTakenError         name_taken           409  and ValueError
+    │   ├── FencedError            fenced               409  the incarnation or epoch is over
     │   ├── NotLeaderError         not_leader           409  another scheduler leads
     │   ├── IdempotencyError       idempotency_mismatch 409
     │   └── ProtocolError          protocol_mismatch    409  versions too far apart
-    ├── CompactedError             compacted            410  a watch starts before what is kept
-    ├── InfeasibleError            infeasible           422  no node could ever run it
-    ├── RuntimeEnvSetupError       runtime_env_failed   422
-    ├── PayloadTooLargeError       payload_too_large    413
-    ├── UnavailableError           unavailable          503  retryable: not there now
+    ├── CompactedError             compacted            410  LookupError: a watch starts too early
+    ├── InfeasibleError            infeasible           422  RuntimeError: no node could ever run it
+    ├── RuntimeEnvSetupError       runtime_env_failed   422  RuntimeError
+    ├── PayloadTooLargeError       payload_too_large    413  ValueError
+    ├── PendingCallsLimitError     pending_calls_limit  429  RuntimeError: max_pending_calls
+    ├── UnavailableError           unavailable          503  ConnectionError; retryable
     │   └── NotReadyError          not_ready            503
-    ├── DeadlineExceededError      deadline_exceeded    504
-    │   └── GetTimeoutError        get_timeout          504  also a TimeoutError
-    ├── ArenaFullError             arena_full           507  names the largest holders
-    ├── StartError                 start_failed         500  a process could not start
-    │   ├── PortInUseError         port_in_use          500
-    │   ├── OpenBindError          open_bind            500
+    ├── DeadlineExceededError      deadline_exceeded    504  TimeoutError
+    │   └── GetTimeoutError        get_timeout          504
+    ├── ArenaFullError             arena_full           507  MemoryError: names the largest holders
+    ├── StartError                 start_failed         500  RuntimeError: a process did not start
+    │   ├── PortInUseError         port_in_use          500  and OSError
+    │   ├── OpenBindError          open_bind            500  and ValueError
     │   └── DatabaseError          database_unusable    500  not reachable, or not migrated
-    ├── InternalError              internal             500
-    ├── SerializationError         unserializable       400  names the path of the bad member
+    ├── InternalError              internal             500  RuntimeError
+    ├── SerializationError         unserializable       400  TypeError: names the bad member's path
     └── WorkFailedError            work_failed          what happened to a task, actor or object
-        ├── TaskError              task_failed          the user's code raised
-        ├── TaskCancelledError     task_cancelled
-        ├── TaskTimeoutError       task_timeout
-        ├── WorkerDiedError        worker_died          with exit forensics
-        │   └── OutOfMemoryError   out_of_memory
-        ├── ActorDiedError         actor_died
-        ├── ActorUnavailableError  actor_unavailable    restarting: may be called again later
-        ├── ObjectLostError        object_lost
-        │   ├── OwnerDiedError     owner_died
+        ├── TaskError              task_failed          the user's own type: the user's code raised
+        ├── TaskCancelledError     task_cancelled       RuntimeError
+        ├── TaskTimeoutError       task_timeout         TimeoutError
+        ├── WorkerDiedError        worker_died          ConnectionError: with exit forensics
+        │   └── OutOfMemoryError   out_of_memory        and MemoryError
+        ├── ActorDiedError         actor_died           ConnectionError
+        ├── ActorUnavailableError  actor_unavailable    ConnectionError: may be called again later
+        ├── ObjectLostError        object_lost          LookupError
+        │   ├── OwnerDiedError     owner_died           and ConnectionError
         │   └── ObjectFreedError   object_freed
-        └── NodeDiedError          node_died
+        └── NodeDiedError          node_died            ConnectionError
 
 Who raises: every component. Who translates: the HTTP server base turns an error into an RFC 9457
 problem, the client base turns a problem back into the class of its ``code``. Nothing else may.
@@ -47,14 +53,21 @@ problem, the client base turns a problem back into the class of its ``code``. No
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+_HEAP_TYPE = 1 << 9
+"""The flag of classes that are made in Python; only others can make an instance."""
+_SENTENCE_ENDS = (".", "!", "?", ":", "…")
 
 
 class StokerError(Exception):
     """Root of all errors of Stoker.
 
     ``field`` names the input at fault, ``explain`` is a URL path that tells why something waits,
-    ``extra`` holds facts for programs (msgpack-able).
+    ``extra`` holds facts for programs (msgpack-able). The first line of ``message`` is one sentence;
+    evidence follows on further lines. ``str()`` of an error ends that line with a full stop, unless
+    it ends with a colon already.
     """
 
     code: ClassVar[str] = "stoker_error"
@@ -76,7 +89,10 @@ class StokerError(Exception):
         self.extra = extra or {}
 
     def __str__(self) -> str:
-        return self.message
+        first, newline, evidence = self.message.partition("\n")
+        if not first or first.endswith(_SENTENCE_ENDS):
+            return self.message
+        return f"{first}.{newline}{evidence}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.field, self.explain, self.extra)
@@ -89,50 +105,65 @@ def _rebuild(
     explain: str | None,
     extra: dict[str, Any],
 ) -> StokerError:
-    error = cls.__new__(cls)
+    layout: Any = cls
+    while layout.__flags__ & _HEAP_TYPE:
+        layout = layout.__base__
+    error: StokerError = layout.__new__(cls)  # no __init__: that of a subclass may ask for anything
     StokerError.__init__(error, message, field=field, explain=explain, extra=extra)
     return error
 
 
-class BadRequestError(StokerError):
+class BadRequestError(StokerError, ValueError):
     """The caller's input is wrong; ``field`` names it and the message says how to mend it."""
 
     code = "bad_request"
     status = 400
 
 
-class UnknownOptionError(BadRequestError):
+class WrongTypeError(BadRequestError, TypeError):
+    """An argument or option is of the wrong type; ``field`` names it."""
+
+    code = "wrong_type"
+
+
+class UnknownOptionError(BadRequestError, TypeError):
     """An option that does not exist; the message names the nearest one."""
 
     code = "unknown_option"
 
 
-class UnauthorizedError(StokerError):
+class UnauthorizedError(StokerError, PermissionError):
     """No token, or a wrong one."""
 
     code = "unauthorized"
     status = 401
 
 
-class ForbiddenError(StokerError):
+class ForbiddenError(StokerError, PermissionError):
     """The Host or Origin header is not one this server answers to."""
 
     code = "forbidden"
     status = 403
 
 
-class NotFoundError(StokerError):
+class NotFoundError(StokerError, LookupError, ValueError):
     """What the path or field names does not exist."""
 
     code = "not_found"
     status = 404
 
 
-class ConflictError(StokerError):
+class ConflictError(StokerError, RuntimeError):
     """The change does not fit the present state."""
 
     code = "conflict"
     status = 409
+
+
+class NameTakenError(ConflictError, ValueError):
+    """The name is that of another living actor."""
+
+    code = "name_taken"
 
 
 class FencedError(ConflictError):
@@ -160,35 +191,43 @@ class ProtocolError(ConflictError):
     code = "protocol_mismatch"
 
 
-class CompactedError(StokerError):
+class CompactedError(StokerError, LookupError):
     """A watch asks for events older than those kept: list again, then watch from there."""
 
     code = "compacted"
     status = 410
 
 
-class PayloadTooLargeError(StokerError):
+class PayloadTooLargeError(StokerError, ValueError):
     """The request's body passes the limit that the message names."""
 
     code = "payload_too_large"
     status = 413
 
 
-class InfeasibleError(StokerError):
+class PendingCallsLimitError(StokerError, RuntimeError):
+    """The actor has ``max_pending_calls`` unfinished calls of this process already."""
+
+    code = "pending_calls_limit"
+    status = 429
+    retryable = True
+
+
+class InfeasibleError(StokerError, RuntimeError):
     """No node of the cluster could ever satisfy the request, even when idle."""
 
     code = "infeasible"
     status = 422
 
 
-class RuntimeEnvSetupError(StokerError):
+class RuntimeEnvSetupError(StokerError, RuntimeError):
     """The runtime environment of a task, actor or job could not be made."""
 
     code = "runtime_env_failed"
     status = 422
 
 
-class UnavailableError(StokerError):
+class UnavailableError(StokerError, ConnectionError):
     """A component cannot be reached or cannot answer now; the same call may succeed later."""
 
     code = "unavailable"
@@ -216,19 +255,19 @@ class GetTimeoutError(DeadlineExceededError):
     code = "get_timeout"
 
 
-class StartError(StokerError):
+class StartError(StokerError, RuntimeError):
     """A process of Stoker could not start."""
 
     code = "start_failed"
 
 
-class PortInUseError(StartError):
+class PortInUseError(StartError, OSError):
     """The port is taken by another program."""
 
     code = "port_in_use"
 
 
-class OpenBindError(StartError):
+class OpenBindError(StartError, ValueError):
     """A service was told to listen beyond loopback without a token."""
 
     code = "open_bind"
@@ -240,13 +279,13 @@ class DatabaseError(StartError):
     code = "database_unusable"
 
 
-class InternalError(StokerError):
+class InternalError(StokerError, RuntimeError):
     """A bug in Stoker; the service's log has the trace under the request id."""
 
     code = "internal"
 
 
-class SerializationError(StokerError):
+class SerializationError(StokerError, TypeError):
     """A value cannot be pickled (or read back); the message names the path of the bad member."""
 
     code = "unserializable"
@@ -265,7 +304,7 @@ class TaskError(WorkFailedError):
     code = "task_failed"
 
 
-class TaskCancelledError(WorkFailedError):
+class TaskCancelledError(WorkFailedError, RuntimeError):
     """The task was cancelled before it finished."""
 
     code = "task_cancelled"
@@ -277,45 +316,45 @@ class TaskTimeoutError(WorkFailedError, TimeoutError):
     code = "task_timeout"
 
 
-class WorkerDiedError(WorkFailedError):
+class WorkerDiedError(WorkFailedError, ConnectionError):
     """The worker process died while it ran the task; ``extra`` holds the exit forensics."""
 
     code = "worker_died"
 
 
-class OutOfMemoryError(WorkerDiedError):
+class OutOfMemoryError(WorkerDiedError, MemoryError):
     """The worker was killed because it used more memory than allowed."""
 
     code = "out_of_memory"
 
 
-class ActorDiedError(WorkFailedError):
+class ActorDiedError(WorkFailedError, ConnectionError):
     """The actor is dead and will not come back; the message says the cause."""
 
     code = "actor_died"
 
 
-class ActorUnavailableError(WorkFailedError):
+class ActorUnavailableError(WorkFailedError, ConnectionError):
     """The actor is restarting or out of reach; a call may or may not have run."""
 
     code = "actor_unavailable"
     status = 503
 
 
-class ArenaFullError(StokerError):
+class ArenaFullError(StokerError, MemoryError):
     """A node's shared memory has no room for an object, nor could room be made by spilling."""
 
     code = "arena_full"
     status = 507
 
 
-class ObjectLostError(WorkFailedError):
+class ObjectLostError(WorkFailedError, LookupError):
     """An object's bytes are gone."""
 
     code = "object_lost"
 
 
-class OwnerDiedError(ObjectLostError):
+class OwnerDiedError(ObjectLostError, ConnectionError):
     """The process that owned the object is gone, and the object with it."""
 
     code = "owner_died"
@@ -327,18 +366,17 @@ class ObjectFreedError(ObjectLostError):
     code = "object_freed"
 
 
-class NodeDiedError(WorkFailedError):
+class NodeDiedError(WorkFailedError, ConnectionError):
     """The node that ran the work is gone."""
 
     code = "node_died"
 
 
-def _tree(cls: type[StokerError]) -> dict[str, type[StokerError]]:
-    # A subclass that inherits its code (a user's, or a remote exception's) does not stand for it.
-    found = {cls.code: cls} if "code" in vars(cls) else {}
-    for sub in cls.__subclasses__():
-        found = {**_tree(sub), **found}
-    return found
+def _all(cls: type[StokerError]) -> list[type[StokerError]]:
+    return [cls, *(one for sub in cls.__subclasses__() for one in _all(sub))]
+
+
+_BY_CODE: Final = MappingProxyType({cls.code: cls for cls in _all(StokerError)})
 
 
 def error_for(
@@ -350,5 +388,4 @@ def error_for(
     extra: dict[str, Any] | None = None,
 ) -> StokerError:
     """Return the error of ``code``; an unknown code (a newer peer) becomes a plain StokerError."""
-    cls = _tree(StokerError).get(code, StokerError)
-    return _rebuild(cls, message, field, explain, extra or {})
+    return _rebuild(_BY_CODE.get(code, StokerError), message, field, explain, extra or {})

@@ -21,9 +21,11 @@ _TITLES = {
     410: "Gone",
     413: "Content too large",
     422: "Unprocessable",
+    429: "Too many requests",
     500: "Internal error",
     503: "Unavailable",
     504: "Deadline exceeded",
+    507: "Insufficient storage",
 }
 
 
@@ -47,7 +49,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     extra: dict[str, Any] = {}
 
 
-def problem_of(error: StokerError, *, request_id: str, status: int | None = None) -> Problem:
+def problem_of(error: StokerError, *, request_id: str | None, status: int | None = None) -> Problem:
     """Describe ``error``; ``status`` overrides the one of its class."""
     status = status or error.status
     return Problem(

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import xxhash
 
-from stoker_wire.errors import InternalError, UnavailableError
+from stoker_wire.errors import InternalError, StokerError, UnavailableError
 from stoker_wire.problems import error_of
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT
 
@@ -60,12 +60,12 @@ class RangeReader:
         what = f"bytes {begin}-{end} of {object_id} from {self._url}"
         try:
             return self._read(object_id, begin, end, into, what)
-        except (OSError, http.client.HTTPException) as error:
+        except BaseException as error:
             self.close()
+            broken = isinstance(error, (OSError, http.client.HTTPException))
+            if not broken or isinstance(error, StokerError):
+                raise
             raise UnavailableError(f"{what}: {str(error) or type(error).__name__}") from error
-        except BaseException:
-            self.close()
-            raise
 
     def _read(self, object_id: str, begin: int, end: int, into: memoryview, what: str) -> int:
         if self._aborted:

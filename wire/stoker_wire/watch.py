@@ -52,13 +52,19 @@ async def watch_response(
                 event = Event(seq=seq, at_s=time.time(), kind=BOOKMARK, subject="")
             seq = max(seq, event.seq)
             await response.write(encode(event))
-    except (ConnectionError, ClientConnectionResetError):
-        return response
     except Exception as error:
+        if _left(error):
+            return response
         await _send_failure(req, response, error, seq, encode)
     with contextlib.suppress(ConnectionError, ClientConnectionResetError):
         await response.write_eof()
     return response
+
+
+def _left(error: Exception) -> bool:
+    """Whether the reader went away; an error of ours tells of a peer behind the source."""
+    gone = isinstance(error, (ConnectionError, ClientConnectionResetError))
+    return gone and not isinstance(error, StokerError)
 
 
 async def stream_response(req: Request, source: AsyncIterator[T]) -> web.StreamResponse:
@@ -67,8 +73,10 @@ async def stream_response(req: Request, source: AsyncIterator[T]) -> web.StreamR
     try:
         async for item in _beats(req, source, req.settings.bookmark_s):
             await response.write(b"\n" if item is None else _line(item))
-    except (ConnectionError, ClientConnectionResetError):
-        return response
+    except Exception as error:
+        if _left(error):
+            return response
+        raise
     with contextlib.suppress(ConnectionError, ClientConnectionResetError):
         await response.write_eof()
     return response

@@ -108,7 +108,7 @@ class ActorPlacement:
 
     async def _refused(self, actor: Actor, refused: Refused) -> None:
         error = refused.error
-        cause = ErrorInfo(code=error.code, message=str(error), extra=error.extra)
+        cause = ErrorInfo(code=error.code, message=error.message, extra=error.extra)
         now = self._truth.now()
 
         def rule(found: Actor) -> Step[Actor] | None:

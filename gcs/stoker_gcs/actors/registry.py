@@ -11,7 +11,7 @@ from stoker_gcs import schema
 from stoker_gcs.actors import rules
 from stoker_gcs.actors.rules import ACTORS
 from stoker_gcs.store.changes import Change, Clash
-from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError, UnavailableError
+from stoker_wire.errors import BadRequestError, NameTakenError, NotFoundError, UnavailableError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import Actor, ActorState, CreateActor, KillActor, ReportActor
@@ -72,7 +72,7 @@ class ActorRegistry:
             return None
         if body.get_if_exists:
             return named
-        raise ConflictError(
+        raise NameTakenError(
             f"the name {body.name!r} is taken in namespace {namespace!r} by actor "
             f"{named.actor_id} ({named.class_name}, {named.state}); choose another, or use "
             "get_if_exists",

@@ -10,7 +10,13 @@ import msgspec
 from stoker_gcs.jobs import rules
 from stoker_gcs.jobs.rules import JOBS
 from stoker_gcs.store.changes import Change, Clash
-from stoker_wire.errors import BadRequestError, ConflictError, IdempotencyError, NotFoundError
+from stoker_wire.errors import (
+    BadRequestError,
+    ConflictError,
+    IdempotencyError,
+    NameTakenError,
+    NotFoundError,
+)
 from stoker_wire.ids import Prefix, check_id, new_id
 from stoker_wire.messages.work import (
     DETACHED_JOB,
@@ -84,7 +90,7 @@ class JobLedger:
         except Clash:
             known = await self._truth.get(JOBS, job_id)
             if body.job_id is not None:
-                raise ConflictError(
+                raise NameTakenError(
                     f"there is a job {job_id} already ({known.state}); choose another job_id",
                     field="job_id",
                 ) from None

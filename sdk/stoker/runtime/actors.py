@@ -11,7 +11,12 @@ from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import ActorDiedError, ActorUnavailableError, StokerError
+from stoker.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    PendingCallsLimitError,
+    StokerError,
+)
 from stoker.runtime.actor_lines import ActorLines
 from stoker.runtime.actor_link import ActorLink
 from stoker.runtime.calls import (
@@ -25,7 +30,6 @@ from stoker.runtime.calls import (
     run_frame,
 )
 from stoker.runtime.failures import failed_with
-from stoker_wire.errors import BadRequestError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Cancel, Failed, Result
 from stoker_wire.messages.work import Actor, KillActor
@@ -66,7 +70,7 @@ class ActorCalls:
     ) -> Any:
         """Call a method; return its refs at once."""
         if 0 <= link.max_pending <= len(link.open):
-            raise BadRequestError(
+            raise PendingCallsLimitError(
                 f"actor {link.name} has {len(link.open)} unfinished calls from this process, its "
                 f"max_pending_calls is {link.max_pending}: wait for some of them first",
                 field="max_pending_calls",

@@ -141,7 +141,7 @@ async def test_those_who_ask_at_once_share_one_run_and_its_failure(
     compiler.gate.set()
     told = await asyncio.gather(*waiting, return_exceptions=True)
     assert isinstance(told[0], asyncio.CancelledError)
-    assert [str(one) for one in told[1:]] == ["no such register"] * 3
+    assert [str(one) for one in told[1:]] == ["no such register."] * 3
     assert len(compiler.calls) == 1 and node.warm == ()
     compiler.fails = ""
     await node.prepare(WANTED, Environment(), {0: 1.0})  # a failure is not kept
@@ -227,10 +227,12 @@ PROGRAM = [sys.executable, "-c"]
 
 async def test_what_the_compiler_says_becomes_the_error() -> None:
     spec = "import sys; sys.stderr.write('error: kernels[1].op: no op\\n'); sys.exit(2)"
-    with pytest.raises(RuntimeEnvSetupError, match=r"^runtime_env\.kernels\[1\]\.op: no op$"):
+    with pytest.raises(RuntimeEnvSetupError, match=r"^runtime_env\.kernels\[1\]\.op: no op\.$"):
         await compile_specs([*PROGRAM, spec], b"[]", dict(os.environ), None, 30.0)
     crash = "raise ValueError('too many registers')"
-    with pytest.raises(RuntimeEnvSetupError, match=r"ended with code 1\n(?s:.*)too many registers"):
+    with pytest.raises(
+        RuntimeEnvSetupError, match=r"ended with code 1\.\n(?s:.*)too many registers"
+    ):
         await compile_specs([*PROGRAM, crash], b"[]", dict(os.environ), None, 30.0)
 
 

@@ -111,7 +111,7 @@ def test_a_candidate_that_takes_its_process_down_is_out_and_the_rest_goes_on(
     assert kept.config == {"BLOCK": 3} and kept.measured == 2
     assert [asked[4] for asked in tasks.asked] == [(), ("k1", "k2")]
     (failed,) = [one for one in told if one["state"] == "failed"]
-    assert failed["number"] == 2 and failed["note"] == "WorkerDiedError: illegal address"
+    assert failed["number"] == 2 and failed["note"] == "WorkerDiedError: illegal address."
 
 
 def test_a_task_is_ended_when_it_hangs_and_is_given_up_when_it_gets_no_gpu(

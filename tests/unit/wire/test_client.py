@@ -110,7 +110,7 @@ async def test_a_passed_deadline_names_method_url_tries_and_last_cause(cluster: 
         await client.call("POST", "/v1/flaky", timeout_s=0.1)
     text = str(caught.value)
     assert text.startswith(f"POST {service.url}/v1/flaky passed its deadline of 0.1 s after ")
-    assert text.endswith("tries; last cause: the disk is full")
+    assert text.endswith("tries; last cause: the disk is full.")
     assert caught.value.explain == "/v1/why"
 
 

@@ -27,10 +27,76 @@ def _all(cls: type[StokerError]) -> list[type[StokerError]]:
 
 CLASSES = _all(StokerError)
 
+BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
+    errors.BadRequestError: (ValueError,),
+    errors.WrongTypeError: (TypeError, ValueError),
+    errors.UnknownOptionError: (TypeError, ValueError),
+    errors.UnauthorizedError: (PermissionError,),
+    errors.ForbiddenError: (PermissionError,),
+    errors.NotFoundError: (LookupError, ValueError),
+    errors.ConflictError: (RuntimeError,),
+    errors.NameTakenError: (RuntimeError, ValueError),
+    errors.FencedError: (RuntimeError,),
+    errors.NotLeaderError: (RuntimeError,),
+    errors.IdempotencyError: (RuntimeError,),
+    errors.ProtocolError: (RuntimeError,),
+    errors.CompactedError: (LookupError,),
+    errors.InfeasibleError: (RuntimeError,),
+    errors.RuntimeEnvSetupError: (RuntimeError,),
+    errors.PayloadTooLargeError: (ValueError,),
+    errors.PendingCallsLimitError: (RuntimeError,),
+    errors.UnavailableError: (ConnectionError,),
+    errors.NotReadyError: (ConnectionError,),
+    errors.DeadlineExceededError: (TimeoutError,),
+    errors.GetTimeoutError: (TimeoutError,),
+    errors.ArenaFullError: (MemoryError,),
+    errors.StartError: (RuntimeError,),
+    errors.PortInUseError: (RuntimeError, OSError),
+    errors.OpenBindError: (RuntimeError, ValueError),
+    errors.DatabaseError: (RuntimeError,),
+    errors.InternalError: (RuntimeError,),
+    errors.SerializationError: (TypeError,),
+    errors.TaskCancelledError: (RuntimeError,),
+    errors.TaskTimeoutError: (TimeoutError,),
+    errors.WorkerDiedError: (ConnectionError,),
+    errors.OutOfMemoryError: (ConnectionError, MemoryError),
+    errors.ActorDiedError: (ConnectionError,),
+    errors.ActorUnavailableError: (ConnectionError,),
+    errors.ObjectLostError: (LookupError,),
+    errors.OwnerDiedError: (LookupError, ConnectionError),
+    errors.ObjectFreedError: (LookupError,),
+    errors.NodeDiedError: (ConnectionError,),
+}
+NO_BUILTINS = {
+    StokerError: "the root",
+    errors.WorkFailedError: "the root of what can happen to work",
+    errors.TaskError: "it is the user's own type",
+}
+
 
 def test_codes_are_unique() -> None:
     codes = [cls.code for cls in CLASSES]
     assert sorted(codes) == sorted(set(codes))
+    assert all("code" in vars(cls) for cls in CLASSES), "no class travels as another"
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
+def test_an_error_is_the_builtin_that_a_programmer_expects(cls: type[StokerError]) -> None:
+    expected = BUILTINS.get(cls, ())
+    assert bool(expected) != (cls in NO_BUILTINS)
+    kinds = (ValueError, TypeError, LookupError, RuntimeError, OSError, MemoryError)
+    found = {kind for kind in kinds if issubclass(cls, kind)}
+    assert found == {kind for kind in kinds if any(issubclass(e, kind) for e in expected)}
+    assert all(issubclass(cls, kind) for kind in expected)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
+def test_the_text_of_an_error_begins_with_a_sentence(cls: type[StokerError]) -> None:
+    assert str(cls("no such thing")) == "no such thing."
+    assert str(cls("what came:\n  evidence")) == "what came:\n  evidence"
+    assert str(cls("it ended\n  evidence")) == "it ended.\n  evidence"
+    assert str(cls("why? who knows.")) == "why? who knows."
+    assert str(cls()) == ""
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.code)
@@ -38,7 +104,10 @@ def test_an_error_survives_pickle(cls: type[StokerError]) -> None:
     error = error_for(cls.code, "what", field="a.b", explain="/v1/x", extra={"n": [1]})
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is type(error) is cls
-    assert (str(copy), copy.field, copy.explain, copy.extra) == ("what", "a.b", "/v1/x", {"n": [1]})
+    assert (str(copy), copy.field, copy.explain, copy.extra) == (
+        "what.", "a.b", "/v1/x", {"n": [1]},
+    )  # fmt: skip
+    assert pickle.loads(pickle.dumps(copy)).message == copy.message == "what"
 
 
 async def test_every_error_is_raised_again_at_the_client(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from stoker_wire.errors import CompactedError, StokerError, UnavailableError
+from stoker_wire.errors import CompactedError, NodeDiedError, StokerError, UnavailableError
 from stoker_wire.messages.control import Event, EventQuery, LogLine
 from stoker_wire.server import stream_response, watch_response
 
@@ -166,6 +166,14 @@ async def test_compaction_in_mid_stream_reaches_the_reader(cluster: Cluster) -> 
     with pytest.raises(CompactedError) as caught:
         await _take(client, 2)
     assert caught.value.extra == {"oldest": 9}
+
+
+async def test_a_lost_peer_behind_the_source_is_no_reader_that_left(cluster: Cluster) -> None:
+    log, _, client = await _log(cluster)
+    log.append(event(1))
+    log.error_at = {1: NodeDiedError("the node that told is gone")}  # also a ConnectionError
+    with pytest.raises(NodeDiedError, match="that told"):
+        await _take(client, 1)
 
 
 async def test_a_crash_in_mid_stream_tells_no_secret(cluster: Cluster) -> None:

@@ -60,7 +60,7 @@ class AttachDriver(Message):
     job_id: str | None = None
     entrypoint: str = ""
     hostname: str = ""
-    pid: int = 0
+    pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)] = 0
     namespace: str | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
     metadata: dict[str, str] = {}
