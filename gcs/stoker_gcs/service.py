@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.api import actors, control, jobs, logs, nodes, proxied, tasks
+from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, proxied, tasks
 from stoker_gcs.hot.memory import MemoryHot
 from stoker_gcs.leading import Leading, keep
 from stoker_gcs.parts import Parts, assemble
@@ -87,7 +87,7 @@ async def serve(
     background, lanes = Background("gcs"), Background("gcs-journal")
     parts = assemble(store, hot, settings, token, background)
     service = Service("gcs", settings, token=token, authenticator=parts.tokens)
-    for module in (nodes, jobs, actors, tasks, control, proxied, logs):
+    for module in (nodes, jobs, actors, tasks, control, proxied, logs, outputs):
         module.add_routes(service, parts)
     journal = parts.truth.journal
     upkeep = Upkeep(service, parts)

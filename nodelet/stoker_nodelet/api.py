@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -31,12 +32,13 @@ from stoker_wire.messages.control import ListQuery, LogLine, Page, Position
 from stoker_wire.messages.work import (
     FreeObjects,
     MakeRoom,
+    NodeOutput,
     ObjectInfo,
     SealObjects,
     TaskHistoryStatus,
 )
 from stoker_wire.paging import page_of
-from stoker_wire.server import Request, Service, stream_response
+from stoker_wire.server import Request, Service, bytes_response, stream_response
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -172,6 +174,14 @@ class Api:
             query=LogsQuery, reply=LogLine, summary="Lines of output, as NDJSON; may follow",
         )  # fmt: skip
         add(
+            "GET", "/v1/jobs/{job_id}/output", self.job_output,
+            reply=NodeOutput, summary="How much a job wrote into its output folder here",
+        )  # fmt: skip
+        add(
+            "GET", "/v1/jobs/{job_id}/output.tar", self.job_archive, stream=True,
+            summary="What a job wrote into its output folder here, as a tar archive",
+        )  # fmt: skip
+        add(
             "POST", "/v1/tasks/flush", self.flush_tasks,
             reply=TaskHistoryStatus, summary="Forward the task history of this node now",
         )  # fmt: skip
@@ -266,6 +276,14 @@ class Api:
         ):
             for line in batch:
                 yield line
+
+    async def job_output(self, req: Request) -> NodeOutput:
+        node_id = self.workers.processes.identity.node_id
+        return await asyncio.to_thread(self.workers.folders.summary, req.path["job_id"], node_id)
+
+    async def job_archive(self, req: Request) -> web.StreamResponse:
+        parts = await self.workers.folders.archive(req.path["job_id"])
+        return await bytes_response(req, parts, "application/x-tar")
 
     async def flush_tasks(self, _: Request) -> TaskHistoryStatus:
         if not await self.spool.flush():

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker_nodelet.jobfolders import JobFolders, copy_private
 from stoker_wire.background import Background
 from stoker_wire.errors import RuntimeEnvSetupError
 
@@ -66,21 +67,25 @@ class Environment:
 
 @dataclass(slots=True)
 class Environments:
-    """Prepares environments under ``root``; ``download`` fetches a package by its hash."""
+    """Prepares environments under ``root``; ``download`` fetches a package by its hash.
+
+    A working_dir is copied into the job's own folder among ``folders``, where it may be written to.
+    """
 
     root: Path
     download: Download
     background: Background
+    folders: JobFolders
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
 
-    async def prepare(self, wanted: RuntimeEnv) -> Environment:
-        """Return ``wanted`` made real."""
+    async def prepare(self, wanted: RuntimeEnv, job_id: str) -> Environment:
+        """Return ``wanted`` made real for a job."""
         sys_path = list(wanted.sys_path)
         cwd = wanted.cwd or ""
         for package in reversed(wanted.py_modules):
             sys_path.insert(0, str(await self._package(package)))
         if wanted.working_dir:
-            cwd = str(await self._package(wanted.working_dir))
+            cwd = str(await self._working_dir(job_id, wanted.working_dir))
             sys_path.insert(0, cwd)
         _check_cwd(cwd)
         python = str(await self._venv(wanted.pip)) if wanted.pip else sys.executable
@@ -93,10 +98,20 @@ class Environments:
         ).keyed()
 
     async def _package(self, package: str) -> Path:
-        if not _HASH.match(package):
-            raise RuntimeEnvSetupError(f"{package!r} is not the hash of a package")
+        _check_hash(package)
         path = self.root / "packages" / package
         await self._built(path, lambda: self._unpack(package, path))
+        return path
+
+    async def _working_dir(self, job_id: str, package: str) -> Path:
+        _check_hash(package)
+        path = self.folders.working_dir(job_id, package)
+
+        async def copy() -> None:
+            await asyncio.to_thread(copy_private, await self._package(package), path)
+
+        if not path.exists():
+            await self._built(path, copy)
         return path
 
     async def _unpack(self, package: str, path: Path) -> None:
@@ -126,6 +141,11 @@ class Environments:
             self._builds[path] = self.background.spawn(run(), name=f"build-{path.name}")
         # A waiter that gives up must not end the build of the others.
         await asyncio.shield(self._builds[path])
+
+
+def _check_hash(package: str) -> None:
+    if not _HASH.match(package):
+        raise RuntimeEnvSetupError(f"{package!r} is not the hash of a package")
 
 
 def _check_cwd(cwd: str) -> None:

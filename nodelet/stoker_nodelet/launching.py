@@ -26,6 +26,7 @@ class Order:
     lease: Lease
     spec: WorkerSpec
     environment: Environment
+    output_dir: str = ""
 
     @property
     def name(self) -> str:
@@ -44,6 +45,8 @@ class Order:
             variables[TRITON_VARIABLE] = identity.triton_dir
         if "OMP_NUM_THREADS" not in os.environ:
             variables["OMP_NUM_THREADS"] = str(max(1, int(cpus)))
+        if self.output_dir:
+            variables["STOKER_JOB_OUTPUT_DIR"] = self.output_dir
         return {**variables, **self.environment.env_vars}
 
 

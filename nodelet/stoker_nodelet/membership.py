@@ -150,6 +150,7 @@ class Membership:
         """Ask for the state of every job that has something here: its end may be long past."""
         workers = self.workers.state.workers.values()
         here = {worker.job_id for worker in workers} | self.workers.objects.job_ids()
+        here |= self.workers.folders.job_ids()
         for job_id in sorted(here - {""}):
             with contextlib.suppress(NotFoundError):
                 job = await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)

@@ -24,6 +24,7 @@ from stoker_nodelet.exits import Exits
 from stoker_nodelet.forks import ForkServers
 from stoker_nodelet.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.identity import Identity
+from stoker_nodelet.jobfolders import JobFolders
 from stoker_nodelet.jobs import Jobs
 from stoker_nodelet.kernelcache import KernelCache, open_cache
 from stoker_nodelet.kernels import Kernels
@@ -95,6 +96,7 @@ class Running:
             ("space", self.space.run()),
             ("memory", MemoryGuard(self.workers).run()),
             ("ticks", _tick(self.workers)),
+            ("folders", self.workers.sweep_folders()),
         ):
             self.background.spawn(work, name=name)
 
@@ -242,11 +244,19 @@ def _assemble(
         background,
         (identity.arena_dir, identity.socket_dir),
     )
+    folders = JobFolders(
+        identity.session_dir / "jobs",
+        settings.job_dir_keep_s,
+        Path(settings.job_output_root).absolute() if settings.job_output_root else None,
+    )
     workers = Workers(
         identity=identity,
         state=state,
         forks=forks,
-        environments=Environments(identity.session_dir / "runtime_env", download, background),
+        environments=Environments(
+            identity.session_dir / "runtime_env", download, background, folders
+        ),
+        folders=folders,
         kernels=Kernels(
             cache=kernel_cache,
             tables=TunedTables(gcs, kernel_cache),

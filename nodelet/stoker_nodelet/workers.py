@@ -36,6 +36,7 @@ from stoker_nodelet.environments import Environments
 from stoker_nodelet.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.forks import ForkExit, ForkServers
 from stoker_nodelet.identity import NO_ADDRESS, Identity
+from stoker_nodelet.jobfolders import JobFolders
 from stoker_nodelet.jobs import Jobs
 from stoker_nodelet.kernels import Kernels
 from stoker_nodelet.launching import Order
@@ -80,6 +81,7 @@ class Workers:
     state: State
     forks: ForkServers
     environments: Environments
+    folders: JobFolders
     kernels: Kernels
     exits: Exits
     logs: Logs
@@ -100,7 +102,9 @@ class Workers:
     async def start_lease(self, asked: StartLease) -> StartedLease:
         """Return the worker for a lease; asking again gives the same one."""
         wanted = asked.worker.runtime_env
-        environment = await self.environments.prepare(wanted)
+        job_id = asked.lease.job_id
+        output_dir = self.folders.make_output_dir(job_id)
+        environment = await self.environments.prepare(wanted, job_id)
         if wanted.kernels:
             environment = await self.kernels.prepare(wanted, environment, asked.lease.gpus)
         lease_id = asked.lease.lease_id
@@ -109,7 +113,10 @@ class Workers:
             waiting = asyncio.get_running_loop().create_future()
             waiting.add_done_callback(_retrieved)
             self._waiting[lease_id] = waiting
-        self.processes.orders.setdefault(lease_id, Order(asked.lease, asked.worker, environment))
+        self.processes.orders.setdefault(
+            lease_id,
+            Order(asked.lease, asked.worker, environment, output_dir),
+        )
         self.dispatch(
             LeaseRequested(
                 at_s=time.monotonic(),
@@ -184,6 +191,15 @@ class Workers:
         """Clear away what a finished job has left here."""
         self.dispatch(JobFinished(at_s=time.monotonic(), job_id=job_id))
         self.objects.free_job(job_id, keep_owners=self._actor_owners())
+        self.folders.ended(job_id)
+
+    async def sweep_folders(self) -> None:
+        """Remove the folders of jobs that ended long ago and have no process here, for ever."""
+        while True:
+            await asyncio.sleep(self.folders.sweep_s)
+            in_use = {worker.job_id for worker in self.state.workers.values()}
+            for job_id in self.folders.over(in_use):
+                await self.folders.remove(job_id)
 
     def _actor_owners(self) -> set[str]:
         owners = set()

@@ -158,6 +158,34 @@ class HttpClient:
                 if stripped := line.strip():
                     yield decode(stripped)
 
+    @contextlib.contextmanager
+    def opened(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> Iterator[HTTPResponse]:
+        """Yield the reply of ``GET path``, to be read as a stream; raise the error of a problem.
+
+        UnavailableError when the connection breaks, or is silent for ``silence_s``.
+        """
+        headers = dict(self._headers, Accept="*/*")
+        with self._sent("GET", path, query, None, headers, silence_s) as response:
+            source = f"GET {self.base_url}{path}"
+            try:
+                if response.status >= 300:
+                    raise error_of(response.read(), status=response.status, source=source)
+                yield response
+            except TimeoutError as error:
+                if isinstance(error, StokerError):
+                    raise
+                raise UnavailableError(f"{source} was silent for {silence_s:g} s") from None
+            except (ConnectionError, HTTPException) as error:
+                if isinstance(error, StokerError):
+                    raise
+                raise UnavailableError(f"{source} broke off: {_reason(error)}") from None
+
     def _read_line(self, response: HTTPResponse, path: str, silence_s: float) -> bytes:
         try:
             return response.readline()

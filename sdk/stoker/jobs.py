@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker._address import resolve
 from stoker._http import HttpClient
+from stoker._outputs import unpack
 from stoker._runtime_env import make_runtime_env, uploader
-from stoker_wire.errors import DeadlineExceededError, UnavailableError
+from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from stoker_wire.messages.control import Explanation, LogLine, Page
-from stoker_wire.messages.work import Job, JobState, SubmitJob
+from stoker_wire.messages.work import Job, JobOutput, JobState, SubmitJob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ("Job", "JobState", "JobSubmissionClient", "LogLine")
+__all__ = ("Job", "JobOutput", "JobState", "JobSubmissionClient", "LogLine")
 
 _LONG_POLL_S = 20.0
 _POLL_FIRST_S = 0.02
@@ -142,6 +144,29 @@ class JobSubmissionClient:
     def stop_job(self, job_id: str) -> Job:
         """Ask a job to end: SIGTERM to its driver, SIGKILL 3 s later. Idempotent."""
         return self.http.call("POST", f"/v1/jobs/{job_id}/stop", reply=Job)
+
+    def get_job_output(self, job_id: str) -> JobOutput:
+        """Return where the files lie that a job wrote into STOKER_JOB_OUTPUT_DIR, and how many."""
+        return self.http.call("GET", f"/v1/jobs/{job_id}/output", reply=JobOutput)
+
+    def download_job_output(self, job_id: str, target: str | Path) -> list[str]:
+        """Copy what a job wrote into STOKER_JOB_OUTPUT_DIR, on all nodes, into the folder ``target``.
+
+        Returns the paths of the files below ``target``; one that two nodes wrote is there twice, the
+        second time below a folder with the node's id. NotFoundError if the driver's node is gone and
+        nothing is left. Wait for the job's end first, to get all.
+        """
+        found = self.get_job_output(job_id)
+        if found.lost and not found.nodes:
+            raise NotFoundError(found.lost)
+        written: list[str] = []
+        for node in found.nodes:
+            query = {"node_id": node.node_id}
+            with self.http.opened(f"/v1/jobs/{job_id}/output.tar", query=query) as archive:
+                written += unpack(
+                    archive, Path(target), node_id=node.node_id, taken=frozenset(written)
+                )
+        return written
 
     def wait(self, job_id: str, *, timeout_s: float | None = None) -> Job:
         """Wait until the job ended and return it; DeadlineExceededError after ``timeout_s``."""

@@ -302,3 +302,91 @@ def test_a_polite_job_is_stopped_at_once_and_a_pending_one_never_starts(
     client.stop_job(job_id)
     assert client.wait(job_id, timeout_s=END_S).state is JobState.STOPPED
     until(mark.exists, 40, "its handler ran")
+
+
+def test_a_job_writes_into_a_folder_of_its_own(
+    cluster: LocalCluster, client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    script(
+        tmp_path,
+        """
+        import os, stoker
+        text = open("data.txt").read()
+        print("found", text, os.path.exists("new.txt"))
+        with open("data.txt", "r+") as file:  # in place: a link to a shared file would show it
+            file.write("spoilt")
+        open("new.txt", "w").close()
+
+        stoker.init()
+        @stoker.remote
+        def seen():
+            return open("data.txt").read(), os.path.exists("new.txt")
+        print("task", *stoker.get(seen.remote()))
+        """,
+    )
+    (tmp_path / "data.txt").write_text("intact")
+    env = {"working_dir": str(tmp_path)}
+    said = []
+    for _ in range(2):
+        job_id = client.submit_job(entrypoint=f"{PYTHON} main.py", runtime_env=env)
+        assert client.wait(job_id, timeout_s=END_S).state is JobState.SUCCEEDED
+        said.append(client.get_job_logs(job_id).splitlines())
+    # All processes of one job share its folder; the next job, of equal content, finds it intact.
+    assert said == [["found intact False", "task spoilt True"]] * 2
+
+
+def test_what_a_job_writes_is_fetched_at_its_end_or_later(
+    cluster: LocalCluster, client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    script(
+        tmp_path,
+        """
+        import os, pathlib, sys, stoker
+        stoker.init()
+
+        @stoker.remote
+        def save(name):
+            path = pathlib.Path(os.environ["STOKER_JOB_OUTPUT_DIR"], name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"w" * 3_000_001)
+
+        stoker.get(save.remote("checkpoints/step_1.pt"))
+        out = pathlib.Path(os.environ["STOKER_JOB_OUTPUT_DIR"])
+        (out / "empty").touch()
+        (out / ("long" * 40)).write_text("name")
+        (out / "run.sh").write_text("#!/bin/sh")
+        (out / "run.sh").chmod(0o755)
+        (out / "last.pt").symlink_to("checkpoints/step_1.pt")
+        (out / "stranger").symlink_to("/etc/passwd")
+        sys.exit(3)
+        """,
+    )
+    at_end, later = tmp_path / "at-end", tmp_path / "later"
+    args = ("--working-dir", str(tmp_path), "--output", str(at_end), "--", PYTHON, "main.py")
+    done = cli(cluster, "job", "submit", *args)
+    assert done.returncode == 3, done.stderr  # the job's own, fetched all the same
+    assert f"output: 5 files in {at_end}" in done.stderr
+    job_id = next(word for word in done.stderr.split() if word.startswith("job_"))
+    shown = cli(cluster, "job", "output", job_id)
+    assert "4 files, 2.9 MiB" in shown.stdout, shown
+    assert len(client.download_job_output(job_id, later)) == 5
+    for folder in (at_end, later):
+        assert (folder / "checkpoints" / "step_1.pt").read_bytes() == b"w" * 3_000_001
+        assert (folder / "last.pt").read_bytes() == b"w" * 3_000_001
+        assert (folder / ("long" * 40)).read_text() == "name"
+        assert os.access(folder / "run.sh", os.X_OK)
+        assert sorted(path.name for path in folder.iterdir()) == sorted(
+            ["checkpoints", "empty", "last.pt", "long" * 40, "run.sh"]
+        )
+
+
+def test_output_that_is_not_there_is_an_error_with_the_reason(
+    cluster: LocalCluster, client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    done = cli(cluster, "job", "submit", "--output", str(tmp_path / "none"), "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert "wrote nothing into $STOKER_JOB_OUTPUT_DIR" in done.stderr
+    done = cli(cluster, "job", "output", "job_unknown", "--to", str(tmp_path))
+    assert (done.returncode, "job_unknown" in done.stderr) == (1, True), done
+    done = cli(cluster, "job", "submit", "--no-wait", "--output", str(tmp_path), "--", "true")
+    assert (done.returncode, "stoker job output" in done.stderr) == (2, True), done

@@ -35,7 +35,7 @@ from stoker_wire.metrics import Metrics
 from stoker_wire.request import Handler, Reply, Request, Route, SocketHandler
 from stoker_wire.running import run_service
 from stoker_wire.version import VERSION
-from stoker_wire.watch import stream_response, watch_response
+from stoker_wire.watch import bytes_response, stream_response, watch_response
 
 if TYPE_CHECKING:
     from stoker_wire.auth import Authenticator
@@ -47,6 +47,7 @@ __all__ = (
     "Reply",
     "Request",
     "Service",
+    "bytes_response",
     "run_service",
     "stream_response",
     "watch_response",

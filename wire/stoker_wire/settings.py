@@ -26,6 +26,7 @@ PASSED_ON_PREFIXES = ("STOKER_INTERNAL_", "STOKER_TEST_")
 
 PASSED_ON = frozenset(
     {
+        "STOKER_JOB_OUTPUT_DIR",
         "STOKER_KERNELS_BACKEND",
         "STOKER_KERNELS_TUNING",
         "STOKER_NODE_ID",
@@ -180,6 +181,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = True
     spill_dir: Annotated[
         str, Meta(description="where objects go from a full shared memory; unset: the session's")
+    ] = ""
+
+    job_dir_keep_s: Annotated[
+        float,
+        Meta(ge=0, description="how long a job's folder on a node is kept after the job's end"),
+    ] = 86_400.0
+    job_output_root: Annotated[
+        str,
+        Meta(description="folder that all nodes share, for what jobs write; unset: the session's"),
     ] = ""
 
     kernel_cache_dir: Annotated[

@@ -82,6 +82,21 @@ async def stream_response(req: Request, source: AsyncIterator[T]) -> web.StreamR
     return response
 
 
+async def bytes_response(
+    req: Request, parts: AsyncIterator[bytes], content_type: str
+) -> web.StreamResponse:
+    """Send ``parts`` as one body, as they come; an error in mid-stream breaks the connection."""
+    response = await _open(req, content_type)
+    try:
+        async for part in parts:
+            if part:
+                await response.write(part)
+        await response.write_eof()
+    except (ConnectionError, ClientConnectionResetError):
+        return response
+    return response
+
+
 async def _open(req: Request, content_type: str) -> web.StreamResponse:
     response = web.StreamResponse(
         headers={"Content-Type": content_type, "Cache-Control": "no-store"}

@@ -95,6 +95,12 @@ class LogQuery(Message):
     worker_id: str = ""
 
 
+class OutputQuery(Message):
+    """``node_id``: the output on this node; empty: on that of the job's driver."""
+
+    node_id: str = ""
+
+
 class ResignQuery(Message):
     """Who gives up leading."""
 

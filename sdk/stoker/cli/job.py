@@ -43,6 +43,8 @@ def job() -> None:
     "--num-gpus", type=click.FloatRange(0), default=0.0, help="GPUs of the driver itself."
 )
 @click.option("--memory", type=Bytes(), default=0, help="Memory of the driver itself, as 8GiB.")
+@click.option("--output", "output_dir", metavar="DIR",
+              help="At the end, copy what it wrote into $STOKER_JOB_OUTPUT_DIR to DIR.")  # fmt: skip
 @click.option("--no-wait", is_flag=True, help="Print the job's id and leave.")
 @cluster_options
 @click.argument("entrypoint", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -58,6 +60,7 @@ def submit(
     num_cpus: float,
     num_gpus: float,
     memory: int,
+    output_dir: str | None,
     no_wait: bool,
     address: str | None,
     token: str | None,
@@ -68,6 +71,12 @@ def submit(
 
     Follows the output and exits with the job's exit code. Ctrl-C only stops following.
     """
+    if no_wait and output_dir is not None:
+        raise click.UsageError(
+            "--output waits for the job's end, and --no-wait does not; "
+            "fetch it later with: stoker job output JOB --to DIR",
+            ctx=click.get_current_context(),
+        )
     client = job_client(address, token)
     submitted = client.submit_job(
         entrypoint=entrypoint[0] if len(entrypoint) == 1 else shlex.join(entrypoint),
@@ -88,7 +97,26 @@ def submit(
         _print_job(ended, as_json)
     else:
         tell_end(ended)
-    sys.exit(exit_code(ended))
+    fetched = output_dir is None or _fetch(client, submitted, output_dir)
+    sys.exit(exit_code(ended) or int(not fetched))
+
+
+def _fetch(client: JobSubmissionClient, job_id: str, target: str) -> bool:
+    """Copy a job's output; a failure is told, and must not hide how the job ended."""
+    from stoker.exceptions import StokerError
+
+    try:
+        tell_output(client.download_job_output(job_id, target), target)
+    except (StokerError, OSError) as error:
+        click.echo(f"{click.style('error:', fg='red', bold=True)} no output: {error}", err=True)
+        return False
+    return True
+
+
+def tell_output(written: list[str], target: str) -> None:
+    files = f"{len(written)} {'file' if len(written) == 1 else 'files'}"
+    what = f"{files} in {target}" if written else "it wrote nothing into $STOKER_JOB_OUTPUT_DIR"
+    click.echo(f"output: {what}", err=True)
 
 
 def _runtime_env(
@@ -203,6 +231,34 @@ def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_j
     ended = follow_job(client, job_id)
     tell_end(ended)
     sys.exit(exit_code(ended))
+
+
+@job.command()
+@cluster_options
+@click.option("--to", "target", metavar="DIR", help="Copy the files of all nodes into this folder.")
+@click.argument("job_id")
+def output(
+    job_id: str, target: str | None, address: str | None, token: str | None, as_json: bool
+) -> None:
+    """Copy what a job wrote into $STOKER_JOB_OUTPUT_DIR, or show where it lies."""
+    from stoker.cli.output import nbytes, print_json
+
+    client = job_client(address, token)
+    if target is not None:
+        written = client.download_job_output(job_id, target)
+        if as_json:
+            print_json(written)
+        else:
+            tell_output(written, target)
+        return
+    found = client.get_job_output(job_id)
+    if as_json:
+        print_json(found)
+        return
+    for node in found.nodes:
+        click.echo(f"{node.node_id}  {node.files} files, {nbytes(node.nbytes)}  {node.path}")
+    if found.lost or not found.nodes:
+        click.echo(found.lost or f"{job_id} wrote nothing into $STOKER_JOB_OUTPUT_DIR", err=True)
 
 
 @job.command()

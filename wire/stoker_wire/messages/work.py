@@ -54,6 +54,27 @@ class SubmitJob(Message):
     name: str = ""
 
 
+class NodeOutput(Record):
+    """What a job wrote into its output folder on one node; ``shared`` if all nodes see the same."""
+
+    node_id: str
+    path: str
+    files: int
+    nbytes: int
+    shared: bool = False
+
+
+class JobOutput(Record):
+    """Where the output of a job lies: on nodes that live, the driver's first.
+
+    ``lost`` says of the driver's node, if it is gone, why.
+    """
+
+    job_id: str
+    nodes: tuple[NodeOutput, ...] = ()
+    lost: str = ""
+
+
 class AttachDriver(Message):
     """A driver process joins the cluster: a new job, or the submitted job that it belongs to."""
 

@@ -1,0 +1,211 @@
+"""What jobs have on this node's disk: a private copy of each working_dir, and the output folder.
+
+::
+
+    <session>/jobs/<job id>/
+        <first digits of the package's hash>/   the working_dir, this job's alone
+        output/                                 STOKER_JOB_OUTPUT_DIR, unless the nodes share one
+
+All processes of a job on this node share its folder; no other job does. It is removed some time after
+the job's end. Called by ``environments`` and ``workers``, and by the routes that send output away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import shutil
+import tarfile
+import time
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker_wire.errors import NotFoundError, PayloadTooLargeError
+from stoker_wire.ids import Prefix, check_id
+from stoker_wire.messages.work import NodeOutput
+
+MAX_OUTPUT_BYTES = 64 << 30
+"""The most that is sent away of a job on one node; more is better kept on storage that nodes share."""
+
+_log = logging.getLogger("stoker.nodelet.jobfolders")
+_FICLONE = 0x40049409
+_CHUNK_BYTES = 1 << 20
+_SWEEP_S = 60.0
+
+
+@dataclass(slots=True)
+class JobFolders:
+    """Folders of jobs under ``root``, kept for ``keep_s`` after a job's end.
+
+    ``shared_output`` is a folder that all nodes share: then output lies there, and is nobody's to
+    remove but the user's.
+    """
+
+    root: Path
+    keep_s: float
+    shared_output: Path | None = None
+    _outputs: dict[str, str] = field(default_factory=dict)
+    _ended_at_s: dict[str, float] = field(default_factory=dict)
+
+    def working_dir(self, job_id: str, package: str) -> Path:
+        """Return where the copy of a package for a job is, or is to be."""
+        return self.root / job_id / package[:16]
+
+    def output_dir(self, job_id: str) -> Path:
+        """Return where a job's output goes."""
+        if self.shared_output is not None:
+            return self.shared_output / job_id
+        return self.root / job_id / "output"
+
+    def make_output_dir(self, job_id: str) -> str:
+        """Return the job's output folder, made if need be; nothing where it cannot be made."""
+        made = self._outputs.get(job_id)
+        if made is None:
+            folder = self.output_dir(job_id)
+            try:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                made = str(folder)
+            except OSError as error:
+                _log.warning("%s gets no output folder: %s", job_id, error)
+                made = ""
+            self._outputs[job_id] = made
+        return made
+
+    def job_ids(self) -> set[str]:
+        """Return the jobs that have a folder here and are not known to have ended."""
+        return self._outputs.keys() - self._ended_at_s.keys()
+
+    def ended(self, job_id: str) -> None:
+        """Note a job's end: from now on its folder is kept for ``keep_s``."""
+        if job_id in self._outputs:
+            self._ended_at_s.setdefault(job_id, time.monotonic())
+
+    def over(self, in_use: Collection[str]) -> list[str]:
+        """Return the jobs whose folder has been kept long enough; those ``in_use`` stay."""
+        now = time.monotonic()
+        return [
+            job_id
+            for job_id, ended_at_s in self._ended_at_s.items()
+            if now - ended_at_s >= self.keep_s and job_id not in in_use
+        ]
+
+    async def remove(self, job_id: str) -> None:
+        """Remove a job's folder."""
+        await asyncio.to_thread(shutil.rmtree, self.root / job_id, True)
+        self._outputs.pop(job_id, None)
+        self._ended_at_s.pop(job_id, None)
+
+    @property
+    def sweep_s(self) -> float:
+        """Seconds between two looks for folders to remove."""
+        return min(_SWEEP_S, max(0.1, self.keep_s / 4))
+
+    # Output on its way to the user
+
+    def summary(self, job_id: str, node_id: str) -> NodeOutput:
+        """Return how much a job wrote here; blocks while it looks."""
+        files = [info for _, info in _entries(self._found(job_id)) if info.isreg()]
+        return NodeOutput(
+            node_id=node_id,
+            path=str(self.output_dir(job_id)),
+            files=len(files),
+            nbytes=sum(info.size for info in files),
+            shared=self.shared_output is not None,
+        )
+
+    async def archive(self, job_id: str) -> AsyncIterator[bytes]:
+        """Return the output as the parts of a tar archive.
+
+        NotFoundError if the job has no folder here; PayloadTooLargeError beyond MAX_OUTPUT_BYTES.
+        """
+        folder = self._found(job_id)
+        entries = await asyncio.to_thread(lambda: list(_entries(folder)))
+        nbytes = sum(info.size for _, info in entries)
+        if nbytes > MAX_OUTPUT_BYTES:
+            raise PayloadTooLargeError(
+                f"{job_id} wrote {nbytes / 2**30:.1f} GiB on this node; at most "
+                f"{MAX_OUTPUT_BYTES >> 30} GiB are sent. It lies in {folder}; let jobs write so "
+                "much to storage that the nodes share"
+            )
+        return _tar(entries)
+
+    def _found(self, job_id: str) -> Path:
+        check_id(job_id, Prefix.JOB, field="job_id")
+        folder = self.output_dir(job_id)
+        if not folder.is_dir():
+            raise NotFoundError(
+                f"{job_id} has no output on this node: it did not run here, or it ended more than "
+                f"{self.keep_s:g} s ago (STOKER_JOB_DIR_KEEP_S)"
+            )
+        return folder
+
+
+def copy_private(source: Path, target: Path) -> None:
+    """Copy a folder so that the copy can be written to: blocks are shared where the disk can."""
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial, copy_function=_clone, symlinks=True)
+    partial.rename(target)
+
+
+def _clone(source: str, target: str) -> str:
+    with open(source, "rb") as reader, open(target, "wb") as writer:
+        try:
+            fcntl.ioctl(writer.fileno(), _FICLONE, reader.fileno())
+        except OSError:
+            shutil.copyfileobj(reader, writer, _CHUNK_BYTES)
+    shutil.copystat(source, target)
+    return target
+
+
+def _entries(folder: Path) -> list[tuple[Path, tarfile.TarInfo]]:
+    """Return folders, files, and links that stay inside, in an order that a reader can unpack."""
+    found = []
+    root = folder.resolve()
+    for parent, folders, files in os.walk(root):
+        folders.sort()
+        for name in sorted([*folders, *files]):
+            path = Path(parent, name)
+            with contextlib.suppress(OSError):
+                if info := _entry(path, root):
+                    found.append((path, info))
+    return found
+
+
+def _entry(path: Path, root: Path) -> tarfile.TarInfo | None:
+    facts = path.lstat()
+    info = tarfile.TarInfo(str(path.relative_to(root)))
+    info.mtime, info.mode = facts.st_mtime, facts.st_mode & 0o777
+    if path.is_symlink():
+        target = os.readlink(path)
+        if os.path.isabs(target) or not path.resolve().is_relative_to(root):
+            return None
+        info.type, info.linkname = tarfile.SYMTYPE, target
+    elif path.is_dir():
+        info.type = tarfile.DIRTYPE
+    elif path.is_file():
+        info.size = facts.st_size
+    else:
+        return None
+    return info
+
+
+async def _tar(entries: list[tuple[Path, tarfile.TarInfo]]) -> AsyncIterator[bytes]:
+    for path, info in entries:
+        yield info.tobuf(tarfile.PAX_FORMAT)
+        if not info.isreg():
+            continue
+        with await asyncio.to_thread(path.open, "rb") as file:
+            left = info.size
+            while left:
+                # A file that shrinks meanwhile is filled up: its size was told already.
+                part = await asyncio.to_thread(file.read, min(_CHUNK_BYTES, left))
+                part = part or bytes(min(_CHUNK_BYTES, left))
+                left -= len(part)
+                yield part
+        yield bytes(-info.size % tarfile.BLOCKSIZE)
+    yield bytes(2 * tarfile.BLOCKSIZE)
