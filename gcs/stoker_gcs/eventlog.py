@@ -132,6 +132,15 @@ class EventLog:
         # Not beyond what readers of the ring have seen: one order for all.
         return [e for e in await self._store.events(since, limit) if e.seq <= self.last]
 
+    async def read_back(self, before: int, down_to: int, limit: int = READ_SIZE) -> list[Event]:
+        """Events with ``down_to < seq < before``, the newest first, at most ``limit``."""
+        if before > self._floor + 1 and self._ring:
+            found = [event for event in reversed(self._ring) if down_to < event.seq < before]
+            if found:
+                return found[:limit]
+        events = await self._store.events_back(min(before, self.last + 1), limit)
+        return [event for event in events if event.seq > down_to]
+
     async def wait_beyond(self, seq: int) -> None:
         """Return once an event newer than ``seq`` is there."""
         while self.last <= seq:

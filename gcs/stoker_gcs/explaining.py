@@ -6,16 +6,18 @@ answer, the explanation says so instead of failing.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker_gcs import schema
 from stoker_gcs.actors.rules import ACTORS, lease_job, waits
+from stoker_gcs.causes import cause_of, short_of, waiting_of
 from stoker_gcs.jobs.launch import demand_of
 from stoker_gcs.jobs.rules import JOBS
 from stoker_gcs.store.rows import event_of
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import Demand, LeaseKind
 from stoker_wire.messages.control import Event, Explanation
 from stoker_wire.messages.work import ActorState, JobState, TaskState
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from stoker_gcs.parts import Parts
 
 STORY_EVENTS = 50
+_OBJECT = re.compile(r"\bo_([0-9a-f]+)\.\d+")
 
 
 async def explain_job(parts: Parts, job_id: str) -> Explanation:
@@ -36,7 +39,10 @@ async def explain_job(parts: Parts, job_id: str) -> Explanation:
             parts, job_id, job.state, demand_of(job), waited_s, events, job.message
         )
     summary = f"job {job_id} is {job.state}" + (f": {job.message}" if job.message else "")
-    return Explanation(subject=job_id, state=job.state, summary=summary, events=events)
+    waiting = () if job.state.terminal else await waiting_of(parts, job_id)
+    return Explanation(
+        subject=job_id, state=job.state, summary=summary, events=events, waiting=waiting
+    )
 
 
 async def explain_actor(parts: Parts, actor_id: str) -> Explanation:
@@ -74,8 +80,8 @@ async def explain_task(parts: Parts, task_id: str) -> Explanation:
     name = f"task {task_id} ({last.name}, attempt {last.attempt})"
     match last.state:
         case TaskState.WAITING:
-            what = last.waiting_for or "an argument"
-            summary = f"{name} waits for {what} to be there"
+            summary = f"{name} {short_of(last.waiting_for) or 'waits for an argument'}"
+            summary += await _maker(parts, last.waiting_for)
         case TaskState.QUEUED:
             summary = f"{name} waits for " + (
                 f"actor {last.actor_id}" if last.actor_id else "a worker"
@@ -100,6 +106,18 @@ async def explain_task(parts: Parts, task_id: str) -> Explanation:
         waited_s=0.0 if last.state.terminal else waited_s,
         demand=last.demand,
     )
+
+
+async def _maker(parts: Parts, waiting_for: str) -> str:
+    """Name the task whose result an argument is, if the history has it."""
+    named = _OBJECT.search(waiting_for)
+    if named is None:
+        return ""
+    try:
+        maker = (await parts.history.attempts(f"t_{named[1]}"))[-1]
+    except NotFoundError:
+        return ""
+    return f", which task {maker.task_id} ({maker.name}) makes; that is {maker.state}"
 
 
 async def _story(parts: Parts, subject: str) -> tuple[Event, ...]:
@@ -135,4 +153,5 @@ async def _waiting(
         waited_s=waited_s,
         events=events,
         demand=demand,
+        cause=cause_of(told),
     )

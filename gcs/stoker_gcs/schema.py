@@ -6,6 +6,8 @@ migrations, and a contract test proves that migrating and creating give the same
 
 A state table holds the msgpack of the wire record in ``record`` and, beside it, only the columns that
 a WHERE needs (in ``tasks``, what the columns do not say: :class:`stoker_wire.spool.TaskFacts`).
+Texts that are searched by their beginning (the keys, the subjects of events) compare as bytes, as
+everywhere in SQLite; PostgreSQL is told so (``COLLATE "C"``), so that its index serves the search.
 ``version`` counts the changes of a row: writers compare and swap on it.
 """
 
@@ -14,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0001"
+REVISION = "0002"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -38,7 +40,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table: its primary key, its indexes (tuples of columns) and its unique indexes."""
+    """One table: its primary key, its indexes (tuples of columns) and its unique indexes.
+
+    ``searched`` names text columns beside the key that are searched by their beginning. The rows of
+    a ``listed`` table are numbered in the order in which they came: SQLite does so by itself in
+    ``rowid``, PostgreSQL in a column of that name; a change of a row keeps its number.
+    """
 
     name: str
     columns: tuple[Column, ...]
@@ -46,6 +53,8 @@ class Table:
     indexes: tuple[tuple[str, ...], ...] = ()
     unique: tuple[tuple[str, ...], ...] = ()
     counted: bool = False
+    listed: bool = False
+    searched: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,6 +84,7 @@ EVENTS = Table(
     key=("seq",),
     indexes=(("subject",),),
     counted=True,
+    searched=("subject",),
 )
 META = Table("meta", (_TEXT("name"), _TEXT("value")), key=("name",))
 NODES = Table(
@@ -88,12 +98,14 @@ NODES = Table(
         _RECORD,
     ),
     key=("node_id",),
+    listed=True,
 )
 JOBS = Table(
     "jobs",
     (_TEXT("job_id"), _TEXT("state"), _TEXT("namespace"), _TEXT("node_id"), _VERSION, _RECORD),
     key=("job_id",),
     indexes=(("state",),),
+    listed=True,
 )
 ACTORS = Table(
     "actors",
@@ -114,6 +126,7 @@ ACTORS = Table(
     key=("actor_id",),
     indexes=(("job_id",), ("state",), ("node_id",)),
     unique=(("live_name",),),
+    listed=True,
 )
 LEASES = Table(
     "leases",
@@ -136,6 +149,7 @@ TASKS = Table(
     ),
     key=("task_id", "attempt"),
     indexes=(("job_id", "state"),),
+    listed=True,
 )
 KV = Table(
     "kv",
@@ -185,6 +199,8 @@ TABLES: tuple[Table, ...] = (
     FACTS,
 )
 BY_NAME = {table.name: table for table in TABLES}
+ARRIVAL = "rowid"
+"""The number of a row of a listed table: it grows with every row that is added."""
 
 _SQLITE_TYPES = {Type.TEXT: "TEXT", Type.INT: "BIGINT", Type.FLOAT: "FLOAT", Type.BYTES: "BLOB"}
 

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
+from stoker_gcs import schema
 from stoker_gcs.store.changes import Append, Change, Clash, Insert, Operation, Row, Update, Value
 from stoker_wire.errors import ConflictError, NotFoundError
-from stoker_wire.messages.control import Page
+from stoker_wire.messages.control import COUNTED, Order, Page, Sort
+from stoker_wire.paging import bad_cursor
 
 if TYPE_CHECKING:
     from stoker_gcs.eventlog import EventLog
@@ -151,18 +153,36 @@ class Truth:
         given = {name: value for name, value in where.items() if value not in ("", ())}
         rows, cursor = await self.rows(shelf.table, query, given)
         items = tuple(shelf.kept(row).record for row in rows)
-        return Page(items=items, next_cursor=cursor, seq=seq)
+        total, exact = await self.total(shelf.table, query, given)
+        return Page(items=items, next_cursor=cursor, seq=seq, total=total, total_exact=exact)
 
     async def rows(
         self, table: Table, query: ListQuery, where: Mapping[str, Condition]
     ) -> tuple[list[Row], str]:
         """One page of rows, and the cursor of the next."""
-        after = _parse_cursor(table, query.cursor)
-        rows = await self.store.select(table, where, after=after, limit=query.limit + 1)
+        arrival = query.sort is Sort.CREATED and table.listed
+        key = (schema.ARRIVAL,) if arrival else table.key
+        rows = await self.store.select(
+            table,
+            where,
+            after=_parse_cursor(table, key, query.cursor),
+            limit=query.limit + 1,
+            arrival=arrival,
+            descending=query.order is Order.DESC,
+        )
         if len(rows) <= query.limit:
             return rows, ""
         rows = rows[: query.limit]
-        return rows, CURSOR_MARK.join(str(rows[-1][name]) for name in table.key)
+        return rows, CURSOR_MARK.join(str(rows[-1][name]) for name in key)
+
+    async def total(
+        self, table: Table, query: ListQuery, where: Mapping[str, Condition]
+    ) -> tuple[int | None, bool]:
+        """How many rows match, if the query asks, and whether that is exact."""
+        if not query.count:
+            return None, True
+        found = await self.store.count(table, where, most=COUNTED + 1)
+        return min(found, COUNTED), found <= COUNTED
 
     async def change(self, shelf: Shelf[R], key: str, rule: Callable[[R], Step[R] | None]) -> R:
         """Apply ``rule`` to the record and return what it is then; durable on return."""
@@ -209,14 +229,20 @@ class Truth:
                     return await self.get(shelf, key)
 
 
-def _parse_cursor(table: Table, cursor: str) -> tuple[str | int, ...]:
+def _parse_cursor(table: Table, key: tuple[str, ...], cursor: str) -> tuple[str | int, ...]:
     if not cursor:
         return ()
     kinds = {column.name: column.type for column in table.columns}
+    kinds[schema.ARRIVAL] = schema.Type.INT
     parts = cursor.split(CURSOR_MARK)
-    if len(parts) != len(table.key):
-        return (cursor,) if len(table.key) == 1 else ()
-    return tuple(
-        int(part) if kinds[name] == "BIGINT" and part.isdecimal() else part
-        for name, part in zip(table.key, parts, strict=True)
-    )
+    if len(parts) != len(key):
+        raise bad_cursor(cursor)
+    found: list[str | int] = []
+    for name, part in zip(key, parts, strict=True):
+        if kinds[name] is schema.Type.INT:
+            if not (part.isascii() and part.isdecimal() and len(part) < 19):
+                raise bad_cursor(cursor)
+            found.append(int(part))
+        else:
+            found.append(part)
+    return tuple(found)

@@ -64,15 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1
 
 
-def upgrade(database_url: str) -> None:
-    """Bring the database to :data:`REVISION`; several at once wait for each other (PostgreSQL)."""
+def upgrade(database_url: str, revision: str = "head") -> None:
+    """Bring the database to :data:`REVISION`; several at once wait for each other (PostgreSQL).
+
+    An earlier ``revision`` stops there (for tests of what comes after it).
+    """
 
     def run(connection: Connection) -> None:
         config = _config()
         config.attributes["connection"] = connection
         if connection.dialect.name == "postgresql":
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
 
     _with_connection(database_url, run)
 

@@ -176,7 +176,12 @@ class Api:
             and query.owner_id in ("", lease.owner_id)
             and query.node_id in ("", lease.node_id)
         )
-        return page_of(found, query, key=lambda lease: lease.lease_id)
+        return page_of(
+            found,
+            query,
+            key=lambda lease: lease.lease_id,
+            created=lambda lease: lease.granted_at_s,
+        )
 
     async def resources(self, req: Request) -> ClusterResources:
         """GET /v1/resources."""

@@ -13,10 +13,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.schema import REVISION
+from stoker_gcs.schema import JOBS, REVISION
 from stoker_gcs.store.opening import open_store
 from stoker_gcs.tables import metadata
-from stoker_migrations.command import main, scripts
+from stoker_migrations.command import main, scripts, upgrade
 from stoker_wire.errors import DatabaseError
 from tests.contract.gcs_support import migrate
 from tests.services import ReservedPort
@@ -75,6 +75,21 @@ async def test_migrating_twice_and_twice_at_once_is_fine(postgres_url: str) -> N
     await migrate(postgres_url)
 
 
+async def test_rows_of_the_first_schema_are_numbered_and_stay(postgres_url: str) -> None:
+    await asyncio.to_thread(upgrade, postgres_url, "0001")
+    row = ", ".join(f"('job_{i}', 'RUNNING', '', '', 1, '')" for i in (2, 1, 3))
+    engine = create_async_engine(postgres_url)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql(f"INSERT INTO jobs VALUES {row}")
+    await engine.dispose()
+    await migrate(postgres_url)
+    store = open_store(postgres_url)
+    await store.start()
+    rows = await store.select(JOBS, arrival=True, descending=True)
+    await store.stop()
+    assert [row["job_id"] for row in rows] == ["job_3", "job_1", "job_2"]
+
+
 @pytest.mark.parametrize("state", ["empty", "older"])
 async def test_an_unmigrated_postgres_names_the_command(postgres_url: str, state: str) -> None:
     if state == "older":
@@ -86,7 +101,7 @@ async def test_an_unmigrated_postgres_names_the_command(postgres_url: str, state
     store = open_store(postgres_url)
     with pytest.raises(DatabaseError, match="python -m stoker_migrations upgrade") as caught:
         await store.start()
-    assert "needs 0001" in str(caught.value)
+    assert f"needs {REVISION}" in str(caught.value)
     assert ":***@" in str(caught.value), "the password must not be shown"
 
 

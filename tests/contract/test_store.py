@@ -176,6 +176,53 @@ async def test_selects_filter_and_page_in_key_order(store: Store) -> None:
     assert await store.select(schema.KV, {"key": ()}) == []
 
 
+async def test_rows_come_in_the_order_of_their_arrival_whatever_their_keys(store: Store) -> None:
+    for name in ("t_b", "t_c", "t_a"):
+        await store.put_tasks([a_task(name)])
+    await store.put_tasks([a_task("t_b", TaskState.FINISHED), a_task("t_0")])
+    newest = [
+        row["task_id"] for row in await store.select(schema.TASKS, arrival=True, descending=True)
+    ]
+    assert newest == ["t_0", "t_a", "t_c", "t_b"], "a change of a row does not move it"
+    found: list[str] = []
+    after: list[str | int] = []
+    while rows := await store.select(
+        schema.TASKS, {"job_id": "job_1"}, after=after, limit=1, arrival=True, descending=True,
+        columns=("task_id",),
+    ):  # fmt: skip
+        found.append(rows[0]["task_id"])
+        after = [rows[0][schema.ARRIVAL]]
+        await store.put_tasks([a_task(f"t_z{len(found)}")])  # what comes now is not on a later page
+    assert found == newest
+    back = await store.select(schema.TASKS, {"state": "FINISHED"}, descending=True)
+    assert [row["task_id"] for row in back] == ["t_b"]
+    assert schema.ARRIVAL not in back[0]
+
+
+async def test_rows_are_counted_up_to_a_bound(store: Store) -> None:
+    assert await store.count(schema.TASKS) == 0
+    await store.put_tasks([a_task(f"t_{i}") for i in range(7)] + [a_task("t_7", TaskState.FAILED)])
+    assert await store.count(schema.TASKS) == 8
+    assert await store.count(schema.TASKS, {"state": "FAILED"}) == 1
+    assert await store.count(schema.TASKS, {"state": ("FAILED", "RUNNING")}, most=5) == 5
+
+
+async def test_ids_are_found_by_their_beginning(store: Store) -> None:
+    names = ["t_a", "t_ab", "t_a_b", "t_a-b", "t_b", "t_é", "t_A", "t_\U0010ffff", "t_\ud7ff", "u"]
+    await store.put_tasks([a_task(name) for name in names])
+
+    async def found(prefix: str) -> set[str]:
+        return {
+            row["task_id"] for row in await store.select(schema.TASKS, {"task_id": Prefix(prefix)})
+        }
+
+    for prefix in ("", "t", "t_", "t_a", "t_a_", "t_a-b", "t_\U0010ffff", "t_\ud7ff", "t_é", "x"):
+        assert await found(prefix) == {name for name in names if name.startswith(prefix)}, prefix
+    await store.commit([Change(events=(told("w_1"), told("w_2"), told("x_1")))])
+    rows = await store.select(schema.EVENTS, {"subject": Prefix("w_")}, columns=("subject",))
+    assert [row["subject"] for row in rows] == ["w_1", "w_2"]
+
+
 async def test_events_are_numbered_in_order_and_can_be_forgotten(store: Store) -> None:
     for i in range(5):
         await store.commit([Change(events=(told(f"s{i}"),))])
@@ -183,6 +230,7 @@ async def test_events_are_numbered_in_order_and_can_be_forgotten(store: Store) -
     seqs = [event.seq for event in events]
     assert seqs == sorted(set(seqs))
     assert [event.subject for event in await store.events(seqs[1], limit=2)] == ["s2", "s3"]
+    assert [event.subject for event in await store.events_back(seqs[3], limit=2)] == ["s2", "s1"]
     await store.compact(seqs[2])
     assert await store.bounds() == (seqs[2], seqs[4])
     assert [event.subject for event in await store.events(0)] == ["s3", "s4"]

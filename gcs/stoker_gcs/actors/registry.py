@@ -19,12 +19,18 @@ from stoker_wire.messages.work import Actor, ActorState, CreateActor, KillActor,
 if TYPE_CHECKING:
     from stoker_gcs.jobs.ledger import JobLedger
     from stoker_gcs.placing import Releases
+    from stoker_gcs.store.changes import Row
     from stoker_gcs.truth import Step, Truth
     from stoker_wire.messages.cluster import WorkerExit
 
 PLACED_WITHIN_S = 10.0
 _spec = msgspec.msgpack.Decoder(CreateActor)
 _encode = msgspec.msgpack.Encoder().encode
+
+
+def spec_of(row: Row) -> CreateActor:
+    """Read the request that made the actor of a row."""
+    return _spec.decode(row["spec"])
 
 
 class ActorRegistry:
@@ -92,7 +98,7 @@ class ActorRegistry:
         row = await self._truth.store.get(schema.ACTORS, {"actor_id": actor_id})
         if row is None:
             raise NotFoundError(f"there is no actor {actor_id!r}")
-        return _spec.decode(row["spec"])
+        return spec_of(row)
 
     async def get(self, actor_id: str, wait_s: float) -> Actor:
         """The actor; with ``wait_s``, once it is ALIVE or DEAD, or the time is over."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker_gcs.actors.rules import ACTORS
-from stoker_gcs.api.queries import ActorQuery, WaitQuery
+from stoker_gcs.api.queries import ActorQuery, WaitQuery, states
 from stoker_gcs.api.watching import matcher, watch
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.work import Actor, CreateActor, KillActor, ReportActor
+from stoker_wire.messages.work import Actor, ActorState, CreateActor, KillActor, ReportActor
 
 if TYPE_CHECKING:
     from stoker_gcs.parts import Parts
@@ -29,6 +29,7 @@ def add_routes(service: Service, parts: Parts) -> None:
             bookmark_s = service.settings.bookmark_s
             return await watch(parts.truth, req, query.since, matcher("actor."), bookmark_s)
         where = {name: getattr(query, name) for name in FILTERS}
+        where["state"] = states(query.state, ActorState)
         return await parts.truth.page(ACTORS, query, where)
 
     async def one(req: Request) -> Actor:

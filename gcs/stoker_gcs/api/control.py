@@ -8,6 +8,7 @@ from aiohttp import web
 
 from stoker_gcs.api.queries import KvListQuery, KvPutQuery, ResignQuery, WaitQuery
 from stoker_gcs.api.watching import matcher, page, watch
+from stoker_gcs.finding import find_ids
 from stoker_gcs.kv import FUNCTIONS, PACKAGES
 from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.messages.control import (
@@ -15,6 +16,8 @@ from stoker_wire.messages.control import (
     CreateToken,
     Event,
     EventQuery,
+    IdMatches,
+    IdQuery,
     KvEntry,
     Leader,
     ListQuery,
@@ -33,6 +36,7 @@ MAX_BLOB_BYTES = 512 * 1024 * 1024
 def add_routes(service: Service, parts: Parts) -> None:
     """Add the routes."""
     _events(service, parts)
+    _ids(service, parts)
     _leaders(service, parts)
     _keys(service, parts)
     _blobs(service, parts, FUNCTIONS, "/v1/functions/{hash}")
@@ -55,6 +59,20 @@ def _events(service: Service, parts: Parts) -> None:
         query=EventQuery,
         reply=Page[Event],
         summary="The log: one page, or a watch from ?since on",
+    )
+
+
+def _ids(service: Service, parts: Parts) -> None:
+    async def ids(req: Request) -> IdMatches:
+        return await find_ids(parts, req.query)
+
+    service.route(
+        "GET",
+        "/v1/ids",
+        ids,
+        query=IdQuery,
+        reply=IdMatches,
+        summary="Nodes, jobs, tasks, actors and workers whose id begins so",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker_gcs.api.queries import JobQuery, WaitQuery
+from stoker_gcs.api.queries import JobQuery, WaitQuery, states
 from stoker_gcs.api.watching import matcher, watch
 from stoker_gcs.jobs.rules import JOBS
 from stoker_wire.messages.control import Page
@@ -31,7 +31,7 @@ def add_routes(service: Service, parts: Parts) -> None:
         if query.watch:
             bookmark_s = service.settings.bookmark_s
             return await watch(parts.truth, req, query.since, matcher("job."), bookmark_s)
-        where = {"state": query.state, "namespace": query.namespace}
+        where = {"state": states(query.state, JobState), "namespace": query.namespace}
         return await parts.truth.page(JOBS, query, where)
 
     async def one(req: Request) -> Job:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_gcs import schema
-from stoker_gcs.api.queries import Leave, NodeQuery
+from stoker_gcs.api.queries import Leave, NodeQuery, states
 from stoker_gcs.api.watching import matcher, watch
 from stoker_gcs.store.changes import Change
 from stoker_wire.messages.cluster import (
     Heartbeat,
     Node,
+    NodeState,
     RegisteredNode,
     RegisterNode,
     Worker,
@@ -38,7 +39,7 @@ def add_routes(service: Service, parts: Parts) -> None:
         if req.query.watch:
             bookmark_s = service.settings.bookmark_s
             return await watch(parts.truth, req, req.query.since, matcher("node."), bookmark_s)
-        return await parts.nodes.page(req.query, req.query.state)
+        return await parts.nodes.page(req.query, states(req.query.state, NodeState))
 
     async def one(req: Request) -> Node:
         return await parts.nodes.one(req.path["node_id"])
@@ -60,7 +61,12 @@ def add_routes(service: Service, parts: Parts) -> None:
 
         pages = await parts.links.every_nodelet(ask)
         found = [worker for page in pages.values() for worker in page.items]
-        return page_of(found, req.query, key=lambda worker: worker.worker_id)
+        return page_of(
+            found,
+            req.query,
+            key=lambda worker: worker.worker_id,
+            created=lambda worker: worker.started_at_s,
+        )
 
     path = "/v1/nodes"
     service.route(

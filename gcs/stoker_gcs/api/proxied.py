@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_gcs.api.queries import LeaseQuery, ObjectQuery
+from stoker_gcs.causes import cause_of
 from stoker_gcs.explaining import explain_actor, explain_job, explain_task
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
 from stoker_wire.messages.control import Explanation, ListQuery, Page, QueueEntry
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from stoker_gcs.parts import Parts
     from stoker_wire.client import Client
     from stoker_wire.server import Request, Service
+
+
+def _given(query: ListQuery) -> dict[str, object]:
+    """What differs from the defaults, so that a scheduler of another version understands it."""
+    usual = type(query)()
+    found: dict[str, object] = msgspec.to_builtins(query)
+    return {k: v for k, v in found.items() if v != msgspec.to_builtins(getattr(usual, k))}
 
 
 def add_routes(service: Service, parts: Parts) -> None:
@@ -54,14 +62,19 @@ def add_routes(service: Service, parts: Parts) -> None:
             for item in of_node
             if query.job_id in ("", item.job_id)
         ]
-        return page_of(items, query, key=lambda item: f"{item.object_id} {item.node_id}")
+        return page_of(
+            items,
+            query,
+            key=lambda item: f"{item.object_id} {item.node_id}",
+            created=lambda item: item.created_at_s,
+        )
 
     async def leases(req: Request) -> Page[Lease]:
-        query = {name: value for name, value in msgspec.to_builtins(req.query).items() if value}
+        query = _given(req.query)
         return await links.scheduler("GET", "/v1/leases", reply=Page[Lease], query=query)
 
     async def queue(req: Request) -> Page[QueueEntry]:
-        query = {"limit": req.query.limit, "cursor": req.query.cursor}
+        query = _given(req.query)
         return await links.scheduler("GET", "/v1/queue", reply=Page[QueueEntry], query=query)
 
     async def cluster(_: Request) -> ClusterResources:
@@ -71,7 +84,8 @@ def add_routes(service: Service, parts: Parts) -> None:
         return await links.scheduler("POST", "/v1/plan", req.body, reply=dict[str, Any])
 
     async def explain(req: Request) -> Explanation:
-        return await links.scheduler("POST", "/v1/explain", req.body, reply=Explanation)
+        told = await links.scheduler("POST", "/v1/explain", req.body, reply=Explanation)
+        return msgspec.structs.replace(told, cause=cause_of(told))
 
     async def of_task(req: Request) -> Explanation:
         return await explain_task(parts, req.path["task_id"])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.common import Message
 from stoker_wire.messages.control import ListQuery, Position
+from stoker_wire.nearest import suggestion
+
+if TYPE_CHECKING:
+    from enum import StrEnum
 
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
 
@@ -20,20 +25,20 @@ class WatchQuery(ListQuery):
 
 
 class NodeQuery(WatchQuery):
-    """Filters of nodes."""
+    """Filters of nodes. ``state``: ALIVE, SUSPECT, DEAD; several are separated by commas."""
 
     state: str = ""
 
 
 class JobQuery(WatchQuery):
-    """Filters of jobs."""
+    """Filters of jobs. ``state``: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED; several with commas."""
 
     state: str = ""
     namespace: str = ""
 
 
 class ActorQuery(WatchQuery):
-    """Filters of actors."""
+    """Filters of actors. ``state``: PENDING, ALIVE, RESTARTING, DEAD; several are separated by commas."""
 
     job_id: str = ""
     state: str = ""
@@ -44,7 +49,10 @@ class ActorQuery(WatchQuery):
 
 
 class TaskQuery(ListQuery):
-    """Filters of task attempts."""
+    """Filters of task attempts.
+
+    ``state``: WAITING, QUEUED, RUNNING, FINISHED, FAILED, CANCELLED; several are separated by commas.
+    """
 
     job_id: str = ""
     state: str = ""
@@ -112,3 +120,17 @@ class Leave(Message):
 
     incarnation: int | None = None
     reason: str = ""
+
+
+def states(text: str, known: type[StrEnum]) -> str | tuple[str, ...]:
+    """Return the condition of a filter by state; BadRequestError names the nearest valid one."""
+    if not text:
+        return ""
+    found = tuple(text.split(","))
+    names = [state.value for state in known]
+    for name in found:
+        if name not in names:
+            raise BadRequestError(
+                f"state: {name!r} is none{suggestion(name, names)}", field="state"
+            )
+    return found[0] if len(found) == 1 else found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.api.queries import TaskQuery
+from stoker_gcs.api.queries import TaskQuery, states
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord
+from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord, TaskState
 from stoker_wire.spool import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def add_routes(service: Service, parts: Parts) -> None:
 
     async def listing(req: Request) -> Page[TaskRecord]:
         where = {name: getattr(req.query, name) for name in FILTERS}
+        where["state"] = states(req.query.state, TaskState)
         return await parts.history.page(req.query, where)
 
     async def one(req: Request) -> TaskRecord:

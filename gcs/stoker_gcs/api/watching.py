@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_wire.messages.control import Event, EventQuery, Page
+from stoker_wire.messages.control import Event, EventQuery, Order, Page
+from stoker_wire.paging import bad_cursor
 from stoker_wire.server import Request, watch_response
 
 if TYPE_CHECKING:
@@ -57,19 +58,37 @@ async def _matching(
 
 
 async def page(truth: Truth, query: EventQuery) -> Page[Event]:
-    """One page of the log, oldest first, from ``since`` or the cursor on."""
+    """One page of the log behind the cursor: from ``since`` on, or with ``order=desc`` back to it.
+
+    One page reads a bounded part of the log, so it may be short, or empty, with a next cursor.
+    """
     matches = matcher(query.kind, query.subject)
-    last = truth.log.last
-    at = int(query.cursor) if query.cursor.isdecimal() else max(query.since, truth.log.compacted)
+    last, first = truth.log.last, max(query.since, truth.log.compacted)
+    if query.cursor and not (query.cursor.isascii() and query.cursor.isdecimal()):
+        raise bad_cursor(query.cursor)
+    backwards = query.order is Order.DESC
+    at = int(query.cursor) if query.cursor else (last + 1 if backwards else first)
     found: list[Event] = []
+    more = True
     for _ in range(READS_PER_PAGE):
-        events = await truth.log.read(at)
+        events = await (truth.log.read_back(at, first) if backwards else truth.log.read(at))
         for event in events:
             at = event.seq
             if matches(event):
                 found.append(event)
                 if len(found) == query.limit:
                     break
+        more = bool(events)
         if not events or len(found) == query.limit:
             break
-    return Page(items=tuple(found), next_cursor=str(at) if at < last else "", seq=last)
+    left = more and (at > first + 1 if backwards else at < last)
+    # Of filtered events nobody knows how many there are without reading them all.
+    total = None if query.kind or query.subject or not query.count else last - first
+    return Page(
+        items=tuple(found),
+        next_cursor=str(at) if left else "",
+        seq=last,
+        total=total,
+        # Numbers of transactions that were rolled back are missing where several replicas write.
+        total_exact=not truth.store.shared,
+    )

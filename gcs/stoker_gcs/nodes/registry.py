@@ -163,7 +163,7 @@ class NodeRegistry:
         at_s = max(node.heartbeat_at_s, beat.at_s)
         return msgspec.structs.replace(node, heartbeat_at_s=at_s, usage=beat.usage)
 
-    async def page(self, query: ListQuery, state: str) -> Page[Node]:
+    async def page(self, query: ListQuery, state: str | tuple[str, ...]) -> Page[Node]:
         """One page of nodes, with their latest usage."""
         await self._hear_others()
         page = await self._truth.page(NODES, query, {"state": state})

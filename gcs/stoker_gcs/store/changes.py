@@ -20,9 +20,22 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A condition of a select: the column starts with this text."""
+    """A condition of a select: the column starts with this text.
+
+    The column is one of the key, or ``searched`` (see :class:`stoker_gcs.schema.Table`).
+    """
 
     text: str
+
+    @property
+    def beyond(self) -> str:
+        """The first text that is greater than all that start so; empty if there is none."""
+        kept = self.text.rstrip("\U0010ffff")
+        if not kept:
+            return ""
+        after = ord(kept[-1]) + 1
+        # Half a surrogate pair is no character.
+        return kept[:-1] + chr(0xE000 if 0xD800 <= after < 0xE000 else after)
 
 
 Condition: TypeAlias = Value | tuple[Value, ...] | Prefix

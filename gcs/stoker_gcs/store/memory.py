@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.schema import TABLES, TASKS, Table
+import msgspec
+
+from stoker_gcs.schema import ARRIVAL, EVENTS, TABLES, TASKS, Table
 from stoker_gcs.store.changes import Clash, Delete, Insert, Prefix, Update, Upsert
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.tasks.merge import merge_all, merge_rows
@@ -29,6 +31,7 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._tables: dict[str, dict[Key, Row]] = {table.name: {} for table in TABLES}
+        self._arrivals: dict[str, dict[Key, int]] = {table.name: {} for table in TABLES}
         self._events: list[Event] = []
         self._last = 0
         self._compacted = 0
@@ -106,20 +109,56 @@ class MemoryStore:
         after: Sequence[str | int] = (),
         limit: int = 1000,
         columns: Sequence[str] = (),
+        arrival: bool = False,
+        descending: bool = False,
     ) -> list[Row]:
-        """Rows that match, in key order."""
-        rows = sorted(self._tables[table.name].items())
+        """Rows that match, in key order or as they came."""
+        rows = self._rows(table)
+        numbers = self._numbers(table) if arrival else {}
+        last = tuple(after)
+        ranked = [((numbers[key],) if arrival else key, row) for key, row in rows.items()]
         found = [
-            row
-            for key, row in rows
-            if (not after or key > tuple(after)) and _matches(row, where or {})
+            {**row, ARRIVAL: rank[0]} if arrival else row
+            for rank, row in sorted(ranked, key=lambda one: one[0], reverse=descending)
+            if (not last or (rank < last if descending else rank > last))
+            and _matches(row, where or {})
         ]
-        wanted = columns or table.names
+        wanted = (*(columns or table.names), *([ARRIVAL] if arrival else []))
         return [{name: row[name] for name in wanted} for row in found[:limit]]
+
+    def _rows(self, table: Table) -> dict[Key, Row]:
+        if table is not EVENTS:
+            return self._tables[table.name]
+        return {
+            (event.seq,): {
+                **{name: getattr(event, name) for name in EVENTS.names},
+                "payload": msgspec.msgpack.encode(event.payload),
+            }
+            for event in self._events
+        }
+
+    def _numbers(self, table: Table) -> dict[Key, int]:
+        """Number the rows in the order in which they were added; dicts keep it."""
+        rows, known = self._tables[table.name], self._arrivals[table.name]
+        kept = {key: known[key] for key in rows if key in known}
+        last = max(kept.values(), default=0)
+        kept |= {key: last + i for i, key in enumerate((k for k in rows if k not in kept), 1)}
+        self._arrivals[table.name] = kept
+        return kept
+
+    async def count(
+        self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
+    ) -> int:
+        """How many rows match, up to ``most``."""
+        return min(most, sum(_matches(r, where or {}) for r in self._rows(table).values()))
 
     async def events(self, after: int, limit: int = 1000) -> list[Event]:
         """Events with ``seq > after``."""
         return [event for event in self._events if event.seq > after][:limit]
+
+    async def events_back(self, before: int, limit: int = 1000) -> list[Event]:
+        """Events with ``seq < before``, newest first."""
+        return [event for event in reversed(self._events) if event.seq < before][:limit]
 
     async def bounds(self) -> tuple[int, int]:
         """``(compacted, last)``."""

@@ -52,12 +52,28 @@ class Store(Protocol):
         after: Sequence[str | int] = (),
         limit: int = 1000,
         columns: Sequence[str] = (),
+        arrival: bool = False,
+        descending: bool = False,
     ) -> list[Row]:
-        """Rows that match, in key order, behind the key ``after``. A tuple means any of its values."""
+        """Rows that match, in key order, behind the key ``after``. A tuple means any of its values.
+
+        With ``arrival`` the rows of a listed table come in the order of their numbers instead; these
+        are in the rows then (:data:`stoker_gcs.schema.ARRIVAL`), and ``after`` is one of them.
+        """
+        ...
+
+    async def count(
+        self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
+    ) -> int:
+        """How many rows match; counting stops at ``most``."""
         ...
 
     async def events(self, after: int, limit: int = 1000) -> list[Event]:
         """Events with ``seq > after``, oldest first."""
+        ...
+
+    async def events_back(self, before: int, limit: int = 1000) -> list[Event]:
+        """Events with ``seq < before``, newest first."""
         ...
 
     async def bounds(self) -> tuple[int, int]:

@@ -177,9 +177,20 @@ class SqliteStore:
         after: Sequence[str | int] = (),
         limit: int = 1000,
         columns: Sequence[str] = (),
+        arrival: bool = False,
+        descending: bool = False,
     ) -> list[Row]:
-        """Rows that match, in key order."""
-        return await self._fetch(*sql.select(table, where or {}, after, limit, columns))
+        """Rows that match, in key order or as they came."""
+        return await self._fetch(
+            *sql.select(table, where or {}, after, limit, columns, arrival, descending)
+        )
+
+    async def count(
+        self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
+    ) -> int:
+        """How many rows match, up to ``most``."""
+        found = await self._fetch(*sql.count(table, where or {}, most))
+        return int(found[0]["n"])
 
     async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
         def work() -> list[Row]:
@@ -191,6 +202,11 @@ class SqliteStore:
     async def events(self, after: int, limit: int = 1000) -> list[Event]:
         """Events with ``seq > after``."""
         rows = await self._fetch(sql.EVENTS_AFTER, {"after": after, "limit": limit})
+        return [event_of(row) for row in rows]
+
+    async def events_back(self, before: int, limit: int = 1000) -> list[Event]:
+        """Events with ``seq < before``, newest first."""
+        rows = await self._fetch(sql.EVENTS_BEFORE, {"before": before, "limit": limit})
         return [event_of(row) for row in rows]
 
     async def bounds(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stoker_gcs.schema import TASKS, Table
+from stoker_gcs.schema import ARRIVAL, TASKS, Table
 from stoker_gcs.store.changes import Insert, Prefix, Update, Upsert, Value
 
 if TYPE_CHECKING:
@@ -27,6 +27,10 @@ APPEND = (
 EVENTS_AFTER = (
     "SELECT seq, at_s, kind, subject, payload FROM events "
     "WHERE seq > :after ORDER BY seq LIMIT :limit"
+)
+EVENTS_BEFORE = (
+    "SELECT seq, at_s, kind, subject, payload FROM events "
+    "WHERE seq < :before ORDER BY seq DESC LIMIT :limit"
 )
 LAST_SEQ = "SELECT MAX(seq) AS seq FROM events"
 FORGET = "DELETE FROM events WHERE seq <= :seq"
@@ -81,17 +85,33 @@ def select(
     after: Sequence[str | int],
     limit: int,
     columns: Sequence[str],
+    arrival: bool = False,
+    descending: bool = False,
 ) -> Statement:
-    """Rows that match, in key order, behind ``after``."""
+    """Rows that match, in the order of the key or of their ``arrival``, behind ``after``."""
     parameters: dict[str, Value] = {"limit": limit}
-    text = f"SELECT {', '.join(columns or table.names)} FROM {table.name}"
-    text += _where(where, parameters)
+    shown = columns or table.names
+    order: tuple[str, ...] = table.key
+    if arrival:
+        order = (ARRIVAL,)
+        shown = (*shown, f"{ARRIVAL} AS {ARRIVAL}")
+    text = f"SELECT {', '.join(shown)} FROM {table.name}"
+    parts = _conditions(where, parameters)
     if after:
         names = [f"k_{i}" for i in range(len(after))]
         parameters.update(zip(names, after, strict=True))
         marks = ", ".join(f":{name}" for name in names)
-        text += f"{' AND' if where else ' WHERE'} ({', '.join(table.key)}) > ({marks})"
-    return f"{text} ORDER BY {', '.join(table.key)} LIMIT :limit", parameters
+        parts.append(f"({', '.join(order)}) {'<' if descending else '>'} ({marks})")
+    direction = " DESC" if descending else ""
+    by = ", ".join(f"{name}{direction}" for name in order)
+    return f"{text}{_joined(parts)} ORDER BY {by} LIMIT :limit", parameters
+
+
+def count(table: Table, where: Mapping[str, Condition], most: int) -> Statement:
+    """How many rows match, as ``n``; counting stops at ``most``."""
+    parameters: dict[str, Value] = {"most": most}
+    inner = f"SELECT 1 FROM {table.name}{_where(where, parameters)} LIMIT :most"
+    return f"SELECT count(*) AS n FROM ({inner}) AS found", parameters
 
 
 def known_tasks(keys: Sequence[tuple[str, int]]) -> Statement:
@@ -103,12 +123,23 @@ def known_tasks(keys: Sequence[tuple[str, int]]) -> Statement:
 
 
 def _where(matched: Mapping[str, Condition], parameters: dict[str, Value]) -> str:
+    return _joined(_conditions(matched, parameters))
+
+
+def _joined(parts: Sequence[str]) -> str:
+    return f" WHERE {' AND '.join(parts)}" if parts else ""
+
+
+def _conditions(matched: Mapping[str, Condition], parameters: dict[str, Value]) -> list[str]:
     parts = []
     for name, wanted in matched.items():
         if isinstance(wanted, Prefix):
+            # A range, so that an index serves it: these columns compare as bytes in every store.
             parameters[f"w_{name}"] = wanted.text
-            mark = f"CAST(:w_{name} AS TEXT)"
-            parts.append(f"substr({name}, 1, length({mark})) = {mark}")
+            parts.append(f"{name} >= :w_{name}")
+            if beyond := wanted.beyond:
+                parameters[f"w_{name}_end"] = beyond
+                parts.append(f"{name} < :w_{name}_end")
         elif isinstance(wanted, tuple):
             marks = {f"w_{name}_{i}": value for i, value in enumerate(wanted)}
             parameters.update(marks)
@@ -120,4 +151,4 @@ def _where(matched: Mapping[str, Condition], parameters: dict[str, Value]) -> st
         else:
             parameters[f"w_{name}"] = wanted
             parts.append(f"{name} = :w_{name}")
-    return f" WHERE {' AND '.join(parts)}" if parts else ""
+    return parts

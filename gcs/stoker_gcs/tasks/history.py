@@ -68,11 +68,18 @@ class TaskHistory:
         return TaskHistoryStatus(accepted=len(rows), dropped=self.dropped)
 
     async def page(self, query: ListQuery, where: Mapping[str, Condition]) -> Page[TaskRecord]:
-        """One page of attempts, in the order of their ids."""
+        """One page of attempts."""
         given = {name: value for name, value in where.items() if value not in ("", ())}
         rows, cursor = await self._truth.rows(schema.TASKS, query, given)
         items = tuple(task_of(row) for row in rows)
-        return Page(items=items, next_cursor=cursor, seq=self._truth.log.last)
+        total, exact = await self._truth.total(schema.TASKS, query, given)
+        return Page(
+            items=items,
+            next_cursor=cursor,
+            seq=self._truth.log.last,
+            total=total,
+            total_exact=exact,
+        )
 
     async def attempts(self, task_id: str) -> list[TaskRecord]:
         """All attempts of a task, oldest first; NotFoundError if none was reported."""

@@ -5,6 +5,7 @@ Called for refusals, for notes in replies and by ``POST /v1/explain``; changes n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -115,18 +116,22 @@ def _holders(state: State, verdict: Verdict, need: Need) -> str:
     node = state.nodes[verdict.node_id]
     if Rule.AVAILABLE not in verdict.rules:
         return ""
-    holders = []
+    counted: Counter[tuple[str, str]] = Counter()
     for lease_id in node.leases:
         lease = state.leases[lease_id]
         shared = [(name, units) for name, units in lease.held if name in need.names]
         if shared:
-            holders.append(f"{_who(lease)} holds {', '.join(amount_text(n, u) for n, u in shared)}")
-    if not holders:
+            counted[_who(lease), ", ".join(amount_text(n, u) for n, u in shared)] += 1
+    if not counted:
         return ""
+    holders = [
+        f"{who} holds {what}" if count == 1 else f"{count} x {who} hold {what} each"
+        for (who, what), count in counted.items()
+    ]
     more = f", and {len(holders) - MAX_HOLDERS} more" if len(holders) > MAX_HOLDERS else ""
     return f" ({'; '.join(holders[:MAX_HOLDERS])}{more})"
 
 
 def _who(lease: LeaseState) -> str:
     what = lease.actor_id or lease.name
-    return f"lease {lease.lease_id}" + (f" of {lease.kind} {what}" if what else "")
+    return f"{lease.kind} {what}" if what else f"lease {lease.lease_id}"

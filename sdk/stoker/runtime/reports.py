@@ -112,7 +112,9 @@ class Reports:
                 missing = [d.id for d in task.deps if d._entry.place is None]
                 if not missing:
                     return "it waits for its next attempt"
-                return f"it waits for {len(missing)} argument(s), first {missing[0]}"
+                if len(missing) == 1:
+                    return f"it waits for its argument {missing[0]}"
+                return f"it waits for {len(missing)} arguments, the first is {missing[0]}"
             case Phase.QUEUED:
                 return self._runtime.tasks.leases.describe(task.spec.demand_key)
             case Phase.REGISTERING:

@@ -180,7 +180,7 @@ async def test_a_request_waits_for_a_release_and_empty_polls_say_why(setup: Setu
     assert explanation.state == "QUEUED" and explanation.queue_position == 0
     assert explanation.verdicts[0].fit is Fit.BUSY
     assert "0 CPU of 1 CPU is free" in explanation.verdicts[0].detail
-    assert ids(held)[0] in explanation.remedy
+    assert "(task train holds 1 CPU)" in explanation.remedy
     await setup.release(*ids(held))
     assert len((await waiting).granted) == 1
 

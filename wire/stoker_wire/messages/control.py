@@ -32,19 +32,75 @@ class Event(Record):
     payload: dict[str, Any] = {}
 
 
+COUNTED = 10_000
+"""``total`` counts no further than this."""
+
+
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One page of a list. ``next_cursor`` is empty at the end; ``seq`` is where to watch from."""
+    """One page of a list. ``next_cursor`` is empty at the end; ``seq`` is where to watch from.
+
+    ``total`` is how many items match the filters, on all pages; null unless ``count`` asked for it
+    and the list can tell. Counting stops at 10 000; ``total_exact`` is false if there are more, or if
+    the number is rounded up (events of a cluster with several replicas).
+    """
 
     items: tuple[T, ...]
     next_cursor: str = ""
     seq: int = 0
+    total: int | None = None
+    total_exact: bool = True
+
+
+class Sort(StrEnum):
+    """What a list is sorted by."""
+
+    ID = "id"
+    CREATED = "created"
+    """The order in which the cluster learnt of the items."""
+
+
+class Order(StrEnum):
+    """The direction of a list."""
+
+    ASC = "asc"
+    DESC = "desc"
 
 
 class ListQuery(Message):
-    """Paging, shared by all lists."""
+    """Paging, shared by all lists. ``sort=created&order=desc`` gives the newest items first.
+
+    A cursor stands behind the last item of its page and stays right while items come and go; it
+    belongs to the ``sort`` and the ``order`` of that page. ``count`` asks for ``total``.
+    """
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
     cursor: str = ""
+    sort: Sort = Sort.ID
+    order: Order = Order.ASC
+    count: bool = False
+
+
+class IdQuery(Message):
+    """The beginning of an id, and how many matches to show at most."""
+
+    prefix: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+
+
+class IdMatch(Record):
+    """An id that begins as asked: its ``kind`` (node, job, task, actor, worker), state and name."""
+
+    id: str
+    kind: str
+    state: str = ""
+    name: str = ""
+
+
+class IdMatches(Record):
+    """Ids that begin as asked, an exact match first; ``more``: there are others besides."""
+
+    matches: tuple[IdMatch, ...]
+    more: bool = False
 
 
 class EventQuery(ListQuery):
@@ -140,8 +196,30 @@ class Verdict(Record):
     score: float | None = None
 
 
+class WaitingGroup(Record):
+    """Actors or tasks of a job that wait for one and the same cause.
+
+    ``kind`` is actor or task; ``example_id`` is one of them. ``count_exact`` is false if there may be
+    more than were looked at.
+    """
+
+    kind: str
+    name: str
+    count: int
+    cause: str
+    example_id: str
+    state: str = ""
+    remedy: str = ""
+    infeasible: bool = False
+    count_exact: bool = True
+
+
 class Explanation(Record):
-    """Why something waits (or what became of it), and what would have to change."""
+    """Why something waits (or what became of it), and what would have to change.
+
+    ``cause`` says in a few words what the nodes lack, while something waits for them. ``waiting`` is,
+    for a job, what of it waits, by cause.
+    """
 
     subject: str
     state: str
@@ -152,6 +230,8 @@ class Explanation(Record):
     verdicts: tuple[Verdict, ...] = ()
     events: tuple[Event, ...] = ()
     demand: Demand | None = None
+    cause: str = ""
+    waiting: tuple[WaitingGroup, ...] = ()
 
 
 class QueueEntry(Record):
