@@ -100,25 +100,31 @@ async def test_jobs_nodes_and_events_have_the_same_order(stored: Client) -> None
     assert [node["node_id"] for node in nodes] == ["n_1", "n_3", "n_2"]
 
     forth = await every(stored, "/v1/events", limit=2)
-    back = await every(stored, "/v1/events", order="desc", limit=2)
+    top = forth[-1]["seq"]  # silent nodes are suspected meanwhile, which makes events
+
+    async def backwards(**query: object) -> list[dict[str, Any]]:
+        found = await every(stored, "/v1/events", order="desc", **query)
+        return [event for event in found if event["seq"] <= top]
+
+    back = await backwards(limit=2)
     assert back == forth[::-1] and len(back) >= 7
     newest = await page(stored, "/v1/events", Event, order="desc", limit=2, count=1)
-    assert [event.seq for event in newest.items] == [newest.seq, newest.seq - 1]
+    assert newest.items[0].seq == newest.seq > newest.items[1].seq
     assert newest.total is not None and newest.total >= len(back)
-    of_jobs = await every(stored, "/v1/events", order="desc", limit=1, kind="job.", subject="job_")
+    of_jobs = await backwards(limit=1, kind="job.", subject="job_")
     assert [event["subject"] for event in of_jobs if event["kind"] == "job.submitted"] == jobs[::-1]
-    since = await every(stored, "/v1/events", order="desc", limit=2, since=forth[2]["seq"])
+    since = await backwards(limit=2, since=forth[2]["seq"])
     assert since == back[: len(back) - 3]
 
 
 @pytest.mark.parametrize(
     ("path", "query", "said"),
     [
-        ("/v1/tasks", {"state": "FINSHED"}, "state: 'FINSHED' is none; did you mean 'FINISHED'?"),
+        ("/v1/tasks", {"state": "FINISHEDX"}, "state: 'FINISHEDX' is none; did you mean 'FINISHED'?"),
         ("/v1/jobs", {"state": "RUNNING,DONE"}, "state: 'DONE' is none; known: FAILED, PENDING"),
         ("/v1/nodes", {"state": "dead"}, "did you mean 'DEAD'?"),
         ("/v1/actors", {"state": "ALIV"}, "did you mean 'ALIVE'?"),
-        ("/v1/tasks", {"nam": "f"}, "unknown query field 'nam'; did you mean 'name'?"),
+        ("/v1/tasks", {"names": "f"}, "unknown query field 'names'; did you mean 'name'?"),
         ("/v1/tasks", {**NEWEST, "cursor": "t_1"}, "cursor: 't_1' is none of this list"),
         ("/v1/tasks", {"cursor": "t_1"}, "cursor"),
         ("/v1/jobs", {**NEWEST, "cursor": "9" * 30}, "cursor"),
