@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker import exceptions
-from stoker._actors import ActorClass, ActorHandle, method
+from stoker._actors import ActorClass, ActorHandle, exit_actor, method
 from stoker._api import (
     available_resources,
     cancel,
@@ -42,7 +42,7 @@ from stoker._remote import RemoteFunction, remote
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from stoker import jobs, kernels, kv, train, util
+    from stoker import actor, jobs, kernels, kv, train, util
 
 __all__ = (
     "ActorClass",
@@ -53,10 +53,12 @@ __all__ = (
     "ObjectRefGenerator",
     "RemoteFunction",
     "__version__",
+    "actor",
     "available_resources",
     "cancel",
     "cluster_resources",
     "exceptions",
+    "exit_actor",
     "get",
     "get_actor",
     "get_gpu_ids",
@@ -78,7 +80,7 @@ __all__ = (
     "wait",
 )
 
-_LAZY = ("jobs", "kernels", "kv", "train", "util")
+_LAZY = ("actor", "jobs", "kernels", "kv", "train", "util")
 
 
 def __getattr__(name: str) -> Any:

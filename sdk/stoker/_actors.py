@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from stoker._options import ActorOptions, MethodOptions, TaskOptions, check_options, merged
+from stoker._parameters import Parameters, parameters_of
 from stoker._session import maybe_runtime, runtime
 from stoker.exceptions import BadRequestError
 
@@ -29,6 +30,28 @@ def method(**options: Any) -> Callable[[F], F]:
         return function
 
     return mark
+
+
+def exit_actor() -> NoReturn:
+    """End the actor whose code calls this, for good: it is not restarted. Does not return.
+
+    No further call of it begins. ``__stoker_shutdown__`` of its class (a plain or an ``async``
+    method) and its process's ``atexit`` handlers run; together they have 30 s. This call, those that run
+    and wait, and all later ones raise ``ActorDiedError``: "it ended itself". ``sys.exit()`` in a method
+    does the same; with another code than 0 it is a failure, after which ``max_restarts`` applies.
+    ``BadRequestError`` outside of actors.
+    """
+    found = maybe_runtime()
+    host = found.execution.actor if found is not None and found.execution is not None else None
+    if host is None:
+        raise BadRequestError(
+            "exit_actor() ends the actor whose code calls it, and this code runs in no actor: call "
+            "it in a method of a remote class, or end an actor from outside with stoker.kill(handle)"
+        )
+    from stoker.runtime.actor_end import left_by, whereabouts
+
+    host.end.begin(left_by(f"exit_actor() in {whereabouts()}"))
+    raise SystemExit(0)
 
 
 class ActorClass(Generic[C]):
@@ -78,8 +101,38 @@ class ActorClass(Generic[C]):
         """The plain class."""
         return self._cls
 
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the plain class: a constant, a static or class method."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return getattr(self._cls, name)
+        except AttributeError:
+            raise AttributeError(
+                f"remote class {self._cls.__qualname__} has no attribute {name!r}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<remote class {self.__module__}.{self.__qualname__}>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorClass, (self._cls, self._options)
+
+
+class MethodInfo(NamedTuple):
+    """What a handle must know of a method. ``parameters`` is None where any arguments may fit."""
+
+    options: MethodOptions
+    generates: bool
+    parameters: Parameters | None = None
+
+
+_SYSTEM_METHODS = {
+    "__stoker_ready__": MethodInfo(MethodOptions(), generates=False),
+    "__stoker_terminate__": MethodInfo(MethodOptions(), generates=False),
+    "__stoker_call__": MethodInfo(MethodOptions(), generates=False),
+}
+"""What every actor has, whatever its class."""
 
 
 class HandleInfo:
@@ -99,7 +152,7 @@ class HandleInfo:
         self,
         actor_id: str,
         class_name: str,
-        methods: dict[str, tuple[MethodOptions, bool]],
+        methods: dict[str, MethodInfo],
         max_task_retries: int,
         max_pending_calls: int,
         groups: tuple[str, ...] = (),
@@ -125,19 +178,26 @@ class HandleInfo:
         )
 
 
-def methods_of(cls: type) -> dict[str, tuple[MethodOptions, bool]]:
-    """Return the callable names of a class, with their options and whether they generate."""
-    found: dict[str, tuple[MethodOptions, bool]] = {}
+def methods_of(cls: type) -> dict[str, MethodInfo]:
+    """Return the callable names of a class, with what a handle must know of each."""
+    found: dict[str, MethodInfo] = {}
     for name, member in inspect.getmembers(cls, callable):
         if name.startswith("__") and name != "__call__":
             continue
         generates = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
-        found[name] = (getattr(member, _METHOD_OPTIONS, MethodOptions()), generates)
+        options = getattr(member, _METHOD_OPTIONS, MethodOptions())
+        found[name] = MethodInfo(options, generates, parameters_of(cls, name))
     return found
 
 
 class ActorHandle(Generic[C]):
     """A living actor: ``handle.method.remote(...)``. Handles can be passed to tasks and actors.
+
+    Besides the methods of its class, every actor has three: ``handle.ready()`` returns a ref that is
+    there once the constructor has returned (a class with a ``ready`` of its own keeps that; then and
+    everywhere, ``handle.__stoker_ready__.remote()`` does the same). ``__stoker_terminate__.remote()``
+    ends the actor after the calls before it, with its hooks, like ``exit_actor()``.
+    ``__stoker_call__.remote(function, ...)`` calls ``function(instance, ...)`` in the actor.
 
     When the last handle in the process that started the actor goes away, and none was passed on,
     the actor ends once its calls are done (named and detached ones excepted).
@@ -155,17 +215,21 @@ class ActorHandle(Generic[C]):
         return self._info.actor_id
 
     def __getattr__(self, name: str) -> ActorMethod:
-        if name.startswith("_") and name != "__call__":
+        if name == "_info":  # a handle that is not made yet
             raise AttributeError(name)
-        known = self._info.methods
-        if name not in known:
-            from stoker_wire.nearest import suggestion
+        found = self._info.methods.get(name) or _SYSTEM_METHODS.get(name)
+        if found is not None:
+            return ActorMethod(self, name, found, self._specs)
+        if name == "ready":
+            return _Ready(self, "__stoker_ready__", _SYSTEM_METHODS["__stoker_ready__"], {})
+        if name.startswith("_"):
+            raise AttributeError(name)
+        from stoker_wire.nearest import suggestion
 
-            raise AttributeError(
-                f"actor {self._info.class_name} has no method {name!r}{suggestion(name, known)}"
-            )
-        options, generates = known[name]
-        return ActorMethod(self, name, options, generates, self._specs)
+        raise AttributeError(
+            f"actor {self._info.class_name} has no method {name!r}"
+            f"{suggestion(name, self._info.methods)}"
+        )
 
     def __repr__(self) -> str:
         return f"ActorHandle({self._info.class_name}, {self._info.actor_id})"
@@ -187,25 +251,31 @@ class ActorHandle(Generic[C]):
 
 
 class ActorMethod:
-    """One method of one actor. Keeps the actor's handle alive."""
+    """One method of one actor. Keeps the actor's handle alive; travels as the handle does."""
 
     def __init__(
         self,
         handle: ActorHandle[Any],
         name: str,
-        options: MethodOptions,
-        generates: bool,
+        info: MethodInfo,
         specs: dict[str, tuple[FunctionSpec, Runtime]],
     ) -> None:
         self._handle = handle
         self._name = name
-        self._options = options
-        self._generates = generates
+        self._info = info
         self._specs = specs
         """Where calls with the same options find what they share, with the runtime it is for."""
 
     def remote(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
-        """Call the method and return its ref at once. Calls of one caller run in order."""
+        """Call the method and return its ref at once. Calls of one caller run in order.
+
+        Arguments that the method does not take are a ``TypeError`` here.
+        """
+        parameters = self._info.parameters
+        if parameters is not None and (
+            kwargs or not parameters.fewest <= len(args) <= parameters.most
+        ):
+            parameters.check(args, kwargs, f"{self._handle._info.class_name}.{self._name}.remote()")
         found = runtime()
         spec, spec_of = self._specs.get(self._name, (None, None))
         if spec is None or spec_of is not found:
@@ -220,9 +290,12 @@ class ActorMethod:
     def options(self, **options: Any) -> ActorMethod:
         """Return this method with other options; unknown ones are errors."""
         what = f"method {self._handle._info.class_name}.{self._name}"
-        changed = merged(self._options, options, what=what)
+        changed = merged(self._info.options, options, what=what)
         check_group(what, changed, self._handle._info.groups)
-        return ActorMethod(self._handle, self._name, changed, self._generates, {})
+        return ActorMethod(self._handle, self._name, self._info._replace(options=changed), {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorMethod, (self._handle, self._name, self._info, {})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -236,10 +309,10 @@ class ActorMethod:
         from stoker_wire.messages.cluster import Demand
         from stoker_wire.messages.data import Template
 
-        options, info = self._options, self._handle._info
+        options, info = self._info.options, self._handle._info
         returns = options.num_returns
         if returns is None:
-            returns = "streaming" if self._generates else 1
+            returns = "streaming" if self._info.generates else 1
         name = options.name or f"{info.class_name}.{self._name}"
         retries = options.max_task_retries
         return FunctionSpec(
@@ -262,11 +335,18 @@ class ActorMethod:
         )
 
 
+class _Ready(ActorMethod):
+    """``handle.ready()``, of a class that has no such method."""
+
+    def __call__(self) -> ObjectRef[None]:
+        return self.remote()
+
+
 def checked_groups(cls: type, options: ActorOptions) -> dict[str, int]:
     """Return the concurrency groups of a class; a method's unknown group is an error."""
     groups = dict(options.concurrency_groups or {})
-    for name, (method_options, _) in methods_of(cls).items():
-        check_group(f"method {cls.__qualname__}.{name}", method_options, groups)
+    for name, info in methods_of(cls).items():
+        check_group(f"method {cls.__qualname__}.{name}", info.options, groups)
     return groups
 
 

@@ -92,9 +92,22 @@ def cancel(
     A waiting task never starts; in a running one ``TaskCancelledError`` is raised at the next
     bytecode, and with ``force`` its worker ends at once. ``recursive`` stops the tasks that it
     submitted as well. A finished task is left alone.
+
+    A running call of an actor is told to stop: a coroutine by ``asyncio.CancelledError``, a sync
+    actor's method by ``TaskCancelledError``, and all by ``get_runtime_context().is_cancelled()``,
+    which is what a method in a thread of its own must look at. If its code does not stop within a
+    second, ``get`` raises ``TaskCancelledError`` that says that it still runs. ``force`` is refused
+    for it with ``BadRequestError``: the process is that of all its callers, and ``kill`` ends it.
+    Through a borrowed ref ``force`` is not known to be wrong, and is taken as a plain cancel.
     """
     if not ref.task_id:
         raise BadRequestError(f"cancel(): {ref!r} was put, no task makes it", field="ref")
+    if force and runtime().actors.has_call(ref.task_id):
+        raise BadRequestError(
+            f"cancel(force=True): {ref!r} is a call of an actor, whose process is not that call's "
+            "alone: cancel it without force, or end the actor with stoker.kill(actor)",
+            field="force",
+        )
     owner = ref._entry.owner if isinstance(ref, ObjectRef) else None
     if owner is None:
         runtime().cancel_task(ref.task_id, force=force, recursive=recursive)

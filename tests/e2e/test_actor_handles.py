@@ -201,6 +201,27 @@ def test_a_method_keeps_the_actor_of_a_dropped_handle() -> None:
     assert get([add.remote(), add.remote()]) == [1, 2]
 
 
+def test_a_method_can_be_passed_on_before_and_after_calls() -> None:
+    @stoker.remote(num_cpus=0)
+    def call(method: Any) -> Any:
+        return stoker.get(method.remote())
+
+    @stoker.remote
+    class Target:
+        def answer(self) -> int:
+            return 42
+
+        def count(self) -> Any:
+            yield 1
+            yield 2
+
+    target = Target.remote()
+    assert get(call.remote(target.answer)) == 42
+    assert get(target.answer.remote()) == 42
+    assert get(call.remote(target.answer)) == 42
+    assert get(call.remote(target.count.options(num_returns=2))) == [1, 2]
+
+
 def test_kill_fails_what_is_unfinished_and_all_that_follows() -> None:
     @stoker.remote
     class Stuck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
@@ -299,10 +300,199 @@ def test_an_unknown_method_or_option_names_the_nearest() -> None:
     assert "start" in str(caught(lambda: Counter.remote(begin=1), TypeError))
 
 
-def test_wrong_arguments_of_a_method_are_a_type_error() -> None:
-    counter = Counter.remote()
-    assert isinstance(caught(lambda: get(counter.add.remote(1, 2, 3))), TypeError)
-    assert get(counter.add.remote()) == 1
+def passed_on(function: Any) -> Any:
+    """A decorator that adds an argument, and says that its wrapper is the function."""
+
+    @functools.wraps(function)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, "added", *args, **kwargs)
+
+    return wrapper
+
+
+@stoker.remote
+class Signatures:
+    """Methods of every kind, and a constant."""
+
+    LIMIT = 7
+
+    def __init__(self, start: int, *, step: int = 1) -> None:
+        self.start = start
+
+    def plain(self, x: int, y: int = 2) -> tuple[int, int]:
+        return x, y
+
+    def named(self, *, key: int) -> int:
+        return key
+
+    def only(self, x: int, /) -> int:
+        return x
+
+    def many(self, *args: int, **kwargs: int) -> int:
+        return len(args) + len(kwargs)
+
+    @passed_on
+    def decorated(self, added: str, x: int) -> tuple[str, int]:
+        return added, x
+
+    @stoker.method(num_returns=1)
+    def marked(self, x: int) -> int:
+        return x
+
+    @staticmethod
+    def static(x: int) -> int:
+        return x + Signatures.LIMIT
+
+    @classmethod
+    def of_class(cls, x: int) -> str:
+        return f"{cls.__name__} {x}"
+
+    partial = functools.partialmethod(plain, y=5)
+    lower = staticmethod(str.lower)
+
+
+def test_wrong_arguments_of_a_method_are_a_type_error_at_the_call() -> None:
+    actor = Signatures.remote(1)
+    wrong = (
+        (lambda: actor.plain.remote(), "missing", "(x, y=...)"),
+        (lambda: actor.plain.remote(1, 2, 3), "too many", "(x, y=...)"),
+        (lambda: actor.plain.remote(1, z=3), "'z'", "(x, y=...)"),
+        (lambda: actor.plain.remote(1, x=3), "multiple values", "(x, y=...)"),
+        (lambda: actor.named.remote(1), "too many", "(*, key)"),
+        (lambda: actor.named.remote(), "missing", "(*, key)"),
+        (lambda: actor.only.remote(x=1), "'x'", "(x, /)"),
+        (lambda: actor.marked.options(name="m").remote(), "missing", "(x)"),
+        (lambda: actor.static.remote(), "missing", "(x)"),
+        (lambda: actor.of_class.remote(1, 2), "too many", "(x)"),
+        (lambda: Signatures.remote(), "missing", "(start: "),
+    )
+    for call, why, shown in wrong:
+        text = str(caught(call, TypeError))
+        assert why in text
+        assert shown in text
+        assert ".remote()" in text
+
+    @stoker.remote(num_cpus=0)
+    def elsewhere(handle: Any) -> str:
+        return str(caught(lambda: handle.plain.remote(1, 2, 3), TypeError))
+
+    assert "(x, y=...)" in get(elsewhere.remote(actor))
+
+
+def test_right_arguments_of_a_method_are_no_error() -> None:
+    actor = Signatures.remote(1, step=2)
+    calls = {
+        actor.plain.remote(1): (1, 2),
+        actor.plain.remote(y=3, x=1): (1, 3),
+        actor.plain.remote(stoker.put(4)): (4, 2),
+        actor.named.remote(key=5): 5,
+        actor.only.remote(6): 6,
+        actor.many.remote(1, 2, a=3): 3,
+        actor.many.remote(): 0,
+        actor.decorated.remote(7): ("added", 7),
+        actor.marked.remote(8): 8,
+        actor.static.remote(1): 8,
+        actor.of_class.remote(9): "Signatures 9",
+        actor.partial.remote(10): (10, 5),
+        actor.lower.remote("ABC"): "abc",
+    }
+    assert get(list(calls)) == list(calls.values())
+
+
+def test_a_remote_class_shows_what_its_class_has() -> None:
+    assert Signatures.LIMIT == 7
+    assert Signatures.static(1) == 8
+    assert Signatures.of_class(2) == "Signatures 2"
+    assert "LIMITS" in str(caught(lambda: Signatures.LIMITS, AttributeError))
+
+
+def test_an_attribute_of_the_instance_does_not_hide_a_method() -> None:
+    @stoker.remote
+    class Account:
+        def __init__(self) -> None:
+            self.balance = 5
+            self.done = False
+
+        def balance(self) -> int:
+            return self.balance  # type: ignore[return-value]
+
+        def done(self) -> bool:
+            return self.done  # type: ignore[return-value]
+
+    account = Account.remote()
+    assert get([account.balance.remote(), account.done.remote()]) == [5, False]
+
+
+def test_ready_waits_for_the_constructor() -> None:
+    @stoker.remote
+    class Slow:
+        def __init__(self, error: str = "") -> None:
+            time.sleep(0.2)
+            self.at_s = time.time()
+            if error:
+                raise OSError(error)
+
+        def started_at_s(self) -> float:
+            return self.at_s
+
+    slow = Slow.remote()
+    assert get(slow.ready()) is None
+    assert get(slow.started_at_s.remote()) <= time.time()
+    assert get([slow.ready.remote(), slow.__stoker_ready__.remote()]) == [None, None]
+    broken = Slow.remote("no disk")
+    assert "no disk" in str(caught(lambda: get(broken.ready()), exceptions.ActorDiedError))
+
+
+def test_a_method_of_ones_own_named_ready_wins() -> None:
+    @stoker.remote
+    class Own:
+        def ready(self, x: int) -> int:
+            return x
+
+    own = Own.remote()
+    assert get(own.ready.remote(3)) == 3
+    assert "remote" in str(caught(lambda: own.ready(), TypeError))
+    assert get(own.__stoker_ready__.remote()) is None
+    assert get(own.__stoker_call__.remote(lambda self, y: self.ready(y), 4)) == 4
+
+
+def test_code_in_an_actor_knows_where_it_runs() -> None:
+    @stoker.remote
+    class Where:
+        def facts(self) -> dict[str, Any]:
+            here = stoker.get_runtime_context()
+            return {
+                "task": here.get_task_name(),
+                "function": here.get_task_function_name(),
+                "actor": here.get_actor_name(),
+                "labels": here.get_node_labels(),
+                "namespace": here.namespace,
+                "job": here.get_job_id(),
+                "cancelled": (here.is_cancelled(), here.is_canceled()),
+                "self": here.current_actor,
+            }
+
+    name = "where_it_runs"
+    where = Where.options(name=name).remote()
+    facts = get(where.facts.options(name="look").remote())
+    here = stoker.get_runtime_context()
+    assert facts["task"] == "look"
+    assert facts["function"].endswith("Where.facts")
+    assert facts["actor"] == name
+    assert facts["labels"] == here.get_node_labels() == stoker.nodes()[0]["labels"]
+    assert (facts["namespace"], facts["job"]) == (here.namespace, here.job_id)
+    assert facts["cancelled"] == (False, False)
+    assert facts["self"] == where
+    assert get(facts["self"].facts.remote())["actor"] == name
+    assert (here.get_actor_name(), here.get_task_name(), here.is_cancelled()) == (None, None, False)
+    assert "no actor" in str(caught(lambda: here.current_actor, exceptions.BadRequestError))
+    stoker.kill(where)
+
+    @stoker.remote(num_cpus=0)
+    def plain() -> str | None:
+        return stoker.get_runtime_context().get_task_function_name()
+
+    assert str(get(plain.remote())).endswith("plain")
 
 
 def test_max_pending_calls_refuses_more_at_the_call() -> None:
@@ -330,9 +520,6 @@ def test_an_exception_of_a_method_arrives_as_its_type_and_the_actor_goes_on() ->
         def fail(self) -> None:
             raise Odd(7)
 
-        def leave(self) -> None:
-            raise SystemExit(3)
-
         def ping(self) -> str:
             return "here"
 
@@ -341,7 +528,6 @@ def test_an_exception_of_a_method_arrives_as_its_type_and_the_actor_goes_on() ->
     assert isinstance(error, exceptions.TaskError)
     assert error.code == 7 or getattr(error.cause, "code", None) == 7
     assert "in fail" in str(error)
-    assert "SystemExit" in str(caught(lambda: get(raises.leave.remote())))
     assert get(raises.ping.remote()) == "here"
 
 

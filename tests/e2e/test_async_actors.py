@@ -12,6 +12,7 @@ import pytest
 import stoker
 from stoker import exceptions
 from tests.e2e._cluster import caught, embedded
+from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -75,9 +76,6 @@ class Crowd:
 
     async def fail(self) -> None:
         raise LookupError("nothing here")
-
-    async def leave(self) -> None:
-        raise SystemExit(1)
 
     async def context(self) -> str:
         await asyncio.sleep(0.01)
@@ -157,7 +155,6 @@ def test_errors_of_async_methods_arrive_and_the_actor_goes_on() -> None:
     error = caught(lambda: get(crowd.fail.remote()), LookupError)
     assert "nothing here" in str(error)
     assert "in fail" in str(error)
-    assert "SystemExit" in str(caught(lambda: get(crowd.leave.remote())))
     assert get(crowd.plain.remote()) == "plain"
 
 
@@ -337,3 +334,218 @@ def test_a_call_with_a_timeout_ends_there_and_the_actor_goes_on() -> None:
     error = caught(lambda: get(ref), exceptions.TaskTimeoutError)
     assert "0.3" in str(error)
     assert get(slow.ping.remote()) == "here"
+
+
+def test_a_call_of_a_thread_that_listens_stops_when_it_is_told() -> None:
+    @stoker.remote(max_concurrency=2)
+    class Polite:
+        def work(self) -> str:
+            here = stoker.get_runtime_context()
+            until(here.is_cancelled, GET_S, "it is told")
+            raise InterruptedError("stopped")
+
+        def ping(self) -> str:
+            return "here"
+
+    polite = Polite.remote()
+    get(polite.ping.remote())
+    for kind, stop in (
+        (exceptions.TaskCancelledError, stoker.cancel),
+        (exceptions.TaskTimeoutError, None),
+    ):
+        ref = polite.work.options(timeout=None if stop else 0.2).remote()
+        get(polite.ping.remote())
+        if stop is not None:
+            stop(ref)
+        error = caught(lambda ref=ref: get(ref), kind)
+        assert "still runs" not in str(error)
+        assert get(polite.ping.remote()) == "here"
+
+
+@stoker.remote
+class Deaf:
+    """Methods that do not stop when they are told to."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def swallow(self) -> str:
+        while not self.event.wait(0.02):
+            try:
+                time.sleep(60)
+            except Exception:
+                self.event.wait(GET_S)
+        return "late"
+
+    def thread(self) -> str:
+        self.event.wait(GET_S)
+        return "late"
+
+    def stream(self) -> Iterator[int]:
+        yield 1
+        self.event.wait(GET_S)
+        yield 2
+
+    def release(self) -> None:
+        self.event.set()
+
+
+@stoker.remote
+class DeafLoop:
+    async def ignore(self) -> str:
+        for _ in range(2):
+            try:
+                await asyncio.sleep(2)
+            except asyncio.CancelledError:
+                continue
+        return "late"
+
+    async def block(self) -> str:
+        await asyncio.sleep(0)
+        self.stand_still()
+        return "late"
+
+    def stand_still(self) -> None:
+        time.sleep(2)
+
+    async def ping(self) -> str:
+        return "here"
+
+
+def state_of(ref: Any) -> str | None:
+    """What the history says of a call."""
+    try:
+        found = stoker._session.runtime().http.call(
+            "GET", f"/v1/tasks/{ref.task_id}", reply=dict[str, Any]
+        )
+    except exceptions.NotFoundError:
+        return None
+    return str(found["state"])
+
+
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+@pytest.mark.parametrize("kind", ["sync", "thread", "ignore", "block"])
+def test_the_caller_of_a_call_that_does_not_stop_is_told_that_it_still_runs(
+    kind: str, how: str
+) -> None:
+    deaf: Any
+    if kind == "sync":
+        deaf = Deaf.remote()
+        method = deaf.swallow
+    elif kind == "thread":
+        deaf = Deaf.options(max_concurrency=2).remote()
+        method = deaf.thread
+    else:
+        deaf = DeafLoop.remote()
+        method = getattr(deaf, kind)
+    get(deaf.ready())
+    expected: type[Exception]
+    if how == "cancel":
+        ref = method.remote()
+        until(lambda: state_of(ref) == "RUNNING", GET_S, "it runs")
+        stoker.cancel(ref)
+        expected = exceptions.TaskCancelledError
+    else:
+        ref = method.options(timeout=0.3).remote()
+        expected = exceptions.TaskTimeoutError
+    error = caught(lambda: get(ref), expected)
+    assert "it still runs in actor Deaf" in str(error)
+    assert deaf.actor_id in str(error)
+    assert "stoker.kill()" in str(error)
+    if kind == "thread":
+        get(deaf.release.remote())
+    if kind in ("ignore", "block"):
+        assert get(deaf.ping.remote()) == "here"
+    state = "CANCELLED" if how == "cancel" else "FAILED"
+    until(lambda: state_of(ref) == state, GET_S, f"the history has it as {state}")
+    stoker.kill(deaf)
+
+
+def test_a_stream_of_a_thread_that_was_cancelled_ends() -> None:
+    deaf = Deaf.options(max_concurrency=2).remote()
+    stream = deaf.stream.remote()
+    assert get(next(stream)) == 1
+    stoker.cancel(stream)
+    error = caught(lambda: [get(ref) for ref in stream], exceptions.TaskCancelledError)
+    assert "still runs" in str(error)
+    get(deaf.release.remote())
+    assert get(deaf.__stoker_terminate__.remote()) is None
+
+
+def test_force_is_refused_for_calls_of_actors() -> None:
+    deaf = DeafLoop.remote()
+    get(deaf.ping.remote())
+    ref = deaf.ignore.remote()
+    error = caught(lambda: stoker.cancel(ref, force=True), exceptions.BadRequestError)
+    assert error.field == "force"
+    assert "stoker.kill(actor)" in str(error)
+    assert get(deaf.ping.remote()) == "here"
+
+
+def test_the_constructor_may_be_a_coroutine() -> None:
+    @stoker.remote
+    class Late:
+        async def __init__(self, value: int, *, factor: int = 1) -> None:
+            await asyncio.sleep(0.01)
+            self.loop = asyncio.get_running_loop()
+            self.value = value * factor
+
+        async def read(self) -> tuple[int, bool]:
+            return self.value, self.loop is asyncio.get_running_loop()
+
+        def plain(self) -> int:
+            return self.value
+
+    late = Late.remote(3, factor=2)
+    assert get([late.read.remote(), late.plain.remote()]) == [(6, True), 6]
+
+    @stoker.remote
+    class Broken:
+        async def __init__(self) -> None:
+            await asyncio.sleep(0)
+            raise OSError("no disk")
+
+    assert "no disk" in str(caught(lambda: get(Broken.remote().ready()), exceptions.ActorDiedError))
+
+
+def test_blocking_code_in_one_group_of_an_async_actor_holds_up_no_other() -> None:
+    @stoker.remote(concurrency_groups={"health": 1})
+    class Groups:
+        def __init__(self) -> None:
+            self.event = threading.Event()
+
+        async def work(self) -> bool:
+            return self.event.wait(GET_S)
+
+        @stoker.method(concurrency_group="health")
+        async def ping(self) -> str:
+            await asyncio.sleep(0)
+            return threading.current_thread().name
+
+        @stoker.method(concurrency_group="health")
+        def release(self) -> None:
+            self.event.set()
+
+    groups = Groups.remote()
+    work = groups.work.remote()
+    assert "health" in get(groups.ping.remote())
+    assert stoker.wait([work], timeout=0)[0] == []
+    get(groups.release.remote())
+    assert get(work) is True
+
+
+def test_a_cancelled_call_of_a_group_sees_it() -> None:
+    @stoker.remote(concurrency_groups={"io": 2})
+    class Groups:
+        @stoker.method(concurrency_group="io")
+        async def wait(self) -> None:
+            await asyncio.sleep(60)
+
+        async def ping(self) -> str:
+            return "here"
+
+    groups = Groups.remote()
+    ref = groups.wait.remote()
+    get(groups.ping.remote())
+    stoker.cancel(ref)
+    assert "still runs" not in str(caught(lambda: get(ref), exceptions.TaskCancelledError))

@@ -131,11 +131,16 @@ class ActorRegistry:
             if not found.lease_id and rules.waits(found) and found.incarnation == body.incarnation:
                 raise UnavailableError(f"the lease of actor {actor_id} is not recorded yet")
         now = self._truth.now()
-        actor = await self._truth.change(
-            ACTORS, actor_id, lambda actor: rules.reported(actor, body, now)
-        )
-        if actor.state is ActorState.DEAD:
-            self._releases.start(actor.lease_id, "the actor ended")
+        lease_id = ""
+
+        def rule(actor: Actor) -> Step[Actor] | None:
+            nonlocal lease_id
+            lease_id = actor.lease_id
+            return rules.reported(actor, body, now)
+
+        actor = await self._truth.change(ACTORS, actor_id, rule)
+        if body.state is ActorState.DEAD:
+            self._releases.start(lease_id, "the actor ended")
         return actor
 
     async def kill(self, actor_id: str, body: KillActor) -> Actor:

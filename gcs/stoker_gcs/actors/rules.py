@@ -7,6 +7,8 @@ from                 event                               to
 PENDING, RESTARTING  placed on a worker                  same, with an address
 PENDING, RESTARTING  constructor returned                ALIVE
 PENDING, RESTARTING  constructor raised, or infeasible   DEAD
+ALIVE                it ended itself                     DEAD
+ALIVE                it ended itself by a failure        RESTARTING or DEAD
 not DEAD             worker or node lost, restarts left  RESTARTING
 not DEAD             worker or node lost, none left      DEAD
 not DEAD             killed, no restart; its job ends    DEAD
@@ -130,7 +132,9 @@ def reported(actor: Actor, body: ReportActor, now_s: float) -> Step[Actor] | Non
         )
     if body.state is ActorState.DEAD:
         cause = body.error or ErrorInfo(code="actor_died", message="the actor ended itself")
-        return died(actor, cause, now_s, release=True)
+        return worker_lost(
+            actor, cause, now_s, lease_id=actor.lease_id, restart=body.restart, release=True
+        )
     if actor.state is ActorState.DEAD:
         raise FencedError(f"actor {actor.actor_id} is dead: end this worker")
     if actor.state is ActorState.ALIVE:

@@ -65,6 +65,11 @@ class ActorCalls:
             link.may_come = job_id == self._runtime.job_id
         return link
 
+    def has_call(self, task_id: str) -> bool:
+        """Whether a task is a call of an actor that this process made, and is not settled."""
+        task = self._runtime.tasks.pending.get(task_id)
+        return task is not None and bool(task.spec.actor_id)
+
     def submit(
         self, link: ActorLink, spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

@@ -7,6 +7,7 @@ thread; threaded actors on pools; async actors on one event loop on the main thr
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import queue
@@ -54,7 +55,7 @@ _LONG_S = 0.1
 class Work:
     """One call at this worker."""
 
-    __slots__ = ("call", "interrupt", "line", "reported", "started_at_s", "template")
+    __slots__ = ("answered", "call", "interrupt", "line", "reported", "started_at_s", "template")
 
     def __init__(self, line: Channel, call: Call, template: Template) -> None:
         self.line = line
@@ -62,6 +63,8 @@ class Work:
         self.template = template
         self.started_at_s = 0.0
         self.reported = False
+        self.answered = False
+        """Its caller was told how it ends, though it still runs."""
         self.interrupt: StokerError | None = None
         """Set once the task was told to stop: the error that it ends with."""
 
@@ -90,6 +93,8 @@ class Execution:
         self._waits: set[object] = set()
         """One member per wait of the running task: its main thread's, its threads', its coroutines'."""
         self._retiring = False
+        self._stopped = False
+        self._sending: set[asyncio.Task[None]] = set()
         self._told_blocked = False
         self._telling = False
         self.interruption = Interruption(self)
@@ -125,7 +130,8 @@ class Execution:
         return outcome
 
     def stop(self) -> None:
-        """End :meth:`serve`."""
+        """End :meth:`serve`: nothing more is started (any thread)."""
+        self._stopped = True
         self._inbox.put(None)
 
     def take_lease(self, lease: Lease) -> None:
@@ -147,7 +153,7 @@ class Execution:
 
     def next_call(self) -> Work | None:
         """Wait for the next call of a sync actor, in order; None at the end."""
-        while (task_id := self._inbox.get()) is not None:
+        while (task_id := self._inbox.get()) is not None and not self._stopped:
             work = self.unstarted.pop(task_id, None)
             if work is not None:
                 self.running[task_id] = work
@@ -277,6 +283,7 @@ class Execution:
             self._telling = False
 
     def answer(self, work: Work, failed: Failed) -> None:
+        """Tell the caller of a call how it ends, before it does (loop thread)."""
         call = work.call
         self._note(work, failed, time.time())
         self.runtime.history.write()
@@ -297,9 +304,19 @@ class Execution:
             if self.runtime.objects.borrowing.under_way(line):
                 # The caller stops holding what it passed once it has the result: owners must know
                 # of the refs that were kept here before that.
-                self.runtime.background.spawn(self._send_later(line, theirs), name="results")
+                sending = self.runtime.background.spawn(
+                    self._send_later(line, theirs), name="results"
+                )
+                self._sending.add(sending)
+                sending.add_done_callback(self._sending.discard)
             else:
                 self._send(line, theirs)
+
+    async def all_sent(self) -> None:
+        """Return once the results of all calls that have ended are posted."""
+        self._flush()
+        if self._sending:
+            await asyncio.wait(self._sending)
 
     async def _send_later(self, line: Channel, outcomes: list[Outcome]) -> None:
         await self.runtime.objects.borrowing.acknowledged(line)
@@ -315,13 +332,14 @@ class Execution:
             if outcome.escaped:
                 result.escaped = True
                 self.escaped[call.task_id] = (line, outcome.escaped)
-            failed = result.returns[0] if result.returns else None
-            self._note(
-                work,
-                failed if isinstance(failed, Failed) else None,
-                outcome.ended_at_s,
-                outcome.result_nbytes,
-            )
+            if not work.answered:
+                failed = result.returns[0] if result.returns else None
+                self._note(
+                    work,
+                    failed if isinstance(failed, Failed) else None,
+                    outcome.ended_at_s,
+                    outcome.result_nbytes,
+                )
             results.append(result)
         # Before the caller may act on it: it may end this process next.
         self.runtime.history.write()
@@ -371,7 +389,7 @@ class Execution:
         """Ten times a second: report calls that run long, while they run."""
         horizon = time.time() - _LONG_S
         for work in list(self.running.values()):
-            if not work.reported and 0 < work.started_at_s < horizon:
+            if not work.reported and not work.answered and 0 < work.started_at_s < horizon:
                 work.reported = True
                 self._note(work)
         self.runtime.history.write()

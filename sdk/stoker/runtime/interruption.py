@@ -1,7 +1,10 @@
 """Stopping a task that runs: cancel and timeout, gently first, with the process if it must be.
 
 The loop thread decides; a signal brings the error into user code on the main thread, where it is
-raised only inside :meth:`Interruption.allowed`. Code that does not stop ends with its worker.
+raised only inside :meth:`Interruption.allowed`. A task that does not stop ends with its worker. A call
+of an actor does not, for its state is also that of other callers: it is told (a coroutine by
+``CancelledError``, a sync actor's method by the error itself, a thread by ``is_cancelled()``), and if it
+still runs after a while, its caller is told that.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 _AGAIN_S = 0.05
 _STUBBORN_S = 3.0
 """A task that goes on for so long after it was told to stop takes its worker with it."""
+_ACTOR_GRACE_S = 1.0
+"""A call of an actor that goes on for so long after it was told to stop is given up by its caller."""
 
 
 class Interruption:
@@ -82,14 +87,37 @@ class Interruption:
             self._execution.answer(work, failed_with(error))
             return
         work.interrupt = error
-        if self._execution.actor is not None and self._execution.actor.interrupt(work):
+        with self._execution.credit_changed:  # a generator may wait there
+            self._execution.credit_changed.notify_all()
+        actor = self._execution.actor
+        if actor is not None:
+            if not actor.interrupt(work):
+                self._signal(work)
+            self._execution.runtime.loop.call_later(_ACTOR_GRACE_S, self._give_up, work)
             return
         if grace_s == 0.0:
             self._die_with(work)
             return
         self._signal(work)
-        if grace_s is not None and self._execution.actor is None:
+        if grace_s is not None:
             self._execution.runtime.loop.call_later(grace_s, self._die_if_running, work)
+
+    def _give_up(self, work: Work) -> None:
+        """A call of an actor does not stop: its caller must not wait for it."""
+        actor, error = self._execution.actor, work.interrupt
+        if (
+            actor is None
+            or error is None
+            or self._execution.running.get(work.call.task_id) is not work
+        ):
+            return
+        text = (
+            f"{error.message}, but its code does not stop: it still runs in actor "
+            f"{actor.spec.class_name} ({actor.spec.actor_id}). Let it look at "
+            "stoker.get_runtime_context().is_cancelled(), or end the actor with stoker.kill()"
+        )
+        self._execution.answer(work, failed_with(type(error)(text)))
+        work.answered = True
 
     def _signal(self, work: Work) -> None:
         """Wake the main thread until it has raised: a signal that comes just before it blocks in C

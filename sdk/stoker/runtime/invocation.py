@@ -42,6 +42,12 @@ class Outcome:
     result_nbytes: int = 0
     escaped: tuple[Any, ...] = ()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has an error instead of values."""
+        returns = self.result.returns
+        return bool(returns) and isinstance(returns[0], Failed)
+
 
 def invoke(execution: Execution, work: Work, method: Callable[..., Any] | None = None) -> Outcome:
     """Run one call to its end on the calling thread. Never raises."""
@@ -170,6 +176,8 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
 def failure(execution: Execution, work: Work, error: BaseException, began: float) -> Outcome:
     """Return the outcome of a call whose code (or whose packing) raised."""
     call = work.call
+    if isinstance(error, SystemExit) and execution.actor is not None:
+        execution.actor.end.exited(work, error)
     refs: list[Any] = []
     if work.interrupt is not None:
         failed, retry = failed_with(work.interrupt), False
@@ -209,6 +217,8 @@ def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Ou
                 wait_for_credit(execution, work, index)
             if value is _END:
                 break
+            if work.interrupt is not None:
+                raise work.interrupt
             item, refs, size = _item(execution, work, index, value)
             execution.send_item(work, item, refs)
             nbytes += size
@@ -236,7 +246,11 @@ def wait_for_credit(execution: Execution, work: Work, index: int) -> None:
         return
     with execution.credit_changed:
         if not execution.credit_changed.wait_for(
-            lambda: index - execution.credits.get(task_id, 0) < AHEAD or work.line.closed,
+            lambda: (
+                index - execution.credits.get(task_id, 0) < AHEAD
+                or work.line.closed
+                or work.interrupt is not None
+            ),
             timeout=_CREDIT_WAIT_S,
         ):
             raise StokerError(
@@ -281,6 +295,8 @@ async def _streamed_async(
     async for value in values:
         if index - execution.credits.get(call.task_id, 0) >= AHEAD:
             await asyncio.to_thread(wait_for_credit, execution, work, index)
+        if work.interrupt is not None:
+            raise work.interrupt
         item, refs, size = _item(execution, work, index, value)
         execution.send_item(work, item, refs)
         nbytes += size

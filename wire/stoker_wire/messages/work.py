@@ -151,12 +151,16 @@ class CreateActor(Message):
 
 
 class ReportActor(Message):
-    """The actor's worker tells how the constructor ended (``incarnation`` fences old workers)."""
+    """The actor's worker tells how the constructor ended, or why the actor ends itself.
+
+    ``incarnation`` fences old workers. ``restart``: it failed, so it starts again if it may.
+    """
 
     state: ActorState
     incarnation: int
     worker_id: str = ""
     error: ErrorInfo | None = None
+    restart: bool = False
 
 
 class KillActor(Message):

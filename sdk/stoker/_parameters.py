@@ -1,0 +1,68 @@
+"""What arguments an actor's methods take, in a form that travels with handles: names and kinds.
+
+Checked where a method is called, so that a wrong call fails there and not in the actor. Defaults and
+annotations stay behind: they may be anything.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from typing import Any, NamedTuple
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Parameters(NamedTuple):
+    """The parameters of a method, without ``self``: name, kind, and whether it has a default.
+
+    From ``fewest`` to ``most`` positional arguments, and none by name, are right without a closer look.
+    """
+
+    each: tuple[tuple[str, int, bool], ...]
+    fewest: int
+    most: int
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> None:
+        """Raise ``TypeError`` that shows the parameters, if the method does not take these."""
+        signature = inspect.Signature(
+            [
+                inspect.Parameter(
+                    name,
+                    inspect._ParameterKind(kind),
+                    default=... if has_default else inspect.Parameter.empty,
+                )
+                for name, kind, has_default in self.each
+            ]
+        )
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            shown = str(signature).replace("=Ellipsis", "=...")
+            raise TypeError(f"{what}: {error}; it takes {shown}") from None
+
+
+def parameters_of(cls: type, name: str) -> Parameters | None:
+    """Return what a callable member of a class takes, or None where that is not known.
+
+    A decorated method takes what its wrapper takes, which may add or leave out arguments.
+    """
+    raw = inspect.getattr_static(cls, name)
+    plain = isinstance(raw, types.FunctionType)
+    if not plain and not isinstance(raw, (staticmethod, classmethod)) and hasattr(raw, "__get__"):
+        return None  # a descriptor of its own: what it adds to a call only it knows
+    try:
+        member = getattr(cls, name)
+        found = list(inspect.signature(member, follow_wrapped=False).parameters.values())
+    except (ValueError, TypeError):  # written in C
+        return None
+    if plain and found and found[0].kind in _POSITIONAL:
+        del found[0]
+    each = tuple((p.name, int(p.kind), p.default is not p.empty) for p in found)
+    positional = [p for p in found if p.kind in _POSITIONAL]
+    required = [p for p in found if p.default is p.empty]
+    named = any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required)
+    anything = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)
+    fewest = sys.maxsize if named else sum(p.kind in _POSITIONAL for p in required)
+    return Parameters(each, fewest, sys.maxsize if anything else len(positional))

@@ -1,0 +1,7 @@
+"""Actors by the name of the module that Ray has them in: ``from stoker.actor import exit_actor``."""
+
+from __future__ import annotations
+
+from stoker._actors import ActorClass, ActorHandle, ActorMethod, exit_actor, method
+
+__all__ = ("ActorClass", "ActorHandle", "ActorMethod", "exit_actor", "method")

@@ -1,0 +1,198 @@
+"""How an actor ends of its own accord: no new call, its hooks, the reason to the gcs, then the process.
+
+Begun by ``exit_actor()``, by a ``SystemExit`` of its code, by a constructor that raised, or by
+``__stoker_terminate__``. What an actor's callers learn comes from the gcs alone, so all learn the
+same. ``stoker.kill()`` is no such end: it runs no hook.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import inspect
+import os
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stoker._context import current_task
+from stoker.exceptions import StokerError
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.work import ActorState, ReportActor
+
+if TYPE_CHECKING:
+    from stoker.runtime.actor_host import ActorHost
+    from stoker.runtime.execution import Work
+    from stoker.runtime.invocation import Outcome
+
+SHUTDOWN = "__stoker_shutdown__"
+TERMINATE = "__stoker_terminate__"
+HOOKS_S = 30.0
+"""How long ``__stoker_shutdown__``, ``atexit`` and calls that are told to stop may take, together."""
+_SEND_S = 5.0
+_REPORT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why an actor ends: its process' exit code, and the cause that its callers are told.
+
+    ``restart``: it did not mean to end for good, so ``max_restarts`` applies.
+    """
+
+    exit_code: int
+    cause: ErrorInfo
+    restart: bool = False
+
+
+def reason_of(leave: SystemExit, where: str, *, restart: bool) -> Reason:
+    """Return why an actor ends whose code raised ``SystemExit``: as Python reads its code.
+
+    None and 0 are an end that was meant; every other code is a failure.
+    """
+    code = leave.code
+    if code is not None and not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+    number = code if isinstance(code, int) else int(code is not None)
+    shown = "" if code is None else repr(code)
+    return left_by(f"sys.exit({shown[:200]}) in {where}", number, restart=restart and number != 0)
+
+
+def left_by(how: str, exit_code: int = 0, *, restart: bool = False) -> Reason:
+    """Return the reason of an actor that ended itself."""
+    cause = ErrorInfo(
+        code="actor_died", message=f"it ended itself: {how}", extra={"exit_code": exit_code}
+    )
+    return Reason(exit_code & 0xFF, cause, restart)
+
+
+def whereabouts() -> str:
+    """Return where the calling code runs, in words: its call, or its thread."""
+    info = current_task.get()
+    if info is not None:
+        return info.name
+    thread = threading.current_thread()
+    return "its constructor" if thread is threading.main_thread() else f"its thread {thread.name}"
+
+
+class ActorEnd:
+    """The end of this worker's actor, once."""
+
+    def __init__(self, host: ActorHost) -> None:
+        self.reason: Reason | None = None
+        self._host = host
+        self._lock = threading.Lock()
+        self._leaving = False
+        self._last: list[Outcome] = []
+        """The results of calls that asked for this end: they are sent once the hooks have run."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether the actor ends."""
+        return self.reason is not None
+
+    def begin(self, reason: Reason) -> bool:
+        """End the actor for this reason (any thread); False if it ends for another already."""
+        with self._lock:
+            if self.reason is not None:
+                return False
+            self.reason = reason
+        self._host.runtime.call_soon(self._not_for_ever)
+        self._host.stop()
+        return True
+
+    def exited(self, work: Work, leave: SystemExit) -> None:
+        """The code of a call raised ``SystemExit`` (any thread)."""
+        execution = self._host.execution
+        if os.getpid() != execution.pid:
+            raise leave  # a fork of this process, whose end is its own
+        self.begin(reason_of(leave, work.template.name, restart=True))
+
+    def holds(self, outcome: Outcome) -> bool:
+        """Whether a call's result is not sent now, once the end has begun (any thread).
+
+        Callers of what it made fail learn of the end instead, who asked for it once it is near.
+        """
+        if outcome.failed:
+            return True
+        if outcome.work.template.function != TERMINATE:
+            return False
+        self._last.append(outcome)
+        return True
+
+    # -- the main thread -------------------------------------------------------------------------
+
+    def hook(self) -> Any:
+        """Call the actor's ``__stoker_shutdown__``; returns its coroutine, if it is one."""
+        found = self._host.method(SHUTDOWN) if self.begun else None
+        if found is None:
+            return None
+        try:
+            result = found()
+        except BaseException:
+            traceback.print_exc()
+            return None
+        return _shown(result) if inspect.isawaitable(result) else None
+
+    def close(self) -> None:
+        """Run what is left to run, and end the process. Does not return."""
+        atexit._run_exitfuncs()
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        self._host.runtime.call_soon(self._leave_soon)
+        threading.Event().wait(_SEND_S + _REPORT_S + 5.0)
+        os._exit(1)
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def _not_for_ever(self) -> None:
+        self._host.runtime.loop.call_later(HOOKS_S, self._leave_soon)
+
+    def _leave_soon(self) -> None:
+        if not self._leaving:
+            self._leaving = True
+            self._host.runtime.background.spawn(self._leave(), name="actor-end")
+
+    async def _leave(self) -> None:
+        """Send what is finished, tell the gcs why, end the process."""
+        assert self.reason is not None
+        host, runtime = self._host, self._host.runtime
+        try:
+            for outcome in self._last:
+                host.execution.report(outcome)
+            await self._say_goodbye()
+            report = ReportActor(
+                state=ActorState.DEAD,
+                incarnation=host.spec.incarnation,
+                worker_id=runtime.address.peer_id,
+                error=self.reason.cause,
+                restart=self.reason.restart,
+            )
+            with contextlib.suppress(StokerError):  # of a life that is over, or nobody listens
+                await runtime.gcs.call("POST", host.path, report, timeout_s=_REPORT_S)
+        finally:
+            os._exit(self.reason.exit_code)
+
+    async def _say_goodbye(self) -> None:
+        """Close the lines behind what was posted on them: the gcs ends this process once it knows."""
+        runtime = self._host.runtime
+        with contextlib.suppress(StokerError, TimeoutError, OSError):
+            async with asyncio.timeout(_SEND_S):
+                await self._host.execution.all_sent()
+                runtime.running = False
+                await runtime.tasks.close()
+                runtime.objects.flush()
+                await runtime.history.flush()
+                await runtime.peers.close()
+
+
+async def _shown(hook: Any) -> None:
+    """Await a hook; what it raises is printed."""
+    try:
+        await hook
+    except BaseException:
+        traceback.print_exc()
