@@ -152,6 +152,10 @@ class Api:
             body=KillWorker, reply=Empty, summary="End a worker and all that it started",
         )  # fmt: skip
         add(
+            "POST", "/v1/workers/{id}/spent", self.worker_spent,
+            reply=Empty, summary="A worker takes no more calls: it leaves when its lease ends",
+        )  # fmt: skip
+        add(
             "POST", "/v1/objects", self.seal, before_ready=True,
             body=SealObjects, reply=Empty, summary="Objects were written to the arena",
         )  # fmt: skip
@@ -226,6 +230,10 @@ class Api:
 
     async def kill_worker(self, req: Request) -> Empty:
         self.workers.kill(req.path["id"], req.body.reason)
+        return Empty()
+
+    async def worker_spent(self, req: Request) -> Empty:
+        self.workers.spent(req.path["id"])
         return Empty()
 
     async def seal(self, req: Request) -> Empty:

@@ -6,9 +6,11 @@ or a driver there are simply no GPUs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
+from stoker_nodelet import proctree
 from stoker_wire.messages.cluster import Device
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -55,6 +57,25 @@ def schedulable_memory_bytes() -> int:
         if line.startswith("MemAvailable:"):
             available = min(available, int(line.split()[1]) * 1024)
     return int(available * _MEMORY_SHARE)
+
+
+def in_use(pid: int) -> bool:
+    """Return whether the process, or one that it started, has opened a GPU."""
+    return any(_opens_gpu(one) for one in (pid, *proctree.descendants(pid)))
+
+
+def _opens_gpu(pid: int) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):
+                if os.readlink(f"{folder}/{name}").startswith(("/dev/nvidia", "/dev/dxg")):
+                    return True
+    except PermissionError:
+        return True  # it cannot be ruled out
+    except OSError:
+        return False  # it is gone
+    return False
 
 
 def oom_kills() -> int:

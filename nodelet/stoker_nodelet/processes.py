@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stoker_nodelet import devices
 from stoker_nodelet.core import State, WorkerPhase
 from stoker_nodelet.core.events import (
     AssignFailed,
@@ -58,6 +59,8 @@ class Process:
     pid: int = 0
     oom: bool = False
     exited: asyncio.Event = field(default_factory=asyncio.Event)
+    gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it holds no GPU any more: it has exited, or stays without them."""
 
 
 @dataclass(slots=True)
@@ -158,16 +161,17 @@ class Processes:
         )
 
     async def retire(self, worker_id: str) -> None:
-        """Ask an idle worker to leave; it stays while it owns objects."""
+        """Ask a worker without a lease to leave; it stays while others need what it owns."""
         process = self.living.get(worker_id)
         if process is None:
             return
         try:
             client = self._client(process)
             await client.call("POST", "/v1/retire", reply=Empty, timeout_s=_RETIRE_S)
-            leaves = True
-        except ConflictError:
+            leaves, uses_gpus = True, False
+        except ConflictError as error:
             leaves = False
+            uses_gpus = bool(error.extra.get("runs")) or devices.in_use(process.pid)
         except StokerError as error:
             if worker_id in self.state.workers:
                 reason = f"idle, and it does not answer: {error}"
@@ -175,7 +179,14 @@ class Processes:
                     WorkerCondemned(at_s=time.monotonic(), worker_id=worker_id, reason=reason)
                 )
             return
-        self.dispatch(RetireAnswered(at_s=time.monotonic(), worker_id=worker_id, leaves=leaves))
+        self.dispatch(
+            RetireAnswered(
+                at_s=time.monotonic(), worker_id=worker_id, leaves=leaves, uses_gpus=uses_gpus
+            )
+        )
+        worker = self.state.workers.get(worker_id)
+        if worker is not None and not worker.gpus:
+            process.gpus_free.set()
 
     def _client(self, process: Process) -> Client:
         if process.client is None:
@@ -211,6 +222,7 @@ class Processes:
         if process is None:
             return
         process.exited.set()
+        process.gpus_free.set()
         if process.socket_path is not None:
             process.socket_path.unlink(missing_ok=True)
         if process.client is not None:

@@ -31,6 +31,7 @@ from stoker_nodelet.core.events import (
     WorkerCondemned,
     WorkerExited,
     WorkerRegistered,
+    WorkerSpent,
 )
 from stoker_nodelet.environments import Environments
 from stoker_nodelet.exits import LOG_LINES, Exits, describe
@@ -130,7 +131,7 @@ class Workers:
         return await asyncio.shield(waiting)
 
     async def release(self, asked: ReleaseLeases) -> None:
-        """Take leases back. Returns when the devices of killed workers are free (or after 5 s)."""
+        """Take leases back. Returns when the devices of their workers are free (or after 5 s)."""
         held = [self.state.leases.get(lease_id) for lease_id in asked.lease_ids]
         names = [one.worker_id for one in held if one is not None]
         commands = self.dispatch(
@@ -146,18 +147,19 @@ class Workers:
             if isinstance(command, RefuseLease) and command.code == FencedError.code:
                 raise FencedError(command.message)
         dying = [
-            self.processes.living[name].exited
+            self.processes.living[name].gpus_free
             for name in names
             if name in self.processes.living and self._holds_devices(name)
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_S):
-                for exited in dying:
-                    await exited.wait()
+                for gpus_free in dying:
+                    await gpus_free.wait()
 
     def _holds_devices(self, worker_id: str) -> bool:
         worker = self.state.workers.get(worker_id)
-        return worker is not None and worker.phase is WorkerPhase.DYING and bool(worker.gpus)
+        ending = (WorkerPhase.DYING, WorkerPhase.RETIRING)
+        return worker is not None and worker.phase in ending and bool(worker.gpus)
 
     def register(self, asked: RegisterWorker) -> WorkerSetup:
         """Note that a worker is up, and tell it what it is."""
@@ -186,6 +188,10 @@ class Workers:
         if oom and worker_id in self.processes.living:
             self.processes.living[worker_id].oom = True
         self.dispatch(WorkerCondemned(at_s=time.monotonic(), worker_id=worker_id, reason=reason))
+
+    def spent(self, worker_id: str) -> None:
+        """A worker says that it takes no more calls: it gets no other lease."""
+        self.dispatch(WorkerSpent(worker_id=worker_id))
 
     def finish_job(self, job_id: str) -> None:
         """Clear away what a finished job has left here."""

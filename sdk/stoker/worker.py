@@ -101,10 +101,16 @@ class _Worker:
 
     async def retire(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/retire``: end, unless others still need what this process owns."""
-        held = sum(1 for e in list(self._runtime.objects.table.entries.values()) if e.borrowers)
-        if held or self._execution.busy or self._runtime.tasks.pending:
-            why = f"worker {self._runtime.identity.peer_id} owns {held} borrowed objects"
-            problem = problem_of(ConflictError(why), request_id=None)
+        runtime = self._runtime
+        held = sum(1 for e in list(runtime.objects.table.entries.values()) if e.borrowers)
+        tasks, actors = len(runtime.tasks.pending), runtime.actors.owned_alive()
+        if held or tasks or actors or self._execution.busy:
+            why = (
+                f"worker {runtime.identity.peer_id} owns {held} borrowed objects, {tasks} unfinished "
+                f"calls and {actors} living actors"
+            )
+            error = ConflictError(why, extra={"runs": self._execution.runs})
+            problem = problem_of(error, request_id=None)
             return web.Response(
                 body=msgspec.json.encode(problem), status=problem.status, content_type=PROBLEM
             )

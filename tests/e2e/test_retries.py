@@ -136,6 +136,64 @@ def test_max_calls_renews_the_worker() -> None:
     assert all(burst.count(p) <= 2 for p in burst), burst
 
 
+@pytest.mark.parametrize("options", [{"max_calls": 1}, {"num_gpus": 1}], ids=["calls", "gpu"])
+def test_a_worker_that_takes_no_more_calls_stays_while_others_need_what_it_owns(
+    flags: Flags, options: dict[str, Any]
+) -> None:
+    @stoker.remote
+    def inner(i: int) -> int:
+        flags.wait("go")
+        return i
+
+    @stoker.remote(max_retries=0, **options)
+    def outer(i: int) -> tuple[int, list[Any]]:
+        return os.getpid(), [inner.remote(i), stoker.put(i)]
+
+    results = get([outer.remote(i) for i in range(4)])
+    until(lambda: stoker.available_resources().get("GPU") == 2, 40, "the devices are free")
+    assert get([two[1] for _, two in results]) == [0, 1, 2, 3]
+    flags.raise_("go")
+    assert get([two[0] for _, two in results]) == [0, 1, 2, 3]
+    pids = [pid for pid, _ in results]
+    del results
+    until(lambda: not any(os.path.exists(f"/proc/{p}") for p in pids), 40, "they have left")
+
+
+def test_an_idle_worker_stays_while_actors_that_it_made_live(driver: Callable[..., Any]) -> None:
+    script = """
+        import os, time
+        import stoker
+        from tests.services import until
+        stoker.init(num_cpus=2, log_to_driver=False)
+
+        @stoker.remote
+        class Child:
+            def ping(self): return "pong"
+
+        @stoker.remote
+        def make():
+            child = Child.remote()
+            return os.getpid(), child
+
+        @stoker.remote
+        def other(): return os.getpid()
+
+        gone = lambda pid: not os.path.exists(f"/proc/{pid}")
+        maker, child = stoker.get(make.remote(), timeout=40)
+        assert stoker.get(child.ping.remote(), timeout=40) == "pong"
+        idle = stoker.get([other.options(runtime_env={"env_vars": {"A": "1"}}).remote()], timeout=40)[0]
+        until(lambda: gone(idle), 40, "the idle worker is gone")
+        time.sleep(1.5)
+        assert not gone(maker), "the maker of an actor went"
+        assert stoker.get(child.ping.remote(), timeout=40) == "pong"
+        stoker.kill(child)
+        until(lambda: gone(maker), 40, "the maker leaves after its actor")
+        print("fine")
+    """
+    done = driver(script, STOKER_WORKER_IDLE_S="0.3")
+    assert "fine" in done.stdout, done.stdout + done.stderr
+
+
 def test_exit_and_fork_in_user_code_leave_no_second_worker(flags: Flags) -> None:
     @stoker.remote(max_retries=0)
     def forks() -> int:

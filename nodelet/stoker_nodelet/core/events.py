@@ -112,12 +112,23 @@ class WorkerCondemned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpent:
+    """The worker takes no more calls (``max_calls``): it leaves when its lease ends."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetireAnswered:
-    """The worker leaves, or stays because it still owns objects."""
+    """The worker leaves, or stays because others need what it owns.
+
+    ``uses_gpus``: it stays and cannot let go of its GPUs: it runs a call or has opened a device.
+    """
 
     at_s: float
     worker_id: str
     leaves: bool
+    uses_gpus: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +159,7 @@ Event = (
     | AssignFailed
     | WorkerExited
     | WorkerCondemned
+    | WorkerSpent
     | RetireAnswered
     | JobFinished
     | Ticked

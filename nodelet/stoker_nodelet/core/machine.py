@@ -32,11 +32,13 @@ from stoker_nodelet.core.events import (
     WorkerExited,
     WorkerForked,
     WorkerRegistered,
+    WorkerSpent,
 )
 from stoker_nodelet.core.state import (
     GPU_SLACK,
     HeldLease,
     LeasePhase,
+    Policy,
     State,
     Worker,
     WorkerPhase,
@@ -71,6 +73,10 @@ def step(state: State, event: Event) -> list[Command]:
             return _gone(state, event.worker_id, event.at_s, event.cause)
         case WorkerCondemned():
             return _condemn(state, event.worker_id, event.at_s, event.reason)
+        case WorkerSpent():
+            if event.worker_id in state.workers:
+                state.workers[event.worker_id].spent = True
+            return []
         case RetireAnswered():
             return _retire_answered(state, event)
         case JobFinished():
@@ -171,7 +177,7 @@ def _pick(state: State, held: HeldLease) -> Worker | None:
     lease = held.lease
     if lease.kind is LeaseKind.DRIVER:
         return None
-    idle = [w for w in state.workers.values() if w.phase is WorkerPhase.IDLE]
+    idle = [w for w in state.workers.values() if w.phase is WorkerPhase.IDLE and not w.spent]
     if lease.kind is LeaseKind.TASK and not lease.gpus:
         same = [w for w in idle if w.job_id == lease.job_id and w.env_key == held.env_key]
         if same:
@@ -203,15 +209,24 @@ def _released(state: State, event: LeasesReleased) -> list[Command]:
         if worker is None:
             continue
         assigning = worker.phase is WorkerPhase.LEASED and held.phase is not LeasePhase.READY
-        spent = held.lease.kind is not LeaseKind.TASK or worker.gpus
-        if event.kill or spent or assigning:
+        starting = worker.phase is WorkerPhase.STARTING and worker.gpus
+        if event.kill or held.lease.kind is not LeaseKind.TASK or assigning or starting:
             commands += _kill(worker, event.at_s, event.reason or "its lease was released")
             continue
         worker.lease_id = ""
+        worker.spent = worker.spent or bool(worker.gpus)
         if worker.phase is WorkerPhase.LEASED:
             worker.phase = WorkerPhase.IDLE
             worker.since_s = event.at_s
+            if worker.spent:
+                commands += _retire(worker, event.at_s)
     return commands
+
+
+def _retire(worker: Worker, at_s: float) -> list[Command]:
+    worker.phase = WorkerPhase.RETIRING
+    worker.since_s = at_s
+    return [RetireWorker(worker_id=worker.worker_id)]
 
 
 def _end_lease(state: State, held: HeldLease, reason: str) -> list[Command]:
@@ -322,6 +337,11 @@ def _gone(
             if code == "runtime_env_failed":  # it would fail again: the caller must hear of it
                 message = cause
             commands.append(RefuseLease(lease_id=worker.lease_id, code=code, message=message))
+    return commands + _place_parked(state, at_s)
+
+
+def _place_parked(state: State, at_s: float) -> list[Command]:
+    commands: list[Command] = []
     for parked in [h for h in state.leases.values() if h.phase is LeasePhase.PARKED]:
         commands += _place(state, parked, at_s)
     return commands
@@ -331,10 +351,16 @@ def _retire_answered(state: State, event: RetireAnswered) -> list[Command]:
     worker = state.workers.get(event.worker_id)
     if worker is None or worker.phase is not WorkerPhase.RETIRING:
         return []
+    if worker.gpus and (event.leaves or event.uses_gpus):  # quickly: others wait for its devices
+        return _kill(worker, event.at_s, "its lease of GPUs was released")
     worker.phase = WorkerPhase.DYING if event.leaves else WorkerPhase.IDLE
     worker.since_s = event.at_s
-    worker.reason = "idle"
-    return []
+    worker.reason = "max_calls reached" if worker.spent else "idle"
+    worker.asked += 1
+    if not worker.gpus:
+        return []
+    worker.gpus = {}
+    return _place_parked(state, event.at_s)
 
 
 def _job_finished(state: State, event: JobFinished) -> list[Command]:
@@ -360,6 +386,13 @@ def _fenced(state: State) -> list[Command]:
     return commands
 
 
+def _patience_s(policy: Policy, worker: Worker) -> float:
+    """How long an idle worker is left alone before it is asked to leave."""
+    if not worker.spent:
+        return policy.worker_idle_s
+    return min(policy.spent_ask_s * 2.0 ** min(worker.asked, 16), policy.spent_ask_max_s)
+
+
 def _ticked(state: State, event: Ticked) -> list[Command]:
     policy = state.policy
     commands: list[Command] = []
@@ -374,10 +407,8 @@ def _ticked(state: State, event: Ticked) -> list[Command]:
             commands += _condemn(state, worker.worker_id, event.at_s, reason)
         elif worker.fresh and worker.phase in (WorkerPhase.STARTING, WorkerPhase.IDLE):
             warm += 1
-        elif worker.phase is WorkerPhase.IDLE and waited_s >= policy.worker_idle_s:
-            worker.phase = WorkerPhase.RETIRING
-            worker.since_s = event.at_s
-            commands.append(RetireWorker(worker_id=worker.worker_id))
+        elif worker.phase is WorkerPhase.IDLE and waited_s >= _patience_s(policy, worker):
+            commands += _retire(worker, event.at_s)
     unused = [worker_id for worker_id in event.worker_ids if worker_id not in state.workers]
     for worker_id in unused[: max(0, policy.warm_workers - warm)]:
         state.workers[worker_id] = Worker(worker_id, WorkerPhase.STARTING, event.at_s, event.at_s)

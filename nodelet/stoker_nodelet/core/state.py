@@ -13,14 +13,14 @@ _REMEMBERED = 10_000
 
 
 class WorkerPhase(StrEnum):
-    """STARTING -> IDLE <-> LEASED; IDLE -> RETIRING -> IDLE or DYING; every phase -> DYING."""
+    """STARTING -> IDLE <-> LEASED -> RETIRING <-> IDLE; every phase -> DYING."""
 
     STARTING = "STARTING"
     """Forked, not registered yet; may have its lease already."""
     IDLE = "IDLE"
     LEASED = "LEASED"
     RETIRING = "RETIRING"
-    """Asked to leave; it refuses while it owns objects."""
+    """Asked to leave; it refuses while others need what it owns."""
     DYING = "DYING"
     """Told to die; it still holds its devices until its exit."""
 
@@ -65,6 +65,10 @@ class Worker:
     pid: int = 0
     address: Address | None = None
     reason: str = ""
+    spent: bool = False
+    """It serves nobody again, and leaves when nobody needs what it owns."""
+    asked: int = 0
+    """How often it was asked to leave and stayed."""
 
     @property
     def fresh(self) -> bool:
@@ -92,6 +96,9 @@ class Policy:
     worker_idle_s: float = 60.0
     worker_start_s: float = 60.0
     worker_end_s: float = 5.0
+    spent_ask_s: float = 0.5
+    """A spent worker is asked to leave after this, then after twice as long, ..."""
+    spent_ask_max_s: float = 30.0
     warm_workers: int = 1
 
 
@@ -108,10 +115,10 @@ class State:
     finished_jobs: dict[str, None] = field(default_factory=dict)
 
     def gpu_use(self, *, with_dying: bool = True) -> dict[int, float]:
-        """Return device index -> the fraction that workers hold."""
+        """Return device index -> the fraction that workers hold, also those that end soon."""
         use: dict[int, float] = {}
         for worker in self.workers.values():
-            if with_dying or worker.phase is not WorkerPhase.DYING:
+            if with_dying or worker.phase not in (WorkerPhase.DYING, WorkerPhase.RETIRING):
                 for index, share in worker.gpus.items():
                     use[index] = use.get(index, 0.0) + share
         return use

@@ -38,6 +38,8 @@ class ActorLink:
         self.may_come = False
         """Whether its creator, in this job, may not have created it yet."""
         self.note = "it is being created"
+        self.owned = False
+        """Whether this process created it, so that it lives only as long as this process."""
         self.created: asyncio.Task[Any] | None = None
         """The request that creates it, while this process makes it."""
         self.drained: asyncio.Event | None = None
@@ -58,6 +60,13 @@ class ActorLink:
             or creating
             or self.drained
             or (self.held and not self.dead)
+        )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the actor is known to be dead for good."""
+        return self.dead is not None or (
+            self.news is not None and self.news.state is ActorState.DEAD
         )
 
     def die(self, failed: Failed) -> None:

@@ -129,6 +129,10 @@ class ActorCalls:
         """Return the links to all actors that this process calls."""
         return list(self._links.values())  # user threads may add some meanwhile
 
+    def owned_alive(self) -> int:
+        """Return how many actors that this process created are not dead, as far as it knows."""
+        return sum(link.owned and not link.is_over for link in self.all_links())
+
     def send(self, link: ActorLink) -> None:
         """Send the waiting calls in order, up to the first whose arguments are not there yet."""
         line = link.line

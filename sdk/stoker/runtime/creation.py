@@ -91,6 +91,7 @@ def create_actor(
         handle_info=cloudpickle.dumps(info, 5),
     )
     link = runtime.actors.link(actor_id, name, options.max_pending_calls)
+    link.owned = options.lifetime != "detached"
     link.held = call  # a restart needs the arguments again
     work = _create(runtime, link, call, request, options, groups)
     if not options.name:
@@ -98,7 +99,10 @@ def create_actor(
         return ActorHandle(info, owns=options.lifetime != "detached")
     actor = runtime.run(work, _CREATE_S)
     assert actor is not None
-    return handle_of(actor) if actor.actor_id != actor_id else ActorHandle(info)
+    if actor.actor_id != actor_id:  # there was one of that name already
+        link.owned = False
+        return handle_of(actor)
+    return ActorHandle(info)
 
 
 async def _create(

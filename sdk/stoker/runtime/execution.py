@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stoker_wire.channel import Channel
 
 _LONG_S = 0.1
+_SPENT_S = 5.0
 
 
 class Work:
@@ -95,6 +96,8 @@ class Execution:
         self._retiring = False
         self._stopped = False
         self._sending: set[asyncio.Task[None]] = set()
+        self._spent: asyncio.Task[None] | None = None
+        """Tells the nodelet that this worker takes no more calls."""
         self._told_blocked = False
         self._telling = False
         self.interruption = Interruption(self)
@@ -237,7 +240,12 @@ class Execution:
                 )
         if self.actor is not None:
             self.actor.take(batch)
-        elif self._waits or self._retiring:
+        elif self._retiring and self.running:
+            pass  # they go back with its last result
+        elif self._retiring:
+            back = self._refuse(line, [w.call.task_id for w in batch])
+            self.runtime.background.spawn(back, name="refuse")
+        elif self._waits:
             self.give_back(line, [w.call.task_id for w in batch])
         else:
             for work in batch:
@@ -301,9 +309,10 @@ class Execution:
         for outcome in outcomes:
             by_line.setdefault(outcome.work.line, []).append(outcome)
         for line, theirs in by_line.items():
-            if self.runtime.objects.borrowing.under_way(line):
+            if self._retiring or self.runtime.objects.borrowing.under_way(line):
                 # The caller stops holding what it passed once it has the result: owners must know
-                # of the refs that were kept here before that.
+                # of the refs that were kept here before that. And it gives the lease back: the
+                # nodelet must know before that what this worker is good for.
                 sending = self.runtime.background.spawn(
                     self._send_later(line, theirs), name="results"
                 )
@@ -320,7 +329,31 @@ class Execution:
 
     async def _send_later(self, line: Channel, outcomes: list[Outcome]) -> None:
         await self.runtime.objects.borrowing.acknowledged(line)
+        if self._retiring:
+            await self._tell_spent()
         self._send(line, outcomes)
+
+    async def _tell_spent(self) -> None:
+        """Have the nodelet give this worker no other lease, and end it when that is safe."""
+        if self._spent is None:
+            self._spent = self.runtime.background.spawn(self._spend(), name="spent")
+        await asyncio.wait([self._spent])
+
+    async def _spend(self) -> None:
+        node = self.runtime.node
+        assert node is not None
+        path = f"/v1/workers/{self.runtime.identity.peer_id}/spent"
+        try:
+            client = self.runtime.services.client_of(node.url)
+            await client.call("POST", path, timeout_s=_SPENT_S)
+        except StokerError:
+            self._spent = None  # tried again when another lease brings calls here
+
+    async def _refuse(self, line: Channel, task_ids: list[str]) -> None:
+        """Give calls back that came after the last one that this worker takes."""
+        await self._tell_spent()
+        self.give_back(line, task_ids)
+        line.post(Retire())
 
     def _send(self, line: Channel, outcomes: list[Outcome]) -> None:
         results: list[Result] = []
@@ -406,6 +439,11 @@ class Execution:
         for task_id, (caller, _) in list(self.escaped.items()):
             if caller is line:
                 del self.escaped[task_id]
+
+    @property
+    def runs(self) -> bool:
+        """Whether this worker has calls that have not ended."""
+        return bool(self.running or self.unstarted)
 
     @property
     def busy(self) -> bool:

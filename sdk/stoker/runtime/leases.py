@@ -238,13 +238,14 @@ class Leases:
             self.ask(key)
 
     def retire(self, line: Channel) -> None:
-        """The worker of a line takes no more calls: end it once its results are here."""
+        """The worker of a line takes no more calls: give its lease back. Its nodelet ends it when
+        nobody needs what it owns."""
         for lease_id, (key, _) in list(self._held.items()):
             slot = self._tasks.queues[key].slots.get(lease_id)
             if slot is not None and slot.line is line:
                 slot.closing = True  # before its calls look for another place
                 self._tasks.on_returned(line, list(slot.inflight))
-                self._give_back([lease_id], kill=True, reason="max_calls reached")
+                self._give_back([lease_id], reason="max_calls reached")
 
     def lost_line(self, line: Channel) -> None:
         """A line closed: if a lease's worker was behind it, that worker died."""

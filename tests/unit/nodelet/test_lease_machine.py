@@ -34,6 +34,7 @@ from stoker_nodelet.core.events import (
     WorkerExited,
     WorkerForked,
     WorkerRegistered,
+    WorkerSpent,
 )
 from stoker_wire.messages.cluster import Lease, LeaseKind
 from stoker_wire.messages.common import Address
@@ -235,6 +236,46 @@ def test_idle_workers_are_asked_to_leave_and_killed_if_they_linger() -> None:
     assert m.tick(26.0) == [KillWorker(worker_id="w_1", reason="idle")]
 
 
+def test_a_spent_worker_serves_nobody_again_and_stays_while_it_is_needed() -> None:
+    m = Machine(Policy(worker_idle_s=60.0, warm_workers=0))
+    m.ask(lease("l_1"))
+    m.up("w_1")
+    m(WorkerSpent(worker_id="w_1"))
+    assert m.release("l_1") == [RetireWorker(worker_id="w_1")]
+    m(RetireAnswered(at_s=0.0, worker_id="w_1", leaves=False))
+    assert m.ask(lease("l_2")) == [ForkWorker(worker_id="w_2", lease_id="l_2")]
+    m.up("w_2")
+    asked = [at_s for at_s in range(1, 120) if m.tick(float(at_s)) and not m(RetireAnswered(
+        at_s=float(at_s), worker_id="w_1", leaves=False
+    ))]  # fmt: skip
+    assert 4 < len(asked) < 12, "it is asked again, more and more seldom"
+    assert m.tick(200.0) == [RetireWorker(worker_id="w_1")]
+    assert m(RetireAnswered(at_s=200.0, worker_id="w_1", leaves=True)) == []
+    assert m.state.workers["w_1"].phase is WorkerPhase.DYING
+
+
+def test_a_worker_that_had_a_gpu_stays_without_it_while_others_need_what_it_owns() -> None:
+    m = Machine()
+    m.ask(lease("l_1", gpus={0: 1.0}))
+    m.up("w_1")
+    assert m.release("l_1") == [RetireWorker(worker_id="w_1")]
+    assert m.ask(lease("l_2", gpus={0: 1.0})) == [], "the worker may still use the device"
+    assert m(RetireAnswered(at_s=0.0, worker_id="w_1", leaves=False)) == [
+        ForkWorker(worker_id="w_2", lease_id="l_2")
+    ]
+    assert m.state.workers["w_1"].phase is WorkerPhase.IDLE
+
+
+@pytest.mark.parametrize(("leaves", "uses_gpus"), [(True, False), (False, True)])
+def test_a_worker_that_uses_its_gpu_ends_with_its_lease(leaves: bool, uses_gpus: bool) -> None:
+    m = Machine()
+    m.ask(lease("l_1", gpus={0: 1.0}))
+    m.up("w_1")
+    m.release("l_1")
+    answer = RetireAnswered(at_s=0.0, worker_id="w_1", leaves=leaves, uses_gpus=uses_gpus)
+    assert [type(c) for c in m(answer)] == [KillWorker]
+
+
 def test_a_worker_that_never_registers_is_killed_and_its_lease_refused() -> None:
     m = Machine(Policy(worker_start_s=5.0, warm_workers=0))
     m.ask(lease("l_1"))
@@ -264,7 +305,7 @@ def random_event(rng: random.Random, m: Machine) -> Event:
     lease_ids = [f"l_{rng.randrange(40)}" for _ in range(rng.randrange(1, 4))]
     worker = m.state.workers.get(worker_id)
     lease_id = worker.lease_id if worker else ""
-    match rng.randrange(14):
+    match rng.randrange(15):
         case 0 | 1 | 2:
             m.count += 1
             kind = rng.choices(list(LeaseKind), (6, 2, 1))[0]
@@ -298,8 +339,10 @@ def random_event(rng: random.Random, m: Machine) -> Event:
         case 11:
             return Ticked(at_s=at_s, worker_ids=(f"w_t{m.count}_{at_s}",))
         case 12:
-            leaves = rng.random() < 0.5
-            return RetireAnswered(at_s=at_s, worker_id=worker_id, leaves=leaves)
+            leaves, uses = rng.random() < 0.5, rng.random() < 0.5
+            return RetireAnswered(at_s=at_s, worker_id=worker_id, leaves=leaves, uses_gpus=uses)
+        case 13:
+            return WorkerSpent(worker_id=worker_id)
         case _:
             rare: list[Event] = [
                 WorkerCondemned(at_s=at_s, worker_id=worker_id, reason="x"),
