@@ -1,21 +1,23 @@
 """Log lines from the nodes where they lie: of one driver, or merged from all workers of a job.
 
 Called by the log routes. Lines of one process stay in order; those of several are as they come. A
-nodelet that cannot be reached is tried again, and no line is given twice.
+nodelet that cannot be reached is tried again, and no line is given twice. Where output ends is never
+guessed from silence: a driver's log ends with its process, and what is left of the workers' at the
+job's end is read from the last line given to the end of each file.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from stoker_gcs.jobs.rules import JOBS
 from stoker_wire.errors import StokerError, UnavailableError
-from stoker_wire.messages.control import LogLine
+from stoker_wire.messages.control import LogCursors, LogLine, LogStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 
     from stoker_gcs.links import Links
     from stoker_gcs.truth import Truth
@@ -24,14 +26,15 @@ if TYPE_CHECKING:
 QUEUE_SIZE = 4096
 RETRY_S = 0.5
 NEW_NODES_S = 0.5
-LAST_LINES_S = 1.0
-QUIET_S = 0.25
-"""After a job's end its log is read until nothing came for so long (nodelets look every 0.1 s)."""
+DRIVER_END_S = 5.0
+"""A driver that is told to stop may print for 3 s more, until it is killed."""
+REST_S = 10.0
+"""How long a node may be silent while it sends the last lines of its workers."""
 
 
 async def of_driver(
     truth: Truth, links: Links, job_id: str, *, follow: bool, since: int, tail: int
-) -> AsyncIterator[LogLine]:
+) -> AsyncGenerator[LogLine, None]:
     """Lines of a submitted job's driver; with ``follow``, until it has ended."""
     job = await truth.get(JOBS, job_id)
     while follow and job.submitted and not job.node_id and not job.state.terminal:
@@ -42,30 +45,71 @@ async def of_driver(
         return
     query = {"job_id": job_id, "kind": "driver", "follow": follow, "since": since, "tail": tail}
     source = links.nodelet(job.node_id).stream("/v1/logs", item=LogLine, query=query)
-    if not follow:
-        async for line in source:
+    # A nodelet that has started no driver waits for one: the job's end is the end then.
+    lines = _until_end(truth, job_id, source, DRIVER_END_S) if follow else source
+    async with aclosing(lines):
+        async for line in lines:
             yield line
-        return
-    # A follow of a job's files has no end of its own: the job's end is it.
-    async for line in _until_end(truth, job_id, source):
-        yield line
 
 
 async def of_workers(
     truth: Truth, links: Links, job_id: str, *, follow: bool, worker_id: str, tail: int
-) -> AsyncIterator[LogLine]:
+) -> AsyncGenerator[LogLine, None]:
     """Lines of all workers of a job on all nodes; with ``follow``, until the job has ended."""
     await truth.get(JOBS, job_id)
-    query = {"job_id": job_id, "kind": "worker", "follow": follow, "tail": tail}
-    if worker_id:
-        query["worker_id"] = worker_id
+    query: dict[str, object] = {"job_id": job_id, "kind": "worker", "tail": tail}
+    query |= {"follow": follow} | ({"worker_id": worker_id} if worker_id else {})
     merged = _merge(links, query, follow=follow)
-    if not follow:
-        async for line in merged:
+    lines = _until_end(truth, job_id, merged, 0.0) if follow else merged
+    cursors: dict[str, int] = {}
+    async with aclosing(lines):
+        async for line in lines:
+            cursors[line.worker_id] = line.cursor
             yield line
-        return
-    async for line in _until_end(truth, job_id, merged):
-        yield line
+    if follow:
+        rest = LogCursors(cursors=cursors, tail=tail, worker_id=worker_id)
+        async for line in rest_of_workers(links, job_id, rest):
+            yield line
+
+
+async def rest_of_workers(
+    links: Links, job_id: str, rest: LogCursors
+) -> AsyncGenerator[LogLine, None]:
+    """Lines of a job's workers behind those seen, up to now; a node that does not answer is named."""
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
+
+    async def read(node: Node) -> None:
+        query = {"job_id": job_id, "kind": "worker"}
+        try:
+            source = links.client(node.url).stream(
+                "/v1/logs", item=LogLine, query=query, body=rest, silence_s=REST_S
+            )
+            async with aclosing(source):
+                async for line in source:
+                    await lines.put(line)
+        except StokerError as error:
+            text = f"the last output of node {node.node_id} is missing: {error}"
+            await lines.put(_notice(node, text))
+
+    async def read_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for node in links.living():
+                group.create_task(read(node))
+        await lines.put(None)
+
+    async with asyncio.TaskGroup() as group:
+        reading = group.create_task(read_all())
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+        finally:
+            reading.cancel()
+
+
+def _notice(node: Node, text: str) -> LogLine:
+    return LogLine(
+        node_id=node.node_id, worker_id="", pid=0, name="stoker", text=text, stream=LogStream.STDERR
+    )
 
 
 async def of_worker(
@@ -78,18 +122,17 @@ async def of_worker(
 
 
 async def _until_end(
-    truth: Truth, job_id: str, source: AsyncIterator[LogLine]
-) -> AsyncIterator[LogLine]:
-    """Lines of ``source`` until the job has ended and its last lines have come."""
+    truth: Truth, job_id: str, source: AsyncGenerator[LogLine, None], grace_s: float
+) -> AsyncGenerator[LogLine, None]:
+    """Lines of ``source`` until it ends, or the job does: then it has ``grace_s`` to end."""
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
     broken: list[StokerError] = []
-    came = asyncio.Event()
 
     async def pump() -> None:
         try:
-            async for line in source:
-                came.set()
-                await lines.put(line)
+            async with aclosing(source):
+                async for line in source:
+                    await lines.put(line)
         except StokerError as error:
             broken.append(error)
         await lines.put(None)
@@ -99,11 +142,7 @@ async def _until_end(
         while not ended:
             job = await truth.wait_for(JOBS, job_id, lambda found: found.state.terminal, 30.0)
             ended = job.state.terminal
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LAST_LINES_S):
-                while True:
-                    came.clear()
-                    await asyncio.wait_for(came.wait(), QUIET_S)
+        await asyncio.sleep(grace_s)
         await lines.put(None)
 
     async with asyncio.TaskGroup() as group:
@@ -120,7 +159,7 @@ async def _until_end(
 
 async def _merge(
     links: Links, query: Mapping[str, object], *, follow: bool
-) -> AsyncIterator[LogLine]:
+) -> AsyncGenerator[LogLine, None]:
     lines: asyncio.Queue[LogLine] = asyncio.Queue(QUEUE_SIZE)
     seen: dict[str, int] = {}
     pumps: dict[str, asyncio.Task[None]] = {}

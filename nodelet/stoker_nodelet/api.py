@@ -28,7 +28,7 @@ from stoker_wire.messages.cluster import (
     WorkerSetup,
 )
 from stoker_wire.messages.common import Empty, Message, Record
-from stoker_wire.messages.control import ListQuery, LogLine, Page, Position
+from stoker_wire.messages.control import ListQuery, LogCursors, LogLine, Page, Position
 from stoker_wire.messages.work import (
     FreeObjects,
     MakeRoom,
@@ -186,6 +186,11 @@ class Api:
             summary="What a job wrote into its output folder here, as a tar archive",
         )  # fmt: skip
         add(
+            "POST", "/v1/logs", self.read_rest, stream=True,
+            query=LogsQuery, body=LogCursors, reply=LogLine,
+            summary="Lines of output behind those seen, up to now",
+        )  # fmt: skip
+        add(
             "POST", "/v1/tasks/flush", self.flush_tasks,
             reply=TaskHistoryStatus, summary="Forward the task history of this node now",
         )  # fmt: skip
@@ -276,6 +281,16 @@ class Api:
 
     async def read_logs(self, req: Request) -> web.StreamResponse:
         return await stream_response(req, self._lines(req.query))
+
+    async def read_rest(self, req: Request) -> web.StreamResponse:
+        query = LogFilter(req.query.job_id, req.body.worker_id, req.query.kind)
+
+        async def lines() -> AsyncIterator[LogLine]:
+            async for batch in self.logs.read(query, cursors=req.body.cursors, last=req.body.tail):
+                for line in batch:
+                    yield line
+
+        return await stream_response(req, lines())
 
     async def _lines(self, query: LogsQuery) -> AsyncIterator[LogLine]:
         chosen = LogFilter(query.job_id, query.worker_id, query.kind)

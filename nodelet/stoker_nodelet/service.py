@@ -287,6 +287,7 @@ def _assemble(
 async def _tick(workers: Workers) -> None:
     while True:
         workers.tick()
+        workers.logs.look()
         await asyncio.sleep(_TICK_S)
 
 

@@ -309,9 +309,7 @@ class Workers:
         if worker is None or process is None:
             return
         one = self._forensics(told, worker, process)
-        log = self.logs.get(told.worker_id)
-        if log is not None:
-            log.ended = True
+        self.logs.end(told.worker_id)
         self.processes.forget(told.worker_id)
         for owner_id in _owner_ids(worker):
             self.objects.free_owner(owner_id)

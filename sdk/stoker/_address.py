@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 AUTO = "auto"
-"""As an address: the newest cluster of this machine."""
+"""As an address: the one of ``STOKER_ADDRESS``, else the newest cluster of this machine."""
 
 _DEFAULT_TOKEN_FILE = "~/.stoker/token"
 
@@ -41,10 +41,12 @@ def resolve(
 ) -> Target:
     """Return the cluster that is meant; StartError, with what to do, if there is none.
 
-    ``embedded`` says whether a cluster inside a driver of this machine counts.
+    ``"auto"`` is as if nothing was given. ``embedded`` says whether a cluster inside a driver of this
+    machine counts.
     """
     environ = os.environ if environ is None else environ
-    address = address or environ.get("STOKER_ADDRESS") or AUTO
+    if not address or address == AUTO:
+        address = environ.get("STOKER_ADDRESS") or AUTO
     if address != AUTO:
         url = checked_url(address)
         return Target(address=url, token=token or _token_for(url, environ))

@@ -70,8 +70,9 @@ def init(
 
     Without ``address`` (and without ``STOKER_ADDRESS``) a cluster is started on this machine, with
     ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
-    process. ``"auto"`` joins the cluster that ``stoker start --head`` started here, and
-    ``"http://host:port"`` one elsewhere (its token from ``token`` or ``STOKER_TOKEN``).
+    process. ``"http://host:port"`` joins one that runs (its token from ``token`` or
+    ``STOKER_TOKEN``), and ``"auto"`` that of ``STOKER_ADDRESS``, else the newest that ``stoker start
+    --head`` started here. Raises UnavailableError where a cluster's scheduler cannot be reached.
     """
     with CELL.lock:
         if CELL.runtime is not None:
@@ -124,7 +125,14 @@ def _init_local(
         info: LocalInfo = cluster.wait_ready()
         node = LocalNode(info.node_id, info.nodelet_url, info.arena_dir, info.session_dir)
         found = _connect(
-            info.gcs_url, info.token, node, namespace, runtime_env, log_to_driver, tcp_host=None
+            info.gcs_url,
+            info.token,
+            node,
+            namespace,
+            runtime_env,
+            log_to_driver,
+            tcp_host=None,
+            embedded=True,
         )
     except BaseException:
         cluster.stop()
@@ -183,6 +191,7 @@ def _connect(
     log_to_driver: bool | None,
     *,
     tcp_host: str | None,
+    embedded: bool = False,
 ) -> ClusterInfo:
     from stoker.runtime.driver import Driver
     from stoker.runtime.runtime import Identity, Runtime
@@ -207,6 +216,8 @@ def _connect(
     runtime.start()
     try:
         driver = Driver(runtime)
+        if not embedded:
+            driver.check_scheduler()
         wanted = _driver_env(runtime, node, runtime_env, settings)
         driver.attach(settings.job_id or None, namespace, wanted)
         show = settings.log_to_driver if log_to_driver is None else log_to_driver
@@ -261,9 +272,9 @@ def shutdown() -> None:
         CELL.auto_init = False
         atexit.unregister(shutdown)
         dead = cluster is not None and not cluster.is_alive()
-        if runtime.driver is not None and not dead:  # else nobody hears it
+        if runtime.driver is not None:
             with contextlib.suppress(StokerError):
-                runtime.driver.finish()
+                runtime.driver.finish(reachable=not dead)
         runtime.stop()
         if cluster is not None:
             cluster.stop()

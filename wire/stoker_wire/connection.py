@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from stoker_wire.codec import NDJSON
+from stoker_wire.codec import MSGPACK, NDJSON, encode_msgpack
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
 from stoker_wire.problems import error_of
 from stoker_wire.settings import Settings
@@ -115,20 +115,30 @@ class Connection:
         *,
         item: type[T],
         query: Mapping[str, object] | None = None,
+        body: object = None,
         silence_s: float | None = None,
     ) -> AsyncGenerator[T, None]:
-        """Yield the items of an NDJSON reply. UnavailableError when the connection breaks."""
+        """Yield the items of an NDJSON reply; ``body`` is a message to POST.
+
+        UnavailableError when the connection breaks.
+        """
         silence_s = self._silence_s if silence_s is None else silence_s
         decoder = msgspec.json.Decoder(item)
         url = self.url_of(path, query)
-        async with self.open("GET", path, query=query, headers={"Accept": NDJSON}) as response:
+        headers, data = {"Accept": NDJSON}, None
+        if body is not None:
+            headers["Content-Type"], data = MSGPACK, encode_msgpack(body)
+        method = "GET" if data is None else "POST"
+        async with self.open(method, path, data=data, query=query, headers=headers) as response:
             rest = b""
             while True:
                 try:
                     async with asyncio.timeout(silence_s):
                         part = await response.content.readany()
                 except TimeoutError:
-                    raise UnavailableError(f"GET {url} was silent for {silence_s:g} s") from None
+                    raise UnavailableError(
+                        f"{method} {url} was silent for {silence_s:g} s"
+                    ) from None
                 if not part:
                     return
                 *lines, rest = (rest + part).split(b"\n")

@@ -11,7 +11,7 @@ from stoker_gcs import logtail
 from stoker_gcs.api.queries import LogQuery
 from stoker_gcs.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError
-from stoker_wire.messages.control import LogLine
+from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.server import stream_response
 
 if TYPE_CHECKING:
@@ -48,6 +48,11 @@ def add_routes(service: Service, parts: Parts) -> None:
         )
         return await _answer(req, source, named=True)
 
+    async def rest_of_workers(req: Request) -> web.StreamResponse:
+        job = await truth.get(JOBS, req.path["job_id"])
+        source = logtail.rest_of_workers(links, job.job_id, req.body)
+        return await _answer(req, source, named=True)
+
     async def of_task(req: Request) -> web.StreamResponse:
         record = (await parts.history.attempts(req.path["task_id"]))[-1]
         if not record.worker_id or not record.node_id:
@@ -73,6 +78,15 @@ def add_routes(service: Service, parts: Parts) -> None:
         service.route(
             "GET", path, handler, query=LogQuery, reply=LogLine, stream=True, summary=summary
         )
+    service.route(
+        "POST",
+        "/v1/jobs/{job_id}/worker-logs",
+        rest_of_workers,
+        body=LogCursors,
+        reply=LogLine,
+        stream=True,
+        summary="Output of a job's workers behind the lines seen, up to now",
+    )
 
 
 async def _answer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from stoker.exceptions import StokerError, UnavailableError
-from stoker_wire.messages.control import LogLine
+from stoker.runtime.printing import Printer
+from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
 
 if TYPE_CHECKING:
@@ -21,12 +23,16 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.common import RuntimeEnv
 
+_log = logging.getLogger("stoker.driver")
 _CALL_S = 15.0
+_ELECTION_S = 2.0
 _HEAD_S = 0.5
 _FINISH_S = 5.0
 _RECONNECT_S = 0.3
-_LAST_LINES_S = 0.05
+_LAST_LINES_S = 15.0
+"""How long the end of a driver waits for the last output of its workers."""
 _SILENCE_S = 3600.0
+_WAITING_LINES = 10_000
 
 
 class Driver:
@@ -35,6 +41,8 @@ class Driver:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._submitted = False
+        self._following: asyncio.Task[None] | None = None
+        self._printer: Printer | None = None
         self._cursors: dict[str, int] = {}
         """Offset of the last line shown, by worker."""
 
@@ -56,13 +64,20 @@ class Driver:
         self._submitted = job.submitted
         runtime.join_job(job)
 
+    def check_scheduler(self) -> None:
+        """Raise UnavailableError if this process cannot reach the scheduler that leads."""
+        runtime = self._runtime
+        within_s = runtime.settings.leader_ttl_s + _ELECTION_S
+        runtime.run(runtime.services.reach_scheduler(within_s), within_s + _CALL_S)
+
     def begin(self, *, follow_logs: bool) -> None:
         """Hold the session that says that this driver lives; show output if wanted."""
         runtime = self._runtime
         if not self._submitted:
-            runtime.call_soon(self._spawn, "session")
+            runtime.call_soon(self._hold_session)
         if follow_logs:
-            runtime.call_soon(self._spawn, "logs")
+            self._printer = Printer()
+            runtime.call_soon(self._show_output)
 
     def watch_head(self, head: LocalCluster) -> None:
         """Fail what waits if the cluster that ``init()`` started dies under this driver."""
@@ -82,9 +97,11 @@ class Driver:
                 )
             )
 
-    def _spawn(self, what: str) -> None:
-        work = self._session() if what == "session" else self._follow_logs()
-        self._runtime.background.spawn(work, name=what)
+    def _hold_session(self) -> None:
+        self._runtime.background.spawn(self._session(), name="session")
+
+    def _show_output(self) -> None:
+        self._following = self._runtime.background.spawn(self._follow_logs(), name="logs")
 
     async def _session(self) -> None:
         runtime = self._runtime
@@ -108,15 +125,33 @@ class Driver:
                     async for line in lines:
                         # A stream that was cut off starts again from the first line.
                         if line.cursor > self._cursors.get(line.worker_id, -1):
-                            self._cursors[line.worker_id] = line.cursor
-                            show(line)
+                            self._show(line)
+                            await self._room_to_print()
             await asyncio.sleep(_RECONNECT_S)
 
-    def finish(self) -> None:
-        """Tell the gcs that the job is over, and how."""
-        if self._submitted:
-            return  # the exit code of the process says it
+    async def _room_to_print(self) -> None:
+        if self._printer is not None and len(self._printer) > _WAITING_LINES:
+            await asyncio.sleep(_RECONNECT_S)
+
+    def _show(self, line: LogLine) -> None:
+        assert self._printer is not None
+        if line.worker_id:
+            self._cursors[line.worker_id] = line.cursor
+        self._printer.put(line)
+
+    def finish(self, *, reachable: bool) -> None:
+        """Show the last output of the workers; tell the gcs that the job is over, and how.
+
+        Nobody is told or asked where the cluster is not ``reachable`` any more.
+        """
         runtime = self._runtime
+        if self._printer is not None:
+            if reachable:
+                with contextlib.suppress(StokerError):
+                    runtime.run(self._show_last_lines(), _LAST_LINES_S + 1)
+            self._printer.close(_LAST_LINES_S)
+        if self._submitted or not reachable:
+            return  # of a submitted job the exit code of the process says how it ended
         error = getattr(sys, "last_value", None)
         finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
         if error is not None:
@@ -128,22 +163,33 @@ class Driver:
         work = runtime.gcs.call(
             "POST", f"/v1/jobs/{runtime.job_id}/finish", finish, timeout_s=_FINISH_S
         )
-        runtime.run(self._after_last_lines(), _FINISH_S)
         runtime.run(work, _FINISH_S + 1)
 
-    async def _after_last_lines(self) -> None:
-        """Wait while output still comes in (it travels behind the results)."""
-        for _ in range(4):
-            seen = dict(self._cursors)
-            await asyncio.sleep(_LAST_LINES_S)
-            if self._cursors == seen:
-                return
-
-
-def show(line: LogLine) -> None:
-    """Print a worker's line at the driver."""
-    prefix = f"({line.name or 'worker'} pid={line.pid})"
-    if sys.stdout.isatty():
-        prefix = f"\x1b[36m{prefix}\x1b[0m"
-    sys.stdout.write(f"{prefix} {line.text}\n")
-    sys.stdout.flush()
+    async def _show_last_lines(self) -> None:
+        """Show what the workers have printed up to now and what was not shown yet."""
+        runtime = self._runtime
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        failure = ""
+        try:
+            async with asyncio.timeout(_LAST_LINES_S):
+                stream = runtime.gcs.stream(
+                    f"/v1/jobs/{runtime.job_id}/worker-logs",
+                    item=LogLine,
+                    body=LogCursors(cursors=self._cursors),
+                    silence_s=_LAST_LINES_S,
+                )
+                async with aclosing(stream) as lines:
+                    async for line in lines:
+                        self._show(line)
+        except TimeoutError:
+            failure = f"it had not all come after {_LAST_LINES_S:g} s"
+        except StokerError as error:
+            failure = str(error)
+        if failure:
+            _log.warning(
+                "the last output of the workers is missing: %s (see: stoker logs --workers %s)",
+                failure,
+                runtime.job_id,
+            )

@@ -22,6 +22,7 @@ from stoker.runtime.calls import TEMPLATES
 from stoker.runtime.failures import info_of
 from stoker.runtime.history import nbytes_of
 from stoker.runtime.interruption import Interruption
+from stoker.runtime.output import flush_output
 from stoker_wire.ids import return_id
 from stoker_wire.messages.cluster import BlockLease, Lease
 from stoker_wire.messages.data import (
@@ -186,11 +187,13 @@ class Execution:
 
     def report(self, outcome: Outcome) -> None:
         """A call ended (any thread): its result leaves with all others of this moment."""
+        flush_output()
         self._outcomes.append(outcome)
         self._wake()
 
     def send_item(self, work: Work, item: Item, refs: list[Any]) -> None:
         """A generator yielded a value with these refs inside (any thread)."""
+        flush_output()
         self._items.append((work.line, item, refs))
         self._wake()
 

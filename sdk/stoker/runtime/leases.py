@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stoker.exceptions import StokerError, WorkerDiedError
 from stoker.runtime.calls import locality_of
-from stoker_wire.errors import DeadlineExceededError, UnavailableError
+from stoker_wire.errors import DeadlineExceededError
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
     Demand,
@@ -39,6 +39,8 @@ _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
 _IDLE_S = 0.03
 _EXAMPLES = 8
+_APART_S = 5.0
+"""How long after a worker that could not be reached another is asked for, at most."""
 
 
 class _ClassLeases:
@@ -48,6 +50,10 @@ class _ClassLeases:
         self.demand = demand
         self.asking = False
         self.note = ""
+        self.broken = ""
+        """What keeps this process from the scheduler, or from the worker of a lease."""
+        self.failures = 0
+        """Workers in a row that could not be reached."""
 
 
 class Leases:
@@ -71,7 +77,7 @@ class Leases:
         found = self._classes.get(key)
         resources = found.demand.resources if found else {}
         need = ", ".join(f"{v:g} {k}" for k, v in resources.items()) or "a worker"
-        note = found.note if found else ""
+        note = (found.broken or found.note) if found else ""
         return f"it waits for a lease of {need}" + (f" ({note})" if note else "")
 
     def ask(self, key: bytes) -> None:
@@ -83,11 +89,12 @@ class Leases:
 
     async def _ask(self, key: bytes, leases: _ClassLeases) -> None:
         queue = self._tasks.queues[key]
+        request_id = new_id(Prefix.REQUEST)
         try:
             while (count := queue.wanted) and self._runtime.running:
                 first = list(islice(queue.ready, _EXAMPLES))
                 request = LeaseRequest(
-                    request_id=new_id(Prefix.REQUEST),
+                    request_id=request_id,
                     owner_id=self._runtime.address.peer_id,
                     demand=replace(leases.demand, locality=locality_of(first)),
                     count=count,
@@ -96,16 +103,19 @@ class Leases:
                 )
                 try:
                     reply = await self._runtime.services.scheduler_call(
-                        "/v1/leases", request, LeaseReply, timeout_s=_ASK_WAIT_S + 30
+                        "/v1/leases", request, LeaseReply, timeout_s=_ASK_WAIT_S + 30, retry=False
                     )
-                except (UnavailableError, DeadlineExceededError) as error:
-                    leases.note = str(error)
+                except StokerError as error:
+                    if not (error.retryable or isinstance(error, DeadlineExceededError)):
+                        self._tasks.fail_class(key, error)
+                        return
+                    leases.broken = f"the scheduler does not answer: {error}"
                     await asyncio.sleep(0.2)
                     continue
-                except StokerError as error:
-                    self._tasks.fail_class(key, error)
-                    return
+                request_id = new_id(Prefix.REQUEST)
                 leases.note = reply.note
+                if leases.broken and not leases.failures:
+                    leases.broken = ""
                 if reply.granted:
                     await asyncio.gather(*(self._take(key, queue, g) for g in reply.granted))
         finally:
@@ -121,9 +131,16 @@ class Leases:
         try:
             line = await self._runtime.peers.line(granted.address)
         except StokerError as error:
-            self._classes[key].note = f"worker {granted.worker_id} cannot be reached: {error}"
+            leases = self._classes[key]
+            leases.failures += 1
+            leases.broken = (
+                f"its worker on node {granted.lease.node_id} cannot be reached from here: {error}; "
+                "a driver must reach the nodes, see STOKER_ADVERTISE_HOST"
+            )
             await self._release([lease_id], kill=True, reason=str(error))
+            await asyncio.sleep(min(_APART_S, 0.1 * 2.0 ** min(leases.failures, 10)))
             return
+        self._classes[key].failures, self._classes[key].broken = 0, ""
         self._held[lease_id] = (key, granted)
         queue.add_slot(lease_id, line, self._runtime.loop.time())
         if not self._polling:

@@ -5,6 +5,7 @@ All coroutines run on the loop thread; what user threads may call says so.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ import msgspec
 from stoker.exceptions import OutOfMemoryError, StokerError, WorkerDiedError
 from stoker_wire.arena import Arena
 from stoker_wire.client import Client
-from stoker_wire.errors import DeadlineExceededError, NotLeaderError
+from stoker_wire.errors import DeadlineExceededError, NotLeaderError, UnavailableError
 from stoker_wire.messages.cluster import Node, WorkerExit
 from stoker_wire.messages.control import Leader
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _FORENSICS_S = 5.0
 _NODE_S = 10.0
+_HEALTH_S = 3.0
+_AGAIN_S = 0.3
 
 
 class Services:
@@ -57,19 +60,66 @@ class Services:
             )
         return client
 
+    async def reach_scheduler(self, within_s: float) -> None:
+        """Raise UnavailableError, naming its URL, if the scheduler that leads cannot be reached.
+
+        After ``within_s``, in which another may be elected. Where none leads there is none to reach.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + within_s
+        while True:
+            try:
+                leader = await self.gcs.call(
+                    "GET", "/v1/leaders/scheduler", reply=Leader, retry=False
+                )
+            except UnavailableError:
+                return
+            try:
+                client = self.client_of(leader.url)
+                await client.call("GET", "/healthz", timeout_s=_HEALTH_S, retry=False)
+            except (UnavailableError, DeadlineExceededError) as error:
+                if loop.time() > deadline_s:
+                    raise UnavailableError(
+                        f"the scheduler at {leader.url} cannot be reached from here, and a driver "
+                        f"must reach the scheduler and the nodes: {error}. Run the driver in the "
+                        "cluster (stoker job submit), or set STOKER_ADVERTISE_HOST of each service "
+                        "to a name or an address that this machine knows it by"
+                    ) from None
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
     async def scheduler_call(
-        self, path: str, body: object, reply: type[Any] | None, *, timeout_s: float
+        self,
+        path: str,
+        body: object,
+        reply: type[Any] | None,
+        *,
+        timeout_s: float,
+        retry: bool = True,
     ) -> Any:
-        """POST to the scheduler that leads; asks the gcs for it again when it changes."""
+        """POST to the scheduler that leads; asks the gcs for it again when it changes.
+
+        Without ``retry`` the caller tries again, and learns at once what is wrong.
+        """
         for _ in range(3):
             if self._leader is None:
-                self._leader = await self.gcs.call("GET", "/v1/leaders/scheduler", reply=Leader)
+                self._leader = await self.gcs.call(
+                    "GET", "/v1/leaders/scheduler", reply=Leader, retry=retry
+                )
             client = self.client_of(self._leader.url)
             try:
-                return await client.call("POST", path, body, reply=reply, timeout_s=timeout_s)
+                return await client.call(
+                    "POST",
+                    path,
+                    body,
+                    reply=reply,
+                    timeout_s=timeout_s,
+                    retry=retry,
+                )
             except NotLeaderError:
                 self._leader = None
-            except DeadlineExceededError:
+            except (DeadlineExceededError, UnavailableError):
                 self._leader = None
                 raise
         raise NotLeaderError("no scheduler leads at the moment; it is being elected")

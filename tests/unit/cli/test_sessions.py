@@ -134,6 +134,7 @@ def test_what_is_given_wins_over_the_environment(
     monkeypatch.setenv("STOKER_ADDRESS", "http://env:1")
     monkeypatch.setenv("STOKER_TOKEN", "env-token")
     assert resolve().address == "http://env:1"
+    assert resolve("auto").address == "http://env:1"
     assert resolve().token == "env-token"
     given = resolve("given:2", "given-token")
     assert (given.address, given.token) == ("http://given:2", "given-token")

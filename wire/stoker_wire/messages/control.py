@@ -158,12 +158,25 @@ class KvEntry(Record):
     seq: int
 
 
-NAME_MARK = "\x1estoker:name:"
-"""Begins a line of a worker's log that is no output: what follows it is printed by that task."""
+OUTPUT_MARK = "\x1estoker:"
+"""Begins a line of a worker's log that is no output, ``OUTPUT_MARK stream:name``: to which stream
+what follows was printed, and by which task ('': the one that the worker's lease names)."""
+
+
+class LogStream(StrEnum):
+    """Where a line was printed to."""
+
+    STDOUT = "stdout"
+    STDERR = "stderr"
 
 
 class LogLine(Record):
-    """One line of a worker's or driver's output. ``cursor`` is the byte offset behind it."""
+    """One line of a worker's or driver's output. ``cursor`` is the byte offset behind it.
+
+    ``at_s`` is when it was written, at the latest: the node looks at its files twice a second. A
+    submitted driver's output is all ``stdout``. A line without a ``worker_id`` is no output: it says
+    which output could not be had.
+    """
 
     node_id: str
     worker_id: str
@@ -173,6 +186,19 @@ class LogLine(Record):
     at_s: float = 0.0
     cursor: int = 0
     job_id: str = ""
+    stream: LogStream = LogStream.STDOUT
+
+
+class LogCursors(Message):
+    """What of the workers' output is wanted: what lies behind the last lines seen, up to now.
+
+    ``cursors`` holds the cursor of the last line seen, by worker; of other workers everything is
+    sent, or the last ``tail`` lines. A ``worker_id`` asks for one worker's.
+    """
+
+    cursors: dict[str, Position] = {}
+    tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+    worker_id: str = ""
 
 
 class Fit(StrEnum):

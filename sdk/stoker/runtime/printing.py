@@ -1,0 +1,61 @@
+"""Prints the workers' output at the driver: their stdout to its stdout, their stderr to its stderr.
+
+By a thread of its own. A terminal or a pipe that is slow or full must not hold up the runtime's loop,
+and a notebook routes what a thread prints to the cell that runs, but what a task of a loop prints to
+the cell that the loop was made in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import queue
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from stoker_wire.messages.control import LogStream
+
+if TYPE_CHECKING:
+    from stoker_wire.messages.control import LogLine
+
+
+class Printer:
+    """A queue of lines, and the thread that prints them; ``len()`` says how many wait."""
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[LogLine | None] = queue.SimpleQueue()
+        # Not in the context of the caller: it may be that of a notebook's first cell.
+        self._thread = threading.Thread(
+            target=contextvars.Context().run, args=(self._run,), name="stoker-output", daemon=True
+        )
+        self._thread.start()
+
+    def __len__(self) -> int:
+        return self._lines.qsize()
+
+    def put(self, line: LogLine) -> None:
+        """Print a line soon."""
+        self._lines.put(line)
+
+    def close(self, timeout_s: float) -> None:
+        """Print what waits, and end; give up after ``timeout_s``."""
+        self._lines.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (line := self._lines.get()) is not None:
+            name = "stderr" if line.stream is LogStream.STDERR else "stdout"
+            # The stream of this moment: programs and notebooks put others in its place.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream = getattr(sys, name)
+                stream.write(f"{_prefix(line, is_terminal=stream.isatty())} {line.text}\n")
+            if self._lines.empty():
+                for stream in (sys.stdout, sys.stderr):
+                    with contextlib.suppress(OSError, ValueError, AttributeError):
+                        stream.flush()
+
+
+def _prefix(line: LogLine, *, is_terminal: bool) -> str:
+    who = f"({line.name or 'worker'} pid={line.pid})" if line.worker_id else f"({line.name})"
+    return f"\x1b[36m{who}\x1b[0m" if is_terminal else who

@@ -1,0 +1,101 @@
+"""Log files: whose output a line is, when it was written, and where reading ends."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from stoker_nodelet.logs import LogFile, LogFilter, Logs, WriteTimes, tail
+from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUT, ERR = LogStream.STDOUT, LogStream.STDERR
+ALL = LogFilter(job_id="job_1")
+
+
+def write(path: Path, text: str, at_s: float | None = None) -> None:
+    with path.open("a") as file:
+        file.write(text)
+    if at_s is not None:
+        os.utime(path, (at_s, at_s))
+
+
+def logs_of(path: Path, **facts: object) -> Logs:
+    logs = Logs("n_1")
+    logs.add(LogFile("w_1", path, job_id="job_1", name="lease", pid=7, **facts))  # type: ignore[arg-type]
+    return logs
+
+
+async def read(logs: Logs, chosen: LogFilter = ALL, **how: object) -> list[LogLine]:
+    return [line async for batch in logs.read(chosen, **how) for line in batch]  # type: ignore[arg-type]
+
+
+async def test_a_line_says_its_stream_its_task_and_when_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "w_1.log"
+    logs = logs_of(path)
+    write(path, "early\n", 100.0)
+    logs.look()
+    write(path, f"{OUTPUT_MARK}stderr:f\nwrong\n", 200.0)
+    logs.look()
+    write(path, f"{OUTPUT_MARK}stdout:g\nright\nunfinished", 300.0)
+    lines = await read(logs)
+    seen = [(line.text, line.stream, line.name, line.at_s) for line in lines]
+    assert seen == [
+        ("early", OUT, "lease", 100.0),
+        ("wrong", ERR, "f", 200.0),
+        ("right", OUT, "g", 300.0),
+        ("unfinished", OUT, "g", 300.0),
+    ]
+    for index, line in enumerate(lines):
+        assert await read(logs, cursors={"w_1": line.cursor}) == lines[index + 1 :]
+    assert await read(logs, last=2) == lines[2:]
+    assert tail(path, 3) == ("wrong", "right", "unfinished")
+
+
+async def test_the_mark_of_a_line_far_behind_it_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "w_1.log"
+    write(path, f"{OUTPUT_MARK}stderr:f\n" + "x" * 99 + "\n")
+    for _ in range(4000):
+        write(path, "y" * 99 + "\n")
+    logs = logs_of(path)
+    lines = await read(logs)
+    (last,) = await read(logs, cursors={"w_1": lines[-2].cursor})
+    assert (last.stream, last.name) == (ERR, "f")
+
+
+async def test_reading_ends_where_the_file_ended_when_it_began(tmp_path: Path) -> None:
+    path = tmp_path / "w_1.log"
+    write(path, "one\ntwo\n")
+    logs = logs_of(path)
+    seen = []
+    async for batch in logs.read(ALL):
+        seen += [line.text for line in batch]
+        write(path, "and on it goes\n")
+        assert len(seen) < 10
+    assert seen == ["one", "two"]
+
+
+async def test_a_drivers_output_ends_with_its_process(tmp_path: Path) -> None:
+    path = tmp_path / "driver.log"
+    write(path, "begun\n")
+    logs = logs_of(path, driver=True)
+    seen = []
+    async for batch in logs.read(LogFilter(job_id="job_1", kind="driver"), follow=True):
+        seen += [line.text for line in batch]
+        if seen == ["begun"]:
+            write(path, "the end")
+            logs.end("w_1")
+    assert seen == ["begun", "the end"]
+
+
+def test_what_is_kept_of_write_times_is_bounded_and_errs_to_the_late_side() -> None:
+    times = WriteTimes()
+    for second in range(1, 100_000):
+        times.note(second * 10, float(second))
+    assert len(times._sizes) <= 512
+    assert times.at(999_990) == 99_999.0
+    for offset in (1, 5_000, 123_456, 999_989):
+        assert offset / 10 <= times.at(offset)
+    assert abs(times.at(900_000) - 90_000) < 40_000
