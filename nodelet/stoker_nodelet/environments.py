@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from stoker_nodelet.jobfolders import JobFolders, copy_private
 from stoker_wire.background import Background
-from stoker_wire.errors import RuntimeEnvSetupError
+from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError
 
 if TYPE_CHECKING:
     from stoker_wire.messages.common import RuntimeEnv
@@ -32,6 +32,7 @@ _PIP_S = 600.0
 _PIP_LINES = 20
 _HASH = re.compile(r"^[0-9a-zA-Z]{8,128}$")
 _MAX_UNPACKED_BYTES = 10 * 2**30
+_MAX_MEMBERS = 100_000
 
 Download = Callable[[str], Awaitable[bytes]]
 
@@ -115,7 +116,13 @@ class Environments:
         return path
 
     async def _unpack(self, package: str, path: Path) -> None:
-        content = await self.download(package)
+        try:
+            content = await self.download(package)
+        except NotFoundError:
+            raise RuntimeEnvSetupError(
+                f"package {package} is not in this cluster: upload it first "
+                f"(PUT /v1/packages/{package}), or name a folder"
+            ) from None
         partial = path.with_name(f"{path.name}.partial")
         await asyncio.to_thread(_extract, content, partial, package)
         partial.rename(path)
@@ -138,7 +145,9 @@ class Environments:
                 finally:
                     del self._builds[path]
 
-            self._builds[path] = self.background.spawn(run(), name=f"build-{path.name}")
+            self._builds[path] = self.background.spawn(
+                run(), name=f"build-{path.name}", report=False
+            )
         # A waiter that gives up must not end the build of the others.
         await asyncio.shield(self._builds[path])
 
@@ -162,10 +171,25 @@ def _extract(content: bytes, target: Path, package: str) -> None:
     """Unpack a zip archive; members that would leave ``target`` or are links are refused."""
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
-    root = target.resolve()
+    try:
+        _extract_members(content, target.resolve(), package)
+    except RuntimeEnvSetupError:
+        raise
+    except Exception as error:
+        # zipfile raises whatever it meets: OSError, RuntimeError, NotImplementedError, zlib.error, ...
+        # Each is the package's fault or this disk's, and no reason to try again for ever.
+        why = f"{error}" or type(error).__name__
+        raise RuntimeEnvSetupError(f"package {package} cannot be unpacked: {why}") from error
+
+
+def _extract_members(content: bytes, root: Path, package: str) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
+            if len(members) > _MAX_MEMBERS:
+                raise RuntimeEnvSetupError(
+                    f"package {package} has {len(members)} files, more than {_MAX_MEMBERS}"
+                )
             if sum(member.file_size for member in members) > _MAX_UNPACKED_BYTES:
                 raise RuntimeEnvSetupError(f"package {package} unpacks to more than 10 GiB")
             for member in members:
@@ -221,5 +245,9 @@ async def _run(command: list[str], what: str) -> None:
             raise RuntimeEnvSetupError(f"{what}: not done within {_PIP_S:g} s") from None
         raise
     if process.returncode != 0:
-        tail = "\n".join(output.decode(errors="replace").splitlines()[-_PIP_LINES:])
-        raise RuntimeEnvSetupError(f"{what}: exit code {process.returncode}\n{tail}")
+        said = output.decode(errors="replace").splitlines()[-_PIP_LINES:]
+        errors = [line for line in said if line.startswith("ERROR: ")] or said
+        why = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
+        raise RuntimeEnvSetupError(
+            "\n".join((f"{what} failed (exit code {process.returncode}): {why}", *said))
+        )

@@ -41,17 +41,20 @@ class Membership:
     on_member: Callable[[bool], None]
     heartbeat_s: float = 1.0
     joined: asyncio.Event = field(default_factory=asyncio.Event)
+    leaving: bool = False
 
     @property
     def incarnation(self) -> int:
         return self.workers.state.incarnation
 
     async def run(self) -> None:
-        """Register, then send heartbeats; again after every fencing."""
+        """Register, then send heartbeats; again after every fencing, until this node leaves."""
         while True:
             await self._register()
             with contextlib.suppress(FencedError, NotFoundError):
                 await self._beat()
+            if self.leaving:
+                return
             _log.warning("the cluster gave this node up; killing its workers and registering anew")
             self.on_member(False)
             await self._abandon_work()
@@ -83,6 +86,8 @@ class Membership:
         psutil.cpu_percent()  # the first call only starts the measurement
         while True:
             await asyncio.sleep(self.heartbeat_s)
+            if self.leaving:
+                return
             warm = self.workers.kernels.warm
             news = warm if warm != self.registration.warm_kernels else None
             beat = Heartbeat(incarnation=self.incarnation, usage=self.usage(), warm_kernels=news)
@@ -126,6 +131,7 @@ class Membership:
 
     async def leave(self) -> None:
         """Say good-bye; a gcs that does not hear it will notice the missing heartbeats."""
+        self.leaving = True
         path = f"/v1/nodes/{self.registration.node_id}/leave"
         body = {"incarnation": self.incarnation}
         with contextlib.suppress(StokerError):

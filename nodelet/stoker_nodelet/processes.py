@@ -226,4 +226,4 @@ class Processes:
         if process.socket_path is not None:
             process.socket_path.unlink(missing_ok=True)
         if process.client is not None:
-            self.background.spawn(process.client.close(), name=f"close-{worker_id}")
+            self.background.close_later(process.client.close(), name=worker_id)

@@ -9,12 +9,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.explain import Story, tell
+from stoker_scheduler.core.explain import Story, starting_text, tell
 from stoker_scheduler.core.feasibility import Fit
 from stoker_scheduler.core.plan import PlanRequest, plan
 from stoker_scheduler.core.resources import UNIT
 from stoker_scheduler.messages import LeaseQuery, PlannedLease, PlanQuery, PlanReply
-from stoker_scheduler.translate import lease_of, need_of, queue_of, resources_of, verdicts_of
+from stoker_scheduler.translate import (
+    lease_of,
+    need_of,
+    queue_of,
+    resources_of,
+    setup_of,
+    verdicts_of,
+)
 from stoker_wire.errors import NotReadyError
 from stoker_wire.kernels import kernel_set
 from stoker_wire.messages.cluster import (
@@ -203,17 +210,22 @@ class Api:
         waiting = (
             [] if lane is None else [a for a in lane.asks() if a.asked.job_id == demand.job_id]
         )
-        position, waited_s, summary = None, 0.0, story.summary
+        position, waited_s, summary, remedy = None, 0.0, story.summary, story.remedy
         if waiting:
             first = min(waiting, key=lambda ask: (ask.since_s, ask.seq))
             position = state.queue.position(first)
             waited_s = max(0.0, engine.now() - first.since_s)
             summary += f"; it has waited {waited_s:.1f} s with {position} ahead in the queue"
+        setup = setup_of(demand.runtime_env)
+        starting = starting_text(state, need, demand.job_id, setup, now_s=engine.now())
+        if starting:
+            summary = f"{starting}; {summary}" if waiting else starting
+            remedy = remedy if waiting else "nothing: it begins when that is done"
         return Explanation(
             subject=demand.name,
             state=_state(story, bool(waiting)),
             summary=summary,
-            remedy=story.remedy,
+            remedy=remedy,
             waited_s=waited_s,
             queue_position=position,
             verdicts=verdicts_of(story.verdicts),

@@ -18,7 +18,7 @@ from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.scoring import ScorePolicy
 from stoker_scheduler.core.state import Phase, Policy, State
 from stoker_scheduler.nodelets import Nodelets, StartFailedError
-from stoker_scheduler.translate import class_key, lease_of, need_of
+from stoker_scheduler.translate import class_key, lease_of, need_of, setup_of
 from stoker_wire.background import Background
 from stoker_wire.errors import (
     ConflictError,
@@ -163,6 +163,7 @@ class Engine:
                 name=demand.name,
                 actor_id=request.actor.actor_id if request.actor else "",
                 kernels=kernel_set(demand.runtime_env),
+                setup=setup_of(demand.runtime_env),
             )
         )
         async with asyncio.timeout(wait_s + self.state.policy.start_grace_s + REPLY_MARGIN_S):
@@ -270,9 +271,12 @@ class Engine:
         try:
             started = await self.nodelets.start(node_id, order)
         except StartFailedError as error:
-            self._log.warning(
-                "lease did not start", lease_id=lease_id, node_id=node_id, why=error.text
-            )
+            # What was given up meanwhile, or cannot start anywhere, is its asker's concern alone.
+            lease = self.state.leases.get(lease_id)
+            awaited = lease is not None and lease.phase is Phase.STARTING
+            ours = awaited and error.failure is ev.StartFailure.HERE and not error.ended
+            say = self._log.warning if ours else self._log.info
+            say("lease did not start", lease_id=lease_id, node_id=node_id, why=error.text)
             self.apply(
                 ev.LeaseStartFailed(
                     at_s=self.now(), lease_id=lease_id, failure=error.failure, text=error.text

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from stoker_scheduler.core.events import StartFailure
 from stoker_wire.client import Client
 from stoker_wire.errors import (
+    ConflictError,
     FencedError,
     NotReadyError,
     RuntimeEnvSetupError,
@@ -43,13 +44,19 @@ RELEASE_PAUSE_MAX_S = 2.0
 
 
 class StartFailedError(Exception):
-    """A lease did not start; ``failure`` says whether another node may do better."""
+    """A lease did not start; ``failure`` says whether another node may do better.
 
-    def __init__(self, failure: StartFailure, text: str, *, fenced: bool = False) -> None:
+    ``ended`` means that somebody ended the lease while it started.
+    """
+
+    def __init__(
+        self, failure: StartFailure, text: str, *, fenced: bool = False, ended: bool = False
+    ) -> None:
         super().__init__(text)
         self.failure = failure
         self.text = text
         self.fenced = fenced
+        self.ended = ended
 
 
 @dataclass(slots=True)
@@ -95,7 +102,7 @@ class Nodelets:
         peer = self._peers.pop(node_id, None)
         if peer is not None:
             peer.gone = True
-            self._background.spawn(peer.client.close(), name=f"close {node_id}")
+            self._background.close_later(peer.client.close(), name=node_id)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -144,8 +151,12 @@ class Nodelets:
                 if tries == 2 or isinstance(error, NotReadyError):
                     raise StartFailedError(StartFailure.HERE, str(error)) from None
             except StokerError as error:
-                fenced = isinstance(error, FencedError)
-                raise StartFailedError(StartFailure.HERE, str(error), fenced=fenced) from None
+                raise StartFailedError(
+                    StartFailure.HERE,
+                    str(error),
+                    fenced=isinstance(error, FencedError),
+                    ended=isinstance(error, ConflictError),
+                ) from None
 
     def release(self, node_id: str, lease_id: str, *, kill: bool, reason: str) -> None:
         """End a lease on its node, sooner or later; ``ended`` is called when that is sure."""

@@ -5,6 +5,7 @@ The core imports no messages, so that its tests and simulations need none of the
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,13 +22,14 @@ from stoker_wire.messages.cluster import (
     LeaseRequest,
     Node,
 )
-from stoker_wire.messages.common import SpreadPolicy
+from stoker_wire.messages.common import RuntimeEnv, SpreadPolicy
 from stoker_wire.messages.control import Fit, QueueEntry, Verdict
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.plan import Verdict as CoreVerdict
     from stoker_scheduler.core.state import LeaseState, State
 
+_NO_ENV = RuntimeEnv()
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
@@ -44,9 +46,27 @@ def need_of(demand: Demand, at: str = "demand.") -> Need:
             node_id=strategy.node_id,
             soft=strategy.soft,
             spread=strategy.policy is SpreadPolicy.SPREAD,
+            env=_env_name(demand.runtime_env),
         )
     except InvalidDemandError as error:
         raise BadRequestError(str(error), field=f"{at}{error.field}") from None
+
+
+def _env_name(env: RuntimeEnv) -> str:
+    return "" if env == _NO_ENV else hashlib.sha256(_encode(env)).hexdigest()[:16]
+
+
+def setup_of(env: RuntimeEnv) -> str:
+    """Return in words what a node installs for ``env`` before a worker can start."""
+    parts = []
+    if env.working_dir or env.py_modules:
+        parts.append("packages")
+    if env.pip:
+        more = f" and {len(env.pip) - 3} more" if len(env.pip) > 3 else ""
+        parts.append(f"pip ({', '.join(env.pip[:3])}{more})")
+    if env.kernels:
+        parts.append("kernels")
+    return ", ".join(parts)
 
 
 def class_key(request: LeaseRequest) -> str:

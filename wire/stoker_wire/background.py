@@ -28,6 +28,7 @@ class Background:
         self._name = name
         self._on_crash = on_crash
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closings: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def __aenter__(self) -> Background:
@@ -51,12 +52,18 @@ class Background:
         task.add_done_callback(self._ended if report else self._tasks.discard)
         return task
 
+    def close_later(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Start the close of something that is done with; :meth:`close` awaits it, uncancelled."""
+        task = self.spawn(work, name=f"close-{name}")
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
     async def close(self, timeout_s: float = 5.0) -> None:
         """Cancel all tasks and wait for their end; those that ignore it are logged by name."""
         self._closed = True
         current = asyncio.current_task()
         tasks = {task for task in self._tasks if task is not current}
-        for task in tasks:
+        for task in tasks - self._closings:
             task.cancel(f"{self._name} closes")
         if tasks:
             _, pending = await asyncio.wait(tasks, timeout=timeout_s)

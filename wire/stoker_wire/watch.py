@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from aiohttp import ClientConnectionResetError, web
@@ -112,7 +113,7 @@ async def _beats(req: Request, source: AsyncIterator[T], beat_s: float) -> Async
     """
     background = Background(f"watch {req.request_id}")
     stopping = background.spawn(req.stopping.wait(), name="stopping")
-    coming: asyncio.Task[T] | None = None
+    coming: asyncio.Task[T | _End] | None = None
     try:
         while not stopping.done():
             if coming is None:
@@ -124,9 +125,10 @@ async def _beats(req: Request, source: AsyncIterator[T], beat_s: float) -> Async
                 return
             if coming.done():
                 done, coming = coming, None
-                try:
-                    item = done.result()
-                except StopAsyncIteration:
+                item = done.result()
+                if isinstance(item, _End):
+                    if item.error is not None:
+                        raise item.error
                     return
                 yield item
             elif not stopping.done():
@@ -138,8 +140,20 @@ async def _beats(req: Request, source: AsyncIterator[T], beat_s: float) -> Async
             await close()
 
 
-async def _next(source: AsyncIterator[T]) -> T:
-    return await source.__anext__()
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The end of a source: a value, so that nobody need fetch it from a task that is let go."""
+
+    error: Exception | None
+
+
+async def _next(source: AsyncIterator[T]) -> T | _End:
+    try:
+        return await anext(source)
+    except StopAsyncIteration:
+        return _End(None)
+    except Exception as error:
+        return _End(error)
 
 
 async def _send_failure(

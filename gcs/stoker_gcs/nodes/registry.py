@@ -16,6 +16,7 @@ import msgspec
 from stoker_gcs.nodes import rules
 from stoker_gcs.nodes.rules import NODES
 from stoker_gcs.store.changes import Change, Clash
+from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import Node, NodeState, RegisteredNode
 
 if TYPE_CHECKING:
@@ -197,6 +198,8 @@ class NodeRegistry:
                 awake_at_s = self._truth.now()
             try:
                 await self._sweep_once(awake_at_s)
+            except StokerError as error:
+                _log.warning("the sweep of nodes waits: %s", error)
             except Exception:
                 _log.exception("the sweep of nodes failed; it goes on")
 

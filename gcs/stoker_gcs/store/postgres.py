@@ -129,7 +129,7 @@ class PostgresStore:
                 statement, parameters, must = sql.operate(operation)
                 done = (await connection.execute(_text(statement), _clean(parameters))).rowcount
                 if must and done < 1:
-                    raise Clash(operation.table.name, "no row is as expected")
+                    raise Clash(operation.table.name, "a row is there, or none is as expected")
             events = []
             for event in change.events:
                 row = {

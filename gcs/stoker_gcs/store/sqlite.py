@@ -129,7 +129,7 @@ class SqliteStore:
                 statement, parameters, must = sql.operate(operation)
                 done = connection.execute(statement, parameters).rowcount
                 if must and done < 1:
-                    raise Clash(operation.table.name, "no row is as expected")
+                    raise Clash(operation.table.name, "a row is there, or none is as expected")
             events = tuple(
                 numbered(
                     event,

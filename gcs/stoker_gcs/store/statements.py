@@ -1,7 +1,7 @@
 """Operations as SQL text that SQLite and PostgreSQL both read, with ``:name`` parameters.
 
-Nothing here knows a table by name; all identifiers come from :mod:`stoker_gcs.schema`, all values are
-parameters.
+Identifiers come from :mod:`stoker_gcs.schema`, all values are parameters. Only the event log and the
+task history, which the stores treat in ways of their own, have statements by name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _insert(table: Table, names: tuple[str, ...], replace: bool) -> str:
         f"VALUES ({', '.join(':' + name for name in names)})"
     )
     if not replace:
-        return sql
+        # No row instead of an error: PostgreSQL would write each one into its log.
+        return f"{sql} ON CONFLICT DO NOTHING"
     others = [name for name in names if name not in table.key]
     changed = ", ".join(f"{name} = excluded.{name}" for name in others)
     return f"{sql} ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
@@ -52,10 +53,7 @@ def _insert(table: Table, names: tuple[str, ...], replace: bool) -> str:
 
 UPSERT_TASKS = _insert(TASKS, TASKS.names, True) + " WHERE excluded.rank >= tasks.rank"
 UPSERT_TASKS_BY_POSITION = re.sub(r":\w+", "?", UPSERT_TASKS)
-ADD_TASKS_BY_POSITION = (
-    re.sub(r":\w+", "?", _insert(TASKS, TASKS.names, False))
-    + f" ON CONFLICT ({', '.join(TASKS.key)}) DO NOTHING"
-)
+ADD_TASKS_BY_POSITION = re.sub(r":\w+", "?", _insert(TASKS, TASKS.names, False))
 
 
 def operate(operation: Operation) -> tuple[str, dict[str, Value], bool]:

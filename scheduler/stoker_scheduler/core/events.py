@@ -82,7 +82,8 @@ class LeaseAsked:
     """An owner wants up to ``count`` leases before ``deadline_s``.
 
     ``class_key`` is equal for requests whose leases may serve each other (same demand, and for an
-    actor the same start of the same actor). ``kernels`` is the kernel set that its work runs.
+    actor the same start of the same actor). ``kernels`` is the kernel set that its work runs, ``setup``
+    says what its environment needs installed first.
     """
 
     at_s: float
@@ -100,6 +101,7 @@ class LeaseAsked:
     name: str = ""
     actor_id: str = ""
     kernels: str = ""
+    setup: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

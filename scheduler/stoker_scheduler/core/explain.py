@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stoker_scheduler.core.feasibility import Fit, Rule
 from stoker_scheduler.core.plan import PlanRequest, Verdict, judge
 from stoker_scheduler.core.resources import amount_text
+from stoker_scheduler.core.state import Phase
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.need import Need
@@ -76,11 +77,36 @@ def infeasible_text(state: State, ask: Ask) -> str:
 
 def waiting_note(state: State, ask: Ask) -> str:
     """Return one line on why an ask that ends now got nothing."""
+    starting = starting_text(state, ask.need, ask.asked.job_id, ask.asked.setup)
+    if starting or not ask.wanted:
+        return starting or "a worker is being started"
     story = tell(state, ask.need, ask.asked.name)
-    if not ask.wanted:
-        return "a worker is being started"
     prefix = "infeasible, and on_infeasible='wait': " if ask.infeasible else ""
     return f"{prefix}{story.summary}; {story.remedy}"
+
+
+def starting_text(
+    state: State, need: Need, job_id: str, setup: str, *, now_s: float | None = None
+) -> str:
+    """Return where workers for ``need`` are being started, and since when; empty if nowhere.
+
+    ``setup`` names what the environment of the demand needs installed first.
+    """
+    asks = [ask for ask in state.asks.values() if ask.need == need and ask.asked.job_id == job_id]
+    lease_ids = [*state.unclaimed, *(lease_id for ask in asks for lease_id in ask.starting)]
+    leases = [
+        lease
+        for lease in map(state.leases.__getitem__, lease_ids)
+        if lease.need == need and lease.job_id == job_id and lease.phase is Phase.STARTING
+    ]
+    if not leases:
+        return ""
+    nodes = list(dict.fromkeys(lease.node_id for lease in leases))
+    where = f"node {nodes[0]}" + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
+    since_s = (state.at_s if now_s is None else now_s) - min(lease.granted_at_s for lease in leases)
+    if setup:
+        return f"its environment is being installed on {where}: {setup}, since {since_s:.0f} s"
+    return f"a worker is being started on {where}, since {since_s:.0f} s"
 
 
 def table(verdicts: Sequence[Verdict]) -> str:

@@ -118,7 +118,7 @@ def _judge(node: Node, need: Need, found: list[Obstacle], *, first_only: bool) -
             return
     if spec.draining:
         found.append(_DRAINING)
-    elif node.shunned_because:
+    elif node.refusals and (refused := node.refusals.get(need.env)) and refused.because:
         found.append(_REFUSED)
     elif (
         node.reserved_for is not None
@@ -147,7 +147,8 @@ def detail(obstacle: Obstacle, node: Node, need: Need) -> str:
         case Rule.DRAINING:
             return "the node is draining: it takes no new work"
         case Rule.REFUSED:
-            return f"the nodelet refused the last lease and is asked again soon: {node.shunned_because}"
+            because = node.refusals[need.env].because
+            return f"the nodelet refused the last lease and is asked again soon: {because}"
         case Rule.RESERVED:
             names = ", ".join(sorted(node.reserved_names))
             return f"its {names} is kept for a larger demand that has waited long"

@@ -34,6 +34,7 @@ from stoker_scheduler.core.lifecycle import (
     reply,
 )
 from stoker_scheduler.core.membership import lease_adopted, node_changed, node_joined, node_lost
+from stoker_scheduler.core.nodes import Refused
 from stoker_scheduler.core.queue import Ask, account_of, keep_after_job
 from stoker_scheduler.core.state import Phase, State
 from stoker_scheduler.core.timers import run_timers
@@ -42,6 +43,8 @@ Out = list[Command]
 
 REMEMBER_JOBS = 10_000
 """Finished jobs whose late requests are refused."""
+MAX_REFUSED_ENVS = 64
+"""Runtime environments per node whose failed starts are remembered."""
 
 
 def step(state: State, event: ev.Event) -> list[Command]:
@@ -129,7 +132,7 @@ def _lease_started(state: State, event: ev.LeaseStarted, out: Out) -> None:
         return
     lease.move(Phase.READY)
     node = state.nodes[lease.node_id]
-    node.refusals = 0
+    node.refusals.pop(lease.need.env, None)
     ask = state.asks.get(lease.request_id)
     if ask is not None:
         del ask.starting[lease.lease_id]
@@ -161,11 +164,15 @@ def _start_failed(state: State, event: ev.LeaseStartFailed, out: Out) -> None:
             reject(state, ask, Refusal.START_FAILED, event.text, out)
         return
     node, policy = state.nodes[lease.node_id], state.policy
-    pause_s = min(policy.shun_s * 2.0**node.refusals, policy.shun_max_s)
-    node.refusals = min(node.refusals + 1, 16)
-    node.shunned_because = event.text or "no reason given"
-    node.shunned_until_s = state.at_s + pause_s
-    state.set_timer(node.shunned_until_s, "unshun", node.node_id)
+    env = lease.need.env
+    known = node.refusals.pop(env, None)
+    count = known.count if known else 0
+    pause_s = min(policy.shun_s * 2.0**count, policy.shun_max_s)
+    until_s = state.at_s + pause_s
+    node.refusals[env] = Refused(min(count + 1, 16), until_s, event.text or "no reason given")
+    while len(node.refusals) > MAX_REFUSED_ENVS:
+        del node.refusals[next(iter(node.refusals))]
+    state.set_timer(until_s, "unshun", node.node_id)
     state.touch(node.node_id)
 
 

@@ -19,7 +19,8 @@ class Need:
     """Resources and constraints of one lease.
 
     ``items`` are all resources but GPUs, in units and ordered by name. ``node_id`` pins the lease
-    to a node, or only prefers it if ``soft``. ``spread`` asks for the least loaded node.
+    to a node, or only prefers it if ``soft``. ``spread`` asks for the least loaded node. ``env`` names the
+    runtime environment, which a node may fail to make while it takes work with others.
     """
 
     items: tuple[tuple[str, int], ...] = ()
@@ -28,13 +29,14 @@ class Need:
     node_id: str | None = None
     soft: bool = False
     spread: bool = False
+    env: str = ""
     names: frozenset[str] = field(default=frozenset(), compare=False)
     but_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     _hash: int = field(default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # Needs are dict keys on every step; hashing nested tuples each time cost a third of it.
-        parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.spread)
+        parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.spread, self.env)
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
@@ -63,6 +65,7 @@ def make_need(
     node_id: str | None = None,
     soft: bool = False,
     spread: bool = False,
+    env: str = "",
 ) -> Need:
     """Return the need of a demand; raises :class:`InvalidDemandError` for what makes no sense."""
     units = to_units(resources)
@@ -76,6 +79,7 @@ def make_need(
         node_id=node_id or None,
         soft=soft,
         spread=spread,
+        env=env,
         names=frozenset(units) | ({GPU} if gpu else set()),
         but_cpu=tuple((name, count) for name, count in items if name != CPU),
     )

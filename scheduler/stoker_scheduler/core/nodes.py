@@ -83,11 +83,21 @@ def make_node_spec(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Starts that failed one after the other; ``because`` is empty once the node is tried again."""
+
+    count: int
+    until_s: float
+    because: str
+
+
 class Node:
     """A node's spec and what is left of it.
 
     ``available`` may be negative: a worker that wakes up from ``get`` takes its CPU back even if
     it was lent out meanwhile. ``reserved_for`` keeps what ``reserved_names`` says for one need.
+    ``refusals`` are by the runtime environment of what did not start: others are not affected.
     """
 
     __slots__ = (
@@ -97,8 +107,6 @@ class Node:
         "refusals",
         "reserved_for",
         "reserved_names",
-        "shunned_because",
-        "shunned_until_s",
         "spec",
     )
 
@@ -109,9 +117,7 @@ class Node:
         self.leases: dict[str, None] = {}
         self.reserved_for: Need | None = None
         self.reserved_names: frozenset[str] = frozenset()
-        self.shunned_until_s = 0.0
-        self.shunned_because = ""
-        self.refusals = 0
+        self.refusals: dict[str, Refused] = {}
 
     @property
     def node_id(self) -> str:
@@ -149,8 +155,6 @@ class Node:
         twin.leases = dict(self.leases)
         twin.reserved_for = self.reserved_for
         twin.reserved_names = self.reserved_names
-        twin.shunned_until_s = self.shunned_until_s
-        twin.shunned_because = self.shunned_because
         twin.refusals = self.refusals
         return twin
 

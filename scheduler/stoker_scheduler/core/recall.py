@@ -42,7 +42,7 @@ def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
     for_others = {key: lane.wanted - wanted for key, wanted in waiting.items()}
 
     def key_of(lease: LeaseState) -> tuple[str, str]:
-        same = lease.class_key or lease.need == lane.need
+        same = lease.class_key or lease.need.vector == lane.need.vector
         return (lease.account, lease.class_key if same else "another need")
 
     def allowed(lease: LeaseState) -> bool:

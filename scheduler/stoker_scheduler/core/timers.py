@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from dataclasses import replace
 
 from stoker_scheduler.core.commands import Command
 from stoker_scheduler.core.explain import waiting_note
@@ -66,9 +67,12 @@ def _unclaimed_due(state: State, lease_id: str, out: Out) -> None:
 
 def _unshun_due(state: State, node_id: str, out: Out) -> None:
     node = state.nodes.get(node_id)
-    if node is not None and node.shunned_because and node.shunned_until_s <= state.at_s:
-        node.shunned_because = ""
-        state.touch(node_id)
+    if node is None:
+        return
+    for env, refused in node.refusals.items():
+        if refused.because and refused.until_s <= state.at_s:
+            node.refusals[env] = replace(refused, because="")
+            state.touch(node_id)
 
 
 _TIMERS: dict[str, Callable[[State, str, Out], None]] = {

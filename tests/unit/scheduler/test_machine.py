@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.explain import tell
+from stoker_scheduler.core.explain import starting_text, tell
 from stoker_scheduler.core.feasibility import Fit, Rule, obstacles
 from stoker_scheduler.core.need import Need, make_need
 from stoker_scheduler.core.nodes import Node, NodeSpec, make_node_spec
@@ -235,6 +235,43 @@ def test_a_failed_start_shuns_the_node_for_a_while_and_explains_it() -> None:
     story = tell(core.state, make_need({"CPU": 1}), "")
     assert story.verdicts[0].rules == (Rule.REFUSED,) and "fork failed" in story.verdicts[0].detail
     assert of(cmd.StartLease, core.wait(0.5))
+
+
+def test_a_failed_start_keeps_the_node_from_its_own_environment_alone() -> None:
+    core = Core({"CPU": 4}, slow=True)
+    bad, good = make_need({"CPU": 1}, env="bad"), make_need({"CPU": 1}, env="good")
+    core.ask(need=bad)
+    for _ in range(6):
+        (start,) = of(cmd.StartLease, core.out)
+        core.feed(
+            ev.LeaseStartFailed(
+                at_s=core.at_s, lease_id=start.lease_id, failure=ev.StartFailure.HERE, text="404"
+            )
+        )
+        core.feed(ev.LeaseEnded(at_s=core.at_s, lease_id=start.lease_id))
+        assert tell(core.state, bad, "").verdicts[0].rules == (Rule.REFUSED,)
+        assert tell(core.state, good, "").fit is Fit.FITS
+        core.out.clear()
+        other = core.ask("p_2", need=good)
+        (theirs,) = of(cmd.StartLease, core.out)
+        assert theirs.request_id == other, "another environment is started at once"
+        core.feed(ev.LeaseStarted(at_s=core.at_s, lease_id=theirs.lease_id))
+        core.release(theirs.lease_id)
+        core.feed(ev.LeaseEnded(at_s=core.at_s, lease_id=theirs.lease_id))
+        core.out = core.wait(POLICY.shun_max_s + 0.1, renew=False)
+
+
+def test_a_start_says_where_what_and_since_when() -> None:
+    core = Core({"CPU": 4}, slow=True)
+    need = make_need({"CPU": 1}, env="e")
+    assert starting_text(core.state, need, "job_1", "pip (numpy)") == ""
+    core.ask(need=need)
+    core.wait(1.5, renew=False)
+    told = starting_text(core.state, need, "job_1", "pip (numpy)", now_s=core.at_s + 10.6)
+    assert told == "its environment is being installed on node n_1: pip (numpy), since 12 s"
+    assert starting_text(core.state, need, "job_2", "") == ""
+    told = starting_text(core.state, need, "job_1", "")
+    assert told == "a worker is being started on node n_1, since 2 s"
 
 
 def test_a_new_incarnation_loses_the_leases_of_the_old_and_a_stale_one_is_ignored() -> None:

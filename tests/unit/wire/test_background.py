@@ -34,6 +34,18 @@ async def test_close_cancels_and_awaits_all() -> None:
     assert len(background) == 0
 
 
+async def test_what_is_being_closed_is_closed_and_not_cancelled() -> None:
+    ended: list[str] = []
+
+    async def close() -> None:
+        await asyncio.sleep(0.01)
+        ended.append("closed")
+
+    async with Background("scheduler") as background:
+        background.close_later(close(), name="n_1")
+    assert ended == ["closed"]
+
+
 async def test_a_crash_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
     told: list[tuple[str, str]] = []
     async with Background("n", on_crash=lambda name, e: told.append((name, str(e)))) as background:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -122,6 +123,43 @@ async def test_bookmarks_move_the_cursor_and_are_not_shown(cluster: Cluster) -> 
     log.error_at = {8: UnavailableError("cut")}
     assert await _take(client, 2) == [1, 8]
     assert log.asked == [0, 7]
+
+
+@pytest.mark.parametrize("how", ["ends", "fails"])
+async def test_a_source_that_ends_as_its_reader_leaves_logs_nothing(
+    cluster: Cluster, how: str
+) -> None:
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    left = asyncio.Event()
+
+    async def source() -> AsyncIterator[Event]:
+        try:
+            yield event(1)
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if how == "fails":
+                raise UnavailableError("too late") from None
+            return  # as sources do that close what they read from
+        finally:
+            left.set()
+
+    service = cluster.service(bookmark_s=0.02)
+    service.route(
+        "GET",
+        "/v1/events",
+        lambda req: watch_response(req, source()),
+        query=EventQuery,
+        reply=Event,
+        stream=True,
+        summary="Watch.",
+    )
+    await cluster.start(service)
+    assert await _take(cluster.client(service), 1) == [1]
+    await asyncio.wait_for(left.wait(), 30)
+    await service.stop()
+    gc.collect()
+    assert not complaints
 
 
 async def test_a_quiet_watch_sends_bookmarks_with_its_cursor(cluster: Cluster) -> None:
