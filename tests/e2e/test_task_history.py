@@ -122,7 +122,7 @@ def test_an_error_with_text_that_is_no_unicode_is_told(cluster: Cluster) -> None
     with pytest.raises(FileNotFoundError, match="caf"):
         stoker.get(ref, timeout=WAIT_S)
     (record,) = attempts(cluster, ref)
-    assert record["error"]["message"] == "builtins.FileNotFoundError: no file caf?"
+    assert record["error"]["message"] == "FileNotFoundError: no file caf?"
 
 
 def test_a_stream_has_ended_also_if_its_actor_is_killed_at_once(cluster: Cluster) -> None:

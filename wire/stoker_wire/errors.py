@@ -299,9 +299,16 @@ class WorkFailedError(StokerError):
 
 
 class TaskError(WorkFailedError):
-    """The user's code raised. Also an instance of the user's exception type, where that can be."""
+    """The user's code raised. Also an instance of the user's exception type, where that can be.
+
+    ``cause`` is the user's exception itself, None where it could not travel.
+    """
 
     code = "task_failed"
+    cause: BaseException | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (*super().__reduce__(), {"cause": self.cause} if self.cause is not None else None)
 
 
 class TaskCancelledError(WorkFailedError, RuntimeError):

@@ -155,7 +155,7 @@ class ActorHost:
         if isinstance(error, SystemExit):
             self.end.begin(reason_of(error, "its constructor", restart=False))
             return
-        failed = failed_by(error, skip_frames=1)
+        failed = failed_by(error)
         text = str(
             error_of(Failed(failed.code, failed.message, failed.type_name, failed.traceback))
         )

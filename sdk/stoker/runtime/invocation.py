@@ -184,7 +184,8 @@ def failure(execution: Execution, work: Work, error: BaseException, began: float
         error.__traceback__ = None  # its frames hold the arguments, and are held by `work`
     else:
         with noted_refs() as refs:
-            failed, retry = failed_by(error, skip_frames=1), _should_retry(work, error)
+            failed = failed_by(error, task=work.template.name)
+            retry = _should_retry(work, error)
         failed.refs = tuple(execution.runtime.wire_ref(r) for r in refs)
     result = Result(call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry)
     return Outcome(work, result, time.time(), escaped=tuple(refs))
@@ -192,11 +193,12 @@ def failure(execution: Execution, work: Work, error: BaseException, began: float
 
 def _should_retry(work: Work, error: BaseException) -> bool:
     wanted = work.template.retry_exceptions
-    if not wanted or not isinstance(error, Exception):
+    if not wanted:
         return False
     kinds = cloudpickle.loads(wanted)
     if kinds is True:
-        return isinstance(error, TaskError) or not isinstance(error, StokerError)
+        own = isinstance(error, StokerError) and not isinstance(error, TaskError)
+        return isinstance(error, Exception) and not own
     return isinstance(error, tuple(kinds))
 
 

@@ -251,10 +251,13 @@ def _diagnose(value: Any, what: str, error: Exception) -> str:
                 path, culprit, cause, found = path + step, member, inner, True
                 seen.add(id(member))
                 break
+    cls = type(culprit)
+    kind = (
+        cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    )
     return (
-        f"{path} cannot be pickled: it is a {type(culprit).__module__}."
-        f"{type(culprit).__qualname__} ({cause}). Make it inside the task or actor instead, or "
-        "give its class a __reduce__."
+        f"{path} cannot be pickled: it is a {kind} ({cause}). Make it inside the task or actor "
+        "instead, or give its class a __reduce__."
     )
 
 

@@ -114,7 +114,7 @@ class Values:
     def load(self, place: Place, object_id: str, timeout_s: float | None = None) -> Any:
         """Return the value at a place, or raise its error. Not on the loop thread."""
         if isinstance(place, Failed):
-            raise error_of(place, task=object_id)
+            raise error_of(place)
         data, buffers = self.bytes_of(place, object_id, timeout_s)
         return unpack(data, buffers, what=f"the value of {object_id}")
 

@@ -107,7 +107,8 @@ def test_a_users_exception_keeps_its_type_through_any_number_of_hops(error: Exce
         assert isinstance(first, type(error))
         assert first.args == error.args
     assert str(first).count("remote traceback") == 1
-    assert info_of(failed_by(first)).message.startswith(f"{type(error).__module__}.")
+    home = "" if type(error).__module__ == "builtins" else f"{type(error).__module__}."
+    assert info_of(failed_by(first)).message.startswith(home + type(error).__qualname__)
 
 
 def test_an_error_of_ours_keeps_its_class_text_and_facts() -> None:
