@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from stoker._options import ActorOptions, MethodOptions, TaskOptions, check_options, merged
@@ -146,6 +146,7 @@ class HandleInfo:
         "max_pending_calls",
         "max_task_retries",
         "methods",
+        "unordered",
     )
 
     def __init__(
@@ -157,6 +158,7 @@ class HandleInfo:
         max_pending_calls: int,
         groups: tuple[str, ...] = (),
         job_id: str = "",
+        unordered: tuple[str, ...] = (),
     ) -> None:
         self.actor_id = actor_id
         self.class_name = class_name
@@ -165,6 +167,8 @@ class HandleInfo:
         self.max_pending_calls = max_pending_calls
         self.groups = groups
         self.job_id = job_id
+        self.unordered = unordered
+        """The concurrency groups ('' is the default one) in which calls may start out of order."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return HandleInfo, (
@@ -175,6 +179,7 @@ class HandleInfo:
             self.max_pending_calls,
             self.groups,
             self.job_id,
+            self.unordered,
         )
 
 
@@ -267,8 +272,10 @@ class ActorMethod:
         """Where calls with the same options find what they share, with the runtime it is for."""
 
     def remote(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
-        """Call the method and return its ref at once. Calls of one caller run in order.
+        """Call the method and return its ref at once.
 
+        Calls of one caller start in order where one runs at a time (an actor, or a concurrency
+        group, with ``max_concurrency=1``). One that is tried again comes when it comes.
         Arguments that the method does not take are a ``TypeError`` here.
         """
         parameters = self._info.parameters
@@ -281,10 +288,7 @@ class ActorMethod:
         if spec is None or spec_of is not found:
             spec = self._make_spec(found)
             self._specs[self._name] = spec, found
-        info = self._handle._info
-        link = found.actors.link(
-            info.actor_id, info.class_name, info.max_pending_calls, job_id=info.job_id
-        )
+        link = found.actors.link(self._handle._info)
         return found.actors.submit(link, spec, args, kwargs)  # type: ignore[no-any-return]
 
     def options(self, **options: Any) -> ActorMethod:
@@ -348,6 +352,26 @@ def checked_groups(cls: type, options: ActorOptions) -> dict[str, int]:
     for name, info in methods_of(cls).items():
         check_group(f"method {cls.__qualname__}.{name}", info.options, groups)
     return groups
+
+
+def unordered_groups(
+    cls: type, options: ActorOptions, groups: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return the concurrency groups ('' is the default one) in which calls may start out of order.
+
+    Unless the options say so, those in which several run at once.
+    """
+    every = {"": options.max_concurrency or (2 if is_async(cls) else 1), **groups}
+    wanted = options.allow_out_of_order_execution
+    return tuple(name for name, n in every.items() if (n > 1 if wanted is None else wanted))
+
+
+def is_async(cls: type) -> bool:
+    """Return whether instances run on an event loop: one method is a coroutine or async generator."""
+    return any(
+        inspect.iscoroutinefunction(m) or inspect.isasyncgenfunction(m)
+        for _, m in inspect.getmembers(cls, inspect.isfunction)
+    )
 
 
 def check_group(what: str, options: MethodOptions, groups: Iterable[str]) -> None:

@@ -61,7 +61,12 @@ class TaskOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class ActorOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a remote class. ``max_concurrency`` defaults to 1, or 1000 for async actors."""
+    """Options of a remote class. ``max_concurrency`` defaults to 1, or 1000 for async actors.
+
+    ``allow_out_of_order_execution``: whether a call may start before earlier calls of its caller
+    whose arguments are not there yet. By default it may where several calls run at once anyway, and
+    may not in an actor, or a concurrency group, that runs one call at a time.
+    """
 
     namespace: str | None = None
     get_if_exists: bool = False
@@ -71,6 +76,7 @@ class ActorOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
     concurrency_groups: dict[str, Annotated[int, msgspec.Meta(ge=1)]] | None = None
     max_pending_calls: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    allow_out_of_order_execution: bool | None = None
 
 
 class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from stoker._actors import is_async
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actor_end import TERMINATE, ActorEnd, Reason, left_by, reason_of
 from stoker.runtime.actor_loops import GroupLoop, drive, start_thread
@@ -67,10 +68,7 @@ class ActorHost:
         except BaseException as error:
             self._constructor_failed(error)
         else:
-            self._is_async = any(
-                inspect.iscoroutinefunction(m) or inspect.isasyncgenfunction(m)
-                for _, m in inspect.getmembers(cls, inspect.isfunction)
-            )
+            self._is_async = is_async(cls)
             if self._is_async:
                 drive(self, self._serve_async(cls, args, kwargs))
             else:

@@ -56,7 +56,7 @@ class ActorLines:
                     self._calls.fail_all(link, link.dead)
             await self.news.begin()
             until = self._runtime.loop.time() + (_CREATED_S if link.may_come else 0.0)
-            while link.waiting and link.dead is None and self._runtime.running:
+            while link.calls and link.dead is None and self._runtime.running:
                 link.told.clear()
                 actor = link.news or await self._lookup(link, until=until)
                 if actor is None:
@@ -92,6 +92,7 @@ class ActorLines:
         if actor.state is not ActorState.ALIVE:
             return False
         link.line, link.incarnation = line, actor.incarnation
+        link.note = "it is ALIVE"
         return True
 
     async def _lookup(self, link: ActorLink, *, until: float = 0.0) -> Actor | None:
@@ -110,6 +111,7 @@ class ActorLines:
 
     def _lose(self, link: ActorLink) -> None:
         link.line = None
+        link.note = "the connection to it was lost"
         if link.dead is None:
             link.connecting = True  # calls made meanwhile go behind those that are tried again
             self._runtime.background.spawn(self._after_loss(link), name="actor-lost")

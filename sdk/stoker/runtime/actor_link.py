@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from stoker.core.ordering import CallOrder
 from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.failures import failed_with
 from stoker_wire.messages.work import Actor, ActorState
@@ -23,11 +24,14 @@ _LOOK_UP_S = 10.0
 class ActorLink:
     """The calls of this process to one actor."""
 
-    def __init__(self, actor_id: str, name: str, max_pending: int) -> None:
+    def __init__(
+        self, actor_id: str, name: str, max_pending: int, unordered: Collection[str] = ()
+    ) -> None:
         self.actor_id = actor_id
         self.name = name
         self.max_pending = max_pending
-        self.waiting: deque[PendingTask] = deque()
+        self.calls: CallOrder[PendingTask] = CallOrder(unordered)
+        """Those that are not under way."""
         self.sent: dict[str, PendingTask] = {}
         self.open: set[str] = set()
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""

@@ -26,6 +26,7 @@ from stoker.runtime.calls import (
     cancelled_error,
     failed_dep,
     make_refs,
+    missing_dep,
     pack_arguments,
     run_frame,
 )
@@ -35,6 +36,8 @@ from stoker_wire.messages.data import Cancel, Failed, Result
 from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
+    from stoker._actors import HandleInfo
+    from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
 
@@ -55,14 +58,13 @@ class ActorCalls:
 
     # -- user threads ----------------------------------------------------------------------------
 
-    def link(
-        self, actor_id: str, name: str, max_pending: int = -1, *, job_id: str = ""
-    ) -> ActorLink:
-        """Return the link to an actor; ``job_id`` is that of its creator."""
-        link = self._links.get(actor_id)
+    def link(self, info: HandleInfo) -> ActorLink:
+        """Return the link to the actor of a handle."""
+        link = self._links.get(info.actor_id)
         if link is None:
-            link = self._links.setdefault(actor_id, ActorLink(actor_id, name, max_pending))
-            link.may_come = job_id == self._runtime.job_id
+            link = ActorLink(info.actor_id, info.class_name, info.max_pending_calls, info.unordered)
+            link.may_come = info.job_id == self._runtime.job_id
+            link = self._links.setdefault(info.actor_id, link)
         return link
 
     def has_call(self, task_id: str) -> bool:
@@ -107,7 +109,7 @@ class ActorCalls:
                 self.fail(task, dead)
                 continue
             self._runtime.tasks.reports.watch(task)
-            link.waiting.append(task)
+            link.calls.append(task)
             touched[link.actor_id] = link
         for link in touched.values():
             self.send(link)
@@ -134,28 +136,15 @@ class ActorCalls:
         return sum(link.owned and not link.is_over for link in self.all_links())
 
     def send(self, link: ActorLink) -> None:
-        """Send the waiting calls in order, up to the first whose arguments are not there yet."""
+        """Send the waiting calls that can go (see :mod:`stoker.core.ordering`)."""
         line = link.line
         if line is None or line.closed:
-            if link.waiting and link.dead is None:
+            if link.calls and link.dead is None:
                 self.lines.open(link)
             return
         batch: list[PendingTask] = []
-        while link.waiting:
-            task = link.waiting[0]
-            missing = [d for d in task.deps if d._entry.place is None]
-            if missing:
-                if not task.waiting_deps:
-                    task.waiting_deps = 1
-
-                    def again(task: PendingTask = task) -> None:
-                        task.waiting_deps = 0
-                        self.send(link)
-
-                    self._runtime.objects.when_settled(missing[0]._entry, again)
-                break
-            link.waiting.popleft()
-            if (failed := failed_dep(task)) is not None:
+        for task in link.calls.take(self._is_ready):
+            if task.deps and (failed := failed_dep(task)) is not None:
                 self.fail(task, failed)
                 continue
             task.phase, task.line = Phase.SENT, line
@@ -163,6 +152,22 @@ class ActorCalls:
             batch.append(task)
         if batch:
             line.post(run_frame(line, batch, self._runtime.address))
+
+    def _is_ready(self, task: PendingTask) -> bool:
+        """Whether the arguments of a call are there; if not, it is seen to again once they are."""
+        missing = missing_dep(task)
+        if missing is not None and not task.waiting_deps:
+            task.waiting_deps = 1
+
+            def again() -> None:
+                task.waiting_deps = 0
+                link = self._links.get(task.spec.actor_id)
+                if link is not None and task.phase is Phase.WAITING and self._is_ready(task):
+                    link.calls.settled(task)
+                    self.send(link)
+
+            self._runtime.objects.when_settled(missing, again)
+        return missing is None
 
     def died(self, link: ActorLink, actor: Actor) -> None:
         """The gcs says that an actor is dead: fail its calls with the cause."""
@@ -178,9 +183,8 @@ class ActorCalls:
 
     def fail_all(self, link: ActorLink, failed: Failed) -> None:
         """Fail all calls of a link."""
-        tasks = [*link.sent.values(), *link.waiting]
+        tasks = [*link.sent.values(), *link.calls.drain()]
         link.sent.clear()
-        link.waiting.clear()
         for task in tasks:
             self.fail(task, failed)
 
@@ -204,7 +208,7 @@ class ActorCalls:
             link.sent.pop(result.task_id, None)
             if result.retry and not task.cancelled and task.take_retry():
                 task.phase, task.line = Phase.WAITING, None
-                link.waiting.append(task)
+                link.calls.again([task])
                 self.send(link)
             else:
                 tasks.complete(task, result)
@@ -221,8 +225,8 @@ class ActorCalls:
         if task.phase is Phase.SENT and task.line is not None:
             # Never forced: that would end the actor and the state of all its other callers.
             task.line.post(Cancel(task_id, False, recursive))
-        elif task in link.waiting:
-            link.waiting.remove(task)
+        elif task.phase is Phase.WAITING:
+            link.calls.drop(task)
             self.fail(task, failed_with(cancelled_error(task)))
             self.send(link)  # it may have been what the others waited behind
         return True
@@ -232,7 +236,7 @@ class ActorCalls:
         self.lines.lost(self.all_links(), line)
 
     def try_again(self, link: ActorLink, lost: list[PendingTask], how: str) -> None:
-        """Put the calls that were under way in front again, or fail them."""
+        """Let the calls that were under way go again before all others, or fail them."""
         retried: list[PendingTask] = []
         for task in lost:
             text = (
@@ -249,7 +253,7 @@ class ActorCalls:
                 retried.append(task)
             else:
                 self.fail(task, failed)
-        link.waiting.extendleft(reversed(retried))
+        link.calls.again(retried)
 
     # -- lifetime --------------------------------------------------------------------------------
 
@@ -311,4 +315,20 @@ class ActorCalls:
             return "its actor is not known here"
         if task.phase is Phase.SENT:
             return f"actor {link.name} has it and has not finished"
+        if (missing := missing_dep(task)) is not None:
+            return f"its argument waits for {self._describe_argument(missing)}"
+        ahead = link.calls.ahead_of(task)
+        if ahead is not None and (missing := missing_dep(ahead)) is not None:
+            return (
+                f"it waits behind the earlier call {ahead.spec.name} ({ahead.task_id}), whose "
+                f"argument waits for {self._describe_argument(missing)}"
+            )
         return f"it waits for actor {link.name} ({link.actor_id}): {link.note}"
+
+    def _describe_argument(self, entry: Entry) -> str:
+        """Say what will make an argument. Of a call of an actor no more is said: chains are long."""
+        task = entry.task
+        if isinstance(task, PendingTask) and task.spec.actor_id:
+            sent = "is at its actor" if task.phase is Phase.SENT else "waits as well"
+            return f"call {task.spec.name} ({task.task_id}), which {sent}"
+        return self._runtime.tasks.reports.describe_entry(entry)

@@ -131,6 +131,11 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
         return self.suspect or self.spec.options.max_retries == 0
 
     @property
+    def group(self) -> str:
+        """The concurrency group of an actor's call, or ''."""
+        return self.spec.template.group
+
+    @property
     def expected_s(self) -> float | None:
         """How long calls of its function take, if any came back."""
         return self.spec.mean_s
@@ -265,6 +270,15 @@ def failed_dep(task: PendingTask) -> Failed | None:
         place = ref._entry.place
         if isinstance(place, Failed):
             return place
+    return None
+
+
+def missing_dep(task: PendingTask) -> Entry | None:
+    """Return the first argument that is not there yet, or None."""
+    for ref in task.deps:
+        entry = ref._entry
+        if entry.place is None:
+            return entry
     return None
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import msgspec
 
-from stoker._actors import ActorHandle, HandleInfo, checked_groups, methods_of
+from stoker._actors import ActorHandle, HandleInfo, checked_groups, methods_of, unordered_groups
 from stoker._options import ActorOptions, TaskOptions, demand_of
 from stoker._remote import pickled
 from stoker.exceptions import ActorDiedError, StokerError
@@ -50,6 +50,7 @@ def create_actor(
         options.max_pending_calls,
         tuple(groups),
         runtime.job_id,
+        unordered_groups(cls, options, groups),
     )
     demand = demand_of(
         options,
@@ -90,7 +91,7 @@ def create_actor(
         max_task_retries=options.max_task_retries,
         handle_info=cloudpickle.dumps(info, 5),
     )
-    link = runtime.actors.link(actor_id, name, options.max_pending_calls)
+    link = runtime.actors.link(info)
     link.owned = options.lifetime != "detached"
     link.held = call  # a restart needs the arguments again
     work = _create(runtime, link, call, request, options, groups)
