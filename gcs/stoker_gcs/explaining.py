@@ -63,6 +63,12 @@ async def explain_actor(parts: Parts, actor_id: str) -> Explanation:
             summary = f"actor {actor_id} ({actor.class_name}) is DEAD: {why}"
         case ActorState.ALIVE:
             summary = f"actor {actor_id} ({actor.class_name}) is ALIVE{where}"
+        case _ if actor.awaits_arguments:
+            owner = f"its owner {actor.owner.peer_id}" if actor.owner else "its creator"
+            summary = (
+                f"actor {actor_id} ({actor.class_name}) waits for its constructor's arguments, "
+                f"which {owner} gives it once they are there"
+            )
         case _:
             summary = f"actor {actor_id} ({actor.class_name}) runs its constructor{where}"
     return Explanation(subject=actor_id, state=actor.state, summary=summary, events=events)

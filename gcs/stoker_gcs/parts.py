@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_gcs.actors.ownership import Ownership
 from stoker_gcs.actors.placement import ActorPlacement
 from stoker_gcs.actors.registry import ActorRegistry
 from stoker_gcs.eventlog import EventLog
@@ -103,6 +104,7 @@ def assemble(
         ledger=ledger,
         launcher=Launcher(truth, links, ledger, releases),
         actors=actors,
+        ownership=Ownership(truth, actors),
         placement=ActorPlacement(
             truth, links, actors, releases, restart_grace_s=settings.infeasible_grace_s
         ),

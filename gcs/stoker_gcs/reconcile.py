@@ -22,11 +22,12 @@ from stoker_wire.background import Background
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import LeaseKind, NodeState, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
-from stoker_wire.messages.work import JobState
+from stoker_wire.messages.work import Actor, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from stoker_gcs.actors.ownership import Ownership
     from stoker_gcs.actors.placement import ActorPlacement
     from stoker_gcs.actors.registry import ActorRegistry
     from stoker_gcs.jobs.launch import Launcher
@@ -43,6 +44,8 @@ LAST_REPORTS_S = 3.0
 """How long the processes of an ended job have to report their tasks before we infer their end."""
 RETRY_S = 1.0
 ALL_INCARNATIONS = 1 << 60
+_ENDS = ("actor.died", "actor.restarting", "worker.exited", "node.died", "node.registered")
+"""Of what may own actors."""
 
 
 class Reconciler:
@@ -56,6 +59,7 @@ class Reconciler:
         ledger: JobLedger,
         launcher: Launcher,
         actors: ActorRegistry,
+        ownership: Ownership,
         placement: ActorPlacement,
         releases: Releases,
         history: TaskHistory,
@@ -65,6 +69,7 @@ class Reconciler:
         self._ledger = ledger
         self._launcher = launcher
         self._actors = actors
+        self._ownership = ownership
         self._placement = placement
         self._releases = releases
         self._history = history
@@ -80,9 +85,13 @@ class Reconciler:
 
     def _react(self, event: Event, work: Background) -> None:
         subject, payload = event.subject, event.payload
+        if event.kind in ("actor.created", "actor.died"):
+            self._ownership.note(msgspec.convert(payload, Actor))
+        if event.kind in _ENDS and self._ownership.has(subject):
+            self._start(work, "orphans", subject, lambda: self._ownership.ended(subject))
         match event.kind:
-            case "actor.created" | "actor.restarting":
-                self._start(work, "place", subject, lambda: self._placement.place(subject))
+            case "actor.created" | "actor.restarting" | "actor.supplied":
+                self._start(work, "place", subject, lambda: self._place(subject))
             case "job.submitted":
                 self._start(work, "launch", subject, lambda: self._launcher.launch(subject))
             case "job.finished":
@@ -100,6 +109,14 @@ class Reconciler:
                 self._bury_node(work, event, reason)
             case _:
                 pass
+
+    async def _place(self, actor_id: str) -> None:
+        # Its owner may have ended while the request to create it was under way.
+        if not await self._ownership.ends(actor_id):
+            await self._placement.place(actor_id)
+
+    async def _check(self, actor_id: str) -> None:
+        await self._ownership.ends(actor_id)
 
     def _lose(self, work: Background, node_id: str, before: int, reason: str) -> None:
         self._start(work, "lose", node_id, lambda: self._lose_node(node_id, before, reason))
@@ -150,13 +167,11 @@ class Reconciler:
             if not actor.detached and actor.job_id not in jobs:
                 jobs[actor.job_id] = await self._ledger.has_ended(actor.job_id)
             ended = not actor.detached and jobs[actor.job_id]
+            self._ownership.note(actor)
             if waits(actor) and not ended:
-                self._start(
-                    work,
-                    "place",
-                    actor.actor_id,
-                    partial(self._placement.place, actor.actor_id),
-                )
+                self._start(work, "place", actor.actor_id, partial(self._place, actor.actor_id))
+            elif actor.owner is not None and not ended:
+                self._start(work, "orphans", actor.actor_id, partial(self._check, actor.actor_id))
         for row in await self._truth.store.select(
             schema.TASKS, {"state": OPEN}, limit=100_000, columns=("job_id",)
         ):

@@ -14,7 +14,14 @@ from stoker_gcs.store.changes import Change, Clash
 from stoker_wire.errors import BadRequestError, NameTakenError, NotFoundError, UnavailableError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.common import ErrorInfo
-from stoker_wire.messages.work import Actor, ActorState, CreateActor, KillActor, ReportActor
+from stoker_wire.messages.work import (
+    Actor,
+    ActorState,
+    CreateActor,
+    KillActor,
+    ReportActor,
+    SupplyArguments,
+)
 
 if TYPE_CHECKING:
     from stoker_gcs.jobs.ledger import JobLedger
@@ -100,6 +107,13 @@ class ActorRegistry:
             raise NotFoundError(f"there is no actor {actor_id!r}")
         return spec_of(row)
 
+    async def supply(self, actor_id: str, body: SupplyArguments) -> Actor:
+        """The arguments of the constructor are there; the same again changes nothing."""
+        spec = await self.spec(actor_id)
+        return await self._truth.change(
+            ACTORS, actor_id, lambda actor: rules.supplied(actor, spec, body.payload)
+        )
+
     async def get(self, actor_id: str, wait_s: float) -> Actor:
         """The actor; with ``wait_s``, once it is ALIVE or DEAD, or the time is over."""
         settled = (ActorState.ALIVE, ActorState.DEAD)
@@ -164,7 +178,7 @@ class ActorRegistry:
         def rule(actor: Actor) -> Step[Actor] | None:
             nonlocal lost
             lost = actor.lease_id if lease_id is None else lease_id
-            if restart and not actor.lease_id:
+            if restart and lease_id is not None and not actor.lease_id:
                 return None
             if not restart and lease_id is None:
                 return rules.died(actor, cause, now, release=release)

@@ -4,6 +4,7 @@
 from                 event                               to
 ===================  ==================================  ====================
 (none)               created                             PENDING
+PENDING, RESTARTING  arguments came                      same, may be placed
 PENDING, RESTARTING  placed on a worker                  same, with an address
 PENDING, RESTARTING  constructor returned                ALIVE
 PENDING, RESTARTING  constructor raised, or infeasible   DEAD
@@ -11,7 +12,9 @@ ALIVE                it ended itself                     DEAD
 ALIVE                it ended itself by a failure        RESTARTING or DEAD
 not DEAD             worker or node lost, restarts left  RESTARTING
 not DEAD             worker or node lost, none left      DEAD
+not DEAD             killed, restarts left               RESTARTING
 not DEAD             killed, no restart; its job ends    DEAD
+not DEAD             its owner ended                     DEAD
 ===================  ==================================  ====================
 
 Each start has its own incarnation; whatever an older one says is refused.
@@ -63,7 +66,9 @@ TRANSITIONS = {
 SHOWN_LINES = 10
 """Of the last output of an actor's process, in its cause of death; all that is kept is in its extra."""
 LIVING = (ActorState.PENDING.value, ActorState.ALIVE.value, ActorState.RESTARTING.value)
+AWAITS = "its constructor's arguments are not there yet"
 _replace = msgspec.structs.replace
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def live_name(namespace: str, name: str) -> str:
@@ -86,6 +91,9 @@ def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
         resources=body.demand.resources,
         created_at_s=now_s,
         handle_info=body.handle_info,
+        owner=body.owner,
+        awaits_arguments=body.awaits_arguments,
+        pending_reason=AWAITS if body.awaits_arguments else "",
     )
 
 
@@ -96,7 +104,8 @@ def lease_job(actor: Actor) -> str:
 
 def waits(actor: Actor) -> bool:
     """Whether it needs a lease."""
-    return actor.state in (ActorState.PENDING, ActorState.RESTARTING) and not actor.lease_id
+    unplaced = actor.state in (ActorState.PENDING, ActorState.RESTARTING) and not actor.lease_id
+    return unplaced and not actor.awaits_arguments
 
 
 def delayed(actor: Actor, reason: str) -> Step[Actor] | None:
@@ -104,6 +113,16 @@ def delayed(actor: Actor, reason: str) -> Step[Actor] | None:
     if not waits(actor) or actor.pending_reason == reason:
         return None
     return Step(_replace(actor, pending_reason=reason), "actor.delayed")
+
+
+def supplied(actor: Actor, spec: CreateActor, payload: bytes) -> Step[Actor] | None:
+    """The constructor's arguments are there; None if they were before, or it is dead."""
+    if actor.state is ActorState.DEAD or not actor.awaits_arguments:
+        return None
+    then = _replace(actor, awaits_arguments=False, pending_reason="")
+    whole = _encode(_replace(spec, payload=payload, awaits_arguments=False))
+    keep = Update(schema.ACTORS, {"actor_id": actor.actor_id}, {"spec": whole})
+    return Step(then, "actor.supplied", also=(keep,))
 
 
 def placed(actor: Actor, granted: GrantedLease, incarnation: int) -> Step[Actor] | None:
@@ -185,7 +204,7 @@ def worker_lost(
         pid=0,
         address=None,
         started_at_s=None,
-        pending_reason=f"restarts: {cause.message}",
+        pending_reason=AWAITS if actor.awaits_arguments else f"restarts: {cause.message}",
     )
     return Step(then, "actor.restarting", also=_let_go(actor, release))
 

@@ -8,7 +8,14 @@ from stoker_gcs.actors.rules import ACTORS
 from stoker_gcs.api.queries import ActorQuery, WaitQuery, states
 from stoker_gcs.api.watching import matcher, watch
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.work import Actor, ActorState, CreateActor, KillActor, ReportActor
+from stoker_wire.messages.work import (
+    Actor,
+    ActorState,
+    CreateActor,
+    KillActor,
+    ReportActor,
+    SupplyArguments,
+)
 
 if TYPE_CHECKING:
     from stoker_gcs.parts import Parts
@@ -39,6 +46,9 @@ def add_routes(service: Service, parts: Parts) -> None:
     async def named(req: Request) -> Actor:
         return await parts.actors.named(req.path["namespace"], req.path["name"])
 
+    async def supply(req: Request) -> Actor:
+        return await parts.actors.supply(req.path["actor_id"], req.body)
+
     async def report(req: Request) -> Actor:
         req.waiting_for("the actor's lease to be recorded")
         return await parts.actors.report(req.path["actor_id"], req.body)
@@ -65,6 +75,14 @@ def add_routes(service: Service, parts: Parts) -> None:
         named,
         reply=Actor,
         summary="The living actor of a name",
+    )
+    service.route(
+        "POST",
+        path + "/{actor_id}/arguments",
+        supply,
+        body=SupplyArguments,
+        reply=Actor,
+        summary="The arguments of the constructor are there",
     )
     service.route(
         "POST",

@@ -51,7 +51,7 @@ class ActorLines:
         """Find out where the actor is, and open the line to it."""
         try:
             if link.created is not None:
-                await asyncio.wait([link.created])
+                await link.registered.wait()
                 if link.dead is not None:
                     self._calls.fail_all(link, link.dead)
             await self.news.begin()

@@ -45,7 +45,9 @@ class ActorLink:
         self.owned = False
         """Whether this process created it, so that it lives only as long as this process."""
         self.created: asyncio.Task[Any] | None = None
-        """The request that creates it, while this process makes it."""
+        """The requests that create it, while this process makes it."""
+        self.registered = asyncio.Event()
+        """Set once the gcs knows it, or will not, if this process makes it."""
         self.drained: asyncio.Event | None = None
         self.news: Actor | None = None
         """The latest that the gcs said of it."""

@@ -257,11 +257,11 @@ class ActorCalls:
 
     # -- lifetime --------------------------------------------------------------------------------
 
-    def begin_creation(self, link: ActorLink, work: Coroutine[Any, Any, Actor]) -> None:
+    def begin_creation(self, link: ActorLink, work: Coroutine[Any, Any, None]) -> None:
         """Create an actor while its creator goes on (loop thread)."""
         link.created = self._runtime.background.spawn(self._creating(link, work), name="create")
 
-    async def _creating(self, link: ActorLink, work: Coroutine[Any, Any, Actor]) -> None:
+    async def _creating(self, link: ActorLink, work: Coroutine[Any, Any, None]) -> None:
         from stoker.runtime.creation import creation_failed
 
         try:
@@ -271,6 +271,10 @@ class ActorCalls:
         except asyncio.CancelledError:
             creation_failed(link, ActorDiedError("it was killed before its arguments were there"))
             raise
+        finally:
+            link.registered.set()
+            if link.dead is not None:
+                self.fail_all(link, link.dead)
 
     def handle_dropped(self, actor_id: str) -> None:
         """The creator's last handle went away: end the actor once its calls are done."""
@@ -291,10 +295,8 @@ class ActorCalls:
     async def kill(self, actor_id: str, *, no_restart: bool, reason: str) -> None:
         """End an actor, also one that is still being created."""
         link = self._links.get(actor_id)
-        if link is not None and link.created is not None and not link.created.done():
-            if link.held is not None and any(d._entry.place is None for d in link.held.deps):
-                link.created.cancel()
-            await asyncio.wait([link.created])
+        if link is not None and link.created is not None:
+            await link.registered.wait()
             if link.dead is not None:
                 self.fail_all(link, link.dead)
         if link is not None and link.dead is not None:
@@ -307,6 +309,8 @@ class ActorCalls:
         if no_restart and link is not None and link.dead is None:
             # Its process may still take calls for a moment; those of the killer must not succeed.
             self._end(link, reason, {})
+            if link.created is not None:
+                link.created.cancel()  # it may wait for arguments
 
     def describe(self, task: PendingTask) -> str:
         """Say what an actor call waits for."""
@@ -322,6 +326,11 @@ class ActorCalls:
             return (
                 f"it waits behind the earlier call {ahead.spec.name} ({ahead.task_id}), whose "
                 f"argument waits for {self._describe_argument(missing)}"
+            )
+        if link.held is not None and (missing := missing_dep(link.held)) is not None:
+            return (
+                f"it waits for actor {link.name} ({link.actor_id}), an argument of whose "
+                f"constructor waits for {self._describe_argument(missing)}"
             )
         return f"it waits for actor {link.name} ({link.actor_id}): {link.note}"
 

@@ -6,19 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import msgspec
+from msgspec.structs import replace
 
 from stoker._actors import ActorHandle, HandleInfo, checked_groups, methods_of, unordered_groups
 from stoker._options import ActorOptions, TaskOptions, demand_of
 from stoker._remote import pickled
 from stoker.exceptions import ActorDiedError, StokerError
-from stoker.runtime.calls import FunctionSpec, PendingTask, call_of, failed_dep, pack_arguments
+from stoker.runtime.calls import (
+    FunctionSpec,
+    PendingTask,
+    call_of,
+    failed_dep,
+    missing_dep,
+    pack_arguments,
+)
 from stoker.runtime.failures import failed_with
 from stoker.runtime.invocation import ActorPayload
 from stoker_wire.frames import FrameCodec
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import LeaseKind
 from stoker_wire.messages.data import Run, Stored, Template
-from stoker_wire.messages.work import Actor, CreateActor
+from stoker_wire.messages.work import Actor, CreateActor, KillActor, SupplyArguments
 
 if TYPE_CHECKING:
     from stoker.runtime.actor_link import ActorLink
@@ -77,66 +85,121 @@ def create_actor(
         arguments._entry.place = place
         nested = (*nested, arguments)
     call = PendingTask(new_id(Prefix.TASK), spec, place, deps, nested, runtime.current_task_id())
-    request = CreateActor(
-        actor_id=actor_id,
-        demand=demand,
-        class_name=name,
-        payload=b"",
-        owner_id=runtime.address.peer_id,
-        name=options.name or "",
-        namespace=options.namespace or runtime.namespace,
-        detached=options.lifetime == "detached",
-        get_if_exists=options.get_if_exists,
-        max_restarts=options.max_restarts,
-        max_task_retries=options.max_task_retries,
-        handle_info=cloudpickle.dumps(info, 5),
+    creation = _Creation(
+        runtime,
+        runtime.actors.link(info),
+        call,
+        CreateActor(
+            actor_id=actor_id,
+            demand=demand,
+            class_name=name,
+            payload=b"",
+            owner=runtime.as_owner(),
+            name=options.name or "",
+            namespace=options.namespace or runtime.namespace,
+            detached=options.lifetime == "detached",
+            get_if_exists=options.get_if_exists,
+            max_restarts=options.max_restarts,
+            max_task_retries=options.max_task_retries,
+            handle_info=cloudpickle.dumps(info, 5),
+        ),
+        options,
+        groups,
     )
-    link = runtime.actors.link(info)
+    link = creation.link
     link.owned = options.lifetime != "detached"
     link.held = call  # a restart needs the arguments again
-    work = _create(runtime, link, call, request, options, groups)
     if not options.name:
-        runtime.call_soon(runtime.actors.begin_creation, link, work)
-        return ActorHandle(info, owns=options.lifetime != "detached")
-    actor = runtime.run(work, _CREATE_S)
-    assert actor is not None
-    if actor.actor_id != actor_id:  # there was one of that name already
-        link.owned = False
+        runtime.call_soon(runtime.actors.begin_creation, link, creation.run())
+        return ActorHandle(info, owns=link.owned)
+    actor = None
+    try:
+        actor = runtime.run(creation.register(), _CREATE_S)
+    finally:
+        if actor is None or actor.actor_id != actor_id:  # the name is taken
+            link.owned, link.held = False, None
+    if actor.actor_id != actor_id:
         return handle_of(actor)
+    if actor.awaits_arguments:
+        runtime.call_soon(runtime.actors.begin_creation, link, creation.supply())
     return ActorHandle(info)
 
 
-async def _create(
-    runtime: Runtime,
-    link: ActorLink,
-    call: PendingTask,
-    request: CreateActor,
-    options: ActorOptions,
-    groups: dict[str, int],
-) -> Actor:
-    await runtime.objects.all_settled([d._entry for d in call.deps])
-    failed = failed_dep(call)
-    if failed is not None:
-        link.die(failed)
-        raise ActorDiedError(f"an argument of actor {link.name} failed: {failed.message}")
-    frame = FrameCodec().encode([Run([call_of(call, runtime.address)], [call.spec.template])])
-    blob = call.spec.blob if len(call.spec.blob) <= _CARRIED_NBYTES else b""
-    payload = ActorPayload(frame, options.max_concurrency, groups, blob)
-    lines = runtime.actors.lines
-    await lines.news.begin()  # what happens to it next is told, and need not be asked
-    async with lines.gate:
-        if not blob:
-            await runtime.services.store_function(call.spec.function, call.spec.blob)
-        actor = await runtime.gcs.call(
-            "POST",
-            "/v1/actors",
-            msgspec.structs.replace(request, payload=msgspec.msgpack.encode(payload)),
-            reply=Actor,
-            timeout_s=_CREATE_S,
-        )
-    if actor.actor_id == link.actor_id:
-        link.hear(actor)
-    return actor
+class _Creation:
+    """The making of one actor: known to the gcs at once, placed once its arguments are there."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        link: ActorLink,
+        call: PendingTask,
+        request: CreateActor,
+        options: ActorOptions,
+        groups: dict[str, int],
+    ) -> None:
+        self.runtime = runtime
+        self.link = link
+        self.call = call
+        self.request = request
+        self.options = options
+        self.groups = groups
+
+    async def run(self) -> None:
+        """Have the gcs make it, and give it the arguments as soon as they are there."""
+        actor = await self.register()
+        if actor.awaits_arguments:
+            await self.supply()
+
+    async def register(self) -> Actor:
+        """Have the gcs know the actor, durably; with its arguments if they are there."""
+        self._check_arguments()
+        request = replace(self.request, awaits_arguments=True)
+        if missing_dep(self.call) is None:
+            request = replace(self.request, payload=self._payload())
+        lines = self.runtime.actors.lines
+        await lines.news.begin()  # what happens to it next is told, and need not be asked
+        async with lines.gate:
+            if not self._carried:
+                spec = self.call.spec
+                await self.runtime.services.store_function(spec.function, spec.blob)
+            actor = await self.runtime.gcs.call(
+                "POST", "/v1/actors", request, reply=Actor, timeout_s=_CREATE_S
+            )
+        if actor.actor_id == self.link.actor_id:
+            self.link.hear(actor)
+            self.link.registered.set()
+        return actor
+
+    async def supply(self) -> None:
+        """Give the gcs the arguments once they are there, or the reason why they never will be."""
+        await self.runtime.objects.all_settled([d._entry for d in self.call.deps])
+        path = f"/v1/actors/{self.link.actor_id}"
+        try:
+            self._check_arguments()
+        except ActorDiedError as error:
+            end = KillActor(reason=error.message)
+            await self.runtime.gcs.call("POST", f"{path}/kill", end, timeout_s=_CREATE_S)
+            raise
+        async with self.runtime.actors.lines.gate:
+            body = SupplyArguments(payload=self._payload())
+            await self.runtime.gcs.call("POST", f"{path}/arguments", body, timeout_s=_CREATE_S)
+
+    def _check_arguments(self) -> None:
+        failed = failed_dep(self.call)
+        if failed is not None:
+            self.link.die(failed)
+            raise ActorDiedError(f"an argument of actor {self.link.name} failed: {failed.message}")
+
+    @property
+    def _carried(self) -> bytes:
+        blob = self.call.spec.blob
+        return blob if len(blob) <= _CARRIED_NBYTES else b""
+
+    def _payload(self) -> bytes:
+        run = Run([call_of(self.call, self.runtime.address)], [self.call.spec.template])
+        frame = FrameCodec().encode([run])
+        concurrency = self.options.max_concurrency
+        return msgspec.msgpack.encode(ActorPayload(frame, concurrency, self.groups, self._carried))
 
 
 def handle_of(actor: Actor) -> ActorHandle[Any]:

@@ -49,6 +49,7 @@ from stoker_wire.messages.data import (
     Returned,
     Unborrow,
 )
+from stoker_wire.messages.work import Owner
 
 if TYPE_CHECKING:
     from stoker._refs import ObjectRef
@@ -249,6 +250,21 @@ class Runtime:
     def join_job(self, job: Job) -> None:
         """This process works for ``job`` from now on."""
         self.job_id, self._namespace, self._job_env = job.job_id, job.namespace, job.runtime_env
+
+    def as_owner(self) -> Owner:
+        """Return this process as the owner of the actors that it creates."""
+        execution, mine = self.execution, self.address
+        lease = execution.lease if execution is not None else None
+        if execution is None or lease is None:
+            return Owner(peer_id=mine.peer_id)
+        actor = execution.actor.spec if execution.actor is not None else None
+        return Owner(
+            peer_id=mine.peer_id,
+            node_id=lease.node_id,
+            node_incarnation=lease.node_incarnation,
+            actor_id=actor.actor_id if actor is not None else "",
+            incarnation=actor.incarnation if actor is not None else 0,
+        )
 
     def work_for(self, job_id: str) -> None:
         """This worker has a lease of ``job_id`` now, of which it asks for more when it must."""

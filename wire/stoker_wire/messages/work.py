@@ -129,18 +129,34 @@ class ActorState(StrEnum):
     DEAD = "DEAD"
 
 
+class Owner(Record):
+    """The process that created an actor, which does not outlive it unless it is detached.
+
+    ``node_id`` is set for workers (a driver's end is that of its job), ``actor_id`` for those that
+    are an actor; the incarnations are those in which it created the actor.
+    """
+
+    peer_id: str
+    node_id: str = ""
+    node_incarnation: int = 0
+    actor_id: str = ""
+    incarnation: int = 0
+
+
 class CreateActor(Message):
     """Create an actor; ``payload`` (class, arguments, options) is opaque to the gcs.
 
     ``name`` is unique per namespace; with ``get_if_exists`` the living one is returned instead
-    of a conflict. ``max_restarts`` -1 means no limit. A ``detached`` actor outlives its job.
+    of a conflict. ``max_restarts`` -1 means no limit. A ``detached`` actor outlives its job and its
+    ``owner``. With ``awaits_arguments`` it is kept, and started once :class:`SupplyArguments` gives
+    the payload.
     """
 
     actor_id: str
     demand: Demand
     class_name: str
     payload: bytes
-    owner_id: str = ""
+    owner: Owner | None = None
     name: str = ""
     namespace: str = ""
     detached: bool = False
@@ -148,6 +164,13 @@ class CreateActor(Message):
     max_restarts: Annotated[int, msgspec.Meta(ge=-1)] = 0
     max_task_retries: Annotated[int, msgspec.Meta(ge=-1)] = 0
     handle_info: bytes = b""
+    awaits_arguments: bool = False
+
+
+class SupplyArguments(Message):
+    """The constructor's arguments are there: start the actor. ``payload`` as in CreateActor."""
+
+    payload: bytes
 
 
 class ReportActor(Message):
@@ -196,6 +219,8 @@ class Actor(Record):
     death_cause: ErrorInfo | None = None
     pending_reason: str = ""
     handle_info: bytes = b""
+    owner: Owner | None = None
+    awaits_arguments: bool = False
 
 
 class TaskState(StrEnum):
