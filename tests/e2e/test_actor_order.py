@@ -162,6 +162,7 @@ def test_calls_of_actors_that_run_several_at_once_go_past_an_unready_one(tmp_pat
         stoker.remote(max_concurrency=2, allow_out_of_order_execution=False)(Plain).remote(),
         stoker.remote(max_concurrency=1)(Async).remote(),
     ]
+    get([actor.ready() for actor in free + bound])
     held = [actor.same.remote(gate) for actor in free + bound]
     assert get([actor.same.remote(2) for actor in free]) == [2, 2, 2]
     behind = [actor.same.remote(3) for actor in bound]
