@@ -23,12 +23,15 @@ print(*p['dependencies'], *(d for e in extras for d in p['optional-dependencies'
     && rm /tmp/requirements.txt
 
 COPY . .
-RUN pip install --quiet --no-deps . && rm -rf /src/* && install -d -o stoker -g stoker /var/lib/stoker
+# A volume that is mounted on the folder for output takes its owner from it.
+RUN pip install --quiet --no-deps . && rm -rf /src/* \
+    && install -d -o stoker -g stoker /var/lib/stoker /var/lib/stoker/output
 
 USER stoker
 WORKDIR /var/lib/stoker
-# Compose sets STOKER_PORT per service; every service answers /readyz once it can do its work.
+# Compose sets STOKER_PORT per service, and `stoker start --head` listens on 7600. Every service answers /readyz
+# once it can do its work.
 # By bash alone: a Python every five seconds would cost more than an idle gcs itself.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=30s --retries=6 \
-    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/$STOKER_PORT && printf 'GET /readyz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r -t 3 _ code _ <&3 && [ \"$code\" = 200 ]"]
+    CMD ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/${STOKER_PORT:-7600} && printf 'GET /readyz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r -t 3 _ code _ <&3 && [ \"$code\" = 200 ]"]
 CMD ["stoker", "--help"]

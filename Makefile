@@ -13,10 +13,13 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 2
 BENCH_ARGS ?=
 FLAKES_ARGS ?=
+# Today's plugin (v2), else yesterday's program (v1).
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+NODES ?= 2
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 
-.PHONY: help env services demo test flakes check types format bench up soak clean
+.PHONY: help env services demo test flakes check types format bench up down soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,8 +57,16 @@ format: env  ## apply the formatter and the safe lint fixes
 bench: env  ## time our workloads, and Ray's and Dask's in turn where a Python has them
 	@$(PY) -m benchmarks $(BENCH_ARGS)
 
-up: .env  ## start a whole cluster in containers
-	@docker-compose up --build
+up: .env  ## start a cluster in containers, with NODES=2 nodes
+	@$(COMPOSE) up --build --detach --scale nodelet=$(NODES)
+	@url=http://127.0.0.1:$${STOKER_PUBLISH_PORT:-7600}; \
+	echo "[up] $(NODES) nodes; the API is $$url, its token is in .env. To use it from this shell:"; \
+	echo "  export STOKER_ADDRESS=$$url STOKER_TOKEN=\$$(sed -n s/^STOKER_TOKEN=//p .env)"; \
+	echo "[up] stop it with: make down"
+
+down: .env  ## stop the containers; what they stored stays
+	@$(COMPOSE) down
+	@echo "[down] the volumes stay; to remove them too: $(COMPOSE) down --volumes"
 
 .env:
 	@secret() { od -An -N24 -tx1 /dev/urandom | tr -d ' \n'; }; umask 077; \

@@ -1,8 +1,8 @@
 """``make demo``: a cluster on this machine trains a small model, and tells about it over HTTP.
 
-Starts a cluster in this process's session, runs ``train_gpt.py`` on it as the job, shows the curve,
-the checkpoint and samples of text, and reads the job, its tasks, actors and nodes back from the HTTP
-API. Ends with 0 if the loss fell below the target, with 1 if not.
+Starts a cluster, runs ``train_gpt.py`` on it as the job, shows the curve, the checkpoint and samples of
+text, and reads the job, its tasks, actors and nodes back from the HTTP API when the job has ended. The
+cluster ends with the demo. Ends with 0 if the loss fell below the target, with 1 if not.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import train_gpt
 
 import stoker
 from stoker.exceptions import StokerError
+from stoker.launch import start_local
 
 TARGET = 2.5  # nats per byte
 OUT = "runs/demo"
@@ -91,7 +92,7 @@ def settled_tasks(api: Api, path: str) -> list[dict[str, Any]]:
 
 
 def show_state(api: Api, job_id: str) -> None:
-    """Print the job, its tasks and actors, and the nodes, as the HTTP API tells them."""
+    """Print the ended job, its tasks and actors, and the nodes, as the HTTP API tells them."""
     by_job = urllib.parse.urlencode({"job_id": job_id})
     paths = {
         "job": f"/v1/jobs/{job_id}",
@@ -123,7 +124,7 @@ def show_state(api: Api, job_id: str) -> None:
     for title, path in paths.items():
         reply = api.get(path)
         rows = tasks if title == "tasks" else reply.get("items", [reply])
-        print(f"\n{api.curl(path)}\n{table(rows, columns[title])}")
+        print(f"\nGET {path}\n{table(rows, columns[title])}")
 
 
 def main() -> int:
@@ -138,12 +139,23 @@ def main() -> int:
     args = train_gpt.arguments().parse_args(
         ["--workers", str(given.workers), "--steps", str(given.steps), "--out", given.out]
     )
+    # `stoker.init()` alone would do for a program; this cluster is to outlive the job, which is looked at
+    # when it has ended.
+    with start_local(num_cpus=max(2, given.workers)) as cluster:
+        try:
+            return run(cluster.info.gcs_url, args)
+        finally:
+            stoker.shutdown()
+
+
+def run(address: str, args: argparse.Namespace) -> int:
+    """Train on the cluster at ``address``, and show what came of it; returns the exit code."""
     began = time.monotonic()
-    cluster = stoker.init(num_cpus=max(2, given.workers))
+    cluster = stoker.init(address)
     api = Api(cluster)
-    print(f"cluster: {cluster.address} (HTTP API), up in {time.monotonic() - began:.1f} s")
+    print(f"cluster: {cluster.address} (HTTP API)")
     print(f"job: {cluster.job_id}; while it runs, ask in another terminal:")
-    print(f"  {api.curl(f'/v1/jobs/{cluster.job_id}')}\n")
+    print(f"  {api.curl(f'/v1/jobs/{cluster.job_id}')}\n", flush=True)
     try:
         metrics = train_gpt.run(train_gpt.config_of(args), args)
     except (train_gpt.TrainingFailed, StokerError) as error:
@@ -156,9 +168,11 @@ def main() -> int:
     last = sum(losses[-25:]) / len(losses[-25:])
     print(f"loss: {losses[0]:.3f} -> {last:.3f} nats per byte; on files held out: {held_out:.3f}")
     print(f"curve: {metrics['curve'] or 'not drawn'}\ncheckpoint: {metrics['checkpoint']}")
-    print("\nwhat the HTTP API says:")
+    stoker.shutdown()  # the job ends here
+    print(f"\nwhat the HTTP API says, {time.monotonic() - began:.0f} s later:")
     show_state(api, cluster.job_id)
-    print(f"\n{time.monotonic() - began:.0f} s in all")
+    stoker_command = shlex.quote(str(Path(sys.executable).with_name("stoker")))
+    print(f"\nThis cluster ends now. One that stays: {stoker_command} start --head")
     if max(last, held_out) >= TARGET:
         print(f"demo: the loss is not below {TARGET} nats per byte", file=sys.stderr)
         return 1

@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker._http import checked_url
+from stoker._http import HttpClient, checked_url
 from stoker._launch.sessions import find_running, running_sessions, session_root, with_token
 from stoker_wire.auth import load_token
-from stoker_wire.errors import StartError
+from stoker_wire.errors import (
+    DeadlineExceededError,
+    StartError,
+    StokerError,
+    UnavailableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,6 +28,7 @@ AUTO = "auto"
 """As an address: the one of ``STOKER_ADDRESS``, else the newest cluster of this machine."""
 
 _DEFAULT_TOKEN_FILE = "~/.stoker/token"
+_PROBE_S = 0.5
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,7 +73,21 @@ def _token_for(url: str, environ: Mapping[str, str]) -> str:
     for info in running_sessions(session_root(environ)):
         if _same(info.gcs_url, url):
             return with_token(info).token
-    return load_token(_DEFAULT_TOKEN_FILE)
+    try:
+        return load_token(_DEFAULT_TOKEN_FILE)
+    except StartError:
+        _check_answers(url)
+        raise
+
+
+def _check_answers(url: str) -> None:
+    """Raise if nobody answers at ``url``: that is to be mended before a missing token is."""
+    try:
+        HttpClient(url, token="").call("GET", "/healthz", timeout_s=_PROBE_S)
+    except (UnavailableError, DeadlineExceededError):
+        raise
+    except StokerError:
+        return
 
 
 def _same(ours: str, theirs: str) -> bool:

@@ -260,6 +260,9 @@ def test_starting_again_on_the_same_port_names_it(stoker: Shell, info: LocalInfo
     assert again.returncode == 1
     assert port in again.stderr
     assert again.stderr.count("\n") == 1
+    # It is not "another program": it says which of our own it is, and what to do.
+    for word in (f"pid {info.pid}", info.session_dir, "stoker status", "stoker stop", "--port 0"):
+        assert word in again.stderr
 
 
 def test_stop_leaves_nothing_and_is_repeatable(tmp_path: Path) -> None:

@@ -36,6 +36,9 @@ PASSED_ON = frozenset(
 )
 """More of them, and what stoker_kernels reads for itself (it imports nothing of ours)."""
 
+COMPOSE = frozenset({"STOKER_DB_PASSWORD", "STOKER_EXTRAS", "STOKER_PUBLISH_PORT"})
+"""What only docker-compose.yml reads, from ``.env``, which people also read into their shells."""
+
 _log = logging.getLogger("stoker.settings")
 
 
@@ -342,6 +345,7 @@ def _unknown(environ: Mapping[str, str], hints: Mapping[str, Any]) -> tuple[str,
             not variable.startswith(PREFIX)
             or variable in known
             or variable in PASSED_ON
+            or variable in COMPOSE
             or variable.startswith(PASSED_ON_PREFIXES)
         ):
             continue

@@ -6,7 +6,7 @@ purpose (standard library and msgspec): it runs inside every driver. It starts a
 ::
 
     <session_root>/              0700, STOKER_SESSION_ROOT
-        latest -> <session>      the newest head that was ready, for people
+        latest -> <session>      the head that `stoker start --head` started last; without one, the newest
         <stamp>_<random>/        0700, one session
             token  address  head.json  stoker.sqlite3  logs/
 """
@@ -85,7 +85,8 @@ def prepare(session: Path) -> Path:
 def write_info(info: LocalInfo, root: Path) -> None:
     """Publish a ready head or node in ``root``: ``head.json`` appears whole or not at all.
 
-    A session whose folder is elsewhere (``--session-dir``) is found by a link in ``root``.
+    A session whose folder is elsewhere (``--session-dir``) is found by a link in ``root``. A program's
+    own cluster does not take ``latest`` from one that was started to stay.
     """
     session = Path(info.session_dir)
     fresh = session / f".{INFO_NAME}"
@@ -95,8 +96,12 @@ def write_info(info: LocalInfo, root: Path) -> None:
     with contextlib.suppress(OSError):
         if session.parent.resolve() != root.resolve():
             _link(root / f"{time.strftime('%Y%m%d_%H%M%S')}_{os.urandom(3).hex()}", session)
-        if info.role == "head":
+        if info.role == "head" and not (info.embedded and _has_started_head(root)):
             _link(root / LATEST, session)
+
+
+def _has_started_head(root: Path) -> bool:
+    return any(info.role == "head" and not info.embedded for info in running_sessions(root))
 
 
 def _link(link: Path, session: Path) -> None:

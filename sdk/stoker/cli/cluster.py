@@ -50,6 +50,7 @@ def start(
     STOKER_TOKEN or STOKER_TOKEN_FILE, the same on every node.
     """
     from stoker._launch.cluster import spawn_local, spawn_node
+    from stoker_wire.errors import PortInUseError
     from stoker_wire.settings import Settings
 
     if head == bool(address):
@@ -91,12 +92,51 @@ def start(
             environ={"STOKER_TOKEN": token} if token else None,
             embedded=False,
         )
-    info = cluster.wait_ready(timeout_s)
+    try:
+        info = cluster.wait_ready(timeout_s)
+    except PortInUseError as error:
+        raise PortInUseError(_who_listens(host, port) or str(error)) from None
     _tell(info, as_json)
     if block:
         _stay(cluster)
     else:
         cluster.detach()
+
+
+def _who_listens(host: str | None, port: int) -> str:
+    """Return what to do about the Stoker that listens on a port; nothing if it is no Stoker."""
+    from stoker._http import HttpClient
+    from stoker._launch.sessions import running_sessions
+    from stoker_wire.errors import StokerError
+
+    other = "or start another on a port of its own: --port 0 takes a free one"
+    for info in running_sessions():
+        urls = (info.gcs_url, info.scheduler_url) if info.role == "head" else ()
+        if f":{port}" not in {url[url.rfind(":") :] for url in (*urls, info.nodelet_url)}:
+            continue
+        if info.embedded:
+            return (
+                f"port {port} belongs to the Stoker cluster of a running program (its head is pid "
+                f"{info.pid}) and ends with that; wait for it, {other}"
+            )
+        what = "a Stoker cluster" if info.role == "head" else "a Stoker node"
+        return (
+            f"{what} of yours listens on port {port} already (pid {info.pid}, session "
+            f"{info.session_dir}): use it as it is (`stoker status`), end it with `stoker stop`, "
+            f"{other}"
+        )
+    url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
+    try:
+        found = HttpClient(url, token="").call("GET", "/healthz", reply=dict, timeout_s=0.5)
+    except (StokerError, ValueError):
+        return ""
+    service = found.get("service")
+    if service is None:
+        return ""
+    return (
+        f"port {port} belongs to the {service} of a Stoker cluster of another user or container; "
+        f"join it with --address {url}, {other}"
+    )
 
 
 def _tell(info: LocalInfo, as_json: bool) -> None:

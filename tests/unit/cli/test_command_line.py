@@ -94,7 +94,7 @@ def test_a_wrong_call_is_one_line_with_the_fix_and_exit_code_2(args: list[str], 
     ("args", "said"),
     [
         (["status"], "no running cluster was found on this machine; start one with"),
-        (["list", "nodes", "--address", "http://127.0.0.1:1"], "cannot read the token file"),
+        (["list", "nodes", "--address", "http://127.0.0.1:1"], "cannot reach the cluster at http"),
         (["status", "--address", "ftp://x", "--token", "t"], "is not an address of a cluster"),
         (["explain", "x_1", "--address", "http://127.0.0.1:1", "--token", "t"], "is no id of a"),
         (["explain", "n_1", "--address", "http://127.0.0.1:1", "--token", "t"], "stoker get"),

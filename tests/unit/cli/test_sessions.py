@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,7 +26,7 @@ from stoker._launch.sessions import (
     with_token,
     write_info,
 )
-from stoker_wire.errors import StartError
+from stoker_wire.errors import StartError, UnavailableError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,6 +73,18 @@ def test_a_session_is_private_and_latest_is_the_newest_ready_head(root: Path) ->
     for folder in (root, session, session / "logs"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert (root / "latest").resolve() == session.resolve()
+
+
+def test_a_programs_cluster_does_not_take_latest_from_a_started_one(root: Path) -> None:
+    an_info(new_session(root), embedded=True)
+    started = new_session(root)
+    an_info(started)
+    an_info(new_session(root), embedded=True)
+    assert (root / "latest").resolve() == started.resolve()
+    an_info(started, pid_started="1")  # it has ended
+    newest = new_session(root)
+    an_info(newest, embedded=True)
+    assert (root / "latest").resolve() == newest.resolve()
 
 
 def test_a_session_elsewhere_is_found_and_its_folder_never_swept(
@@ -149,5 +163,10 @@ def test_the_address_of_a_local_cluster_brings_its_token(root: Path) -> None:
 def test_no_cluster_and_no_token_say_what_to_do(root: Path) -> None:
     with pytest.raises(StartError, match="stoker start --head"):
         resolve()
-    with pytest.raises(StartError, match="STOKER_TOKEN"):
-        resolve("http://elsewhere:1")
+    with pytest.raises(UnavailableError, match=r"cannot reach .*http://127.0.0.1:1:"):
+        resolve("http://127.0.0.1:1")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as somebody:
+        Thread(target=somebody.serve_forever, daemon=True).start()
+        with pytest.raises(StartError, match="STOKER_TOKEN"):
+            resolve(f"http://127.0.0.1:{somebody.server_port}")
+        somebody.shutdown()
