@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker._session import maybe_runtime, runtime
 from stoker.exceptions import BadRequestError
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from stoker.runtime.execution import Execution
 
 
-@dataclass(frozen=True, slots=True)
-class TaskInfo:
+class TaskInfo(NamedTuple):
     """The task that runs now."""
 
     task_id: str
