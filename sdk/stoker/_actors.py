@@ -332,6 +332,7 @@ class ActorMethod:
                 timeout_s=options.timeout or 0.0,
                 group=options.concurrency_group,
                 retry_exceptions=pickled_kinds(options.retry_exceptions),
+                history=options.enable_task_events,
             ),
             options=TaskOptions(max_retries=info.max_task_retries if retries is None else retries),
             demand=Demand(job_id=found.job_id, resources={}),

@@ -47,7 +47,8 @@ class TaskOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Options of a remote function.
 
     ``timeout`` and ``start_deadline`` and ``retry_delay`` are seconds. ``cache`` reuses the result
-    of an earlier call of this process with equal function and arguments.
+    of an earlier call of this process with equal function and arguments. Without
+    ``enable_task_events`` the task history keeps nothing of it: for many short calls.
     """
 
     num_returns: Count | Literal["streaming"] | None = None
@@ -58,6 +59,7 @@ class TaskOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout: Amount | None = None
     start_deadline: Amount | None = None
     cache: bool = False
+    enable_task_events: bool = True
 
 
 class ActorOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +82,12 @@ class ActorOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of one method of an actor, given by ``@stoker.method`` or ``.options()``."""
+    """Options of one method of an actor, given by ``@stoker.method`` or ``.options()``.
+
+    ``timeout`` is seconds from its start: then it is told to stop, and its caller gets
+    ``TaskTimeoutError``, within a second even if its code does not stop. ``enable_task_events`` as of
+    tasks.
+    """
 
     num_returns: Count | Literal["streaming"] | None = None
     concurrency_group: str = ""
@@ -88,6 +95,7 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     timeout: Amount | None = None
     max_task_retries: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     retry_exceptions: Any = False
+    enable_task_events: bool = True
 
 
 def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:

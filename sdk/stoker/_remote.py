@@ -117,6 +117,7 @@ class RemoteFunction(Generic[P, R]):
             timeout_s=options.timeout or 0.0,
             max_calls=options.max_calls,
             retry_exceptions=pickled_kinds(options.retry_exceptions),
+            history=options.enable_task_events,
         )
         self._spec = FunctionSpec(
             function=digest,

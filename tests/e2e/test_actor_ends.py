@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import sys
 import threading
 import time
@@ -305,6 +306,57 @@ def test_an_actor_that_left_gives_back_its_name_its_gpu_and_what_it_borrowed(
     assert get(second.ping.remote()) == "here"
     assert get(mine) == b"y" * 300_000
     stoker.kill(second)
+
+
+def test_a_fork_of_an_actor_ends_alone_with_its_own_exit_code() -> None:
+    class Forks:
+        def fork(self, leave: Any) -> int:
+            pid = os.fork()
+            if pid == 0:
+                leave()
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def fail() -> None:
+        raise OSError("in the fork")
+
+    for threads in (1, 2):
+        forks = stoker.remote(max_concurrency=threads)(Forks).remote()
+        leaves = [lambda: sys.exit(5), sys.exit, fail]
+        assert get([forks.fork.remote(leave) for leave in leaves]) == [5, 0, 1]
+        stoker.kill(forks)
+
+
+def test_hooks_that_do_not_end_hold_an_actor_up_for_a_bounded_time(tmp_path: Path) -> None:
+    class Hangs(Loop):
+        async def ignore(self) -> None:
+            while True:
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    self.note("ignored")
+
+        async def leave(self) -> None:
+            from stoker.runtime import actor_end
+
+            actor_end.HOOKS_S = 0.5
+            stoker.exit_actor()
+
+    class Sleeps(Plain):
+        def __stoker_shutdown__(self) -> None:
+            time.sleep(60)
+
+        def leave(self) -> None:
+            from stoker.runtime import actor_end
+
+            actor_end.HOOKS_S = 0.5
+            stoker.exit_actor()
+
+    log = tmp_path / "log"
+    hangs, sleeps = stoker.remote(Hangs).remote(str(log)), stoker.remote(Sleeps).remote(str(log))
+    ignores = hangs.ignore.remote()
+    for ref in (hangs.leave.remote(), ignores, sleeps.leave.remote()):
+        assert "exit_actor()" in told(ref)
+    assert hooks(log) == ["ignored"]
 
 
 def test_kill_runs_no_hook(tmp_path: Path) -> None:

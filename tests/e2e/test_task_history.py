@@ -202,3 +202,28 @@ def test_the_tasks_of_a_killed_driver_end(
 
     wanted = ["CANCELLED", "CANCELLED", "FAILED"]
     until(lambda: states() == wanted, WAIT_S, "what ran has failed, what waited is cancelled")
+
+
+def test_calls_without_task_events_are_not_kept(cluster: Any) -> None:
+    @stoker.remote(num_cpus=0, enable_task_events=False)
+    def quiet() -> None:
+        return None
+
+    @stoker.remote
+    class Quiet:
+        @stoker.method(enable_task_events=False)
+        def call(self) -> None:
+            return None
+
+        def kept(self) -> None:
+            return None
+
+    quietly = Quiet.remote()
+    first, second, last = quiet.remote(), quietly.call.remote(), quietly.kept.remote()
+    stoker.get([first, second, last], timeout=WAIT_S)
+    assert len(attempts(cluster, last)) == 1
+    found = stoker._session.runtime()
+    found.run(found.history.forward(), WAIT_S)
+    for ref in (first, second):
+        with pytest.raises(exceptions.NotFoundError):
+            cluster.call("GET", f"/v1/tasks/{ref.task_id}")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._context import current_task
 from stoker.exceptions import StokerError
+from stoker.runtime.output import flush_output
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import ActorState, ReportActor
 
@@ -106,9 +107,6 @@ class ActorEnd:
 
     def exited(self, work: Work, leave: SystemExit) -> None:
         """The code of a call raised ``SystemExit`` (any thread)."""
-        execution = self._host.execution
-        if os.getpid() != execution.pid:
-            raise leave  # a fork of this process, whose end is its own
         self.begin(reason_of(leave, work.template.name, restart=True))
 
     def holds(self, outcome: Outcome) -> bool:
@@ -141,8 +139,7 @@ class ActorEnd:
         """Run what is left to run, and end the process. Does not return."""
         atexit._run_exitfuncs()
         with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()
         self._host.runtime.call_soon(self._leave_soon)
         threading.Event().wait(_SEND_S + _REPORT_S + 5.0)
         os._exit(1)

@@ -393,6 +393,8 @@ class Execution:
         result_nbytes: int = 0,
     ) -> None:
         """Tell the history how a call ended, or that it runs; called for each, so it is short."""
+        if not work.template.history:
+            return
         call, address = work.call, self.runtime.address
         state = TaskState.FINISHED if ended_at_s else TaskState.RUNNING
         if failed is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,11 +74,23 @@ def invoke(execution: Execution, work: Work, method: Callable[..., Any] | None =
                 return _streamed(execution, work, value, began)
             return _outcome(execution, work, value, began)
         except BaseException as error:
+            if os.getpid() != execution.pid:
+                _end_fork(error)
             return failure(execution, work, error, began)
     finally:
         if os.getpid() != execution.pid:
             os._exit(0)  # user code forked, and its copy came back: there is one worker only
         current_task.reset(token)
+
+
+def _end_fork(error: BaseException) -> None:
+    """End a process that user code forked, as an interpreter would end it."""
+    if isinstance(error, SystemExit):
+        code = error.code
+        os._exit((code if isinstance(code, int) else int(code is not None)) & 0xFF)
+    traceback.print_exception(error)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _run_coroutine(coroutine: Any) -> Any:

@@ -55,7 +55,8 @@ class Reports:
 
     def watch(self, task: PendingTask) -> None:
         """Look at a new task again once it has had the time to start (loop thread)."""
-        self._fresh.append(task)
+        if task.spec.template.history:
+            self._fresh.append(task)
 
     def tick(self) -> None:
         """Report the tasks that still wait after that time, each once."""
@@ -72,6 +73,8 @@ class Reports:
 
     def ended(self, task: PendingTask, failed: Failed, *, attempt: int | None = None) -> None:
         """Report an attempt (the present one by default) whose end no worker will report."""
+        if not task.spec.template.history:
+            return
         cancelled = failed.code == TaskCancelledError.code
         record = self.record(
             task,

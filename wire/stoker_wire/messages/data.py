@@ -86,6 +86,8 @@ class Template(_Part):
     max_calls: int = 0
     group: str = ""
     retry_exceptions: bytes = b""
+    history: bool = True
+    """Whether the task history keeps its calls."""
 
 
 class Call(_Part):
