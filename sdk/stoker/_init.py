@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import socket
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stoker._offer import checked_offer, checked_port
 from stoker._session import CELL
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
 from stoker_wire.ids import Prefix, new_id
@@ -56,7 +56,7 @@ def init(
     *,
     num_cpus: float | None = None,
     num_gpus: float | None = None,
-    memory: int | None = None,
+    memory: float | None = None,
     resources: Mapping[str, float] | None = None,
     labels: Mapping[str, str] | None = None,
     namespace: str | None = None,
@@ -90,10 +90,7 @@ def init(
             "resources": resources,
             "labels": labels,
         }
-        for name in ("num_cpus", "num_gpus", "memory"):
-            amount = offer[name]
-            if isinstance(amount, (int, float)) and not 0 <= amount < math.inf:
-                raise BadRequestError(f"{name}={amount} is not an amount", field=name)
+        offer, port = checked_offer(offer), checked_port(port)
         if address is None:
             return _init_local(offer, port, namespace, runtime_env, log_to_driver)
         given = [name for name, value in offer.items() if value is not None]

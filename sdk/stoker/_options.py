@@ -15,11 +15,21 @@ import msgspec
 
 from stoker.exceptions import BadRequestError, UnknownOptionError, WrongTypeError
 from stoker_wire.messages.cluster import Demand, LeaseKind
-from stoker_wire.messages.common import OnInfeasible, RuntimeEnv, SpreadPolicy, Strategy
+from stoker_wire.messages.common import (
+    MAX_NAMES,
+    OnInfeasible,
+    RuntimeEnv,
+    SpreadPolicy,
+    Strategy,
+)
+from stoker_wire.selectors import parse_value
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 T = TypeVar("T", bound=msgspec.Struct)
+_RESERVED_NAMES = 4
+"""Names that options of their own add to a request: CPU, GPU, memory; accelerator_type."""
+_SAID = 200
 
 
 class NodeAffinity(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +117,7 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
             hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known))}"
             raise UnknownOptionError(f"{what} has no option {key!r}: {hint}", field=key)
     try:
-        return msgspec.convert(dict(given), kind)
+        found = msgspec.convert(dict(given), kind)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")
@@ -115,8 +125,41 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
         # msgspec: "Expected `int`, got `str`", but "Expected `int` >= 0" for a value out of range.
         kind_of = WrongTypeError if ", got `" in text else BadRequestError
         raise kind_of(
-            f"option {field!r} of {what} is {value!r}: {text[:1].lower()}{text[1:]}", field=field
+            f"option {field!r} of {what} is {_short(value)}: {text[:1].lower()}{text[1:]}",
+            field=field,
         ) from None
+    if isinstance(found, _Common):
+        _check_demand(found, what)
+    return found
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SAID else f"{text[:_SAID]}..."
+
+
+def _check_demand(options: _Common, what: str) -> None:
+    """Raise for what no demand can say, where it is given."""
+    resources_of(options, default_cpus=0.0)
+    strategy_of(options.scheduling_strategy)
+    for field in ("resources", "label_selector"):
+        count = len(getattr(options, field) or ())
+        if count > MAX_NAMES - _RESERVED_NAMES:
+            raise BadRequestError(
+                f"option {field!r} of {what} has {count} names: one request may have "
+                f"{MAX_NAMES - _RESERVED_NAMES}",
+                field=field,
+            )
+    conditions = dict(options.label_selector or {})
+    if options.accelerator_type:
+        conditions["accelerator_type"] = options.accelerator_type
+    for label, written in conditions.items():
+        try:
+            parse_value(label, written)
+        except ValueError as error:
+            raise BadRequestError(
+                f"option 'label_selector' of {what}: {error}", field="label_selector"
+            ) from None
 
 
 def merged(options: T, given: Mapping[str, Any], *, what: str) -> T:

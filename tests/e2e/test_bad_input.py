@@ -92,6 +92,36 @@ def test_remote_of_what_cannot_be_called() -> None:
         stoker.remote(5)  # type: ignore[call-overload]
 
 
+@pytest.mark.parametrize("written", ["matches(x)", "in(a,, b)", "??==zone!", "in(", "!", ""])
+def test_a_label_selector_that_cannot_be_read_fails_where_it_is_given(written: str) -> None:
+    for give in (same.options, lambda **options: stoker.remote(**options)(Holder)):
+        with pytest.raises(ValueError, match=r"label_selector.*zone=.*'!in\(a,b\)'"):
+            give(label_selector={"zone": written})
+
+
+def test_a_request_names_256_resources_at_most_a_node_thousands(driver: Callable[..., Any]) -> None:
+    many = {f"r{i}": 1.0 for i in range(300)}
+    for give in (same.options, lambda **options: stoker.remote(**options)(Holder)):
+        with pytest.raises(ValueError, match=r"'resources'.* 300 names") as caught:
+            give(resources=many)
+        assert len(str(caught.value)) < 500
+    done = driver(
+        """
+        import stoker
+        names = {f"r{i}": i % 6 + 1 for i in range(10_000)}
+        stoker.init(num_cpus=5, resources=names, log_to_driver=False)
+        def f(): return 1
+        refs = []
+        for k in range(20):
+            some = {f"r{i}": names[f"r{i}"] for i in range(k, 10_000, 50)}
+            g = stoker.remote(resources=some)(f)
+            refs += [g.remote() for _ in range(3)]
+        print("ran", sum(stoker.get(refs, timeout=60)))
+        """
+    )
+    assert "ran 60" in done.stdout, done.stdout + done.stderr
+
+
 # -- calls -------------------------------------------------------------------------------------------
 
 
@@ -281,6 +311,51 @@ def test_mistakes_of_init_and_after_shutdown(cluster: Cluster, driver: Callable[
     assert "num_cpus" in said[5]
     assert done.stdout.count("after: stoker.shutdown() was called") == 2
     assert "again 5" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (TypeError, {"memory": "1GB"}),
+        (TypeError, {"num_cpus": True}),
+        (TypeError, {"port": "x"}),
+        (TypeError, {"resources": ["x"]}),
+        (TypeError, {"resources": {"x": "1"}}),
+        (TypeError, {"labels": {"zone": 5}}),
+        (ValueError, {"memory": 1.5}),
+        (ValueError, {"num_gpus": 1.5}),
+        (ValueError, {"port": 70_000}),
+        (ValueError, {"resources": {"x": -1}}),
+        (ValueError, {"resources": {"x": float("nan")}}),
+        (ValueError, {"resources": {"CPU": 1}}),
+        (ValueError, {"labels": {f"l{i}": "" for i in range(300)}}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_of_init_is_named_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception], given: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(stoker._session.CELL, "runtime", None)
+    monkeypatch.setattr("stoker._launch.cluster.spawn_local", None)
+    (name,) = given
+    with pytest.raises(BadRequestError, match=name) as caught:
+        stoker.init(**given)
+    assert isinstance(caught.value, kind)
+    assert caught.value.field == name
+
+
+def test_bytes_and_counts_may_be_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def spawn_local(**offer: Any) -> None:
+        raise Started(offer["memory"], offer["num_gpus"])
+
+    monkeypatch.setattr(stoker._session.CELL, "runtime", None)
+    monkeypatch.setattr("stoker._launch.cluster.spawn_local", spawn_local)
+    with pytest.raises(Started) as caught:
+        stoker.init(memory=2e9, num_gpus=2.0)
+    assert repr(caught.value.args) == "(2000000000, 2)"
 
 
 def test_a_forked_child_is_told_that_it_has_no_connection(driver: Callable[..., Any]) -> None:

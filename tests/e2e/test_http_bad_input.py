@@ -77,6 +77,24 @@ def test_web_pages_and_rebound_names_are_refused(
             assert answer.json["field"] in headers
 
 
+# Bounds
+
+
+@pytest.mark.parametrize("field", ["resources", "label_selector"])
+def test_a_request_with_thousands_of_names_is_refused(
+    services: dict[str, shared.Api], field: str
+) -> None:
+    many = {f"r{i}": 1 if field == "resources" else "a" for i in range(20_000)}
+    demand = {"job_id": "job_1", "resources": {}, field: many}
+    for name, path, body, at in (
+        ("scheduler", "/v1/explain", demand, field),
+        ("gcs", "/v1/jobs", {"entrypoint": "true", field: many}, field),
+    ):
+        answer = services[name]("POST", path, body)
+        assert (answer.status, answer.json["field"]) == (400, at)
+        assert "256" in answer.json["detail"]
+
+
 # Queries and ids
 
 

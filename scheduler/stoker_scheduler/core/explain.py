@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.feasibility import Fit, Rule
 from stoker_scheduler.core.plan import PlanRequest, Verdict, judge
-from stoker_scheduler.core.resources import amount_text
+from stoker_scheduler.core.resources import joined, units_text
 from stoker_scheduler.core.state import Phase
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _never_remedy(need: Need, verdicts: Sequence[Verdict]) -> str:
     nearest = min(verdicts, key=lambda v: (len(v.rules), v.node_id))
     wanted = need.text
     if need.terms:
-        wanted += " and labels " + ", ".join(term.text for term in need.terms)
+        wanted += " and labels " + joined([term.text for term in need.terms])
     if need.node_id is not None and not need.soft:
         known = any(verdict.node_id == need.node_id for verdict in verdicts)
         if not known:
@@ -147,7 +147,7 @@ def _holders(state: State, verdict: Verdict, need: Need) -> str:
         lease = state.leases[lease_id]
         shared = [(name, units) for name, units in lease.held if name in need.names]
         if shared:
-            counted[_who(lease), ", ".join(amount_text(n, u) for n, u in shared)] += 1
+            counted[_who(lease), units_text(shared)] += 1
     if not counted:
         return ""
     holders = [

@@ -137,7 +137,7 @@ def detail(obstacle: Obstacle, node: Node, need: Need) -> str:
         case Rule.AFFINITY:
             return f"the demand is pinned to node {need.node_id}"
         case Rule.LABEL:
-            term = next(term for term in need.terms if term.label == subject)
+            term = need.term(subject)
             return f"label_selector needs {term.text}, the node has {_label(node, subject)}"
         case Rule.TOTAL:
             has = len(spec.gpus) * UNIT if subject == GPU else spec.total.get(subject, 0)
@@ -165,7 +165,7 @@ def remedy(obstacle: Obstacle, node: Node, need: Need) -> str:
         case Rule.AFFINITY:
             return "choose this node, or make the affinity soft"
         case Rule.LABEL:
-            term = next(term for term in need.terms if term.label == subject)
+            term = need.term(subject)
             return f"start the node with a label so that {term.text} holds, or change the selector"
         case Rule.TOTAL:
             return (
@@ -183,7 +183,7 @@ def remedy(obstacle: Obstacle, node: Node, need: Need) -> str:
 
 
 def _asked(need: Need, name: str) -> str:
-    return amount_text(name, need.gpu if name == GPU else dict(need.items)[name])
+    return amount_text(name, need.gpu if name == GPU else need.amount(name))
 
 
 def _pieces(need: Need, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Label selectors: ``value``, ``!value``, ``in(a,b)`` and ``!in(a,b)``.
+"""Label selectors as conditions; their grammar is in :mod:`stoker_wire.selectors`.
 
 A node without the label satisfies only the negated forms.
 """
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stoker_scheduler.core.resources import InvalidDemandError
+from stoker_wire.selectors import parse_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +37,8 @@ def parse_selector(selector: Mapping[str, str]) -> tuple[Term, ...]:
 
 
 def _parse(label: str, written: str) -> Term:
-    body = written.strip()
-    negated = body.startswith("!")
-    body = body[1:].strip() if negated else body
-    if body.startswith("in(") and body.endswith(")"):
-        values = tuple(sorted({part.strip() for part in body[3:-1].split(",")} - {""}))
-    else:
-        values = (body,) if body and not body.startswith("in(") else ()
-    if not label or not values:
-        raise InvalidDemandError(
-            f"label_selector.{label}",
-            f"label_selector: {label}={written!r} cannot be read: write a value, '!value', "
-            "'in(a,b)' or '!in(a,b)'",
-        )
+    try:
+        values, negated = parse_value(label, written)
+    except ValueError as error:
+        raise InvalidDemandError(f"label_selector.{label}", f"label_selector: {error}") from None
     return Term(label, values, negated)

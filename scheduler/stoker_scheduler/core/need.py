@@ -6,8 +6,10 @@ kind of need once per event, however many requests wait for it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
 
 from stoker_scheduler.core.devices import check_gpu_units
 from stoker_scheduler.core.labels import Term, parse_selector
@@ -18,9 +20,10 @@ from stoker_scheduler.core.resources import CPU, GPU, Units, to_units, units_tex
 class Need:
     """Resources and constraints of one lease.
 
-    ``items`` are all resources but GPUs, in units and ordered by name. ``node_id`` pins the lease
-    to a node, or only prefers it if ``soft``. ``spread`` asks for the least loaded node. ``env`` names the
-    runtime environment, which a node may fail to make while it takes work with others.
+    ``items`` are all resources but GPUs, in units and ordered by name; ``terms`` are ordered by
+    label. ``node_id`` pins the lease to a node, or only prefers it if ``soft``. ``spread`` asks for
+    the least loaded node. ``env`` names the runtime environment, which a node may fail to make
+    while it takes work with others.
     """
 
     items: tuple[tuple[str, int], ...] = ()
@@ -51,6 +54,16 @@ class Need:
     def vector(self) -> tuple[tuple[str, int], ...]:
         """All resources in units as pairs, GPUs included."""
         return (*self.items, (GPU, self.gpu)) if self.gpu else self.items
+
+    def amount(self, name: str) -> int:
+        """Return the units of ``name`` among ``items``, 0 if it is not asked for."""
+        at = bisect_left(self.items, name, key=itemgetter(0))
+        found = self.items[at : at + 1]
+        return found[0][1] if found and found[0][0] == name else 0
+
+    def term(self, label: str) -> Term:
+        """Return the condition on ``label``, which must be there."""
+        return self.terms[bisect_left(self.terms, label, key=attrgetter("label"))]
 
     @property
     def text(self) -> str:

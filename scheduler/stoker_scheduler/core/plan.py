@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from stoker_scheduler.core.devices import Shares
 from stoker_scheduler.core.feasibility import Fit, Rule, detail, first_obstacle, obstacles, remedy
 from stoker_scheduler.core.need import Need
+from stoker_scheduler.core.resources import joined
 from stoker_scheduler.core.scoring import Key, ScorePolicy, is_warm, key, locality_gain
 
 if TYPE_CHECKING:
@@ -105,8 +106,8 @@ def _verdict(node: Node, request: PlanRequest, policy: ScorePolicy) -> Verdict:
         node.node_id,
         found[0].fit,
         tuple(o.rule for o in found),
-        "; ".join(detail(o, node, need) for o in found),
-        "; ".join(remedy(o, node, need) for o in found),
+        joined([detail(o, node, need) for o in found], "; "),
+        joined([remedy(o, node, need) for o in found], "; "),
     )
 
 

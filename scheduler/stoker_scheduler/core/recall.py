@@ -206,7 +206,7 @@ def _make_room(
         victim = None
         if obstacle.rule is Rule.AVAILABLE:
             subject = obstacle.subject
-            holders = (v for v in victims if v not in unit and any(n == subject for n, _ in v.held))
+            holders = (v for v in victims if v not in unit and v.holds(subject))
             victim = next((v for v in holders if allowed(v)), None)
         if victim is None:
             for lease in unit:

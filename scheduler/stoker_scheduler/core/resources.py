@@ -6,13 +6,16 @@ counted in bytes. Zero amounts are dropped: a vector without a name asks for non
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 UNIT = 10_000
 """Units in 1.0 of a resource that is not counted in bytes."""
 
 MOST = 1e15
 """More of a resource is taken for a mistake: beyond, floats no longer hold every unit."""
+
+MOST_SAID = 20
+"""Names that one list in a text has at most."""
 
 CPU = "CPU"
 GPU = "GPU"
@@ -76,7 +79,13 @@ def amount_text(name: str, units: int) -> str:
 
 def units_text(units: Iterable[tuple[str, int]]) -> str:
     """Say a vector: ``2 CPU, 1 GPU``; an empty one is ``no resources``."""
-    return ", ".join(amount_text(name, count) for name, count in units) or "no resources"
+    return joined([amount_text(name, count) for name, count in units]) or "no resources"
+
+
+def joined(parts: Sequence[str], separator: str = ", ") -> str:
+    """Join what a text lists; of many, only the first are said and the others counted."""
+    more = len(parts) - MOST_SAID
+    return separator.join(parts[:MOST_SAID]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 def add(into: Units, what: Iterable[tuple[str, int]], sign: int = 1) -> None:

@@ -17,7 +17,7 @@ from stoker_scheduler.core.need import Need
 from stoker_scheduler.core.nodes import Health, Node
 from stoker_scheduler.core.queue import Ask, Queue, dominant_share
 from stoker_scheduler.core.ranking import Ranking, Touched
-from stoker_scheduler.core.resources import UNIT, Units, add
+from stoker_scheduler.core.resources import CPU, UNIT, Units, add
 from stoker_scheduler.core.scoring import ScorePolicy
 
 
@@ -105,7 +105,11 @@ class LeaseState:
         """What the lease holds now, GPUs included; a blocked one holds no CPU."""
         if not self.blocked:
             return self.need.vector
-        return tuple((n, u) for n, u in self.need.vector if n != "CPU")
+        return tuple((n, u) for n, u in self.need.vector if n != CPU)
+
+    def holds(self, name: str) -> bool:
+        """Whether ``held`` has some of the resource ``name``."""
+        return name in self.need.names and not (self.blocked and name == CPU)
 
 
 @dataclass(slots=True)

@@ -164,7 +164,35 @@ def test_a_label_selector(written: str, labels: dict[str, str], holds: bool) -> 
     assert term.holds(labels) is holds
 
 
-@pytest.mark.parametrize("written", ["", "!", "in()", "in(a", "!in( , )"])
+def test_the_reasons_of_many_names_cost_one_pass_over_the_need() -> None:
+    passes = 0
+
+    class Counted(tuple):
+        def __iter__(self) -> object:
+            nonlocal passes
+            passes += 1
+            return super().__iter__()
+
+    names = {f"r{i:04}": 1.0 for i in range(2000)}
+    need = make_need(names, label_selector=dict.fromkeys(names, "x"))
+    for field in ("items", "terms"):
+        object.__setattr__(need, field, Counted(getattr(need, field)))
+    node = a_node()
+    found = obstacles(node, need)
+    assert len(found) == 4000
+    for one in found:
+        assert one.subject in detail(one, node, need)
+        assert one.subject in remedy(one, node, need)
+    assert passes < 10
+    (placed,) = plan([node], [PlanRequest(need)], POLICY).placements
+    (verdict,) = placed.verdicts
+    assert len(verdict.detail) < 5_000
+    assert "3980 more" in verdict.detail
+
+
+@pytest.mark.parametrize(
+    "written", ["", "!", "in()", "in(a", "!in( , )", "in(a,, b)", "matches(x)", "??==zone!"]
+)
 def test_an_unreadable_selector_names_the_label(written: str) -> None:
     with pytest.raises(InvalidDemandError) as caught:
         parse_selector({"zone": written})

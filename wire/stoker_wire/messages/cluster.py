@@ -9,12 +9,14 @@ import msgspec
 
 from stoker_wire.messages.common import (
     Address,
+    Asked,
     Labels,
     Message,
     OnInfeasible,
     Record,
     Resources,
     RuntimeEnv,
+    Selector,
     Strategy,
 )
 
@@ -58,7 +60,7 @@ class RegisterNode(Message):
     pid: int
     resources: Resources
     devices: tuple[Device, ...] = ()
-    labels: Labels = {}
+    labels: Selector = {}
     version: str = ""
     arena_dir: str = ""
     session_dir: str = ""
@@ -126,10 +128,10 @@ class Demand(Message):
     """
 
     job_id: str
-    resources: Resources
+    resources: Asked
     kind: LeaseKind = LeaseKind.TASK
     runtime_env: RuntimeEnv = RuntimeEnv()
-    label_selector: Labels = {}
+    label_selector: Selector = {}
     strategy: Strategy = Strategy()
     priority: int = 0
     on_infeasible: OnInfeasible = OnInfeasible.ERROR

@@ -20,7 +20,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
 
 
 Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
+MAX_NAMES = 256
+"""Resources, or labels, that one request may name; a node may have any number of resources."""
+Asked = Annotated[
+    dict[str, float],
+    msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),
+]
+"""Resources that somebody asks for."""
 Labels = dict[str, str]
+Selector = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_NAMES)]
+"""Conditions on labels, or the labels of a node."""
 NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 """Text that can be an argument or a variable of a process."""
 Seconds = Annotated[float, msgspec.Meta(ge=0)]

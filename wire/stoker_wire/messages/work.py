@@ -10,12 +10,14 @@ import msgspec
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.common import (
     Address,
+    Asked,
     ErrorInfo,
     Labels,
     Message,
     Record,
     Resources,
     RuntimeEnv,
+    Selector,
 )
 
 DETACHED_JOB = "job_detached"
@@ -48,8 +50,8 @@ class SubmitJob(Message):
     job_id: str | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
     metadata: dict[str, str] = {}
-    resources: Resources = {}
-    label_selector: Labels = {}
+    resources: Asked = {}
+    label_selector: Selector = {}
     namespace: str | None = None
     name: str = ""
 

@@ -1,0 +1,29 @@
+"""The grammar of label selectors: what ``label_selector={"zone": "in(a,b)"}`` may say.
+
+Read by the sdk where a selector is given, and by the scheduler, which matches nodes with it. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+
+GRAMMAR = (
+    "write a value, '!value', 'in(a,b)' or '!in(a,b)'; a value starts with a letter or a digit and "
+    "goes on with these, spaces and any of . _ - / + : @"
+)
+_VALUE = re.compile(r"\w[\w ./+:@-]*")
+
+
+def parse_value(label: str, written: str) -> tuple[tuple[str, ...], bool]:
+    """Return (the values, whether they are excluded) of one label's condition.
+
+    Raises ValueError, with the grammar, for what cannot be read.
+    """
+    body = written.strip()
+    negated = body.startswith("!")
+    body = body[1:].strip() if negated else body
+    listed = body.startswith("in(") and body.endswith(")")
+    values = [part.strip() for part in body[3:-1].split(",")] if listed else [body]
+    if not label or not all(_VALUE.fullmatch(value) for value in values):
+        raise ValueError(f"{label}={written!r} cannot be read: {GRAMMAR}")
+    return tuple(sorted(set(values))), negated
