@@ -228,20 +228,9 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]]:
 
     found = runtime()
     found.run(found.history.forward(), _CALL_S)
-    events = [
-        {
-            "cat": "actor_task" if task["actor_id"] else "task",
-            "name": task["name"],
-            "ph": "X",
-            "pid": task["node_id"],
-            "tid": task["worker_id"],
-            "ts": task["started_at_s"] * 1e6,
-            "dur": (task["ended_at_s"] - task["started_at_s"]) * 1e6,
-            "args": {"task_id": task["task_id"], "state": task["state"]},
-        }
-        for task in _items("/v1/tasks", job_id=found.job_id)
-        if task.get("started_at_s") and task.get("ended_at_s")
-    ]
+    from stoker._trace import trace_events
+
+    events = trace_events(_items("/v1/tasks", job_id=found.job_id))
     if filename:
         with open(filename, "wb") as file:
             file.write(msgspec.json.encode(events))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
+import re
 import signal
 import subprocess
 import sys
@@ -151,7 +153,9 @@ def test_ctrl_c_stops_following_and_not_the_job(stoker: Shell) -> None:
     assert following.returncode == 130
     (job,) = [row for row in stoker.json("list", "jobs") if row["name"] == "long"]
     assert job["state"] == "RUNNING"
-    assert f"stoker job stop {job['job_id']}" in said
+    follow, stop = said.rstrip().splitlines()[-2:]
+    assert follow.strip() == f"follow it again:  stoker job logs -f {job['job_id']}"
+    assert stop.strip() == f"stop it:          stoker job stop {job['job_id']}"
     assert stoker("job", "stop", job["job_id"]).stdout == f"{job['job_id']} STOPPED\n"
     assert stoker("job", "logs", job["job_id"]).stdout == "begun\n"
 
@@ -210,8 +214,19 @@ def test_rows_are_filtered_and_limited(stoker: Shell) -> None:
     states = {row["state"] for row in stoker.json("list", "jobs", "--filter", "state=SUCCEEDED")}
     assert states == {"SUCCEEDED"}
     wrong = stoker("list", "jobs", "--filter", "stat=SUCCEEDED")
-    assert wrong.returncode == 1
-    assert "state" in wrong.stderr
+    assert wrong.returncode == 2
+    assert "did you mean 'state'?" in wrong.stderr
+    newest = stoker.json("list", "jobs")
+    assert [row["created_at_s"] for row in newest] == sorted(
+        (row["created_at_s"] for row in newest), reverse=True
+    )
+    shown = stoker("list", "jobs", "--limit", "1")
+    assert newest[0]["job_id"] in shown.stdout
+    assert f"1 of {len(newest)} jobs, the newest first; more: --limit N, or --all" in shown.stderr
+    events = stoker.json("list", "events", "--limit", "5")
+    seqs = [event["seq"] for event in events]
+    assert seqs == sorted(seqs, reverse=True) and seqs[-1] > 5, "the newest ones"
+    assert stoker.json("list", "events", "--all")[-1]["seq"] == 1
 
 
 def test_get_shows_one_record_and_unknown_ids_are_one_line(stoker: Shell, info: LocalInfo) -> None:
@@ -222,6 +237,146 @@ def test_get_shows_one_record_and_unknown_ids_are_one_line(stoker: Shell, info: 
         assert unknown.returncode == 1
         assert unknown.stderr.startswith("error: ")
         assert unknown.stderr.count("\n") == 1
+        as_json = stoker(command, "job_0000000000000000", "--json")
+        assert (as_json.returncode, as_json.stdout) == (1, "")
+        assert json.loads(as_json.stderr)["code"] == "not_found"
+
+
+def test_an_id_is_meant_by_its_beginning_and_completed(stoker: Shell) -> None:
+    for name in ("job_ab12", "job_ab13"):
+        stoker("job", "submit", "--job-id", name, "--", f"echo of {name}")
+    assert stoker.json("get", "job_ab12")["job_id"] == "job_ab12"
+    assert stoker("job", "status", "job_ab13").stdout.startswith("job_ab13  SUCCEEDED")
+    (other,) = [row["job_id"] for row in stoker.json("list", "jobs", "--limit", "1")]
+    assert other == "job_ab13"
+    unique = stoker("job", "submit", "--no-wait", "--", "echo unique; sleep 0.1").stdout.strip()
+    begin = unique[:12]
+    assert stoker("logs", "-f", begin).stdout == "unique\n"
+    assert stoker("explain", begin).stdout.startswith(f"{unique} is ")
+    assert stoker("job", "logs", begin).stdout == "unique\n"
+    assert stoker("job", "stop", begin).stdout.startswith(unique)
+    for command in (("get",), ("explain",), ("logs",), ("job", "stop"), ("job", "status")):
+        two = stoker(*command, "job_ab1")
+        assert two.returncode == 1
+        assert "several ids begin with job_ab1: job_ab12, job_ab13; give more" in two.stderr
+
+    def completed(*words: str) -> set[str]:
+        line = ("stoker", *words)
+        asked = {"COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
+        found = stoker(_STOKER_COMPLETE="bash_complete", **asked)
+        assert found.stderr == ""
+        return {line.partition(",")[2] for line in found.stdout.split("\n") if line}
+
+    assert completed("logs", "job_ab") == {"job_ab12", "job_ab13"}
+    assert completed("job", "stop", "job_ab12") == {"job_ab12"}
+    assert unique in completed("explain", "j")
+    assert completed("list", "tasks", "--filter", "job_id=job_ab") == {
+        "job_id=job_ab12", "job_id=job_ab13",
+    }  # fmt: skip
+
+
+def test_following_a_job_ends_with_its_code_by_either_command(stoker: Shell) -> None:
+    submitted = stoker("job", "submit", "--no-wait", "--", "echo out; exit 3").stdout.strip()
+    for command in (
+        ("logs", "-f"), ("job", "logs", "-f"), ("logs", "-f", "--tail", "1"),
+        ("logs", "-f", "--workers"),
+    ):  # fmt: skip
+        shown = stoker(*command, submitted)
+        assert (shown.returncode, "FAILED" in shown.stderr) == (3, True), command
+    assert stoker("logs", submitted).returncode == 0
+    for command in (("logs",), ("job", "logs"), ("logs", "-f"), ("job", "logs", "-f")):
+        (line,) = stoker(*command, submitted, "--json").stdout.splitlines()
+        assert json.loads(line)["text"] == "out"
+        assert "at_s" in json.loads(line)
+
+
+WAITING = """
+import stoker, time
+stoker.init()
+@stoker.remote(num_cpus=100, on_infeasible="wait")
+class Trainer:
+    def step(self): ...
+@stoker.remote(num_cpus=0)
+def first(x): time.sleep(600)
+@stoker.remote(num_cpus=0)
+def second(x): ...
+trainers = [Trainer.remote() for _ in range(4)]
+steps = [trainer.step.remote() for trainer in trainers]
+made = first.remote(1)
+late = [second.remote(made) for _ in range(3)]
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_job_explains_what_of_it_waits(stoker: Shell) -> None:
+    submitted = stoker("job", "submit", "--no-wait", "--", sys.executable, "-c", WAITING)
+    job_id = submitted.stdout.strip()
+
+    def groups() -> dict[str, dict[str, Any]] | None:
+        told = stoker.json("explain", job_id)["waiting"]
+        found = {group["name"]: group for group in told}
+        whole = {"Trainer": 4, "Trainer.step": 4, "second": 3}
+        counts = {name: group["count"] for name, group in found.items()}
+        return found if counts == whole else None
+
+    found = until(groups, WAIT_S, "all that waits is known")
+    told = stoker("explain", job_id).stdout
+    assert "4 x actor Trainer: can never run: needs 100 CPU, the node has 2 CPU in all" in told
+    assert "4 x Trainer.step: waits for actor Trainer" in told
+    assert "3 x second: waits for its argument o_" in told
+    late = stoker("explain", found["second"]["example_id"]).stdout
+    assert "(first) makes; that is RUNNING" in late
+    assert "waits for it waits" not in told + late and "asks for -" not in told + late
+    status = stoker("status").stdout
+    assert status.count("needs 100 CPU, the node has 2 CPU in all") == 1, status
+    assert "4 x Trainer:" in status
+    shown = stoker("summary", "--job", job_id[:-2])
+    assert [line.split()[0] for line in shown.stdout.splitlines()[1:]] == [
+        "Trainer.step", "second", "first",
+    ]  # fmt: skip
+    stoker("job", "stop", job_id)
+
+
+def test_a_timeline_is_written_for_a_viewer(stoker: Shell, tmp_path: Path) -> None:
+    program = "import stoker; stoker.init(); f = stoker.remote(num_cpus=0)(lambda: 1); stoker.get(f.remote())"
+    assert stoker("job", "submit", "--", sys.executable, "-c", program).returncode == 0
+    path = tmp_path / "trace.json"
+
+    def written() -> int:
+        return int(stoker.json("timeline", "-o", str(path))["events"])
+
+    until(written, WAIT_S, "the task is in the history")
+    (event, *_) = json.loads(path.read_text())
+    assert {"name", "ph", "ts", "dur", "pid", "tid"} <= set(event)
+    refused = stoker("timeline", "-o", str(tmp_path / "none" / "x"))
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("status",), ("summary",), ("version",), ("config",), ("job", "list"), ("kernels", "list"),
+     ("list", "nodes", "--all"), ("list", "events", "--limit", "1")],
+    ids=" ".join,
+)  # fmt: skip
+def test_json_of_every_read_command_is_json(stoker: Shell, args: tuple[str, ...]) -> None:
+    stoker.json(*args)
+
+
+def test_a_terminal_of_80_columns_shows_whole_ids(stoker: Shell) -> None:
+    (job, *_) = stoker.json("list", "jobs", "--limit", "1")
+    for width in (80, 100):
+        leading, following = pty.openpty()
+        environ = {**stoker.environ, "COLUMNS": str(width), "TERM": "xterm"}
+        subprocess.run(
+            [*STOKER, "list", "jobs", "--limit", "1"], env=environ, stdout=following, check=True,
+            stderr=subprocess.DEVNULL, timeout=WAIT_S,
+        )  # fmt: skip
+        os.close(following)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", os.read(leading, 65536).decode()).splitlines()
+        os.close(leading)
+        assert len(shown) == 2 and max(map(len, shown)) <= width
+        assert job["job_id"] in shown[1]
 
 
 def test_the_address_and_the_token_may_be_given_in_each_way(stoker: Shell, info: LocalInfo) -> None:
@@ -229,6 +384,7 @@ def test_the_address_and_the_token_may_be_given_in_each_way(stoker: Shell, info:
     elsewhere = Shell(stoker.root / "elsewhere")
     ways: list[tuple[list[str], dict[str, str]]] = [
         (["--address", info.gcs_url, "--token", token], {}),
+        (["--address", info.gcs_url, "--token-file", info.token_file], {}),
         ([], {"STOKER_ADDRESS": info.gcs_url, "STOKER_TOKEN": token}),
         ([], {"STOKER_ADDRESS": info.gcs_url, "STOKER_TOKEN_FILE": info.token_file}),
     ]
@@ -252,6 +408,13 @@ def test_a_node_joins_and_leaves(stoker: Shell, info: LocalInfo) -> None:
         WAIT_S,
         "the node has left",
     )
+    usual = stoker("list", "nodes")
+    assert joined["node_id"] not in usual.stdout
+    assert "1 dead node not shown; see: stoker list nodes --all" in usual.stderr
+    assert joined["node_id"] not in stoker("status").stdout
+    assert "(1 alive, 1 dead; see: stoker list nodes --all)" in stoker("status").stdout
+    for args in (("--all",), ("--filter", "state=DEAD")):
+        assert joined["node_id"] in stoker("list", "nodes", *args).stdout
 
 
 def test_starting_again_on_the_same_port_names_it(stoker: Shell, info: LocalInfo) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_gcs import schema
-from stoker_gcs.api.queries import Leave, NodeQuery, states
+from stoker_gcs.api.queries import Leave, NodeQuery, WorkerQuery, states
 from stoker_gcs.api.watching import matcher, watch
 from stoker_gcs.store.changes import Change
 from stoker_wire.messages.cluster import (
@@ -19,8 +19,9 @@ from stoker_wire.messages.cluster import (
     Worker,
     WorkerExit,
     WorkersExited,
+    WorkerState,
 )
-from stoker_wire.messages.control import ListQuery, Page
+from stoker_wire.messages.control import Page
 from stoker_wire.paging import page_of
 
 if TYPE_CHECKING:
@@ -60,7 +61,18 @@ def add_routes(service: Service, parts: Parts) -> None:
             )
 
         pages = await parts.links.every_nodelet(ask)
-        found = [worker for page in pages.values() for worker in page.items]
+        query = req.query
+        states(query.state, WorkerState)
+        wanted = query.state.split(",")
+        found = [
+            worker
+            for page in pages.values()
+            for worker in page.items
+            if query.node_id in ("", worker.node_id)
+            and query.job_id in ("", worker.job_id)
+            and query.actor_id in ("", worker.actor_id)
+            and (not query.state or worker.state.value in wanted)
+        ]
         return page_of(
             found,
             req.query,
@@ -89,7 +101,7 @@ def add_routes(service: Service, parts: Parts) -> None:
         "POST", "/v1/workers/exited", exited, body=WorkersExited, summary="Workers that ended"
     )
     service.route(
-        "GET", "/v1/workers", workers, query=ListQuery, reply=Page[Worker], summary="All workers"
+        "GET", "/v1/workers", workers, query=WorkerQuery, reply=Page[Worker], summary="All workers"
     )
 
 

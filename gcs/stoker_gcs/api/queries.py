@@ -68,6 +68,15 @@ class ObjectQuery(ListQuery):
     job_id: str = ""
 
 
+class WorkerQuery(ListQuery):
+    """Filters of workers. ``state``: STARTING, IDLE, LEASED, DEAD; several are separated by commas."""
+
+    node_id: str = ""
+    job_id: str = ""
+    actor_id: str = ""
+    state: str = ""
+
+
 class LeaseQuery(ListQuery):
     """Filters of leases."""
 

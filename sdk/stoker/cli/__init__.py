@@ -2,7 +2,8 @@
 
 Commands live in one module each and are imported only when called for, as are rich and the HTTP
 client, so that ``--help`` and shell completion answer at once. It speaks the public HTTP API alone;
-what it can do, curl can do. Errors are one line on stderr with the fix: exit code 1, or 2 for usage.
+what it can do, curl can do. Errors are one line on stderr with the fix: exit code 1, or 2 for usage;
+with ``--json`` that line is an object with ``code``, ``message`` and ``exit_code``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from stoker_wire.errors import StokerError
 from stoker_wire.nearest import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 __all__ = ("main", "root")
 
@@ -36,9 +37,25 @@ _COMMANDS = {
     "get": ("lists", "get", "Show everything known of one node, job, task or actor."),
     "explain": ("explain", "explain", "Say why a task, actor or job waits, or what became of it."),
     "logs": ("logs", "logs", "Show the output of a job, task, actor or worker."),
+    "summary": ("activity", "summary", "Count tasks by name and state."),
+    "timeline": ("activity", "timeline", "Write what ran where and when, for Perfetto."),
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
     "config": ("about", "config", "Show every setting, its value and where that comes from."),
     "version": ("about", "version", "Show the version and the protocol."),
+}
+
+# What users of other systems type -> what to do here.
+_ELSEWHERE = {
+    "up": "start a cluster with `stoker start --head`, add machines with `stoker start --address`",
+    "down": "use `stoker stop`",
+    "attach": "use `stoker.init(address=...)` in a program",
+    "memory": "see `stoker list objects` for what is in shared memory, `stoker list workers` for "
+    "the memory of processes",
+    "stack": "take the pid from `stoker list workers`, then use a profiler such as py-spy there",
+    "submit": "use `stoker job submit`",
+    "exec": "use `stoker job submit`",
+    "dashboard": "see `stoker status`",
+    "ps": "see `stoker list jobs`, `stoker list actors` and `stoker list tasks`",
 }
 
 
@@ -62,7 +79,9 @@ class Lazy(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            raise click.UsageError(f"no command {args[0]!r}{suggestion(args[0], _COMMANDS)}")
+            instead = _ELSEWHERE.get(args[0])
+            hint = f": {instead}" if instead else suggestion(args[0], _COMMANDS)
+            raise click.UsageError(f"no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -83,30 +102,47 @@ class Lazy(click.Group):
         except (click.ClickException, StokerError, click.Abort) as error:
             if not standalone_mode:
                 raise
-            _leave_with(error)
+            _leave_with(error, as_json=_wants_json(sys.argv[1:] if args is None else args))
         if not standalone_mode:
             return code
         sys.exit(code if isinstance(code, int) else 0)
 
 
-def _leave_with(error: Exception) -> NoReturn:
+def _wants_json(args: Sequence[str]) -> bool:
+    own = args[: args.index("--")] if "--" in args else args
+    return "--json" in own
+
+
+def _leave_with(error: Exception, *, as_json: bool) -> NoReturn:
     if isinstance(error, click.Abort):
         sys.exit(INTERRUPTED)
     if isinstance(error, StokerError):
-        _fail(str(error) or error.code, 1)
+        facts = {"field": error.field, "explain": error.explain, **error.extra}
+        _fail(str(error) or error.code, 1, error.code, facts, as_json)
     assert isinstance(error, click.ClickException)
     message = error.format_message()
     message = message.replace(". Did you mean", "; did you mean").rstrip(".")
     if isinstance(error, click.UsageError) and error.ctx is not None:
         link = " See:" if message.endswith("?") else "; see:"
         message = f"{message}{link} {error.ctx.command_path} --help"
-    _fail(message, error.exit_code)
+    code = "usage" if isinstance(error, click.UsageError) else "failed"
+    _fail(message, error.exit_code, code, {}, as_json)
 
 
-def _fail(message: str, code: int) -> NoReturn:
+def _fail(
+    message: str, exit_code: int, code: str, facts: Mapping[str, Any], as_json: bool
+) -> NoReturn:
+    """Print the error on stderr, where it mixes with no data, and leave."""
     message = message[:1].lower() + message[1:] if message[1:2].islower() else message
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
-    sys.exit(code)
+    if as_json:
+        import msgspec
+
+        known = {name: fact for name, fact in facts.items() if fact is not None}
+        told = {**known, "code": code, "message": message, "exit_code": exit_code}
+        click.echo(msgspec.json.encode(told).decode(), err=True)
+    else:
+        click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
+    sys.exit(exit_code)
 
 
 def _tell_version(ctx: click.Context) -> None:

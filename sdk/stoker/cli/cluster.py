@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from stoker.cli.options import json_mapping, json_option, node_options
+from stoker.cli.options import (
+    given_token,
+    json_mapping,
+    json_option,
+    node_options,
+    token_options,
+)
 
 if TYPE_CHECKING:
     from stoker._launch.cluster import LocalCluster
@@ -22,7 +28,7 @@ _POLL_S = 0.02
 @click.command()
 @click.option("--head", is_flag=True, help="Start a new cluster: control plane and one node.")
 @click.option("--address", metavar="URL", help="Join the cluster at URL with one more node.")
-@click.option("--token", metavar="TEXT", help="With --address: its token. [default: STOKER_TOKEN]")
+@token_options
 @node_options
 @click.option("--block", is_flag=True, help="Stay in the foreground; Ctrl-C stops it.")
 @click.option("--timeout", "timeout_s", type=float, default=30.0, show_default=True,
@@ -59,6 +65,7 @@ def start(
             f"give --head for a new cluster, or --address URL to join one{both}",
             ctx=click.get_current_context(),
         )
+    token = given_token(token)
     if port is None:
         port = Settings.from_env().port or (DEFAULT_PORT if head else 0)
     amounts = json_mapping(resources, "--resources")

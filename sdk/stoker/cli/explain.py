@@ -6,25 +6,41 @@ from typing import TYPE_CHECKING
 
 import click
 
+from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import clock, duration, heading, print_json, print_table, resources, state
+from stoker.cli.tables import Column
 
 if TYPE_CHECKING:
-    from stoker_wire.messages.control import Explanation
+    from collections.abc import Iterable
+
+    from stoker_wire.messages.control import Explanation, WaitingGroup
+
+VERDICTS = (
+    Column("node", "node"),
+    Column("verdict", "verdict"),
+    Column("rule", "rule", drop=1),
+    Column("detail", "detail", prose=True),
+)
 
 
 @click.command()
 @cluster_options
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", type=Id("job", "actor", "task"))
 def explain(id_: str, address: str | None, token: str | None, as_json: bool) -> None:
-    """Say why a task (t_), actor (a_) or job (job_) waits, or what became of it."""
+    """Say why a task (t_), actor (a_) or job (job_) waits, or what became of it.
+
+    Of a job, also what of it waits, by cause. The beginning of an id will do if no other begins so.
+    """
     from stoker.cli.lists import path_of
     from stoker_wire.errors import BadRequestError
     from stoker_wire.messages.control import Explanation
 
     if id_.startswith("n_"):
         raise BadRequestError("nodes wait for nothing; see `stoker get` for what a node is")
+    path_of(id_)
     client = http_client(address, token)
+    id_ = resolve_id(client, id_)
     told = client.call("GET", f"{path_of(id_)}/explain", reply=Explanation)
     if as_json:
         print_json(told)
@@ -33,27 +49,44 @@ def explain(id_: str, address: str | None, token: str | None, as_json: bool) -> 
 
 
 def print_explanation(id_: str, told: Explanation) -> None:
-    """Print the story, then each node's verdict, then the events."""
+    """Print the story, what waits by cause, then each node's verdict, then the events."""
     waited = f" for {duration(told.waited_s)}" if told.waited_s else ""
     click.echo(f"{heading(id_)} is {state(told.state)}{waited}")
     # Of what has ended the summary may say no more than the line above.
     if told.summary and told.summary != f"job {told.subject} is {told.state}":
         click.echo(f"  {told.summary}")
-    if told.demand is not None:
+    if told.demand is not None and told.demand.resources:
         click.echo(f"  asks for {resources(told.demand.resources)}")
-    if told.queue_position is not None:
+    if told.queue_position is not None and "ahead in the queue" not in told.summary:
         click.echo(f"  {told.queue_position} ahead of it in the queue")
     if told.remedy:
         click.echo(f"  {click.style('to change that:', fg='cyan')} {told.remedy}")
+    if told.waiting:
+        click.echo(f"\n{heading('Waiting')}")
+        print_groups(told.waiting)
     if told.verdicts:
         click.echo()
-        columns = {"node": "node", "verdict": "verdict", "rule": "rule", "detail": "detail"}
         rows = [
-            {"node": v.node_id, "verdict": v.fit.value, "rule": v.rule, "detail": v.detail}
+            {"node": v.node_id, "verdict": v.fit.value, "rule": v.rule, "detail": v.detail or "-"}
             for v in told.verdicts
         ]
-        print_table(rows, columns, empty="")
+        print_table(rows, VERDICTS, empty="")
     if told.events:
         click.echo()
         for event in told.events:
             click.echo(f"  {clock(event.at_s)}  {event.kind:<20} {event.subject}")
+
+
+def print_groups(groups: Iterable[WaitingGroup]) -> None:
+    """Print one line per cause, with one of those that wait, and each remedy once."""
+    told = set()
+    for group in groups:
+        count = f"{group.count}{'' if group.count_exact else '+'}"
+        never = click.style(" can never run:", fg="red") if group.infeasible else ""
+        kind = "" if group.kind == "task" else f"{group.kind} "
+        click.echo(f"  {count} x {kind}{heading(group.name)}:{never} {group.cause}")
+        if group.remedy and group.remedy not in told:
+            told.add(group.remedy)
+            click.echo(f"      {click.style('to change that:', fg='cyan')} {group.remedy}")
+        if group.example_id:
+            click.echo(f"      more: stoker explain {group.example_id}")

@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import Bytes, cluster_options, job_client, json_mapping, pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stoker.jobs import JobSubmissionClient
+    from stoker_wire.messages.control import LogLine
     from stoker_wire.messages.work import Job
 
 _EXIT = {"SUCCEEDED": 0, "STOPPED": 143}
@@ -138,15 +142,27 @@ def _runtime_env(
     return found
 
 
-def follow_job(client: JobSubmissionClient, job_id: str) -> Job:
-    try:
-        for line in client.tail_job_logs(job_id):
+def print_lines(lines: Iterable[LogLine], as_json: bool) -> None:
+    """Print log lines: their text, or with ``--json`` one object each."""
+    from stoker.cli.output import print_line
+
+    for line in lines:
+        if as_json:
+            print_line(line)
+        else:
             click.echo(line.text)
+
+
+def follow_job(client: JobSubmissionClient, job_id: str, as_json: bool = False) -> Job:
+    """Print the driver's lines until the job ends, and return it; Ctrl-C says how to go on."""
+    try:
+        print_lines(client.tail_job_logs(job_id), as_json)
         return client.wait(job_id)
     except KeyboardInterrupt:
         click.echo(
-            f"\nno longer following; {job_id} goes on. Follow it again: stoker job logs -f {job_id}"
-            f"   Stop it: stoker job stop {job_id}",
+            f"\nno longer following; {job_id} goes on\n"
+            f"  follow it again:  stoker job logs -f {job_id}\n"
+            f"  stop it:          stoker job stop {job_id}",
             err=True,
         )
         sys.exit(130)
@@ -182,20 +198,22 @@ def _print_job(found: Job, as_json: bool) -> None:
 @cluster_options
 @click.pass_context
 def list_jobs(ctx: click.Context, /, **options: Any) -> None:
-    """List jobs, the newest last."""
+    """List jobs, the newest first; see `stoker list jobs` for filters."""
     from stoker.cli.lists import list_group
 
-    ctx.invoke(list_group.commands["jobs"], limit=100, filters=(), **options)
+    usual = {"limit": 100, "everything": False, "wide": False, "filters": ()}
+    ctx.invoke(list_group.commands["jobs"], **usual, **options)
 
 
 @job.command()
 @cluster_options
-@click.argument("job_id")
+@click.argument("job_id", metavar="ID", type=Id("job"))
 def status(job_id: str, address: str | None, token: str | None, as_json: bool) -> None:
-    """Show the state of a job; exit code 0 whatever it is."""
+    """Show the state of a job; exit code 0 whatever it is. Unique beginnings of an ID will do."""
     from stoker.cli.output import ago, print_json, state
 
-    found = job_client(address, token).get_job(job_id)
+    client = job_client(address, token)
+    found = client.get_job(resolve_id(client.http, job_id))
     if as_json:
         print_json(found)
         return
@@ -216,19 +234,20 @@ def status(job_id: str, address: str | None, token: str | None, as_json: bool) -
 @job.command()
 @cluster_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends; exit with its code.")
-@click.argument("job_id")
+@click.argument("job_id", metavar="ID", type=Id("job"))
 def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_json: bool) -> None:
-    """Show what the driver of a job has printed."""
-    client = job_client(address, token)
-    if not follow:
-        if as_json:
-            from stoker.cli.output import print_json
+    """Show what the driver of a job has printed; with --json one object per line.
 
-            print_json({"job_id": job_id, "text": client.get_job_logs(job_id)})
-        else:
-            click.echo(client.get_job_logs(job_id), nl=False)
+    `stoker logs` shows workers, tasks and actors as well.
+    """
+    from stoker_wire.messages.control import LogLine
+
+    client = job_client(address, token)
+    job_id = resolve_id(client.http, job_id)
+    if not follow:
+        print_lines(client.http.lines(f"/v1/jobs/{job_id}/logs", item=LogLine), as_json)
         return
-    ended = follow_job(client, job_id)
+    ended = follow_job(client, job_id, as_json)
     tell_end(ended)
     sys.exit(exit_code(ended))
 
@@ -236,7 +255,7 @@ def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_j
 @job.command()
 @cluster_options
 @click.option("--to", "target", metavar="DIR", help="Copy the files of all nodes into this folder.")
-@click.argument("job_id")
+@click.argument("job_id", metavar="ID", type=Id("job"))
 def output(
     job_id: str, target: str | None, address: str | None, token: str | None, as_json: bool
 ) -> None:
@@ -264,10 +283,11 @@ def output(
 @job.command()
 @cluster_options
 @click.option("--no-wait", is_flag=True, help="Do not wait until it has ended.")
-@click.argument("job_id")
+@click.argument("job_id", metavar="ID", type=Id("job"))
 def stop(job_id: str, no_wait: bool, address: str | None, token: str | None, as_json: bool) -> None:
     """End a job: SIGTERM to its driver, SIGKILL 3 seconds later."""
     client = job_client(address, token)
+    job_id = resolve_id(client.http, job_id)
     found = client.stop_job(job_id)
     if not no_wait:
         found = client.wait(job_id, timeout_s=30.0)

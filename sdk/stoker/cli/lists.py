@@ -1,40 +1,75 @@
 """``stoker list`` and ``stoker get``: any table of the cluster, as people or programs want it.
 
-Records are read as plain mappings, so that fields of a newer server are shown too (``--json``).
+Records are read as plain mappings, so that fields of a newer server are shown too (``--json``). The
+newest rows come first, in the order that the server gives.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from stoker.cli.ids import STEMS, Id, known_ids, resolve_id
 from stoker.cli.options import cluster_options, http_client, pairs
-from stoker.cli.output import Row, ago, clock, duration, nbytes, print_json, print_table, resources
+from stoker.cli.output import (
+    ago,
+    clock,
+    duration,
+    nbytes,
+    plural,
+    print_json,
+    print_table,
+    resources,
+)
+from stoker.cli.tables import Column, Row
 from stoker_wire.errors import BadRequestError
+from stoker_wire.nearest import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from click.shell_completion import CompletionItem
+
     from stoker._http import HttpClient
 
+    _StrType = click.ParamType[str]
+else:
+    _StrType = click.ParamType  # generic only in newer versions of click
 
-class _Page(msgspec.Struct):
+NEWEST_FIRST = {"sort": "created", "order": "desc"}
+_MOST = 1000
+
+
+class Found(msgspec.Struct):
+    """Rows of a list, and how many there are in all (None: the server cannot tell)."""
+
     items: list[Row]
     next_cursor: str = ""
+    total: int | None = None
+    total_exact: bool = True
 
 
-class _Table(msgspec.Struct):
-    """A list: where it is, its columns, and what its rows are called."""
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A list: where it is, its columns, what it can be filtered by, and what its rows are called.
+
+    ``usual`` are filters that hold unless ``--all`` or a filter of the same field is given.
+    """
 
     path: str
     help: str
-    columns: dict[str, Any]
+    columns: tuple[Column, ...]
+    filters: tuple[str, ...]
     empty: str
+    states: tuple[str, ...] = ()
+    usual: tuple[tuple[str, str], ...] = ()
 
 
-def _gpus(row: Row) -> str:
+def gpus_of(row: Row) -> str:
+    """``2 x NVIDIA H100``; a dash for none."""
     names = [device["name"] for device in row.get("devices") or ()]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "-"
 
@@ -42,7 +77,7 @@ def _gpus(row: Row) -> str:
 def _error(row: Row) -> str:
     error = row.get("error") or row.get("death_cause")
     first: str = (error or {}).get("message", "").partition("\n")[0]
-    return first if len(first) <= 80 else first[:79] + "…"
+    return first
 
 
 def _took(row: Row) -> str:
@@ -50,85 +85,140 @@ def _took(row: Row) -> str:
     return duration(end - start) if start and end else ""
 
 
+def _since(name: str) -> Callable[[Row], str]:
+    return lambda row: ago(row.get(name))
+
+
 TABLES = {
     "nodes": _Table(
         "/v1/nodes",
-        "Machines, alive and dead.",
-        {
-            "node": "node_id", "state": "state", "host": "hostname", "url": "url",
-            "resources": lambda row: resources(row["resources"]), "gpus": _gpus,
-            "heartbeat": lambda row: ago(row.get("heartbeat_at_s")),
-        },
+        "Machines that are alive; with --all or --filter state=DEAD also those that are gone.",
+        (
+            Column("node", "node_id"),
+            Column("state", "state"),
+            Column("host", "hostname", drop=2, shrink=12),
+            Column("resources", lambda row: resources(row["resources"]), drop=1, shrink=20),
+            Column("gpus", gpus_of, drop=3, shrink=14),
+            Column("heartbeat", _since("heartbeat_at_s"), drop=4),
+            Column("url", "url", drop=5),
+        ),
+        ("state",),
         "no nodes",
+        ("ALIVE", "SUSPECT", "DEAD"),
+        (("state", "ALIVE,SUSPECT"),),
     ),
     "jobs": _Table(
         "/v1/jobs",
         "Driver programs, submitted and attached ones.",
-        {
-            "job": "job_id", "state": "state", "name": "name", "entrypoint": "entrypoint",
-            "created": lambda row: ago(row.get("created_at_s")), "took": _took, "code": "exit_code",
-        },
+        (
+            Column("job", "job_id"),
+            Column("state", "state"),
+            Column("name", "name", drop=4, shrink=12),
+            Column("entrypoint", "entrypoint", drop=2, shrink=20),
+            Column("created", _since("created_at_s"), drop=3),
+            Column("took", _took, drop=5),
+            Column("code", "exit_code", drop=1),
+        ),
+        ("state", "namespace"),
         "no jobs",
+        ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED"),
     ),
     "tasks": _Table(
         "/v1/tasks",
         "Attempts of tasks, from the history.",
-        {
-            "task": "task_id", "try": "attempt", "state": "state", "name": "name", "job": "job_id",
-            "node": "node_id", "submitted": lambda row: ago(row.get("submitted_at_s")),
-            "took": _took, "error": _error,
-        },
+        (
+            Column("task", "task_id"),
+            Column("try", "attempt", drop=5),
+            Column("state", "state"),
+            Column("name", "name", drop=1, shrink=12),
+            Column("submitted", _since("submitted_at_s"), drop=4),
+            Column("took", _took, drop=3),
+            Column("error", _error, drop=2, shrink=16),
+            Column("node", "node_id", drop=6),
+            Column("job", "job_id", drop=7),
+        ),
+        ("job_id", "state", "name", "node_id", "actor_id"),
         "no tasks",
+        ("WAITING", "QUEUED", "RUNNING", "FINISHED", "FAILED", "CANCELLED"),
     ),
     "actors": _Table(
         "/v1/actors",
         "Actors, alive and dead.",
-        {
-            "actor": "actor_id", "state": "state", "class": "class_name", "name": "name",
-            "job": "job_id", "node": "node_id", "pid": "pid", "restarts": "restarts",
-            "error": _error,
-        },
+        (
+            Column("actor", "actor_id"),
+            Column("state", "state"),
+            Column("class", "class_name", drop=1, shrink=10),
+            Column("name", "name", drop=4, shrink=10),
+            Column("pid", lambda row: str(row.get("pid") or ""), drop=5),
+            Column("restarts", "restarts", drop=3),
+            Column("error", _error, drop=2, shrink=16),
+            Column("node", "node_id", drop=6),
+            Column("job", "job_id", drop=7),
+        ),
+        ("job_id", "state", "name", "namespace", "node_id", "class_name"),
         "no actors",
+        ("PENDING", "ALIVE", "RESTARTING", "DEAD"),
     ),
     "objects": _Table(
         "/v1/objects",
         "Objects in the nodes' shared memory (small ones are not listed).",
-        {
-            "object": "object_id", "size": lambda row: nbytes(row["nbytes"]), "node": "node_id",
-            "job": "job_id", "owner": "owner_id",
-            "created": lambda row: ago(row.get("created_at_s")),
-        },
+        (
+            Column("object", "object_id"),
+            Column("size", lambda row: nbytes(row["nbytes"])),
+            Column("created", _since("created_at_s"), drop=1),
+            Column("node", "node_id", drop=2),
+            Column("job", "job_id", drop=3),
+            Column("owner", "owner_id", drop=4),
+        ),
+        ("node_id", "job_id"),
         "no objects in shared memory",
     ),
     "leases": _Table(
         "/v1/leases",
         "Who uses which worker with which resources.",
-        {
-            "lease": "lease_id", "kind": "kind", "job": "job_id", "node": "node_id",
-            "resources": lambda row: resources(row.get("resources")),
-            "gpus": lambda row: ",".join(map(str, row.get("gpus") or {})),
-            "owner": "owner_id", "granted": lambda row: ago(row.get("granted_at_s")),
-        },
+        (
+            Column("lease", "lease_id"),
+            Column("kind", "kind", drop=3),
+            Column("resources", lambda row: resources(row.get("resources")), drop=1, shrink=14),
+            Column("gpus", lambda row: ",".join(map(str, row.get("gpus") or {})), drop=5),
+            Column("granted", _since("granted_at_s"), drop=4),
+            Column("node", "node_id", drop=2),
+            Column("job", "job_id", drop=6),
+            Column("owner", "owner_id", drop=7),
+        ),
+        ("job_id", "owner_id", "node_id"),
         "no leases",
     ),
     "workers": _Table(
         "/v1/workers",
         "Worker processes of all nodes.",
-        {
-            "worker": "worker_id", "state": "state", "node": "node_id", "pid": "pid",
-            "job": "job_id", "actor": "actor_id",
-            "memory": lambda row: nbytes(row.get("rss_bytes", 0)),
-            "started": lambda row: ago(row.get("started_at_s")),
-        },
+        (
+            Column("worker", "worker_id"),
+            Column("state", "state"),
+            Column("pid", "pid", drop=2),
+            Column("memory", lambda row: nbytes(row.get("rss_bytes", 0)), drop=1),
+            Column("started", _since("started_at_s"), drop=4),
+            Column("node", "node_id", drop=3),
+            Column("job", "job_id", drop=5),
+            Column("actor", "actor_id", drop=6),
+        ),
+        ("node_id", "job_id", "actor_id", "state"),
         "no workers",
+        ("STARTING", "IDLE", "LEASED", "DEAD"),
     ),
     "events": _Table(
         "/v1/events",
-        "The log of all that happened.",
-        {"seq": "seq", "at": lambda row: clock(row["at_s"]), "kind": "kind", "subject": "subject"},
+        "The log of all that happened. Filters by kind and subject match beginnings.",
+        (
+            Column("seq", "seq", drop=2),
+            Column("at", lambda row: clock(row["at_s"]), drop=1),
+            Column("kind", "kind"),
+            Column("subject", "subject"),
+        ),
+        ("kind", "subject"),
         "no events",
     ),
-}  # fmt: skip
+}
 
 # Prefix of an id -> the list that it is in.
 KINDS = {"n": "nodes", "job": "jobs", "t": "tasks", "a": "actors"}
@@ -136,44 +226,168 @@ KINDS = {"n": "nodes", "job": "jobs", "t": "tasks", "a": "actors"}
 
 @click.group("list")
 def list_group() -> None:
-    """List nodes, jobs, tasks, actors, objects, leases, workers or events."""
+    """List nodes, jobs, tasks, actors, objects, leases, workers or events, the newest first.
+
+    A terminal shows the columns that fit (ids are never cut); a pipe, --wide and --json show all.
+    """
+
+
+class Filter(_StrType):
+    """``FIELD=VALUE`` of a table: completed by the shell, and checked."""
+
+    name = "filter"
+
+    def __init__(self, table: str) -> None:
+        self._table = table
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return fields, states, or ids of the cluster."""
+        from click.shell_completion import CompletionItem
+
+        table = TABLES[self._table]
+        field, sign, value = incomplete.partition("=")
+        if not sign:
+            names = [name for name in table.filters if name.startswith(field)]
+            return [CompletionItem(f"{name}=") for name in names]
+        kind = field.removesuffix("_id")
+        known: list[str] = []
+        if field == "state":
+            known = [state for state in table.states if state.startswith(value.upper())]
+        elif kind in STEMS:
+            known = [match.id for match in known_ids(ctx, value, (kind,))]
+        return [CompletionItem(f"{field}={one}") for one in known]
+
+
+def checked_filters(name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return filters as the server knows them; a usage error names what there is.
+
+    A field may be called as its column is (``job`` for ``job_id``), a state in small letters.
+    """
+    table = TABLES[name]
+    found = {}
+    for field, value in given.items():
+        known = _field(table, field)
+        if known is None:
+            raise click.BadParameter(_no_filter(name, table, field), param_hint="--filter")
+        if known == "state" and table.states:
+            value = value.upper()
+            for one in value.split(","):
+                if one not in table.states:
+                    close = nearest(one, table.states)
+                    hint = f"did you mean {close}?" if close else ""
+                    hint = hint or f"there are {', '.join(table.states)}"
+                    raise click.BadParameter(
+                        f"{one!r} is no state of {name}; {hint}", param_hint="--filter"
+                    )
+        found[known] = value
+    return found
+
+
+def _field(table: _Table, named: str) -> str | None:
+    for column in table.columns:
+        if named.lower() == column.heading and isinstance(column.source, str):
+            named = column.source
+    if named in table.filters:
+        return named
+    return f"{named}_id" if f"{named}_id" in table.filters else None
+
+
+def _no_filter(name: str, table: _Table, field: str) -> str:
+    close = nearest(field, table.filters)
+    shown = any(field.lower() in (column.heading, column.source) for column in table.columns)
+    if shown:
+        message = f"{name} cannot be filtered by {field!r}"
+    else:
+        message = f"{name} have no {field!r}" + (f", did you mean {close!r}?" if close else "")
+    return f"{message} (filters of {name}: {', '.join(table.filters)})"
 
 
 def _list(
     name: str,
     limit: int,
+    everything: bool,
+    wide: bool,
     filters: tuple[str, ...],
     address: str | None,
     token: str | None,
     as_json: bool,
 ) -> None:
     table = TABLES[name]
-    rows = fetch(http_client(address, token), table.path, limit, pairs(filters, "--filter"))
-    # Pages come in the order of ids; people read time from top to bottom.
-    rows.sort(key=lambda row: row.get("created_at_s") or row.get("submitted_at_s") or 0.0)
+    query = checked_filters(name, pairs(filters, "--filter"))
+    client = http_client(address, token)
+    for field, value in query.items():
+        if field.removesuffix("_id") in STEMS:
+            query[field] = resolve_id(client, value)
+    hidden = {} if everything else {k: v for k, v in table.usual if k not in query}
+    found = fetch_newest(client, table.path, None if everything else limit, {**hidden, **query})
     if as_json:
-        print_json(rows)
-    else:
-        print_table(rows, table.columns, empty=table.empty)
+        print_json(found.items)
+        return
+    left_out = print_table(found.items, table.columns, empty=table.empty, wide=wide)
+    for line in _footer(client, name, found, left_out, hidden):
+        click.echo(line, err=True)
+
+
+def _footer(
+    client: HttpClient,
+    name: str,
+    found: Found,
+    left_out: tuple[str, ...],
+    hidden: Mapping[str, str],
+) -> list[str]:
+    """What is not on the screen, and how to see it."""
+    lines = []
+    if found.next_cursor:
+        of = "" if found.total is None else f" of {found.total}{'' if found.total_exact else '+'}"
+        lines.append(f"{len(found.items)}{of} {name}, the newest first; more: --limit N, or --all")
+    if name == "nodes" and hidden:
+        dead = fetch_newest(client, "/v1/nodes", 1, {"state": "DEAD"})
+        if dead.total:
+            lines.append(
+                f"{plural(dead.total, 'dead node')} not shown; see: stoker list nodes --all"
+            )
+    if left_out:
+        lines.append(f"left out at this width: {', '.join(left_out)}; all columns: --wide")
+    return lines
+
+
+def fetch_newest(
+    client: HttpClient, path: str, limit: int | None, query: Mapping[str, object]
+) -> Found:
+    """Return up to ``limit`` rows (None: all), the newest first, and how many there are in all."""
+    asked = {**query, **NEWEST_FIRST, "count": True}
+    all_: list[Row] = []
+    found = Found([])
+    while limit is None or len(all_) < limit:
+        size = _MOST if limit is None else min(limit - len(all_), _MOST)
+        page = client.call(
+            "GET",
+            path,
+            reply=Found,
+            query={**asked, "limit": size, "cursor": found.next_cursor or None},
+        )
+        all_ += page.items
+        if not asked.pop("count", False):
+            page.total, page.total_exact = found.total, found.total_exact
+        found = page
+        if not page.next_cursor:
+            break
+    found.items = all_
+    return found
 
 
 def fetch(
     client: HttpClient, path: str, limit: int, query: Mapping[str, object] | None = None
 ) -> list[Row]:
-    """Return up to ``limit`` rows of a paged list."""
+    """Return up to ``limit`` rows of a paged list, in the order of their ids."""
     found: list[Row] = []
     cursor = ""
     while len(found) < limit:
-        page = client.call(
-            "GET",
-            path,
-            reply=_Page,
-            query={
-                **(query or {}),
-                "limit": min(limit - len(found), 1000),
-                "cursor": cursor or None,
-            },
-        )
+        size = min(limit - len(found), _MOST)
+        asked = {**(query or {}), "limit": size, "cursor": cursor or None}
+        page = client.call("GET", path, reply=Found, query=asked)
         found += page.items
         cursor = page.next_cursor
         if not cursor:
@@ -185,15 +399,27 @@ def _add(name: str) -> None:
     def command(**options: Any) -> None:
         _list(name, **options)
 
+    table = TABLES[name]
     decorated: Callable[..., None] = cluster_options(command)
     decorated = click.option(
-        "--filter", "filters", multiple=True, metavar="FIELD=VALUE",
-        help="Only rows with this, such as state=RUNNING; repeatable.",
+        "--filter", "filters", multiple=True, metavar="FIELD=VALUE", type=Filter(name),
+        help=f"Only rows with this; repeatable. Fields: {', '.join(table.filters)}."
+        + (f" States: {', '.join(table.states)}." if table.states else ""),
     )(decorated)  # fmt: skip
     decorated = click.option(
-        "--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many."
+        "--wide", is_flag=True, help="All columns, however wide the terminal is."
     )(decorated)
-    list_group.command(name, help=TABLES[name].help)(decorated)
+    also = ", also nodes that are dead" if table.usual else ""
+    decorated = click.option(
+        "--all", "everything", is_flag=True, help=f"All rows, whatever --limit says{also}."
+    )(decorated)
+    decorated = click.option(
+        "--limit", type=click.IntRange(1), default=100, show_default=True,
+        help="At most so many, the newest.",
+    )(decorated)  # fmt: skip
+    columns = ", ".join(column.heading.upper() for column in table.columns)
+    text = f"{table.help}\n\nThe newest first. Columns, where there is room: {columns}."
+    list_group.command(name, help=text, short_help=table.help)(decorated)
 
 
 for _name in TABLES:
@@ -202,10 +428,15 @@ for _name in TABLES:
 
 @click.command()
 @cluster_options
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", type=Id("node", "job", "task", "actor"))
 def get(id_: str, address: str | None, token: str | None, as_json: bool) -> None:
-    """Show everything known of one node, job, task or actor (its id says which)."""
-    row = http_client(address, token).call("GET", path_of(id_), reply=dict[str, Any])
+    """Show everything known of one node, job, task or actor (its id says which).
+
+    The beginning of an id will do if no other begins so.
+    """
+    path_of(id_)
+    client = http_client(address, token)
+    row = client.call("GET", path_of(resolve_id(client, id_)), reply=dict[str, Any])
     if as_json:
         print_json(row)
         return

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
 
-from stoker.cli.options import cluster_options, http_client
+from stoker.cli.ids import Id, resolve_id
+from stoker.cli.options import cluster_options, http_client, job_client
 from stoker_wire.errors import BadRequestError, NotFoundError
 
 if TYPE_CHECKING:
     from stoker._http import HttpClient
+    from stoker.jobs import JobSubmissionClient
 
 
 class _Source(msgspec.Struct):
@@ -26,7 +29,7 @@ class _Source(msgspec.Struct):
 @click.option("-f", "--follow", is_flag=True, help="Go on with new lines until it ends.")
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
 @click.option("--workers", is_flag=True, help="With a job: the output of its workers as well.")
-@click.argument("id_", metavar="ID")
+@click.argument("id_", metavar="ID", type=Id("job", "task", "actor", "worker"))
 def logs(
     id_: str,
     follow: bool,
@@ -38,25 +41,54 @@ def logs(
 ) -> None:
     """Show the output of a job (job_), task (t_), actor (a_) or worker (w_).
 
-    A task's output is that of the worker that ran it, other tasks of that worker included.
+    A task's output is that of the worker that ran it, other tasks of that worker included. The
+    beginning of an id will do if no other begins so. With --json one object per line. Following a
+    job ends with the exit code of the job.
     """
+    client = http_client(address, token)
+    id_ = resolve_id(client, id_)
+    if follow and id_.startswith("job_"):
+        _follow_job(job_client(address, token), id_, tail, workers, as_json)
+    try:
+        _print(client, _source(client, id_, workers), follow, tail, as_json, workers)
+    except KeyboardInterrupt:
+        raise click.exceptions.Exit(130) from None
+
+
+def _follow_job(
+    client: JobSubmissionClient, job_id: str, tail: int | None, workers: bool, as_json: bool
+) -> NoReturn:
+    """Follow a job as `stoker job logs -f` does, and leave with its exit code."""
+    from stoker.cli.job import exit_code, follow_job, tell_end
+
+    if tail is None and not workers:
+        ended = follow_job(client, job_id, as_json)
+    else:
+        source = _source(client.http, job_id, workers)
+        try:
+            _print(client.http, source, True, tail, as_json, workers)
+            ended = client.wait(job_id)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(130) from None
+    tell_end(ended)
+    sys.exit(exit_code(ended))
+
+
+def _print(
+    client: HttpClient, source: _Source, follow: bool, tail: int | None, as_json: bool, named: bool
+) -> None:
     from stoker.cli.output import print_line
     from stoker_wire.messages.control import LogLine
 
-    client = http_client(address, token)
-    source = _source(client, id_, workers)
     query = {**source.query, "follow": follow, "tail": tail}
-    try:
-        for line in client.lines(source.path, item=LogLine, query=query):
-            if as_json:
-                print_line(line)
-            elif workers:
-                name = f"({line.name} pid={line.pid})"
-                click.echo(f"{click.style(name, fg='cyan')} {line.text}")
-            else:
-                click.echo(line.text)
-    except KeyboardInterrupt:
-        raise click.exceptions.Exit(130) from None
+    for line in client.lines(source.path, item=LogLine, query=query):
+        if as_json:
+            print_line(line)
+        elif named:
+            name = f"({line.name} pid={line.pid})"
+            click.echo(f"{click.style(name, fg='cyan')} {line.text}")
+        else:
+            click.echo(line.text)
 
 
 def _source(client: HttpClient, id_: str, workers: bool) -> _Source:

@@ -22,18 +22,52 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON f
 
 
 def cluster_options(command: F) -> F:
-    """Add ``--address``, ``--token`` and ``--json``."""
+    """Add ``--address``, ``--token``, ``--token-file`` and ``--json``."""
     command = json_option(command)
-    command = click.option(
-        "--token",
-        metavar="TEXT",
-        help="Bearer token. [default: STOKER_TOKEN, STOKER_TOKEN_FILE, the local cluster's]",
-    )(command)
+    command = token_options(command)
     return click.option(
         "--address",
         metavar="URL",
         help="URL of the cluster. [default: STOKER_ADDRESS, the newest cluster of this machine]",
     )(command)
+
+
+def token_options(command: F) -> F:
+    """Add ``--token`` and ``--token-file``; :func:`given_token` tells what they say."""
+    command = click.option(
+        "--token-file",
+        metavar="FILE",
+        type=click.Path(dir_okay=False),
+        expose_value=False,
+        callback=_read_token,
+        help="File that holds the token.",
+    )(command)
+    return click.option(
+        "--token",
+        metavar="TEXT",
+        help="Bearer token; others on this machine see it in `ps`, so prefer --token-file. "
+        "[default: STOKER_TOKEN, STOKER_TOKEN_FILE, the local cluster's]",
+    )(command)
+
+
+_TOKEN = "stoker.token"
+
+
+def _read_token(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
+    if path is None or ctx.resilient_parsing:
+        return
+    from stoker_wire.auth import load_token
+
+    ctx.meta[_TOKEN] = load_token(path)
+
+
+def given_token(token: str | None) -> str | None:
+    """Return the token of ``--token`` or ``--token-file``; a usage error for both."""
+    ctx = click.get_current_context(silent=True)
+    from_file: str | None = None if ctx is None else ctx.meta.get(_TOKEN)
+    if token and from_file:
+        raise click.UsageError("give --token or --token-file, not both", ctx=ctx)
+    return token or from_file
 
 
 def node_options(command: F) -> F:
@@ -82,7 +116,7 @@ def http_client(address: str | None, token: str | None) -> HttpClient:
     from stoker._address import resolve
     from stoker._http import HttpClient
 
-    target = resolve(address, token)
+    target = resolve(address, given_token(token))
     return HttpClient(target.address, token=target.token)
 
 
@@ -90,7 +124,7 @@ def job_client(address: str | None, token: str | None) -> JobSubmissionClient:
     """Return a client for jobs of the cluster that is meant."""
     from stoker.jobs import JobSubmissionClient
 
-    return JobSubmissionClient(address, token)
+    return JobSubmissionClient(address, given_token(token))
 
 
 def pairs(values: tuple[str, ...], option: str) -> dict[str, str]:

@@ -1,21 +1,23 @@
-"""What commands print: JSON for programs, plain aligned text in pipes, tables on a terminal.
+"""What commands print: JSON for programs, tables that fit a terminal, all of a table in pipes.
 
-rich is imported only for a terminal. Nothing here talks to the cluster.
+Nothing here talks to the cluster.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+from stoker.cli.tables import GAP, Column, Row, render
 
-Row = dict[str, Any]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 COLOURS = {
     "ALIVE": "green", "RUNNING": "green", "SUCCEEDED": "green", "FINISHED": "green",
@@ -36,44 +38,48 @@ def print_line(value: object) -> None:
 
 
 def print_table(
-    rows: Iterable[Row], columns: Mapping[str, str | Callable[[Row], str]], *, empty: str
-) -> None:
-    """Print one line per row: ``columns`` maps a heading to a key, or to what makes the cell."""
-    cells = [[_cell(row, source) for source in columns.values()] for row in rows]
-    if not cells:
-        click.echo(empty)
-    elif sys.stdout.isatty():
-        _rich_table(list(columns), cells)
-    else:
-        _plain_table(list(columns), cells)
+    rows: Iterable[Row],
+    columns: Sequence[Column] | Mapping[str, str | Callable[[Row], str]],
+    *,
+    empty: str,
+    wide: bool = False,
+    indent: str = "",
+) -> tuple[str, ...]:
+    """Print a table as wide as the terminal, or whole (``wide``, or no terminal) and tell what is left out.
+
+    Columns are given as such, or as a mapping of headings to keys or to what makes the cell.
+    """
+    rows = list(rows)
+    if not rows:
+        click.echo(indent + empty)
+        return ()
+    if isinstance(columns, Mapping):
+        columns = [Column(heading, source) for heading, source in columns.items()]
+    width = None if wide else terminal_width()
+    table = render(columns, rows, None if width is None else width - len(indent))
+    for number, line in enumerate(table.lines):
+        last = max((i for i, cell in enumerate(line) if cell.strip()), default=0)
+        shown = [*line[:last], line[last].rstrip()]
+        click.echo(indent + GAP.join(_coloured(cell, head=number == 0) for cell in shown))
+    return table.left_out
 
 
-def _cell(row: Row, source: str | Callable[[Row], str]) -> str:
-    if callable(source):
-        return source(row)
-    value = row.get(source)
-    return "" if value is None else str(value)
+def _coloured(cell: str, *, head: bool) -> str:
+    text = cell.rstrip()
+    if head:
+        return click.style(text, bold=True) + cell[len(text) :]
+    colour = COLOURS.get(text)
+    return click.style(text, fg=colour) + cell[len(text) :] if colour else cell
 
 
-def _plain_table(headings: Sequence[str], cells: list[list[str]]) -> None:
-    lines = [[heading.upper() for heading in headings], *cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        padded = (text.ljust(width) for text, width in zip(line, widths, strict=True))
-        click.echo("  ".join(padded).rstrip())
+def terminal_width() -> int | None:
+    """How many cells a line has; None if this is no terminal. ``COLUMNS`` overrides it."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def _rich_table(headings: Sequence[str], cells: list[list[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for heading in headings:
-        table.add_column(heading.upper(), overflow="fold")
-    for line in cells:
-        table.add_row(*(Text(text, style=COLOURS.get(text, "")) for text in line))
-    Console().print(table)
+def plural(count: int, word: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def state(text: str) -> str:

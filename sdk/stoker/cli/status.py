@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from stoker.cli.explain import print_groups
+from stoker.cli.lists import fetch, fetch_newest, gpus_of
 from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import (
-    Row,
     ago,
     amount,
     duration,
     heading,
+    plural,
     print_json,
     print_table,
     resources,
-    state,
 )
+from stoker.cli.tables import Column, Row
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import ClusterResources, Demand
-from stoker_wire.messages.control import Explanation, Leader
+from stoker_wire.messages.control import Explanation, Leader, WaitingGroup
 
 if TYPE_CHECKING:
     from stoker._http import HttpClient
 
 _JOBS = 10
-_EXPLAINED = 5
-_DEAD_SHOWN = 3
+_EXPLAINED = 10
 _SCHEDULER_S = 3.0
 
 
-class _Status(msgspec.Struct):
-    """What is shown, and what ``--json`` prints."""
+class Waiting(WaitingGroup, frozen=True, kw_only=True):
+    """Requests of one job for the same, and how long the oldest of them waits."""
+
+    job_id: str
+    resources: dict[str, float]
+    waited_s: float
+
+
+class Status(msgspec.Struct):
+    """What is shown, and what ``--json`` prints: live nodes and jobs, and how many are not."""
 
     address: str
+    scheduler: str
     nodes: list[Row]
+    dead_nodes: int
     resources: ClusterResources | None
     jobs: list[Row]
+    jobs_live: int
+    jobs_ended: int
     pending: list[Row]
-    scheduler: str
+    waiting: list[Waiting]
 
 
 @click.command()
@@ -54,54 +67,81 @@ def status(address: str | None, token: str | None, as_json: bool) -> None:
     click.echo(f"cluster {heading(found.address)}, scheduler {found.scheduler}")
     _print_nodes(found)
     _print_use(found)
-    _print_jobs(found.jobs)
-    _print_pending(found.pending)
+    _print_jobs(found)
+    _print_waiting(found.waiting)
 
 
-def _collect(client: HttpClient) -> _Status:
-    from stoker.cli.lists import fetch
-
-    nodes = fetch(client, "/v1/nodes", 1000)
-    jobs = fetch(client, "/v1/jobs", 1000)
-    total, pending, scheduler = None, [], "none leads"
+def _collect(client: HttpClient) -> Status:
+    nodes = fetch_newest(client, "/v1/nodes", None, {"state": "ALIVE,SUSPECT"})
+    dead = fetch_newest(client, "/v1/nodes", 1, {"state": "DEAD"})
+    live = fetch_newest(client, "/v1/jobs", _JOBS, {"state": "PENDING,RUNNING"})
+    ended = fetch_newest(client, "/v1/jobs", 1, {"state": "SUCCEEDED,FAILED,STOPPED"})
+    total, pending, waiting, scheduler = None, [], [], "none leads"
     try:
         scheduler = client.call(
             "GET", "/v1/leaders/scheduler", reply=Leader, timeout_s=_SCHEDULER_S
         ).url
         total = client.call("GET", "/v1/cluster", reply=ClusterResources, timeout_s=_SCHEDULER_S)
         pending = fetch(client, "/v1/queue", 1000)
-        for entry in pending[:_EXPLAINED]:
-            entry["reason"], entry["remedy"] = _why(client, entry)
+        waiting = grouped(pending)
+        waiting[:_EXPLAINED] = [_why(client, group) for group in waiting[:_EXPLAINED]]
     except StokerError as error:
         scheduler += f" ({error})"
-    return _Status(client.base_url, nodes, total, jobs, pending, scheduler)
+    return Status(
+        client.base_url,
+        scheduler,
+        nodes.items,
+        dead.total or 0,
+        total,
+        live.items,
+        live.total or 0,
+        ended.total or 0,
+        pending,
+        waiting,
+    )
 
 
-def _why(client: HttpClient, entry: Row) -> tuple[str, str]:
-    demand = Demand(job_id=entry["job_id"], resources=entry["resources"], name=entry["name"])
+def grouped(pending: list[Row]) -> list[Waiting]:
+    """Put together the requests of one job for the same, in the order of the queue."""
+    groups: dict[object, list[Row]] = {}
+    for row in pending:
+        wants = tuple(sorted(row["resources"].items()))
+        groups.setdefault((row["job_id"], row["name"], wants, row["infeasible"]), []).append(row)
+    return [
+        Waiting(
+            kind="task",
+            name=rows[0]["name"] or "task",
+            count=sum(row["count"] for row in rows),
+            cause=f"{{{resources(rows[0]['resources'])}}}",
+            example_id="",
+            infeasible=rows[0]["infeasible"],
+            job_id=rows[0]["job_id"],
+            resources=rows[0]["resources"],
+            waited_s=max(row["waiting_s"] for row in rows),
+        )
+        for rows in groups.values()
+    ]
+
+
+def _why(client: HttpClient, group: Waiting) -> Waiting:
+    demand = Demand(job_id=group.job_id, resources=group.resources, name=group.name)
     told = client.call("POST", "/v1/explain", demand, reply=Explanation, timeout_s=_SCHEDULER_S)
-    return told.summary, told.remedy
+    return msgspec.structs.replace(group, cause=told.cause or told.summary, remedy=told.remedy)
 
 
-def _print_nodes(found: _Status) -> None:
-    dead = [row for row in found.nodes if row["state"] == "DEAD"]
-    alive = [row for row in found.nodes if row["state"] != "DEAD"]
-    click.echo(f"\n{heading('Nodes')} ({len(alive)} alive, {len(dead)} dead)")
-    columns: dict[str, Any] = {
-        "node": "node_id",
-        "state": "state",
-        "host": "hostname",
-        "in use": lambda row: _in_use(found.resources, row),
-        "gpus": _gpus,
-        "heartbeat": lambda row: ago(row.get("heartbeat_at_s")),
-    }
-    dead.sort(key=lambda row: row.get("heartbeat_at_s", 0.0), reverse=True)
-    print_table(alive + dead[:_DEAD_SHOWN], columns, empty="none")
-
-
-def _gpus(row: Row) -> str:
-    names = [device["name"] for device in row.get("devices") or ()]
-    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "-"
+def _print_nodes(found: Status) -> None:
+    alive = len(found.nodes)
+    see = "; see: stoker list nodes --all" if found.dead_nodes else ""
+    click.echo(f"\n{heading('Nodes')} ({alive} alive, {found.dead_nodes} dead{see})")
+    columns = (
+        Column("node", "node_id"),
+        Column("state", "state"),
+        Column("host", "hostname", drop=1, shrink=10),
+        Column("in use", lambda row: _in_use(found.resources, row)),
+        Column("gpus", gpus_of, drop=2, shrink=12),
+        Column("heartbeat", lambda row: ago(row.get("heartbeat_at_s")), drop=3),
+    )
+    print_table(found.nodes, columns, empty="none", indent="  ")
 
 
 def _in_use(found: ClusterResources | None, row: Row) -> str:
@@ -119,33 +159,37 @@ def _used(total: dict[str, float], free: dict[str, float]) -> str:
     )
 
 
-def _print_use(found: _Status) -> None:
-    if found.resources is not None:
+def _print_use(found: Status) -> None:
+    if found.resources is not None and len(found.nodes) > 1:
         click.echo(f"\n{heading('In use')}")
         click.echo(f"  {_used(found.resources.total, found.resources.available) or 'nothing'}")
 
 
-def _print_jobs(jobs: list[Row]) -> None:
-    live = [row for row in jobs if row["state"] in ("PENDING", "RUNNING")]
-    ended = len(jobs) - len(live)
-    click.echo(f"\n{heading('Jobs')} ({len(live)} live, {ended} ended)")
-    for row in live[-_JOBS:]:
-        name = row["name"] or row["entrypoint"]
-        click.echo(f"  {row['job_id']}  {state(row['state'])}  {ago(row['created_at_s'])}  {name}")
+def _print_jobs(found: Status) -> None:
+    click.echo(f"\n{heading('Jobs')} ({found.jobs_live} live, {found.jobs_ended} ended)")
+    columns = (
+        Column("job", "job_id"),
+        Column("state", "state"),
+        Column("created", lambda row: ago(row["created_at_s"]), drop=1),
+        Column("name", lambda row: row["name"] or row["entrypoint"], drop=2, shrink=16),
+    )
+    if found.jobs:
+        print_table(found.jobs, columns, empty="", indent="  ")
+    if found.jobs_live > len(found.jobs):
+        more = found.jobs_live - len(found.jobs)
+        click.echo(f"  and {more} more; see: stoker list jobs --filter state=PENDING,RUNNING")
 
 
-def _print_pending(pending: list[Row]) -> None:
-    if not pending:
+def _print_waiting(waiting: list[Waiting]) -> None:
+    if not waiting:
         click.echo(f"\n{heading('Waiting')}\n  nothing")
         return
-    count = sum(row["count"] for row in pending)
-    click.echo(f"\n{heading('Waiting')} ({count} in {len(pending)} requests)")
-    for row in pending[:_JOBS]:
-        what = f"{row['count']} x {row['name'] or 'task'} {{{resources(row['resources'])}}}"
-        waits = f"for {duration(row['waiting_s'])}"
-        never = click.style(" can never run", fg="red") if row["infeasible"] else ""
-        click.echo(f"  {what} of {row['job_id']} {waits}{never}")
-        if row.get("reason"):
-            click.echo(f"      {row['reason']}")
-        if row.get("remedy"):
-            click.echo(f"      to change that: {row['remedy']}")
+    count = sum(group.count for group in waiting)
+    click.echo(f"\n{heading('Waiting')} ({count} for resources)")
+    for job_id in dict.fromkeys(group.job_id for group in waiting):
+        of_job = [group for group in waiting if group.job_id == job_id]
+        longest = duration(max(group.waited_s for group in of_job))
+        click.echo(f"  of {job_id}, for up to {longest}; more: stoker explain {job_id}")
+        print_groups(of_job[:_JOBS])
+        if len(of_job) > _JOBS:
+            click.echo(f"  and {plural(len(of_job) - _JOBS, 'more cause')}")

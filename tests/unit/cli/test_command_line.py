@@ -61,7 +61,8 @@ def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
     for path in commands(root):
         if path and path[0] not in local and path not in [("job",), ("kernels",), ("list",)]:
             shown = stoker(*path, "--help").output
-            assert all(option in shown for option in ("--address", "--token", "--json")), path
+            options = ("--address", "--token", "--token-file", "--json")
+            assert all(option in shown for option in options), path
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,10 @@ def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
         (["kernels", "tune", "rms_norm", "columns"], "'columns' is not KEY=VALUE"),
         (["kernels", "tune", "rms_norm", "columns=0"], "columns=0: a size is a whole number"),
         (["kernels", "tun"], "did you mean 'tune'?"),
+        (["stack"], "no command 'stack': take the pid from `stoker list workers`"),
+        (["up"], "no command 'up': start a cluster with `stoker start --head`"),
+        (["memory"], "see `stoker list objects`"),
+        (["list", "tasks", "--filter", "state=FINISHEDX"], "did you mean FINISHED?"),
         (["job", "submit", "--address", "http://127.0.0.1:1", "--token", "x", "--env", "A",
           "--", "true"], "'A' is not KEY=VALUE"),
     ],
@@ -107,6 +112,66 @@ def test_what_cannot_be_done_is_one_line_with_the_fix_and_exit_code_1(
     assert (shown.exit_code, shown.output.count("\n")) == (1, 1), shown.output
     assert shown.output.startswith("error: ")
     assert said in shown.output
+
+
+@pytest.mark.parametrize(
+    ("args", "exit_code", "code", "said"),
+    [
+        (["status", "--json"], 1, "start_failed", "no running cluster was found"),
+        (["list", "tassk", "--json"], 2, "usage", "did you mean 'tasks'?"),
+        (["list", "tasks", "--json", "--filter", "x"], 2, "usage", "is not KEY=VALUE"),
+        (["explain", "--json", "x_1", "--address", "http://127.0.0.1:1", "--token", "t"], 1,
+         "bad_request", "is no id of a"),
+        (["config", "--json", "--chnged"], 2, "usage", "--changed"),
+        (["job", "submit", "--json", "--address", "ftp://x", "--token", "t", "--", "true"], 1,
+         "bad_request", "is not an address of a cluster"),
+    ],
+)  # fmt: skip
+def test_with_json_an_error_is_one_object_on_stderr(
+    args: list[str], exit_code: int, code: str, said: str
+) -> None:
+    shown = stoker(*args)
+    assert (shown.exit_code, shown.stdout, shown.stderr.count("\n")) == (exit_code, "", 1)
+    told = json.loads(shown.stderr)
+    assert (told["code"], told["exit_code"]) == (code, exit_code)
+    assert said in told["message"]
+
+
+def test_json_of_the_job_s_own_program_is_none_of_ours() -> None:
+    args = ("job", "submit", "--address", "ftp://x", "--token", "t", "--", "program", "--json")
+    assert stoker(*args).output.startswith("error: ")
+
+
+def test_a_token_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "stoker._address.resolve", lambda address, token: seen.append(token) or 1 / 0
+    )
+    (tmp_path / "token").write_text("from-the-file\n")
+    (tmp_path / "token").chmod(0o600)
+    for command in (["status"], ["job", "status", "job_1"], ["start", "--address", "http://x"]):
+        stoker(*command, "--token-file", str(tmp_path / "token"))
+    both = stoker("status", "--token", "x", "--token-file", str(tmp_path / "token"))
+    assert both.exit_code == 2 and "give --token or --token-file, not both" in both.output
+    missing = stoker("status", "--token-file", str(tmp_path / "none"))
+    assert seen[0] == "from-the-file" and set(seen) == {"from-the-file"}
+    assert (missing.exit_code, missing.output.count("\n")) == (1, 1)
+
+
+def test_fields_and_states_of_filters_are_completed() -> None:
+    def completed(*words: str) -> set[str]:
+        found = subprocess.run(
+            [sys.executable, "-m", "stoker.cli"],
+            env={**os.environ, "_STOKER_COMPLETE": "bash_complete",
+                 "COMP_WORDS": " ".join(("stoker", *words)), "COMP_CWORD": str(len(words))},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert found.stderr == ""
+        return {line.partition(",")[2] for line in found.stdout.split()}
+
+    assert completed("list", "tasks", "--filter", "n") == {"name=", "node_id="}
+    assert completed("list", "tasks", "--filter", "state=F") == {"state=FINISHED", "state=FAILED"}
+    assert completed("explain", "job_") == set(), "nobody answers, and nothing is said"
 
 
 def test_stop_with_nothing_to_stop_is_no_error() -> None:

@@ -1,0 +1,94 @@
+"""Ids as people type them: by their beginning, completed by the shell.
+
+The cluster knows which ids begin so (``GET /v1/ids``); nothing is listed here. Completion asks with a
+short deadline and says nothing when nobody answers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from stoker_wire.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from stoker._http import HttpClient
+    from stoker_wire.messages.control import IdMatch, IdMatches
+
+    _StrType = click.ParamType[str]
+else:
+    _StrType = click.ParamType  # generic only in newer versions of click
+
+STEMS = {"node": "n_", "job": "job_", "task": "t_", "actor": "a_", "worker": "w_"}
+SHOWN = 10
+_COMPLETED = 50
+_COMPLETE_S = 1.0
+
+
+class Id(_StrType):
+    """An argument that is an id of one of these kinds, or the beginning of one."""
+
+    name = "id"
+
+    def __init__(self, *kinds: str) -> None:
+        self._kinds = kinds
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the ids of the cluster that begin so, each with its state and name."""
+        from click.shell_completion import CompletionItem
+
+        found = known_ids(ctx, incomplete, self._kinds)
+        return [CompletionItem(m.id, help=f"{m.state} {m.name}".strip()) for m in found]
+
+
+def known_ids(ctx: click.Context, incomplete: str, kinds: tuple[str, ...]) -> list[IdMatch]:
+    """Return ids that begin so; none, silently, if the cluster does not tell in time."""
+    found: list[IdMatch] = []
+    try:
+        client = client_of(ctx)
+        for kind in kinds:
+            stem = STEMS[kind]
+            if stem.startswith(incomplete) or incomplete.startswith(stem):
+                prefix = max(incomplete, stem, key=len)
+                found += _ask(client, prefix, _COMPLETED, _COMPLETE_S).matches
+    except Exception:  # whatever is wrong, a shell that completes shows no error
+        return found
+    return found
+
+
+def client_of(ctx: click.Context) -> HttpClient:
+    """Return a client of the cluster that the words so far on the line mean."""
+    from stoker.cli.options import http_client
+
+    given: dict[str, Any] = ctx.params
+    return http_client(given.get("address"), given.get("token"))
+
+
+def _ask(client: HttpClient, prefix: str, limit: int, timeout_s: float | None) -> IdMatches:
+    from stoker_wire.messages.control import IdMatches
+
+    query = {"prefix": prefix, "limit": limit}
+    return client.call("GET", "/v1/ids", reply=IdMatches, query=query, timeout_s=timeout_s)
+
+
+def resolve_id(client: HttpClient, given: str) -> str:
+    """Return the one id that begins with ``given``.
+
+    One that nothing begins with is returned as it is: whoever uses it says best what is missing.
+    BadRequestError lists the ids if several begin so.
+    """
+    if not any(given.startswith(stem) for stem in STEMS.values()) or len(given) > 200:
+        return given
+    found = _ask(client, given, SHOWN, None)
+    ids = [match.id for match in found.matches]
+    if not ids or given in ids:
+        return given
+    if len(ids) == 1:
+        return ids[0]
+    shown = ", ".join(ids) + (", and more" if found.more else "")
+    raise BadRequestError(f"several ids begin with {given}: {shown}; give more of the one you mean")
