@@ -1,4 +1,4 @@
-"""Who this nodelet is and where its things lie: facts that do not change while it runs."""
+"""Who this nodelet is and where its things lie: facts that do not change once it listens."""
 
 from __future__ import annotations
 

@@ -221,8 +221,9 @@ def _assemble(
         identity.gcs_url, token=identity.token, peer=f"nodelet {node_id}", settings=settings
     )
     background = Background(f"nodelet-{node_id}")
-    warm = 1 if settings.prestart_workers is None else settings.prestart_workers
-    state = State(policy=Policy(worker_idle_s=settings.worker_idle_s, warm_workers=warm))
+    state = State(
+        policy=Policy(worker_idle_s=settings.worker_idle_s, warm_workers=settings.prestart_workers)
+    )
 
     async def report_exits(exits: tuple[WorkerExit, ...]) -> None:
         body = WorkersExited(exits=exits, incarnation=state.incarnation)

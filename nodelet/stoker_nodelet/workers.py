@@ -68,9 +68,6 @@ from stoker_wire.messages.cluster import (
 if TYPE_CHECKING:
     from stoker_nodelet.core.state import Worker as CoreWorker
 
-_ASSIGN_S = 10.0
-_RETIRE_S = 5.0
-_DRIVER_END_S = 3.0
 _RELEASE_S = 5.0
 
 

@@ -13,7 +13,7 @@ from stoker_scheduler.core.explain import Story, starting_text, tell
 from stoker_scheduler.core.feasibility import Fit
 from stoker_scheduler.core.plan import PlanRequest, plan
 from stoker_scheduler.core.resources import UNIT
-from stoker_scheduler.messages import LeaseQuery, PlannedLease, PlanQuery, PlanReply
+from stoker_scheduler.messages import PlannedLease, PlanQuery, PlanReply
 from stoker_scheduler.translate import (
     lease_of,
     need_of,
@@ -36,7 +36,7 @@ from stoker_wire.messages.cluster import (
     ReleaseLeases,
 )
 from stoker_wire.messages.common import Empty
-from stoker_wire.messages.control import Explanation, ListQuery, Page, QueueEntry
+from stoker_wire.messages.control import Explanation, LeaseQuery, ListQuery, Page, QueueEntry
 from stoker_wire.paging import page_of
 
 if TYPE_CHECKING:

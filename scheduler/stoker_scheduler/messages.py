@@ -8,7 +8,7 @@ import msgspec
 
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.common import Message, Record
-from stoker_wire.messages.control import ListQuery, Verdict
+from stoker_wire.messages.control import Verdict
 
 
 class PlanQuery(Message):
@@ -29,11 +29,3 @@ class PlanReply(Record):
     """One placement per demand, in their order. Nothing was taken."""
 
     placements: tuple[PlannedLease, ...]
-
-
-class LeaseQuery(ListQuery):
-    """Leases of one job, owner or node; empty means any."""
-
-    job_id: str = ""
-    owner_id: str = ""
-    node_id: str = ""

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import RuntimeEnv
     from stoker_wire.settings import Settings
 
-_CALL_S = 15.0
 _JOIN_S = 5.0
 """How long a cluster that does not answer is tried: it may be starting."""
 AUTO = "auto"

@@ -6,7 +6,6 @@ with the nearest right name in the message. Turned into a scheduling demand by :
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,6 +21,7 @@ from stoker_wire.messages.common import (
     SpreadPolicy,
     Strategy,
 )
+from stoker_wire.nearest import suggestion
 from stoker_wire.selectors import parse_value
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -113,9 +113,9 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
     known = kind.__struct_fields__
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known))}"
-            raise UnknownOptionError(f"{what} has no option {key!r}: {hint}", field=key)
+            raise UnknownOptionError(
+                f"{what} has no option {key!r}{suggestion(key, known)}", field=key
+            )
     try:
         found = msgspec.convert(dict(given), kind)
     except msgspec.ValidationError as error:

@@ -121,7 +121,8 @@ def test_a_killed_node_is_suspect_then_dead_and_its_work_runs_elsewhere(pair: Ap
     assert get([counter.node.remote(), mortal.node.remote()]) == [node_id, node_id]
     running = where.options(scheduling_strategy=near).remote(1.5)
     once = where.options(scheduling_strategy=near, max_retries=0)
-    until(lambda: _runs_on(pair, node_id), 40, "it runs there")
+    doomed = where.options(scheduling_strategy=on(pair, "n1"), max_retries=0, num_cpus=0).remote(60)
+    until(lambda: _runs_on(pair, node_id, 2), 40, "both run there")
     workers = [p.pid for p in psutil.Process(victim.pid).children(recursive=True)]
     victim.kill()
     until(lambda: not any(alive(pid) for pid in workers), 40, "its workers go with it")
@@ -130,14 +131,16 @@ def test_a_killed_node_is_suspect_then_dead_and_its_work_runs_elsewhere(pair: Ap
     other = pair.nodes()["n0"]["node_id"]
     assert get(running) == other
     assert get(once.remote()) == other, "new work does not wait for a dead node"
+    lost = caught(lambda: get(doomed), exceptions.NodeDiedError)
+    assert f"node {node_id} on " in str(lost) and "is dead since" in str(lost)
     assert _last_life(counter) == other
     error = caught(lambda: get(mortal.add.remote()), exceptions.ActorDiedError)
     assert "worker" in str(error) or "node" in str(error)
 
 
-def _runs_on(cluster: Apart, node_id: str) -> bool:
+def _runs_on(cluster: Apart, node_id: str, count: int = 1) -> bool:
     page = cluster.client.call("GET", "/v1/tasks", reply=dict[str, Any], query={"state": "RUNNING"})
-    return any(task["node_id"] == node_id for task in page["items"])
+    return sum(task["node_id"] == node_id for task in page["items"]) >= count
 
 
 def _last_life(actor: Any) -> str:
@@ -186,6 +189,10 @@ def test_objects_of_a_dead_node_are_lost_with_a_clear_error(pair: Apart) -> None
     def make() -> bytes:
         return os.urandom(2_000_000)
 
+    @stoker.remote
+    def measure(value: bytes) -> int:
+        return len(value)
+
     ref = make.options(scheduling_strategy=on(pair, "n1")).remote()
     stoker.wait([ref], timeout=GET_S)
     arena = Path(pair.nodes()["n1"]["arena_dir"])
@@ -193,9 +200,13 @@ def test_objects_of_a_dead_node_are_lost_with_a_clear_error(pair: Apart) -> None
     until_node(pair, "n1", "DEAD")
     for path in arena.glob("o_*"):
         path.unlink()
-    error = caught(lambda: get(ref))
-    assert isinstance(error, exceptions.ObjectLostError), repr(error)
-    assert ref.id in str(error)
+    dead = pair.nodes()["n1"]["node_id"]
+    for reads in (lambda: get(ref), lambda: get(measure.remote(ref))):
+        error = caught(reads)
+        assert isinstance(error, exceptions.ObjectLostError), repr(error)
+        assert isinstance(error, exceptions.NodeDiedError), repr(error)
+        assert ref.id in str(error) and f"node {dead} on " in str(error), error
+        assert "is dead since" in str(error) and "connect" not in str(error), error
 
 
 def test_init_and_shutdown_ten_times_leave_nothing(tmp_path: Path) -> None:

@@ -185,6 +185,23 @@ async def test_a_submitted_job_is_launched_once_and_ends_with_its_process(
         "GET", "/v1/events", query={"kind": "worker.exited"}, reply=Page[Event]
     )
     assert [event.subject for event in exits.items] == ["w_77", "w_1"]
+    query = {"kind": "job.", "subject": job.job_id}
+    told = await client.call("GET", "/v1/events", query=query, reply=Page[Event])
+    kinds = [event.kind for event in told.items]
+    assert kinds.count("job.started") == 1, "it starts once, though its driver says hello as well"
+    assert kinds.count("job.changed") == 1
+
+
+async def test_exits_of_an_earlier_incarnation_change_nothing(client: Client) -> None:
+    for _ in range(2):
+        await register(client)
+    for incarnation, worker_id in ((1, "w_old"), (2, "w_new")):
+        gone = WorkerExit(worker_id=worker_id, node_id="n_1", signal=9, cause="killed by SIGKILL")
+        body = WorkersExited(exits=(gone,), incarnation=incarnation)
+        await client.call("POST", "/v1/workers/exited", body)
+    query = {"kind": "worker.exited"}
+    exits = await client.call("GET", "/v1/events", query=query, reply=Page[Event])
+    assert [event.subject for event in exits.items] == ["w_new"]
 
 
 async def test_a_key_used_for_another_job_is_refused_and_a_chosen_id_is_unique(

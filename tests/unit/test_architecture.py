@@ -108,7 +108,7 @@ def test_packages_import_only_what_their_place_allows() -> None:
         for name, node in source.imports()
         if not may_import(source, name.partition(".")[0])
     ]
-    check(broken, "import direction (DESIGN: the folders are the architecture)")
+    check(broken, "import direction (ARCHITECTURE.md: dependencies point one way)")
 
 
 def test_no_source_imports_tests_examples_or_benchmarks() -> None:

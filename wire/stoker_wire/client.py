@@ -167,7 +167,8 @@ class Client(Connection):
                     try:
                         return await self._once(method, url, data, headers, reply, raw)
                     except StokerError as error:
-                        if not (retry and error.retryable) or isinstance(error, NotLeaderError):
+                        again = retry and error.retryable and not self._closed
+                        if not again or isinstance(error, NotLeaderError):
                             raise
                         # A last try with no time left is told just that: the cause came before.
                         hurried = left_s < _HURRIED_S and isinstance(error, DeadlineExceededError)
@@ -242,7 +243,8 @@ class Client(Connection):
                         if event.kind != "bookmark":
                             yield event
             except StokerError as error:
-                if not error.retryable or isinstance(error, NotLeaderError):
+                again = error.retryable and not self._closed
+                if not again or isinstance(error, NotLeaderError):
                     raise
             failures += 1
             self.retries += 1

@@ -64,6 +64,7 @@ class Connection:
         }
         self._urls: dict[str, URL] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -72,7 +73,8 @@ class Connection:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections, for good: a call that is tried again opens none."""
+        self._closed = True
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -172,6 +174,8 @@ class Connection:
             raise UnavailableError(f"opening a WebSocket to {url}: {text_of(error)}") from error
 
     def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise UnavailableError(f"the connections to {self.base_url} are closed")
         if self._unix_path is not None:
             connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
                 self._unix_path, limit=self._max_connections, keepalive_timeout=60.0

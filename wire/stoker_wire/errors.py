@@ -46,9 +46,11 @@ Each class is also the built-in exception that a Python programmer expects (righ
         │   ├── OwnerDiedError     owner_died           and ConnectionError
         │   └── ObjectFreedError   object_freed
         └── NodeDiedError          node_died            ConnectionError
+            └── ObjectNodeDiedError object_node_died    also an ObjectLostError
 
 Who raises: every component. Who translates: the HTTP server base turns an error into an RFC 9457
-problem, the client base turns a problem back into the class of its ``code``. Nothing else may.
+problem, the client base turns a problem back into the class of its ``code``. Nothing else may, but
+for a worker's few routes, which are no service's and use the same ``problem_of``.
 """
 
 from __future__ import annotations
@@ -374,9 +376,15 @@ class ObjectFreedError(ObjectLostError):
 
 
 class NodeDiedError(WorkFailedError, ConnectionError):
-    """The node that ran the work is gone."""
+    """The node that ran the work was declared dead; the message says which and since when."""
 
     code = "node_died"
+
+
+class ObjectNodeDiedError(NodeDiedError, ObjectLostError):
+    """The node that held the object was declared dead, and the object is lost with it."""
+
+    code = "object_node_died"
 
 
 def _all(cls: type[StokerError]) -> list[type[StokerError]]:

@@ -1,9 +1,9 @@
 """The HTTP server base: a Service is a set of typed routes with the protocol's rules around them.
 
-Every service (gcs, scheduler, nodelet, and the data path of each worker) makes one Service, adds
-its routes, and starts it. The rules live here once: who may come in, ids, deadlines, idempotency,
-errors as problem documents, readiness, metrics, and the OpenAPI document. It must know nothing of
-what any service does.
+Every service (gcs, scheduler, nodelet) makes one Service, adds its routes, and starts it. (The data
+path of a worker is no service: its sockets are the sdk's, :mod:`stoker.runtime.peers`.) The rules live
+here once: who may come in, ids, deadlines, idempotency, errors as problem documents, readiness,
+metrics, and the OpenAPI document. It must know nothing of what any service does.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(ge=0, description="how long an idle worker process is kept")
     ] = 60.0
     prestart_workers: Annotated[
-        int | None, Meta(description="workers forked ahead of need; unset: one per CPU, at most 8")
-    ] = None
+        int, Meta(ge=0, description="idle workers that a node keeps forked ahead of need")
+    ] = 1
     inline_max_bytes: Annotated[
         int,
         Meta(ge=0, description="largest value sent inside a message, not through shared memory"),

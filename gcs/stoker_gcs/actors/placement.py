@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from stoker_gcs.placing import Releases
     from stoker_gcs.truth import Step, Truth
 
-_log = logging.getLogger("stoker.gcs.actors")
 AT_ONCE = 1024
 
 

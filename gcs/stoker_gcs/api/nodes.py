@@ -9,6 +9,7 @@ import msgspec
 from stoker_gcs import schema
 from stoker_gcs.api.queries import Leave, NodeQuery, WorkerQuery, states
 from stoker_gcs.api.watching import matcher, watch
+from stoker_gcs.nodes.rules import NODES
 from stoker_gcs.store.changes import Change
 from stoker_wire.messages.cluster import (
     Heartbeat,
@@ -52,7 +53,7 @@ def add_routes(service: Service, parts: Parts) -> None:
         await parts.nodes.leave(req.path["node_id"], req.body.incarnation)
 
     async def exited(req: Request) -> None:
-        await note_exits(parts, req.body.exits)
+        await note_exits(parts, await _of_this_life(parts, req.body))
 
     async def workers(req: Request) -> Page[Worker]:
         async def ask(_: Node, client: Client) -> Page[Worker]:
@@ -103,6 +104,16 @@ def add_routes(service: Service, parts: Parts) -> None:
     service.route(
         "GET", "/v1/workers", workers, query=WorkerQuery, reply=Page[Worker], summary="All workers"
     )
+
+
+async def _of_this_life(parts: Parts, body: WorkersExited) -> tuple[WorkerExit, ...]:
+    """The exits that count: those of a node's earlier incarnation ended with it, and change nothing."""
+    fenced = set()
+    for node_id in {exit_.node_id for exit_ in body.exits}:
+        found = await parts.truth.find(NODES, node_id)
+        if found is not None and 0 < body.incarnation < found.record.incarnation:
+            fenced.add(node_id)
+    return tuple(exit_ for exit_ in body.exits if exit_.node_id not in fenced)
 
 
 async def note_exits(parts: Parts, exits: tuple[WorkerExit, ...]) -> None:

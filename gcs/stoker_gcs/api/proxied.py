@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_gcs.api.queries import LeaseQuery, ObjectQuery
+from stoker_gcs.api.queries import ObjectQuery
 from stoker_gcs.causes import cause_of
 from stoker_gcs.explaining import explain_actor, explain_job, explain_task
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
-from stoker_wire.messages.control import Explanation, ListQuery, Page, QueueEntry
+from stoker_wire.messages.control import Explanation, LeaseQuery, ListQuery, Page, QueueEntry
 from stoker_wire.messages.work import ObjectInfo
 from stoker_wire.paging import page_of
 

@@ -77,14 +77,6 @@ class WorkerQuery(ListQuery):
     state: str = ""
 
 
-class LeaseQuery(ListQuery):
-    """Filters of leases."""
-
-    job_id: str = ""
-    owner_id: str = ""
-    node_id: str = ""
-
-
 class WaitQuery(Message):
     """``wait_s``: how long the reply may wait for what was asked."""
 

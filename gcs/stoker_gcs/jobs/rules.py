@@ -108,7 +108,12 @@ def joined(job: Job, body: AttachDriver, now_s: float) -> Step[Job] | None:
         pid=body.pid or job.pid,
         message="",
     )
-    return None if then == job else Step(then, "job.started")
+    return None if then == job else Step(then, _started(job))
+
+
+def _started(before: Job) -> str:
+    """A job starts once: by the launch of its driver, or by its hello, whichever is told first."""
+    return "job.started" if before.state is JobState.PENDING else "job.changed"
 
 
 def delayed(job: Job, reason: str) -> Step[Job] | None:
@@ -132,7 +137,7 @@ def launched(job: Job, granted: GrantedLease, now_s: float) -> Step[Job] | None:
         message="",
     )
     lease = _replace(granted.lease, kind=LeaseKind.DRIVER, job_id=job.job_id)
-    return Step(then, "job.started", also=(held(lease, job_id=job.job_id),))
+    return Step(then, _started(job), also=(held(lease, job_id=job.job_id),))
 
 
 def ended(

@@ -19,7 +19,13 @@ from stoker_nodelet.transfer.threads import TransferThreads
 from stoker_nodelet.transfer.turns import Turns
 from stoker_wire.arena import Arena, Extent
 from stoker_wire.client import Client
-from stoker_wire.errors import ArenaFullError, NotFoundError, ObjectLostError, StokerError
+from stoker_wire.errors import (
+    ArenaFullError,
+    NotFoundError,
+    ObjectLostError,
+    ObjectNodeDiedError,
+    StokerError,
+)
 from stoker_wire.messages.work import (
     FindSources,
     ObjectInfo,
@@ -52,7 +58,7 @@ class Means:
     token: str
     arena: Arena
     make_room: Callable[[int], Awaitable[None]]
-    is_dead: Callable[[str], Awaitable[bool]]
+    death_of: Callable[[str], Awaitable[str]]
     client_of: Callable[[str], Client]
     turns: Turns
     threads: TransferThreads
@@ -116,8 +122,9 @@ class Pull:
             except StokerError as error:
                 self._failed[self._home.node_id] = f"{self._home.url}: {error}"
                 late = loop.time() > began_s + self._means.patience_s
-                if late or not error.retryable or await self._means.is_dead(self._home.node_id):
-                    raise self._given_up() from None
+                death = await self._means.death_of(self._home.node_id)
+                if late or death or not error.retryable:
+                    raise self._given_up(death) from None
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -133,11 +140,12 @@ class Pull:
         except StokerError as error:
             self._failed[self._home.node_id] = f"{self._home.url}: {error}"
             rest = known[1:]
-            if not await self._means.is_dead(self._home.node_id):
+            death = await self._means.death_of(self._home.node_id)
+            if not death:
                 return (*rest, known[0])
             rest = tuple(one for one in rest if one.node_id != self._home.node_id)
             if not rest:
-                raise self._given_up() from None
+                raise self._given_up(death) from None
             return rest
 
     # -- the bytes -------------------------------------------------------------------------------
@@ -258,7 +266,9 @@ class Pull:
         arrived = 0 if self.incoming is None else self.incoming.arrived_nbytes
         return f"{arrived} of {self._nbytes} bytes have come"
 
-    def _given_up(self) -> ObjectLostError:
+    def _given_up(self, death: str = "") -> ObjectLostError:
+        if death:
+            return ObjectNodeDiedError(f"{self._object_id} is lost: {death}; {self._progress()}")
         tried = "; ".join(f"{node_id}: {how}" for node_id, how in self._failed.items())
         return ObjectLostError(
             f"{self._object_id} of node {self._home.node_id} cannot be had: {self._progress()}; "

@@ -152,7 +152,7 @@ class Transfer:
             token=self._token,
             arena=self._objects.arena,
             make_room=self._space.make_room,
-            is_dead=self._is_dead,
+            death_of=self._death_of,
             client_of=self._client_of,
             turns=self._receiving,
             threads=self._threads,
@@ -183,19 +183,21 @@ class Transfer:
         self._tasks.pop(object_id, None)
         self._freed.discard(object_id)
         if not task.cancelled() and task.exception() is not None:
-            _log.warning("%s", task.exception())
+            # An object that is lost or freed is the concern of who wants it, and they are told.
+            ours = not isinstance(task.exception(), ObjectLostError)
+            _log.log(logging.WARNING if ours else logging.INFO, "%s", task.exception())
 
-    async def _is_dead(self, node_id: str) -> bool:
-        """Whether the gcs knows that a node is gone; while the gcs is away nobody is dead."""
+    async def _death_of(self, node_id: str) -> str:
+        """Say that a node is gone, if the gcs knows; empty while the gcs is away: nobody is dead."""
         try:
             node = await self._gcs.call(
                 "GET", f"/v1/nodes/{node_id}", reply=Node, timeout_s=_ASK_GCS_S, retry=False
             )
         except NotFoundError:
-            return True
+            return f"node {node_id} is not of this cluster"
         except StokerError:
-            return False
-        return node.state is NodeState.DEAD
+            return ""
+        return node.death if node.state is NodeState.DEAD else ""
 
     # -- others get ------------------------------------------------------------------------------
 

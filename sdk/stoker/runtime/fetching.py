@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import GetTimeoutError, ObjectLostError, StokerError
+from stoker.exceptions import GetTimeoutError, ObjectLostError, ObjectNodeDiedError, StokerError
 from stoker_wire.arena import split
 from stoker_wire.errors import ArenaFullError, DeadlineExceededError, NotFoundError
 from stoker_wire.messages.cluster import NodeState
@@ -125,7 +125,8 @@ class Fetching:
                     may_come = begin == 0 and silent_s < _UNSEALED_S
                 else:
                     may_come = error.retryable and silent_s < _PATIENCE_S
-                    may_come = may_come and self._may_come_back(place.node_id)
+                    if may_come:
+                        self.check_alive(place.node_id, object_id)
                 if not may_come:
                     raise ObjectLostError(
                         f"{object_id} of node {place.node_id} cannot be had: {begin} of "
@@ -135,15 +136,20 @@ class Fetching:
             else:
                 begin, moved_s = begin + chunk.nbytes, time.monotonic()
 
-    def _may_come_back(self, node_id: str) -> bool:
-        """Whether a node that does not answer is not dead, as far as the gcs knows."""
+    def check_alive(self, node_id: str, object_id: str) -> None:
+        """Raise ObjectNodeDiedError if the node of an object is dead, as far as the gcs knows."""
+        if self._runtime.on_loop_thread():
+            return
         try:
             node = self._runtime.run(self._runtime.services.node_of(node_id), _NODE_S)
         except NotFoundError:
-            return False
-        except StokerError as error:
-            return error.retryable
-        return node.state is not NodeState.DEAD
+            death = f"node {node_id} is not of this cluster"
+        except StokerError:
+            return
+        else:
+            death = node.death if node.state is NodeState.DEAD else ""
+        if death:
+            raise ObjectNodeDiedError(f"{object_id} is lost: {death}") from None
 
 
 class _Deadline:

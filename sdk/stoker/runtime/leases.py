@@ -280,10 +280,13 @@ class Leases:
         slot = self._tasks.queues[key].slots.get(lease_id)
         if slot is not None:
             slot.closing = True
-        cause: WorkerDiedError = WorkerDiedError("its worker was not used")
+        cause: StokerError = WorkerDiedError("its worker was not used")
         if slot is not None and slot.inflight:
             cause = await self._runtime.services.death_of(
-                granted.lease.node_id, granted.worker_id, how
+                granted.lease.node_id,
+                granted.worker_id,
+                how,
+                patient=any(task.retries_left == 0 for task in slot.inflight.values()),
             )
         await self._tasks.on_worker_lost(key, lease_id, cause)
         await self._release([lease_id], kill=True, reason=how)

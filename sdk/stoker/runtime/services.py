@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker.exceptions import OutOfMemoryError, StokerError, WorkerDiedError
+from stoker.exceptions import NodeDiedError, OutOfMemoryError, StokerError, WorkerDiedError
 from stoker_wire.arena import Arena
 from stoker_wire.client import Client
 from stoker_wire.errors import DeadlineExceededError, NotLeaderError, UnavailableError
-from stoker_wire.messages.cluster import Node, WorkerExit
+from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.control import Leader
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
 _FORENSICS_S = 5.0
-_NODE_S = 10.0
+_VERDICT_S = 30.0
 _HEALTH_S = 3.0
 _AGAIN_S = 0.3
 
@@ -164,10 +164,18 @@ class Services:
             self._runtime.run(self.node_of(node_id), 10.0)
         return self._arenas.get(node_id)
 
-    async def death_of(self, node_id: str, worker_id: str, how: str) -> WorkerDiedError:
-        """Return why a worker died, as its nodelet knows it."""
+    async def death_of(
+        self, node_id: str, worker_id: str, how: str, *, patient: bool
+    ) -> WorkerDiedError | NodeDiedError:
+        """Return why a worker died, as its nodelet knows it, or that its node did.
+
+        ``patient`` waits for the gcs to decide whether a node that fell silent is dead.
+        """
+        node: Node | None = None
         try:
             node = await self.node_of(node_id)
+            if node.state is NodeState.DEAD:
+                return node_died(node, worker_id)
             dead = await self.client_of(node.url).call(
                 "GET",
                 f"/v1/workers/{worker_id}/exit",
@@ -176,11 +184,27 @@ class Services:
                 timeout_s=_FORENSICS_S,
             )
         except StokerError as error:
+            with contextlib.suppress(StokerError, TimeoutError):
+                async with asyncio.timeout(_VERDICT_S):
+                    node = await self.node_of(node_id)
+                    while patient and node.state is NodeState.SUSPECT:
+                        await asyncio.sleep(_AGAIN_S)
+                        node = await self.node_of(node_id)
+            if node is not None and node.state is NodeState.DEAD:
+                return node_died(node, worker_id)
             return WorkerDiedError(
                 f"worker {worker_id} on node {node_id} is gone ({how}), and its nodelet cannot "
                 f"say why: {error}"
             )
         return death_error(dead)
+
+
+def node_died(node: Node, worker_id: str) -> NodeDiedError:
+    """Return the error for what ran on a node that was declared dead."""
+    return NodeDiedError(
+        f"{node.death}, and worker {worker_id} with it",
+        extra={"node_id": node.node_id, "worker_id": worker_id},
+    )
 
 
 def death_error(dead: WorkerExit) -> WorkerDiedError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._refs import ObjectRef
 from stoker.core.dispatch import ClassQueue
-from stoker.exceptions import StokerError, TaskCancelledError, WorkerDiedError
+from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.calls import (
     FunctionSpec,
     PendingTask,
@@ -298,7 +298,7 @@ class Tasks:
         """A worker takes no more calls: end its lease when it has none of ours."""
         self.leases.retire(line)
 
-    async def on_worker_lost(self, key: bytes, lease_id: str, cause: WorkerDiedError) -> None:
+    async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None:
         """The worker of a lease died: the call it ran may be tried again.
 
         Where it had several, nobody knows which one ended it (results may have been lost as well):

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import StokerError
+from stoker.exceptions import ObjectLostError, StokerError
 from stoker.runtime.failures import error_of
 from stoker.runtime.fetching import Fetching
 from stoker.runtime.serialization import Packed, unpack
@@ -128,7 +128,11 @@ class Values:
         object_id = place.object_id or object_id
         arena = self._runtime.services.arena_of(place.node_id)
         if arena is not None:
-            return arena.read(object_id)
+            try:
+                return arena.read(object_id)
+            except ObjectLostError:
+                self._fetching.check_alive(place.node_id, object_id)
+                raise
         return self._fetching.fetch(place, object_id, timeout_s)
 
     def free(self, place: Place | None, object_id: str = "") -> None:

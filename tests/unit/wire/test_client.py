@@ -36,12 +36,15 @@ class Flaky:
         self.error = error
         self.failures = failures
         self.tries = 0
+        self.again = asyncio.Event()
         self.keys: set[str | None] = set()
         self.timeouts: list[float] = []
         service.route("POST", "/v1/flaky", self.answer, reply=Answer, summary="Flaky.")
 
     async def answer(self, req: Request) -> Answer:
         self.tries += 1
+        if self.tries > 1:
+            self.again.set()
         self.keys.add(req.idempotency_key)
         self.timeouts.append(req.timeout_s)
         if self.tries <= self.failures:
@@ -183,3 +186,17 @@ async def test_a_users_own_error_leaves_an_open_response_unchanged(cluster: Clus
     with pytest.raises(StokerError, match="no route"):
         async with client.open("GET", "/nothing"):
             pass
+
+
+async def test_a_closed_client_stays_closed(cluster: Cluster) -> None:
+    service = cluster.service()
+    flaky = Flaky(service, UnavailableError("busy"), failures=10_000)
+    client = cluster.client(await cluster.start(service))
+    call = asyncio.create_task(client.call("POST", "/v1/flaky", reply=Answer, timeout_s=60))
+    async with asyncio.timeout(30):
+        await flaky.again.wait()
+    await client.close()
+    with pytest.raises(UnavailableError):
+        await asyncio.wait_for(call, 30)
+    with pytest.raises(UnavailableError, match="are closed"):
+        await client.call("POST", "/v1/flaky", reply=Answer)

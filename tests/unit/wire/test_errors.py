@@ -25,7 +25,7 @@ def _all(cls: type[StokerError]) -> list[type[StokerError]]:
     return found
 
 
-CLASSES = _all(StokerError)
+CLASSES = list(dict.fromkeys(_all(StokerError)))
 
 BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
     errors.BadRequestError: (ValueError,),
@@ -66,6 +66,7 @@ BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
     errors.OwnerDiedError: (LookupError, ConnectionError),
     errors.ObjectFreedError: (LookupError,),
     errors.NodeDiedError: (ConnectionError,),
+    errors.ObjectNodeDiedError: (LookupError, ConnectionError),
 }
 NO_BUILTINS = {
     StokerError: "the root",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
@@ -111,6 +112,13 @@ class Node(Record):
     reason: str = ""
     warm_kernels: tuple[str, ...] = ()
 
+    @property
+    def death(self) -> str:
+        """Which node this is, since when it is dead, and why, as a clause for an error."""
+        since = datetime.fromtimestamp(self.heartbeat_at_s, UTC).strftime("%H:%M:%S UTC")
+        why = f" ({self.reason})" if self.reason else ""
+        return f"node {self.node_id} on {self.hostname} is dead since {since}{why}"
+
 
 class LeaseKind(StrEnum):
     """What the leased worker is for."""
@@ -121,7 +129,7 @@ class LeaseKind(StrEnum):
 
 
 class Demand(Message):
-    """What makes two tasks interchangeable to the scheduler (DESIGN: the scheduling class).
+    """What makes two tasks interchangeable to the scheduler: their scheduling class.
 
     ``label_selector`` maps a label to ``value``, ``!value``, ``in(a,b)`` or ``!in(a,b)``.
     ``locality`` maps node ids to bytes of large arguments that already lie there.

@@ -20,9 +20,10 @@ class Event(Record):
     """One entry of the append-only log. ``seq`` is the cursor of every watch.
 
     ``kind`` is ``<entity>.<past tense>``: node.registered, node.suspected, node.recovered, node.warmed,
-    node.died, job.submitted, job.started, job.finished, actor.created, actor.placed,
-    actor.started, actor.restarting, actor.died, worker.exited, kv.changed, leader.elected,
-    token.created, token.revoked. ``subject`` is the entity's id; ``payload`` its record then.
+    node.died, job.submitted, job.delayed, job.started, job.changed, job.finished, actor.created,
+    actor.delayed, actor.placed, actor.started, actor.restarting, actor.died, worker.exited,
+    kv.changed, leader.elected, token.created, token.revoked. ``subject`` is the entity's id;
+    ``payload`` its record then.
     """
 
     seq: int
@@ -78,6 +79,14 @@ class ListQuery(Message):
     sort: Sort = Sort.ID
     order: Order = Order.ASC
     count: bool = False
+
+
+class LeaseQuery(ListQuery):
+    """Leases of one job, owner or node; empty means any."""
+
+    job_id: str = ""
+    owner_id: str = ""
+    node_id: str = ""
 
 
 class IdQuery(Message):
