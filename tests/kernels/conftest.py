@@ -88,6 +88,17 @@ def _one_thread_and_a_seed() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _new_memory_is_nan() -> Iterator[None]:
+    """A read of memory that nobody has written shows on every machine."""
+    import torch
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.fixture
 def interpreter(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the Triton kernels on CPU tensors for this test."""

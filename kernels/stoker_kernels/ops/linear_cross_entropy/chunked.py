@@ -57,6 +57,8 @@ def linear_cross_entropy(
     bias = None if bias is None else bias.to(dtype)
     chunk = min(settings.chunk or chunk_size(rows, hidden, vocab), max(1, rows))
     buffer = x.new_empty((chunk, -(-vocab // ALIGNMENT) * ALIGNMENT), dtype=dtype)
+    # A GEMM may read what lies between the rows (oneDNN's AMX code does) and multiply it by zero.
+    buffer[:, vocab:] = 0
     dloss = x.new_ones((), dtype=wide).expand(rows) if dloss is None else dloss
     loss = x.new_empty((rows,), dtype=wide)
     dx = x.new_empty(x.shape if wanted.x else 0)
