@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
                             torch.cuda.empty_cache()
         console.print(*tables(found), sep="\n")
         results += found
-    append(options.csv, options.device, results)
+        append(options.csv, options.device, found)  # a run that is cut off keeps what it has
     if options.plots:
         plot(results, options.plots, describe(options.device))
     return 1 if failures else 0
