@@ -61,6 +61,25 @@ def listed(object_id: str) -> list[dict[str, Any]]:
     return [one for one in page["items"] if one["object_id"] == object_id]
 
 
+@stoker.remote(scheduling_strategy="SPREAD")
+def where(_: bytes = b"") -> str:
+    return str(stoker.get_runtime_context().node_id)
+
+
+@pytest.mark.parametrize("how", ["one_by_one", "at_once", "with_an_argument"])
+def test_spread_tasks_go_round_the_nodes_however_short(nodes: Nodes, how: str) -> None:
+    if how == "one_by_one":
+        ran = [get(where.remote()) for _ in range(10)]
+    elif how == "at_once":
+        ran = get([where.remote() for _ in range(10)])
+    else:
+        lies_there = make.options(resources=nodes.far).remote(1)
+        ran = [get(where.remote(lies_there)) for _ in range(10)]
+    counts = [ran.count(name) for name in set(ran)]
+    assert len(counts) == 2, ran
+    assert min(counts) >= (3 if how == "at_once" else 5), ran
+
+
 @stoker.remote
 def make(seed: int) -> bytearray:
     return bytearray([seed]) * NBYTES

@@ -48,6 +48,8 @@ def place(state: State, ask: Ask, node: Node, out: list[Command]) -> None:
         actor_id=asked.actor_id,
         name=asked.name,
     )
+    if need.spread:
+        node.turn = state.next_number()
     occupy(state, lease, node)
     ask.starting[lease.lease_id] = None
     ask.wanted -= 1

@@ -22,8 +22,8 @@ class Need:
 
     ``items`` are all resources but GPUs, in units and ordered by name; ``terms`` are ordered by
     label. ``node_id`` pins the lease to a node, or only prefers it if ``soft``. ``spread`` asks for
-    the least loaded node. ``env`` names the runtime environment, which a node may fail to make
-    while it takes work with others.
+    nodes in turns. ``env`` names the runtime environment, which a node may fail to make while it
+    takes work with others.
     """
 
     items: tuple[tuple[str, int], ...] = ()

@@ -108,6 +108,7 @@ class Node:
         "reserved_for",
         "reserved_names",
         "spec",
+        "turn",
     )
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -118,6 +119,8 @@ class Node:
         self.reserved_for: Need | None = None
         self.reserved_names: frozenset[str] = frozenset()
         self.refusals: dict[str, Refused] = {}
+        self.turn = 0
+        """Rises with each spread lease that it gets: of equal nodes, the lowest is next."""
 
     @property
     def node_id(self) -> str:
@@ -156,6 +159,7 @@ class Node:
         twin.reserved_for = self.reserved_for
         twin.reserved_names = self.reserved_names
         twin.refusals = self.refusals
+        twin.turn = self.turn
         return twin
 
     def change(self, spec: NodeSpec) -> None:

@@ -76,6 +76,8 @@ def plan(snapshot: Iterable[Node], requests: Sequence[PlanRequest], policy: Scor
             gpus = node.devices.choose(request.need.gpu) or {}
             node.take(request.need, gpus)
             node.leases[f"planned-{len(placements)}"] = None
+            if request.need.spread:
+                node.turn = 1 + max(other.turn for other in nodes.values())
         placements.append(Placement(node_id, gpus, verdicts))
     return Plan(tuple(placements))
 
@@ -113,7 +115,8 @@ def _verdict(node: Node, request: PlanRequest, policy: ScorePolicy) -> Verdict:
 
 def _ordered(node: Node, request: PlanRequest, policy: ScorePolicy) -> tuple[float, int, str]:
     cost, tie = key(node, request.need, policy, request.kernels)
-    return with_locality((cost, tie), node.node_id, request.locality)
+    locality = {} if request.need.spread else request.locality
+    return with_locality((cost, tie), node.node_id, locality)
 
 
 def with_locality(base: Key, node_id: str, locality: Mapping[str, int]) -> tuple[float, int, str]:

@@ -69,7 +69,7 @@ class Ranking:
         if not heap:
             return None
         best = heap[0]
-        if locality:
+        if locality and not self.need.spread:
             for node_id, nbytes in locality.items():
                 if nbytes >= LOCALITY_FLOOR_BYTES and node_id in keys:
                     best = min(best, with_locality(keys[node_id], node_id, locality))

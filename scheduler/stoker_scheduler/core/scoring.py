@@ -2,8 +2,8 @@
 
 Hybrid: nodes are filled one after the other until the scarcest resource of the demand passes a
 threshold, then the least loaded is used; work without GPUs avoids nodes that have some; large
-arguments pull work to where they lie, and compiled kernels to where they are. Spread: the least
-loaded node, always.
+arguments pull work to where they lie, and compiled kernels to where they are. Spread: nodes below the
+threshold take turns, then the least loaded is used; arguments and kernels pull nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ threshold and among equally loaded ones; a node that would pass the threshold ga
 one that would not."""
 
 Key = tuple[float, int]
-"""Cost, then the leases on the node where that matters; the node id breaks what is left."""
+"""Cost, then the node's turn (spread) or its leases where that matters; the node id breaks what is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +57,17 @@ def utilisation(node: Node, need: Need) -> float:
 def key(node: Node, need: Need, policy: ScorePolicy, kernels: str = "") -> Key:
     """Return how good ``node`` is for ``need`` with ``kernels``, before locality; lower is better."""
     load = utilisation(node, need)
-    cost = load if need.spread or load > policy.pack_threshold else 0.0
+    cost = load if load > policy.pack_threshold else 0.0
     if not need.gpu and node.spec.gpus:
         cost += GPU_NODE_COST
     if need.soft and need.node_id == node.spec.node_id:
         cost -= PREFERRED_GAIN
     if kernels and not need.spread and is_warm(node, kernels):
         cost -= WARM_GAIN
+    if need.spread:
+        return cost, node.turn
     # Without resources nothing tells nodes apart, and all such leases would pile up on one.
-    return cost, len(node.leases) if need.spread or not need.vector else 0
+    return cost, 0 if need.vector else len(node.leases)
 
 
 def is_warm(node: Node, kernels: str) -> bool:

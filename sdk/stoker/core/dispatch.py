@@ -84,9 +84,13 @@ class Slot(Generic[T]):
 
 
 class ClassQueue(Generic[T]):
-    """The waiting tasks and the slots of one scheduling class."""
+    """The waiting tasks and the slots of one scheduling class.
 
-    def __init__(self) -> None:
+    With ``spread`` each lease serves one call, so that each call goes where the scheduler says.
+    """
+
+    def __init__(self, *, spread: bool = False) -> None:
+        self._spread = spread
         self.ready: ReadyQueue[T] = ReadyQueue()
         self.slots: dict[str, Slot[T]] = {}
 
@@ -114,6 +118,7 @@ class ClassQueue(Generic[T]):
                 while ready and len(batch) < share and slot.takes(ready.first()):
                     task = ready.popleft()
                     slot.put(task, now_s)
+                    slot.closing = slot.closing or self._spread
                     batch.append(task)
                 if batch:
                     yield slot, batch
@@ -155,5 +160,7 @@ class ClassQueue(Generic[T]):
         waiting = len(self.ready)
         if not waiting:
             return 0
+        if self._spread:
+            return min(waiting, MAX_LEASES_PER_ASK)
         # At least one: a call that was cancelled by force counts as having taken no time.
         return min(max(1, math.ceil(self.ready.leases_worth())), waiting, MAX_LEASES_PER_ASK)

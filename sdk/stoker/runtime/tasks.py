@@ -32,6 +32,7 @@ from stoker.runtime.reports import Reports
 from stoker.runtime.submission import Submissions
 from stoker_wire.channel import Channel
 from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.messages.common import SpreadPolicy
 from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
 
 if TYPE_CHECKING:
@@ -158,7 +159,8 @@ class Tasks:
             return
         queue = self.queues.get(spec.demand_key)
         if queue is None:
-            queue = self.queues[spec.demand_key] = ClassQueue()
+            spread = spec.demand.strategy.policy is SpreadPolicy.SPREAD
+            queue = self.queues[spec.demand_key] = ClassQueue(spread=spread)
             self.leases.add_class(spec.demand_key, spec.demand)
         task.phase, task.queue = Phase.QUEUED, queue
         queue.ready.append(task)

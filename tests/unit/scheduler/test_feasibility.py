@@ -272,10 +272,10 @@ def test_devices_are_never_over_allocated_and_end_free(steps: list[tuple[int, in
             id="CPU work avoids GPU nodes even if that fills a CPU node",
         ),
         pytest.param(
-            [a_node("n_1", resources={"CPU": 4}), a_node("n_2", resources={"CPU": 8})],
-            PlanRequest(make_need({"CPU": 1}, spread=True)),
+            [used(a_node("n_1"), CPU=2), used(a_node("n_2"), CPU=1)],
+            PlanRequest(make_need({"CPU": 1, "GPU": 1}, spread=True)),
             "n_2",
-            id="spread takes the least loaded",
+            id="spread takes the least loaded above the threshold",
         ),
         pytest.param(
             [a_node("n_1"), a_node("n_2")],

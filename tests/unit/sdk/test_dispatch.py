@@ -93,6 +93,20 @@ def test_work_is_shared_evenly() -> None:
     assert {k: len(v) for k, v in sent(queue).items()} == {f"l{i}": 25 for i in range(4)}
 
 
+def test_a_lease_of_a_spread_class_serves_one_call() -> None:
+    queue: ClassQueue[Task] = ClassQueue(spread=True)
+    for i in range(5):
+        queue.ready.append(Task(f"t{i}", function=Function(20e-6)))
+    assert queue.wanted == 5
+    for name in ("l0", "l1"):
+        queue.add_slot(name, None, 0.0)
+    assert sent(queue) == {"l0": ["t0"], "l1": ["t1"]}
+    queue.finished(queue.slots["l0"], "t0", 20e-6, 0.0)
+    assert sent(queue) == {}
+    assert queue.slots["l0"].closing
+    assert queue.wanted == 3
+
+
 def test_closing_and_paused_slots_get_nothing() -> None:
     queue = queue_of(10, slots=3)
     queue.slots["l0"].closing = True

@@ -41,7 +41,7 @@ class SpreadPolicy(StrEnum):
     HYBRID = "hybrid"
     """Pack nodes up to a utilisation threshold, then spread; CPU work avoids GPU nodes."""
     SPREAD = "spread"
-    """Use the least loaded feasible node."""
+    """Take the feasible nodes in turns while they are at most half used, then the least loaded."""
 
 
 class Strategy(Message):
