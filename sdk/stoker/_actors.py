@@ -35,10 +35,11 @@ def method(**options: Any) -> Callable[[F], F]:
 def exit_actor() -> NoReturn:
     """End the actor whose code calls this, for good: it is not restarted. Does not return.
 
-    No further call of it begins. ``__stoker_shutdown__`` of its class (a plain or an ``async``
-    method) and its process's ``atexit`` handlers run; together they have 30 s. This call, those that run
-    and wait, and all later ones raise ``ActorDiedError``: "it ended itself". ``sys.exit()`` in a method
-    does the same; with another code than 0 it is a failure, after which ``max_restarts`` applies.
+    No further call of it begins. Those that run in other threads or coroutines have 10 s to finish.
+    Then ``__stoker_shutdown__`` of its class (a plain or an ``async`` method) and its process's
+    ``atexit`` handlers run; all of it may take 30 s. This call, those that wait, and all later ones raise
+    ``ActorDiedError``: "it ended itself". ``sys.exit()`` in a method does the same; with another code than
+    0 it is a failure, after which ``max_restarts`` applies.
     ``BadRequestError`` outside of actors.
     """
     found = maybe_runtime()

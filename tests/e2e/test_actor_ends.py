@@ -34,6 +34,13 @@ def get(refs: Any, timeout: float = GET_S) -> Any:
     return stoker.get(refs, timeout=timeout)
 
 
+def finish_within(seconds: float) -> None:
+    """Have the actor that calls this wait no longer for its calls and hooks, when it ends."""
+    from stoker.runtime import actor_end
+
+    actor_end.FINISH_S, actor_end.END_S = seconds, seconds + 0.2
+
+
 class Hooked:
     """Notes in a file which of its hooks ran."""
 
@@ -82,6 +89,7 @@ class Plain(Hooked):
         stoker.exit_actor()
 
     def slow(self) -> str:
+        self.note("slow")
         time.sleep(0.3)
         return "slow"
 
@@ -120,18 +128,21 @@ class Loop(Hooked):
         stoker.exit_actor()
 
     async def slow(self) -> str:
+        self.note("slow")
         await asyncio.sleep(0.3)
         return "slow"
 
     async def gather(self) -> None:
         async def leave() -> None:
             await asyncio.sleep(0.01)
+            finish_within(0.1)
             stoker.exit_actor()
 
         await asyncio.gather(leave(), asyncio.sleep(60))
 
     async def spawn(self) -> None:
         async def leave() -> None:
+            finish_within(0.1)
             sys.exit(0)
 
         self.held = asyncio.get_running_loop().create_task(leave())
@@ -244,10 +255,25 @@ def test_terminate_lets_the_calls_before_it_finish(remote: Any, tmp_path: Path) 
     before = [actor.slow.remote() for _ in range(2)]
     end = actor.__stoker_terminate__.remote()
     assert get(end) is None
-    assert hooks(log) == ["shutdown", "atexit"]
+    assert hooks(log) == ["slow", "slow", "shutdown", "atexit"]
     assert get(before) == ["slow", "slow"]
     assert "__stoker_terminate__" in told(actor.ping.remote())
     assert until_state(actor.actor_id, "DEAD")["restarts"] == 0
+
+
+def test_calls_that_run_when_the_actor_ends_finish_and_those_that_wait_do_not(
+    either: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    actor = either.options(max_concurrency=3).remote(str(log))
+    run = [actor.slow.remote() for _ in range(2)]
+    until(lambda: hooks(log) == ["slow", "slow"], GET_S, "they run")
+    end = actor.leave.remote()
+    wait = [actor.slow.remote() for _ in range(6)]
+    assert "exit_actor()" in told(end)
+    assert get(run) == ["slow", "slow"]
+    assert all("exit_actor()" in told(ref) for ref in wait)
+    assert hooks(log) == ["slow", "slow", "shutdown", "atexit"]
 
 
 def test_an_async_hook_is_awaited(tmp_path: Path) -> None:
@@ -336,9 +362,7 @@ def test_hooks_that_do_not_end_hold_an_actor_up_for_a_bounded_time(tmp_path: Pat
                     self.note("ignored")
 
         async def leave(self) -> None:
-            from stoker.runtime import actor_end
-
-            actor_end.HOOKS_S = 0.5
+            finish_within(0.5)
             stoker.exit_actor()
 
     class Sleeps(Plain):
@@ -346,9 +370,7 @@ def test_hooks_that_do_not_end_hold_an_actor_up_for_a_bounded_time(tmp_path: Pat
             time.sleep(60)
 
         def leave(self) -> None:
-            from stoker.runtime import actor_end
-
-            actor_end.HOOKS_S = 0.5
+            finish_within(0.5)
             stoker.exit_actor()
 
     log = tmp_path / "log"

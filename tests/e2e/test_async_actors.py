@@ -339,10 +339,12 @@ def test_a_call_with_a_timeout_ends_there_and_the_actor_goes_on() -> None:
 def test_a_call_of_a_thread_that_listens_stops_when_it_is_told() -> None:
     @stoker.remote(max_concurrency=2)
     class Polite:
-        def work(self) -> str:
+        def work(self, fails: bool) -> str:
             here = stoker.get_runtime_context()
             until(here.is_cancelled, GET_S, "it is told")
-            raise InterruptedError("stopped")
+            if fails:
+                raise InterruptedError("stopped")
+            return "what there is so far"
 
         def ping(self) -> str:
             return "here"
@@ -353,7 +355,7 @@ def test_a_call_of_a_thread_that_listens_stops_when_it_is_told() -> None:
         (exceptions.TaskCancelledError, stoker.cancel),
         (exceptions.TaskTimeoutError, None),
     ):
-        ref = polite.work.options(timeout=None if stop else 0.2).remote()
+        ref = polite.work.options(timeout=None if stop else 0.2).remote(fails=stop is None)
         get(polite.ping.remote())
         if stop is not None:
             stop(ref)

@@ -14,6 +14,7 @@ import inspect
 import os
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -31,8 +32,11 @@ if TYPE_CHECKING:
 
 SHUTDOWN = "__stoker_shutdown__"
 TERMINATE = "__stoker_terminate__"
-HOOKS_S = 30.0
-"""How long ``__stoker_shutdown__``, ``atexit`` and calls that are told to stop may take, together."""
+FINISH_S = 10.0
+"""How long calls that run in other threads or coroutines may take to finish."""
+END_S = 30.0
+"""How long all of it may take: those calls, ``__stoker_shutdown__`` and ``atexit``."""
+_POLL_S = 0.01
 _SEND_S = 5.0
 _REPORT_S = 60.0
 
@@ -114,14 +118,21 @@ class ActorEnd:
 
         Callers of what it made fail learn of the end instead, who asked for it once it is near.
         """
-        if outcome.failed:
-            return True
-        if outcome.work.template.function != TERMINATE:
+        terminates = outcome.work.template.function == TERMINATE
+        if not (outcome.failed or terminates):
             return False
-        self._last.append(outcome)
+        if not outcome.failed:
+            self._last.append(outcome)
+        self._host.execution.running.pop(outcome.work.call.task_id, None)
         return True
 
     # -- the main thread -------------------------------------------------------------------------
+
+    def await_calls(self) -> None:
+        """Let the calls that run in other threads finish; their callers get what they return."""
+        until_s = time.monotonic() + FINISH_S
+        while self._host.execution.running and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
 
     def hook(self) -> Any:
         """Call the actor's ``__stoker_shutdown__``; returns its coroutine, if it is one."""
@@ -147,7 +158,7 @@ class ActorEnd:
     # -- the loop thread -------------------------------------------------------------------------
 
     def _not_for_ever(self) -> None:
-        self._host.runtime.loop.call_later(HOOKS_S, self._leave_soon)
+        self._host.runtime.loop.call_later(END_S, self._leave_soon)
 
     def _leave_soon(self) -> None:
         if not self._leaving:

@@ -73,6 +73,7 @@ class ActorHost:
                 drive(self, self._serve_async(cls, args, kwargs))
             else:
                 self._serve_calls(cls, args, kwargs)
+                self.end.await_calls()
                 if self.is_up and (hook := self.end.hook()) is not None:
                     asyncio.run(hook)
         if self.end.begun:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from stoker.runtime import actor_end
 from stoker.runtime.actor_end import left_by, reason_of
 from stoker.runtime.invocation import failure, invoke_async
 from stoker_wire.loops import new_loop
@@ -37,13 +38,18 @@ class GroupLoop:
     # -- the group's thread ----------------------------------------------------------------------
 
     async def serve(self, begun: Callable[[], object]) -> None:
-        """Run calls until :meth:`stop`, which cancels those that run; ``begun`` is called once."""
+        """Run calls until :meth:`stop`; ``begun`` is called once.
+
+        Those that run then may finish; what takes too long is cancelled.
+        """
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as self._group:
             begun()
             if self._host.end.begun:
                 self._over.set()
             await self._over.wait()
+            if self.tasks:
+                await asyncio.wait(self.tasks.values(), timeout=actor_end.FINISH_S)
             for task in self.tasks.values():
                 task.cancel()
 

@@ -70,6 +70,8 @@ def invoke(execution: Execution, work: Work, method: Callable[..., Any] | None =
                     value = _stepped(value)
                 if template.num_returns > 1 and inspect.isgenerator(value):
                     value = list(value)
+            if work.interrupt is not None and actor_id:
+                raise work.interrupt  # it noticed, and what it returned is not what was asked for
             if template.streaming:
                 return _streamed(execution, work, value, began)
             return _outcome(execution, work, value, began)
@@ -292,6 +294,8 @@ async def invoke_async(execution: Execution, work: Work, method: Callable[..., A
         value = method(*args, **kwargs)
         if inspect.isawaitable(value):
             value = await value
+        if work.interrupt is not None:
+            raise work.interrupt  # it noticed, and what it returned is not what was asked for
         if template.streaming:
             if isinstance(value, AsyncIterator):
                 return await _streamed_async(execution, work, value, began)
