@@ -205,13 +205,15 @@ class ActorHandle(Generic[C]):
     ends the actor after the calls before it, with its hooks, like ``exit_actor()``.
     ``__stoker_call__.remote(function, ...)`` calls ``function(instance, ...)`` in the actor.
 
-    When the last handle in the process that started the actor goes away, and none was passed on,
-    the actor ends once its calls are done (named and detached ones excepted).
+    When no process has a handle any more, the actor ends once its calls are done; so it does when the
+    process that started it ends. Named actors outlive their handles, detached ones both. A handle
+    that you pickle yourself keeps its actor as long as the process lives that pickled it.
     """
 
-    def __init__(self, info: HandleInfo, *, owns: bool = False) -> None:
+    def __init__(self, info: HandleInfo, alive: ObjectRef[None] | None = None) -> None:
         self._info = info
-        self._owns = owns
+        self._alive = alive
+        """The actor lives while a ref to this object of its owner does; None: it outlives handles."""
         # Specs and not methods: a method holds its handle, and a cycle would outlive the last ref.
         self._specs: dict[str, tuple[FunctionSpec, Runtime]] = {}
 
@@ -247,13 +249,18 @@ class ActorHandle(Generic[C]):
         return hash(self._info.actor_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        self._owns = False  # others may call it now: it lives until its job ends or it is killed
-        return ActorHandle, (self._info,)
+        if self._alive is not None:
+            from stoker.runtime.serialization import is_packing
+
+            if not is_packing():  # nobody counts where this goes
+                runtime().actors.keep(self._alive)
+        return ActorHandle, (self._info, self._alive)
 
     def __del__(self) -> None:
         found = maybe_runtime()
-        if self._owns and found is not None and found.running:
-            found.call_soon(found.actors.handle_dropped, self._info.actor_id)
+        if getattr(self, "_alive", None) is not None and found is not None and found.running:
+            self._specs, self._alive = {}, None  # their refs go before the loop thread looks
+            found.wake()
 
 
 class ActorMethod:
@@ -338,6 +345,7 @@ class ActorMethod:
             options=TaskOptions(max_retries=info.max_task_retries if retries is None else retries),
             demand=Demand(job_id=found.job_id, resources={}),
             actor_id=info.actor_id,
+            refs=() if self._handle._alive is None else (self._handle._alive,),
         )
 
 

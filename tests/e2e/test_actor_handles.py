@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import time
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import pytest
 
 import stoker
@@ -16,6 +18,7 @@ from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 GET_S = 40.0
 
@@ -275,3 +278,179 @@ def test_an_actor_is_listed_with_what_it_is() -> None:
     assert record["pid"] == get(counter.pid.remote())
     stoker.kill(counter)
     assert actor_record(counter.actor_id)["state"] == "DEAD"
+
+
+@stoker.remote(num_cpus=0)
+class Holder:
+    """Keeps handles of others."""
+
+    def hold(self, *handles: Any) -> None:
+        self.handles: Any = handles
+
+    def let_go(self) -> None:
+        del self.handles
+
+    def add(self) -> int:
+        value: int = stoker.get(self.handles[0].add.remote())
+        return value
+
+    def make(self, cls: Any) -> Any:
+        return cls.remote()
+
+    def start_slow(self) -> None:
+        """Leave a call behind, and no handle."""
+        self.handles[0].slow.remote(self.handles[1])
+        del self.handles
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def is_alive(actor_id: str) -> bool:
+    return bool(actor_record(actor_id)["state"] != "DEAD")
+
+
+def ends_unheld(actor_id: str) -> None:
+    record = until_state(actor_id, "DEAD")
+    assert "no handle" in record["death_cause"]["message"]
+
+
+def test_an_actor_lives_while_any_process_holds_a_handle() -> None:
+    counter, holder = Counter.remote(), Holder.remote()
+    actor_id = counter.actor_id
+    get(holder.hold.remote(counter))
+    del counter
+    gc.collect()
+    assert get(holder.add.remote()) == 1
+    get(after.remote(1.0, None))
+    assert is_alive(actor_id)
+    get(holder.let_go.remote())
+    ends_unheld(actor_id)
+
+
+def test_an_actor_ends_after_it_was_passed_to_tasks() -> None:
+    @stoker.remote(num_cpus=0)
+    def add(counter: Any) -> int:
+        value: int = stoker.get(counter.add.remote())
+        return value
+
+    @stoker.remote(num_cpus=0)
+    def same(counter: Any) -> Any:
+        return [counter]
+
+    counter = Counter.remote()
+    actor_id = counter.actor_id
+    assert get([add.remote(counter) for _ in range(3)])
+    (again,) = get(same.remote(counter))
+    del counter
+    gc.collect()
+    get(after.remote(1.0, None))
+    assert get(again.add.remote()) == 4
+    del again
+    ends_unheld(actor_id)
+
+
+def test_handles_in_stored_objects_and_closures_count() -> None:
+    counter = Counter.remote()
+    actor_id = counter.actor_id
+    stored = stoker.put({"counter": counter})
+
+    def closure(inner: Any) -> Any:
+        @stoker.remote(num_cpus=0)
+        def add() -> int:
+            value: int = stoker.get(inner.add.remote())
+            return value
+
+        return add
+
+    add = closure(counter)
+    del counter
+    assert get(add.remote()) == 1
+    del add, closure
+    gc.collect()
+    get(after.remote(1.0, None))
+    assert is_alive(actor_id)
+    assert get(get(stored)["counter"].add.remote()) == 2
+    del stored
+    gc.collect()
+    ends_unheld(actor_id)
+
+
+def test_a_handle_that_an_actor_returns_counts_and_ends_with_the_actor() -> None:
+    holder = Holder.remote()
+    dropped, kept = get(holder.make.remote(Counter)), get(holder.make.remote(Counter))
+    actor_id = dropped.actor_id
+    assert get(dropped.add.remote()) == 1
+    del dropped
+    ends_unheld(actor_id)
+    assert get(kept.add.remote()) == 1
+    del holder
+    until_state(kept.actor_id, "DEAD")
+
+    def refusal() -> str:
+        """A worker may answer for a moment after its end was decided."""
+        try:
+            get(kept.add.remote())
+        except exceptions.ActorDiedError as error:
+            return str(error)
+        return ""
+
+    assert "its owner, actor Holder" in until(refusal, GET_S, "calls fail")
+
+
+def test_a_handle_goes_with_the_process_that_held_it() -> None:
+    counter, holder = Counter.remote(), Holder.remote()
+    actor_id = counter.actor_id
+    get(holder.hold.remote(counter))
+    del counter
+    assert get(holder.add.remote()) == 1
+    os.kill(get(holder.pid.remote()), 9)
+    ends_unheld(actor_id)
+
+
+def test_calls_of_other_processes_are_done_before_an_actor_ends(tmp_path: Path) -> None:
+    @stoker.remote
+    class Slow:
+        def slow(self, path: str) -> None:
+            until(lambda: os.path.exists(path + ".go"), GET_S, "the test goes on")
+            with open(path, "w") as file:
+                file.write("done")
+
+    slow, holder = Slow.remote(), Holder.remote()
+    actor_id, path = slow.actor_id, str(tmp_path / "file")
+    get(holder.hold.remote(slow, path))
+    del slow
+    get(holder.start_slow.remote())
+    gc.collect()
+    get(after.remote(1.5, None))
+    assert is_alive(actor_id)
+    (tmp_path / "file.go").touch()
+    ends_unheld(actor_id)
+    assert (tmp_path / "file").read_text() == "done"
+
+
+def test_a_handle_that_somebody_pickled_keeps_its_actor() -> None:
+    counter = Counter.remote()
+    actor_id, data = counter.actor_id, cloudpickle.dumps(counter)
+    del counter
+    gc.collect()
+    get(after.remote(1.0, None))
+    assert is_alive(actor_id)
+    again = pickle.loads(data)
+    assert get(again.add.remote()) == 1
+    stoker.kill(again)
+
+
+def test_a_handle_whose_owner_died_before_it_created_the_actor() -> None:
+    """The handle may be quicker than the request of its owner to the gcs."""
+    runtime = stoker._session.runtime()
+    holder = Holder.remote()
+    handle = get(holder.make.remote(Counter))
+    info = handle._info
+    early = type(handle)(type(info)("a_0123456789abcdef", *info.__reduce__()[1][1:]), handle._alive)
+    ref = early.add.remote()
+    caught(lambda: get(ref, 0.3), exceptions.GetTimeoutError)
+    stoker.kill(holder)
+    error = caught(lambda: get(ref), exceptions.ActorDiedError)
+    assert "died before it had created it" in str(error)
+    assert runtime.actors.known("a_0123456789abcdef").dead is not None

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from stoker.core.ordering import CallOrder
 from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.failures import failed_with
+from stoker_wire.messages.data import Failed
 from stoker_wire.messages.work import Actor, ActorState
 
 if TYPE_CHECKING:
     from stoker.runtime.calls import PendingTask
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
-    from stoker_wire.messages.data import Failed
 
 
 _LOOK_UP_S = 10.0
@@ -48,7 +48,6 @@ class ActorLink:
         """The requests that create it, while this process makes it."""
         self.registered = asyncio.Event()
         """Set once the gcs knows it, or will not, if this process makes it."""
-        self.drained: asyncio.Event | None = None
         self.news: Actor | None = None
         """The latest that the gcs said of it."""
         self.told = asyncio.Event()
@@ -60,13 +59,7 @@ class ActorLink:
     def is_idle(self) -> bool:
         """Whether this process owes it nothing: no call, and no argument for a restart."""
         creating = self.created is not None and not self.created.done()
-        return not (
-            self.open
-            or self.connecting
-            or creating
-            or self.drained
-            or (self.held and not self.dead)
-        )
+        return not (self.open or self.connecting or creating or (self.held and not self.dead))
 
     @property
     def is_over(self) -> bool:
@@ -74,6 +67,15 @@ class ActorLink:
         return self.dead is not None or (
             self.news is not None and self.news.state is ActorState.DEAD
         )
+
+    @property
+    def lost_owner(self) -> str:
+        """The process that owns it, if that cannot be reached any more: handles borrow from it."""
+        for call in self.calls:
+            for ref in call.spec.refs:
+                if ref._entry.owner is not None and isinstance(ref._entry.place, Failed):
+                    return ref._entry.owner.peer_id
+        return ""
 
     def die(self, failed: Failed) -> None:
         """It will never run again: remember why, and let its constructor's arguments go."""
@@ -101,10 +103,8 @@ class ActorLink:
         return ended or actor.incarnation > self.incarnation
 
     def settled(self, task_id: str) -> None:
-        """One of the calls is settled: tell whoever waits for the last."""
+        """One of the calls is settled."""
         self.open.discard(task_id)
-        if self.drained is not None:
-            self.drained.set()
 
 
 def _progress(actor: Actor) -> tuple[int, int, bool]:
@@ -127,6 +127,10 @@ async def look_up(
                 "GET", f"/v1/actors/{link.actor_id}", reply=Actor, timeout_s=_LOOK_UP_S
             )
     except NotFoundError as error:
+        if link.calls and (owner := link.lost_owner):
+            text = f"actor {link.name}: its owner {owner} died before it had created it"
+            link.die(failed_with(ActorDiedError(text)))
+            return None
         link.note = "its creator has not created it yet"
         if link.incarnation < 0 and runtime.loop.time() < until:
             return None

@@ -7,6 +7,7 @@ the actor (see :mod:`stoker.runtime.actor_lines`), then leave in order.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
     from stoker._actors import HandleInfo
+    from stoker._refs import ObjectRef
     from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
@@ -54,6 +56,9 @@ class ActorCalls:
         self._links: dict[str, ActorLink] = {}
         self._many = _LINKS
         self._submitted: deque[tuple[ActorLink, PendingTask]] = deque()
+        self._lives: dict[str, str] = {}
+        """The ids of the actors that this process owns, by the object that lives as their handles do."""
+        self._kept: set[ObjectRef[None]] = set()
         self.lines = ActorLines(runtime, self)
 
     # -- user threads ----------------------------------------------------------------------------
@@ -276,21 +281,31 @@ class ActorCalls:
             if link.dead is not None:
                 self.fail_all(link, link.dead)
 
-    def handle_dropped(self, actor_id: str) -> None:
-        """The creator's last handle went away: end the actor once its calls are done."""
-        link = self._links.get(actor_id)
-        if link is not None and self._runtime.running:
-            self._runtime.background.spawn(self._end_when_done(link), name="actor-end")
+    def new_life(self, actor_id: str) -> ObjectRef[None]:
+        """Return the ref that all handles to a new actor share: the actor ends with its last copy.
 
-    async def _end_when_done(self, link: ActorLink) -> None:
-        # Calls submitted before the handle went away come first.
-        link.drained = asyncio.Event()
-        while link.open and self._runtime.running:
-            link.drained.clear()
-            await link.drained.wait()
-        if link.dead is None and self._runtime.running:
-            await self.kill(link.actor_id, no_restart=True, reason="no handle to it is left")
-        self._links.pop(link.actor_id, None)
+        Each unsettled call holds one, wherever it was made.
+        """
+        ref = self._runtime.objects.new_mark()
+        self._lives[ref._entry.object_id] = actor_id
+        return ref
+
+    def keep(self, alive: ObjectRef[None]) -> None:
+        """Hold a ref of :meth:`new_life` as long as this process lives."""
+        self._kept.add(alive)
+
+    def let_go(self, object_id: str) -> None:
+        """No process has a handle any more (loop thread)."""
+        actor_id = self._lives.pop(object_id, None)
+        if actor_id is not None and self._runtime.running:
+            self._runtime.background.spawn(self._end_unheld(actor_id), name="actor-end")
+
+    async def _end_unheld(self, actor_id: str) -> None:
+        link = self._links.get(actor_id)
+        if link is None or link.dead is None:
+            with contextlib.suppress(StokerError):  # it ends with this process at the latest
+                await self.kill(actor_id, no_restart=True, reason="no handle to it is left")
+        self._links.pop(actor_id, None)
 
     async def kill(self, actor_id: str, *, no_restart: bool, reason: str) -> None:
         """End an actor, also one that is still being created."""

@@ -111,7 +111,7 @@ def create_actor(
     link.held = call  # a restart needs the arguments again
     if not options.name:
         runtime.call_soon(runtime.actors.begin_creation, link, creation.run())
-        return ActorHandle(info, owns=link.owned)
+        return ActorHandle(info, runtime.actors.new_life(actor_id) if link.owned else None)
     actor = None
     try:
         actor = runtime.run(creation.register(), _CREATE_S)

@@ -23,12 +23,15 @@ from stoker.runtime.serialization import pack
 from stoker.runtime.values import Values, drain
 from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter, ValueFuture
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Failed, Place, Resolved, Stored
+from stoker_wire.messages.data import Failed, Inline, Place, Resolved, Stored
 
 if TYPE_CHECKING:
     import concurrent.futures
 
     from stoker.runtime.runtime import Runtime
+
+ALIVE = Inline(pack(None, what="").data)
+"""The place of marks."""
 
 
 class Objects:
@@ -49,6 +52,12 @@ class Objects:
         """Return a ref to a new object that this process owns."""
         entry = self.table.create(object_id)
         return ObjectRef(entry)
+
+    def new_mark(self) -> ObjectRef[None]:
+        """Return a ref to an object without a value, for what lives while refs to it do."""
+        ref = self.new_ref(self._put_ids())
+        ref._entry.place = ALIVE
+        return ref
 
     def ref_died(self, entry: Entry) -> None:
         """One of the ref objects of an entry was collected (any thread, also a destructor)."""
@@ -255,4 +264,7 @@ class Objects:
         """Let go of what a removed entry held."""
         entry.children = ()
         if entry.owner is None:
+            if entry.place is ALIVE:
+                self._runtime.actors.let_go(entry.object_id)
+                return
             self.values.free(entry.place, entry.object_id)

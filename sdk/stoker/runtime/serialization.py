@@ -104,6 +104,11 @@ def note_ref(ref: Any) -> None:
         packer.refs.append(ref)
 
 
+def is_packing() -> bool:
+    """Return whether the refs inside of what this thread pickles are noted."""
+    return _threads.state.active is not None
+
+
 class _Notes:
     """Where refs are noted that are met while something is pickled."""
 
