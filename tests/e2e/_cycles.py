@@ -175,6 +175,8 @@ def left(cluster: Cluster, keeper: Any) -> dict[str, Any]:
     mine = {k: n for k, n in table_sizes(runtime()).items() if n}
     if mine.get("objects") == len(runtime().tasks.memo):
         del mine["objects"]
+    if len(runtime().actors.lives) != 1:  # the keeper's
+        mine["actors"] = len(runtime().actors.lives)
     found: dict[str, Any] = {"driver": mine, "arena": sorted(cluster.stored())}
     # The call that asks is the one that runs.
     theirs = [get(sizes_of_worker.remote()), get(keeper.sizes.remote())]
@@ -195,5 +197,6 @@ def nothing_left(cluster: Cluster, keeper: Any) -> None:
     try:
         until(is_clean, 10.0, "everything is let go")
     except TimeoutError:
-        raise AssertionError(f"still held: {last}") from None
+        kept = sorted(runtime().objects.table.entries)
+        raise AssertionError(f"still held: {last}; objects: {kept}") from None
     until(cluster.is_idle, 10.0, "all leases went back")

@@ -56,7 +56,7 @@ class ActorCalls:
         self._links: dict[str, ActorLink] = {}
         self._many = _LINKS
         self._submitted: deque[tuple[ActorLink, PendingTask]] = deque()
-        self._lives: dict[str, str] = {}
+        self.lives: dict[str, str] = {}
         """The ids of the actors that this process owns, by the object that lives as their handles do."""
         self._kept: set[ObjectRef[None]] = set()
         self.lines = ActorLines(runtime, self)
@@ -287,7 +287,7 @@ class ActorCalls:
         Each unsettled call holds one, wherever it was made.
         """
         ref = self._runtime.objects.new_mark()
-        self._lives[ref._entry.object_id] = actor_id
+        self.lives[ref._entry.object_id] = actor_id
         return ref
 
     def keep(self, alive: ObjectRef[None]) -> None:
@@ -296,7 +296,7 @@ class ActorCalls:
 
     def let_go(self, object_id: str) -> None:
         """No process has a handle any more (loop thread)."""
-        actor_id = self._lives.pop(object_id, None)
+        actor_id = self.lives.pop(object_id, None)
         if actor_id is not None and self._runtime.running:
             self._runtime.background.spawn(self._end_unheld(actor_id), name="actor-end")
 

@@ -26,7 +26,7 @@ def table_sizes(runtime: Runtime) -> dict[str, int]:
     borrowing, execution = runtime.objects.borrowing, runtime.execution
     loans = borrowing.loans
     sizes = {
-        "objects": len(runtime.objects.table),
+        "objects": len(runtime.objects.table) - len(runtime.actors.lives),
         "lent": sum(len(theirs) for theirs in loans.lent.values()),
         "borrowed": sum(len(mine) for mine in loans.borrowed.values()),
         "to announce": len(loans.fresh),
