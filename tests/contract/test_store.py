@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from typing import TYPE_CHECKING
 
 import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from stoker_gcs import schema
 from stoker_gcs.store.changes import Append, Change, Clash, Delete, Insert, Prefix, Update, Upsert
 from stoker_gcs.store.journal import Journal
 from stoker_gcs.store.opening import open_store
 from stoker_gcs.store.rows import task_of
+from stoker_gcs.store.statements import select
 from stoker_wire.background import Background
 from stoker_wire.messages.work import TaskRecord, TaskState
 from stoker_wire.spool import row_of
@@ -20,6 +24,7 @@ from tests.contract.gcs_support import migrate
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from stoker_gcs.store.changes import Condition
     from stoker_gcs.store.protocol import Store
     from stoker_wire.spool import TaskRow
 
@@ -221,6 +226,45 @@ async def test_ids_are_found_by_their_beginning(store: Store) -> None:
     await store.commit([Change(events=(told("w_1"), told("w_2"), told("x_1")))])
     rows = await store.select(schema.EVENTS, {"subject": Prefix("w_")}, columns=("subject",))
     assert [row["subject"] for row in rows] == ["w_1", "w_2"]
+
+
+def test_lists_and_prefixes_are_served_by_an_index() -> None:
+    connection = sqlite3.connect(":memory:")
+    for statement in schema.sqlite_ddl():
+        connection.execute(statement)
+
+    def plan(table: schema.Table, where: dict[str, Condition], **order: bool) -> str:
+        statement, parameters = select(table, where, (), 10, (), **order)
+        found = connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        return "; ".join(row[3] for row in found)
+
+    newest = {"arrival": True, "descending": True}
+    assert plan(schema.TASKS, {}, **newest) == "SCAN tasks"
+    of_job = plan(schema.TASKS, {"job_id": "job_1", "state": "FAILED"}, **newest)
+    assert of_job == "SEARCH tasks USING INDEX ix_tasks_job_id_state (job_id=? AND state=?)"
+    for table in (schema.TASKS, schema.JOBS, schema.ACTORS, schema.NODES):
+        searched = plan(table, {table.key[0]: Prefix("t_1")})
+        assert searched.startswith(f"SEARCH {table.name} USING INDEX"), searched
+        assert "TEMP B-TREE" not in searched
+    connection.close()
+
+
+async def test_postgres_serves_them_by_an_index_too(postgres_url: str) -> None:
+    await migrate(postgres_url)
+    engine = create_async_engine(postgres_url)
+    async with engine.connect() as connection:
+        await connection.exec_driver_sql("SET enable_seqscan = off")
+
+        async def plan(where: dict[str, Condition], **order: bool) -> str:
+            statement, parameters = select(schema.TASKS, where, (), 10, (), **order)
+            found = await connection.execute(text(f"EXPLAIN {statement}"), parameters)
+            return "\n".join(row[0] for row in found)
+
+        prefix = await plan({"task_id": Prefix("t_1")})
+        newest = await plan({}, arrival=True, descending=True)
+    await engine.dispose()
+    assert "tasks_pkey" in prefix and "Index Cond: ((task_id >=" in prefix, prefix
+    assert "Index Scan Backward using ix_tasks_rowid" in newest and "Sort" not in newest, newest
 
 
 async def test_events_are_numbered_in_order_and_can_be_forgotten(store: Store) -> None:

@@ -8,6 +8,7 @@ with ``--json`` that line is an object with ``code``, ``message`` and ``exit_cod
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -97,6 +98,10 @@ class Lazy(click.Group):
         **extra: Any,
     ) -> Any:
         """Run; with ``standalone_mode`` (a shell's call) errors become a line and an exit code."""
+        if "_STOKER_COMPLETE" in os.environ:
+            from stoker.cli.completion import register
+
+            register()
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except (click.ClickException, StokerError, click.Abort) as error:

@@ -8,7 +8,16 @@ import click
 
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client
-from stoker.cli.output import clock, duration, heading, print_json, print_table, resources, state
+from stoker.cli.output import (
+    clock,
+    duration,
+    heading,
+    print_json,
+    print_prose,
+    print_table,
+    resources,
+    state,
+)
 from stoker.cli.tables import Column
 
 if TYPE_CHECKING:
@@ -16,6 +25,7 @@ if TYPE_CHECKING:
 
     from stoker_wire.messages.control import Explanation, WaitingGroup
 
+TO_CHANGE = "to change that:"
 VERDICTS = (
     Column("node", "node"),
     Column("verdict", "verdict"),
@@ -54,13 +64,13 @@ def print_explanation(id_: str, told: Explanation) -> None:
     click.echo(f"{heading(id_)} is {state(told.state)}{waited}")
     # Of what has ended the summary may say no more than the line above.
     if told.summary and told.summary != f"job {told.subject} is {told.state}":
-        click.echo(f"  {told.summary}")
+        print_prose(told.summary)
     if told.demand is not None and told.demand.resources:
         click.echo(f"  asks for {resources(told.demand.resources)}")
     if told.queue_position is not None and "ahead in the queue" not in told.summary:
         click.echo(f"  {told.queue_position} ahead of it in the queue")
     if told.remedy:
-        click.echo(f"  {click.style('to change that:', fg='cyan')} {told.remedy}")
+        print_prose(told.remedy, label=TO_CHANGE)
     if told.waiting:
         click.echo(f"\n{heading('Waiting')}")
         print_groups(told.waiting)
@@ -82,11 +92,11 @@ def print_groups(groups: Iterable[WaitingGroup]) -> None:
     told = set()
     for group in groups:
         count = f"{group.count}{'' if group.count_exact else '+'}"
-        never = click.style(" can never run:", fg="red") if group.infeasible else ""
+        never = "can never run: " if group.infeasible else ""
         kind = "" if group.kind == "task" else f"{group.kind} "
-        click.echo(f"  {count} x {kind}{heading(group.name)}:{never} {group.cause}")
+        print_prose(f"{never}{group.cause}", label=f"{count} x {kind}{group.name}:")
         if group.remedy and group.remedy not in told:
             told.add(group.remedy)
-            click.echo(f"      {click.style('to change that:', fg='cyan')} {group.remedy}")
+            print_prose(group.remedy, label=TO_CHANGE, indent="      ")
         if group.example_id:
             click.echo(f"      more: stoker explain {group.example_id}")

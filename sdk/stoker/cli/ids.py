@@ -6,6 +6,7 @@ short deadline and says nothing when nobody answers.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -43,7 +44,12 @@ class Id(_StrType):
         from click.shell_completion import CompletionItem
 
         found = known_ids(ctx, incomplete, self._kinds)
-        return [CompletionItem(m.id, help=f"{m.state} {m.name}".strip()) for m in found]
+        return [CompletionItem(m.id, help=_about(m)) for m in found]
+
+
+def _about(match: IdMatch) -> str:
+    """Return state and name in one short line: what a shell reads ends at a line's end."""
+    return " ".join(f"{match.state} {match.name}".split())[:60]
 
 
 def known_ids(ctx: click.Context, incomplete: str, kinds: tuple[str, ...]) -> list[IdMatch]:
@@ -51,11 +57,13 @@ def known_ids(ctx: click.Context, incomplete: str, kinds: tuple[str, ...]) -> li
     found: list[IdMatch] = []
     try:
         client = client_of(ctx)
+        deadline_s = time.monotonic() + _COMPLETE_S
         for kind in kinds:
             stem = STEMS[kind]
+            left_s = max(deadline_s - time.monotonic(), 0.01)
             if stem.startswith(incomplete) or incomplete.startswith(stem):
                 prefix = max(incomplete, stem, key=len)
-                found += _ask(client, prefix, _COMPLETED, _COMPLETE_S).matches
+                found += _ask(client, prefix, _COMPLETED, left_s).matches
     except Exception:  # whatever is wrong, a shell that completes shows no error
         return found
     return found

@@ -41,12 +41,26 @@ def job() -> None:
 @click.option("--job-id", help="An id of your own; submitting it twice is an error.")
 @click.option("--metadata", multiple=True, metavar="K=V", help="Kept with the job; repeatable.")
 @click.option(
-    "--num-cpus", type=click.FloatRange(0), default=0.0, help="CPUs of the driver itself."
+    "--num-cpus",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="CPUs of the driver itself.",
 )
 @click.option(
-    "--num-gpus", type=click.FloatRange(0), default=0.0, help="GPUs of the driver itself."
+    "--num-gpus",
+    type=click.FloatRange(0),
+    default=0.0,
+    show_default=True,
+    help="GPUs of the driver itself.",
 )
-@click.option("--memory", type=Bytes(), default=0, help="Memory of the driver itself, as 8GiB.")
+@click.option(
+    "--memory",
+    type=Bytes(),
+    default=0,
+    show_default=True,
+    help="Memory of the driver itself, as 8GiB.",
+)
 @click.option("--output", "output_dir", metavar="DIR",
               help="At the end, copy what it wrote into $STOKER_JOB_OUTPUT_DIR to DIR.")  # fmt: skip
 @click.option("--no-wait", is_flag=True, help="Print the job's id and leave.")

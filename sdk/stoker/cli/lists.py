@@ -254,7 +254,8 @@ class Filter(_StrType):
         kind = field.removesuffix("_id")
         known: list[str] = []
         if field == "state":
-            known = [state for state in table.states if state.startswith(value.upper())]
+            states = [state.lower() for state in table.states] if value.islower() else table.states
+            known = [state for state in states if state.startswith(value)]
         elif kind in STEMS:
             known = [match.id for match in known_ids(ctx, value, (kind,))]
         return [CompletionItem(f"{field}={one}") for one in known]

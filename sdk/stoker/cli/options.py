@@ -77,13 +77,21 @@ def node_options(command: F) -> F:
             click.option(
                 "--host", metavar="ADDR", help="Address to listen on. [default: 127.0.0.1]"
             ),
-            click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 takes a free one."),
+            click.option(
+                "--port",
+                type=click.IntRange(0, 65535),
+                help="Port; 0 takes a free one. [default: STOKER_PORT, or 7600 with --head]",
+            ),
             click.option("--num-cpus", type=click.FloatRange(0), help="[default: as found]"),
             click.option("--num-gpus", type=click.FloatRange(0), help="[default: as found]"),
             click.option("--memory", type=Bytes(), help="Such as 8GiB. [default: as found]"),
             click.option("--resources", metavar="JSON", help="""Such as '{"disk": 2}'."""),
             click.option("--labels", metavar="JSON", help="""Such as '{"zone": "a"}'."""),
-            click.option("--session-dir", metavar="DIR", help="Folder for logs, sockets, state."),
+            click.option(
+                "--session-dir",
+                metavar="DIR",
+                help="Folder for logs, sockets, state. [default: a new one for each start]",
+            ),
         ]
     ):
         command = option(command)

@@ -72,6 +72,25 @@ def _coloured(cell: str, *, head: bool) -> str:
     return click.style(text, fg=colour) + cell[len(text) :] if colour else cell
 
 
+def print_prose(text: str, *, label: str = "", indent: str = "  ") -> None:
+    """Print a sentence: on a terminal in lines of its width, behind ``label``, with an indent."""
+    import textwrap
+
+    width = terminal_width()
+    whole = f"{label} {text}" if label else text
+    lines = [whole]
+    if width is not None:
+        room = max(width - len(indent), 20)
+        # Ids and paths stay whole, so that they can be copied.
+        lines = textwrap.wrap(
+            whole, room, break_long_words=False, break_on_hyphens=False, subsequent_indent="  "
+        )
+    if label and lines[0].startswith(label):
+        lines[0] = click.style(label, fg="cyan") + lines[0][len(label) :]
+    for line in lines:
+        click.echo(indent + line)
+
+
 def terminal_width() -> int | None:
     """How many cells a line has; None if this is no terminal. ``COLUMNS`` overrides it."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -14,11 +16,10 @@ from click.testing import CliRunner
 
 from stoker.cli import root
 from stoker.cli.options import Bytes
-from stoker.cli.output import duration, nbytes, print_table, resources
+from stoker.cli.output import duration, nbytes, print_prose, print_table, resources
+from stoker_wire.errors import StartError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from click.testing import Result
 
 
@@ -142,11 +143,31 @@ def test_json_of_the_job_s_own_program_is_none_of_ours() -> None:
     assert stoker(*args).output.startswith("error: ")
 
 
+def test_prose_is_folded_on_a_terminal_and_ids_stay_whole(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "on n_df97c8a18dd3c297: leases on the node must end until 1 CPU is free"
+    print_prose(text, label="to change that:")
+    assert capsys.readouterr().out == f"  to change that: {text}\n", "a pipe gets one line"
+    monkeypatch.setattr("stoker.cli.output.terminal_width", lambda: 40)
+    print_prose(text, label="to change that:")
+    assert capsys.readouterr().out.splitlines() == [
+        "  to change that: on n_df97c8a18dd3c297:",
+        "    leases on the node must end until 1",
+        "    CPU is free",
+    ]
+
+
 def test_a_token_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(
-        "stoker._address.resolve", lambda address, token: seen.append(token) or 1 / 0
-    )
+    seen: list[str | None] = []
+
+    def resolve(address: str | None, token: str | None) -> None:
+        seen.append(token)
+        raise StartError("not today")
+
+    # Both are there before either is changed, as one imports from the other.
+    for module in [importlib.import_module(name) for name in ("stoker._address", "stoker.jobs")]:
+        monkeypatch.setattr(module, "resolve", resolve)
     (tmp_path / "token").write_text("from-the-file\n")
     (tmp_path / "token").chmod(0o600)
     for command in (["status"], ["job", "status", "job_1"], ["start", "--address", "http://x"]):
@@ -172,6 +193,35 @@ def test_fields_and_states_of_filters_are_completed() -> None:
     assert completed("list", "tasks", "--filter", "n") == {"name=", "node_id="}
     assert completed("list", "tasks", "--filter", "state=F") == {"state=FINISHED", "state=FAILED"}
     assert completed("explain", "job_") == set(), "nobody answers, and nothing is said"
+
+
+def test_bash_completes_words_with_an_equals_sign() -> None:
+    """With readline's own function: it ends words at each of them."""
+    stoker = Path(sys.executable).with_name("stoker")
+    program = (
+        f'eval "$(_STOKER_COMPLETE=bash_source {stoker})"\n'
+        'for line in "$@"; do\n'
+        "    COMP_LINE=$line COMP_POINT=${#line} COMPREPLY=()\n"
+        f"    _stoker_completion {stoker}\n"
+        '    echo "${COMPREPLY[*]}"\n'
+        "done\n"
+    )
+    lines = {
+        "stoker list tasks --filter n": "name= node_id=",
+        "stoker list tasks --filter state=F": "FINISHED FAILED",
+        "stoker list tasks --filter state=f": "finished failed",
+        "stoker list tasks --filter=state=Q": "QUEUED",
+        "stoker list tasks --filter=na": "name=",
+        "stoker sto": "stop",
+        "stoker job ": "submit list status logs stop",
+    }
+    shown = subprocess.run(
+        ["bash", "--norc", "-c", program, "bash", *lines],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found = dict(zip(lines, shown.stdout.splitlines(), strict=True))
+    assert set(found.pop("stoker job ").split()) >= set(lines.pop("stoker job ").split())
+    assert found == lines
 
 
 def test_stop_with_nothing_to_stop_is_no_error() -> None:
