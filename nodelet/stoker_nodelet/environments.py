@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from stoker_nodelet.jobfolders import JobFolders, copy_private
 from stoker_wire.background import Background
-from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError
+from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError, StokerError
 
 if TYPE_CHECKING:
     from stoker_wire.messages.common import RuntimeEnv
@@ -111,8 +111,15 @@ class Environments:
         async def copy() -> None:
             await asyncio.to_thread(copy_private, await self._package(package), path)
 
-        if not path.exists():
-            await self._built(path, copy)
+        try:
+            if not path.exists():
+                await self._built(path, copy)
+        except OSError as error:
+            if isinstance(error, StokerError):  # of the download, which may be tried again
+                raise
+            raise RuntimeEnvSetupError(
+                f"working_dir: it cannot be copied to {path} for {job_id}: {error}"
+            ) from None
         return path
 
     async def _unpack(self, package: str, path: Path) -> None:

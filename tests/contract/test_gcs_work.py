@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -18,6 +19,7 @@ from stoker_wire.errors import (
 )
 from stoker_wire.messages.cluster import (
     Demand,
+    RegisteredNode,
     WorkerExit,
     WorkersExited,
 )
@@ -32,8 +34,10 @@ from stoker_wire.messages.work import (
     CreateActor,
     FinishJob,
     Job,
+    JobOutput,
     JobState,
     KillActor,
+    NodeOutput,
     ReportActor,
     ReportTasks,
     SubmitJob,
@@ -41,9 +45,15 @@ from stoker_wire.messages.work import (
     TaskRecord,
     TaskState,
 )
-from tests.contract.gcs_support import attach, eventually, register
+from stoker_wire.server import Request, Service, bytes_response
+from stoker_wire.settings import Settings
+from tests.contract.gcs_support import FAST, TOKEN, a_node, attach, eventually, gcs, register
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from aiohttp import web
+
     from stoker_gcs.service import Running
     from stoker_wire.client import Client
     from tests.contract.gcs_support import FakeScheduler
@@ -126,6 +136,68 @@ async def test_a_driver_that_ends_before_its_start_is_known_says_where_its_log_l
     done = await client.call("POST", f"/v1/jobs/{job.job_id}/finish", body, reply=Job)
     assert (done.state, done.exit_code, done.node_id) == (JobState.SUCCEEDED, 0, "n_1")
     fake.held_back.set()
+
+
+@asynccontextmanager
+async def a_nodelet(client: Client, node_id: str, *, shared: bool = False) -> AsyncIterator[None]:
+    """A node that has output of each job: one file, which says whose it is."""
+    service = Service("nodelet", Settings(), token=TOKEN)
+
+    async def output(_: Request) -> NodeOutput:
+        return NodeOutput(node_id=node_id, path="/there", files=1, nbytes=3, shared=shared)
+
+    async def archive(req: Request) -> web.StreamResponse:
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"tar of "
+            yield node_id.encode()
+
+        return await bytes_response(req, parts(), "application/x-tar")
+
+    path = "/v1/jobs/{job_id}/output"
+    service.route("GET", path, output, reply=NodeOutput, summary="output")
+    service.route("GET", f"{path}.tar", archive, stream=True, summary="archive")
+    await service.start("127.0.0.1")
+    service.ready()
+    node = a_node(node_id, service.url)
+    await client.call("POST", "/v1/nodes", node, reply=RegisteredNode)
+    try:
+        yield
+        await client.call("POST", f"/v1/nodes/{node_id}/leave", {"incarnation": 1})
+    finally:
+        await service.stop(0.2)
+
+
+async def test_output_is_found_on_the_nodes_that_live_and_told_where_it_is_lost(
+    sqlite_url: str,
+) -> None:
+    patient = msgspec.structs.replace(FAST, suspect_after_s=60.0, dead_after_s=90.0)
+    async with gcs(sqlite_url, settings=patient) as (_, client):
+        job = await client.call("POST", "/v1/jobs", SubmitJob(entrypoint="true"), reply=Job)
+        ended = FinishJob(state=JobState.SUCCEEDED, exit_code=0, node_id="n_2")
+        await client.call("POST", f"/v1/jobs/{job.job_id}/finish", ended, reply=Job)
+        path = f"/v1/jobs/{job.job_id}/output"
+
+        async def nodes_of(path: str) -> list[str]:
+            found = await client.call("GET", path, reply=JobOutput)
+            return [*(node.node_id for node in found.nodes), found.lost]
+
+        async with a_nodelet(client, "n_1"):
+            async with a_nodelet(client, "n_2"):
+                assert await nodes_of(path) == ["n_2", "n_1", ""], "the driver's node first"
+                assert await client.call("GET", f"{path}.tar", raw=True) == b"tar of n_2"
+                query = {"node_id": "n_1"}
+                other = await client.call("GET", f"{path}.tar", query=query, raw=True)
+                assert other == b"tar of n_1"
+            first, lost = await nodes_of(path)
+            assert first == "n_1"
+            assert "n_2 is dead" in lost
+        with pytest.raises(NotFoundError, match=r"n_2 is dead.*STOKER_JOB_OUTPUT_ROOT"):
+            await client.call("GET", f"{path}.tar", raw=True)
+        with pytest.raises(NotFoundError, match="job_unknown"):
+            await nodes_of("/v1/jobs/job_unknown/output")
+        async with a_nodelet(client, "n_3", shared=True), a_nodelet(client, "n_4", shared=True):
+            # What all nodes share is listed once, and outlives the driver's node.
+            assert await nodes_of(path) == ["n_3", ""]
 
 
 async def test_stopping_a_job_tells_its_driver(client: Client) -> None:

@@ -1,84 +1,198 @@
-"""The compose file on a real engine: build, start, submit the demo, read it back, take it down.
+"""The compose file on a real engine: the chapter of README.md on containers, typed as it stands, and more.
 
 Runs where a container engine answers (or where ``STOKER_TEST_ENGINE`` names a command that brings
-one up); slow, because it builds the image.
+one up); slow, because it builds the image. Uses ``docker compose`` (v2) where there is one, else
+``docker-compose`` (v1), as ``make up`` does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import secrets
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker._http import HttpClient
 from stoker.exceptions import StokerError
 from stoker.jobs import JobSubmissionClient
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.control import Page
 from tests.services import ReservedPort, until
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 REPO = Path(__file__).resolve().parents[2]
-BUILD_S, UP_S, JOB_S, DOWN_S = 1500, 240, 400, 120
+BUILD_S, UP_S, JOB_S, DOWN_S = 1500, 300, 900, 120
+(PAGE,) = re.findall(
+    r"^## In containers\n+```sh\n(.*?)^```", (REPO / "README.md").read_text(), re.M | re.S
+)
+LEFT_OUT = shutil.ignore_patterns(".*", "__pycache__", "tests", "benchmarks", "docs", "runs")
+COMPOSES = [
+    command
+    for command in (("docker", "compose"), ("docker-compose",))
+    if shutil.which(command[0])
+    and subprocess.run([*command, "version"], capture_output=True, check=False).returncode == 0
+]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(BUILD_S + UP_S + JOB_S + DOWN_S)]
 
 
-def compose(project: str, env: dict[str, str], *arguments: str, timeout_s: float) -> str:
-    """Run docker-compose; its output is the error's text if it fails."""
-    done = subprocess.run(
-        ["docker-compose", "-p", project, *arguments],
-        cwd=REPO, env={**os.environ, **env}, capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, (
-        f"docker-compose {' '.join(arguments)}:\n{done.stdout}\n{done.stderr}"
-    )
-    return done.stdout
+@dataclass
+class Cluster:
+    """A clone of the repository in which ``make up`` was typed, and a client of what it started."""
+
+    clone: Path
+    environ: dict[str, str]
+    said: str = ""
+
+    def run(self, line: str, timeout_s: float = UP_S) -> str:
+        """Run a line in the clone; its output is the error's text if it fails."""
+        done = subprocess.run(
+            ["bash", "-c", f"set -e -o pipefail\n{line}"], cwd=self.clone, env=self.environ,
+            capture_output=True, text=True, timeout=timeout_s, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{line}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def containers(self, service: str) -> list[str]:
+        """The ids of a service's containers."""
+        return self.run(f"{shlex.join(COMPOSES[0])} ps -q {service}").split()
+
+    @property
+    def client(self) -> JobSubmissionClient:
+        return JobSubmissionClient(self.environ["STOKER_ADDRESS"], self.environ["STOKER_TOKEN"])
+
+    def nodes(self) -> dict[str, Node]:
+        """The nodes that live, by URL; none while the gcs does not answer."""
+        try:
+            page = self.client.http.call("GET", "/v1/nodes", reply=Page[Node], timeout_s=5)
+        except StokerError:
+            return {}
+        return {node.url: node for node in page.items if node.state is NodeState.ALIVE}
 
 
-def alive_nodes(url: str, token: str) -> int:
-    """Return how many nodes are alive; 0 while the gcs does not answer."""
-    try:
-        nodes = HttpClient(url, token=token).call("GET", "/v1/nodes", reply=Page[Node], timeout_s=5)
-    except StokerError:
-        return 0
-    return sum(node.state is NodeState.ALIVE for node in nodes.items)
-
-
-@pytest.fixture
-def cluster() -> Iterator[JobSubmissionClient]:
-    """A whole cluster in containers: redis, postgres, gcs, scheduler, two nodelets."""
-    command = os.environ.get("STOKER_TEST_ENGINE")
-    if command:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """What the first lines of the page start."""
+    if command := os.environ.get("STOKER_TEST_ENGINE"):
         subprocess.run(shlex.split(command), check=True, timeout=BUILD_S)
-    project, port = f"stokertest{secrets.token_hex(4)}", ReservedPort()
-    env = {
-        "STOKER_TOKEN": secrets.token_hex(16),
-        "STOKER_DB_PASSWORD": secrets.token_hex(16),
-        "STOKER_PUBLISH_PORT": str(port),
-    }
-    try:
-        compose(project, env, "build", timeout_s=BUILD_S)
-        compose(project, env, "up", "-d", timeout_s=UP_S)
-        url = f"http://127.0.0.1:{port}"
-        until(lambda: alive_nodes(url, env["STOKER_TOKEN"]) == 2, UP_S, "both nodelets have joined")
-        yield JobSubmissionClient(url, token=env["STOKER_TOKEN"])
-    finally:
-        sys.stdout.write(compose(project, env, "logs", "--tail", "40", timeout_s=DOWN_S))
-        compose(project, env, "down", "-v", "--timeout", "5", timeout_s=DOWN_S)
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(BUILD_S + UP_S + JOB_S + DOWN_S)
-def test_the_demo_trains_on_a_cluster_in_containers(cluster: JobSubmissionClient) -> None:
-    job_id = cluster.submit_job(
-        entrypoint="python train_gpt.py --steps 6 --batch 8 --block 32 --workers 2",
-        runtime_env={"working_dir": str(REPO / "examples")},
+    assert COMPOSES, "the engine answers, but there is no docker compose"
+    clone = tmp_path_factory.mktemp("engine") / "clone"
+    shutil.copytree(REPO, clone, ignore=LEFT_OUT)
+    shutil.copy(REPO / ".dockerignore", clone)
+    port = ReservedPort()
+    made = Cluster(
+        clone,
+        {
+            **{k: v for k, v in os.environ.items() if not k.startswith("STOKER_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "COMPOSE_PROJECT_NAME": f"stokertest{secrets.token_hex(4)}",
+            "STOKER_PUBLISH_PORT": str(port),
+        },
     )
-    job = cluster.wait(job_id, timeout_s=JOB_S)
-    log = cluster.get_job_logs(job_id)
-    assert job.state == "SUCCEEDED", log
-    assert "loss" in log
+    up, export, *_ = PAGE.splitlines()
+    try:
+        made.said = made.run(up, BUILD_S)
+        shown = made.run(f"{export.replace('7600', str(port))}; env | grep '^STOKER_'")
+        made.environ |= dict(line.split("=", 1) for line in shown.splitlines())
+        until(lambda: len(made.nodes()) == 3, UP_S, "all nodelets have joined")
+        yield made
+    finally:
+        compose = shlex.join(COMPOSES[0])
+        with contextlib.suppress(AssertionError):
+            sys.stdout.write(made.run(f"{compose} logs --tail 40", DOWN_S))
+        made.run("make down", DOWN_S)
+        made.run(f"{compose} down --volumes --timeout 5", DOWN_S)
+
+
+@pytest.mark.parametrize("command", COMPOSES, ids=" ".join)
+def test_each_compose_takes_the_file(command: tuple[str, ...]) -> None:
+    secret = {"STOKER_TOKEN": "t", "STOKER_DB_PASSWORD": "p"}
+    shown = subprocess.run(
+        [*command, "config"], cwd=REPO, env={**os.environ, **secret}, capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert "nodelet:" in shown.stdout
+
+
+def test_the_page_says_what_make_says(cluster: Cluster) -> None:
+    (export,) = (line for line in PAGE.splitlines() if line.startswith("export "))
+    assert export in cluster.said.replace(cluster.environ["STOKER_PUBLISH_PORT"], "7600")
+    assert "make down" in cluster.said
+    assert (cluster.clone / ".env").stat().st_mode & 0o077 == 0
+    warned = cluster.run("set -a; . ./.env; set +a; stoker list nodes 2>&1")
+    assert "names no setting" not in warned
+
+
+def test_a_job_over_three_nodes_leaves_its_output(cluster: Cluster) -> None:
+    nodes = cluster.nodes()
+    assert len({node.hostname for node in nodes.values()}) == len(nodes) == 3
+    (submit,) = (line for line in PAGE.splitlines() if line.startswith("stoker job submit"))
+    cluster.run(
+        submit.replace("--steps 20", "--steps 5 --batch 8 --block 32 --timeout-s 300"), JOB_S
+    )
+    assert list((cluster.clone / "results").rglob("checkpoint*"))
+    # What was written outlives the node it was written on.
+    job = cluster.client.list_jobs()[-1]
+    (container,) = (
+        found
+        for found in cluster.containers("nodelet")
+        if next(n for n in nodes.values() if n.node_id == job.node_id).hostname in found
+    )
+    cluster.run(f"docker stop {container}")
+    assert cluster.client.download_job_output(job.job_id, cluster.clone / "again")
+    cluster.run(f"docker start {container}")
+    until(lambda: len(cluster.nodes()) == 3, UP_S, "the node is back")
+
+
+def test_a_nodelet_that_was_killed_comes_back(cluster: Cluster) -> None:
+    before = {node.node_id for node in cluster.nodes().values()}
+    container = cluster.containers("nodelet")[0]
+    cluster.run(f"docker kill --signal KILL {container}; docker start {container}")
+    until(
+        lambda: len({node.node_id for node in cluster.nodes().values()} - before) == 1,
+        UP_S,
+        "it has registered anew, at its old address or another",
+    )
+    until(lambda: len(cluster.nodes()) == 3, UP_S, "three nodes live")
+
+
+def test_a_second_node_of_the_same_name_is_refused_with_the_fix(cluster: Cluster) -> None:
+    taken = next(iter(cluster.nodes())).split("//")[1].split(":")[0]
+    compose = shlex.join(COMPOSES[0])
+    one = cluster.run(
+        f"{compose} run -d --no-deps -e STOKER_ADVERTISE_HOST={taken} nodelet"
+    ).split()[-1]
+    try:
+        until(
+            lambda: "set STOKER_ADVERTISE_HOST" in cluster.run(f"docker logs {one} 2>&1"),
+            UP_S,
+            "it says why it is refused",
+        )
+        assert len(cluster.nodes()) == 3
+    finally:
+        cluster.run(f"docker rm -f {one}")
+
+
+def test_the_image_is_healthy_as_a_head_of_its_own(cluster: Cluster) -> None:
+    one = cluster.run("docker run -d stoker:local stoker start --head --block").strip()
+    try:
+        until(
+            lambda: cluster.run(
+                f"docker inspect -f '{{{{.State.Health.Status}}}}' {one}"
+            ).strip() == "healthy",
+            UP_S,
+            "its health check passes",
+            interval_s=1.0,
+        )  # fmt: skip
+    finally:
+        cluster.run(f"docker rm -f {one}")

@@ -6,19 +6,24 @@ import asyncio
 import io
 import os
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from stoker._outputs import unpack
 from stoker_nodelet import jobfolders
+from stoker_nodelet.environments import Environments
 from stoker_nodelet.jobfolders import JobFolders, copy_private
+from stoker_wire.background import Background
 from stoker_wire.errors import (
     BadRequestError,
     NotFoundError,
     PayloadTooLargeError,
+    RuntimeEnvSetupError,
     UnavailableError,
 )
+from stoker_wire.messages.common import RuntimeEnv
 
 
 async def archive_of(folders: JobFolders, job_id: str) -> bytes:
@@ -38,6 +43,29 @@ def test_a_copy_shares_no_file_with_its_source(tmp_path: Path) -> None:
     with copied.open("r+b") as file:
         file.write(b"changed in place")
     assert not (source / "deep" / "tool").read_bytes().startswith(b"changed")
+
+
+async def test_a_disk_without_room_for_the_copy_fails_the_job_with_the_reason(
+    tmp_path: Path,
+) -> None:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("main.py", "print(1)")
+
+    async def download(_: str) -> bytes:
+        return packed.getvalue()
+
+    background = Background("test")
+    folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
+    environments = Environments(tmp_path / "env", download, background, folders)
+    wanted = RuntimeEnv(working_dir="a" * 64)
+    first, second = [await environments.prepare(wanted, job_id) for job_id in ("job_1", "job_2")]
+    assert first.cwd != second.cwd
+    assert os.listdir(first.cwd) == os.listdir(second.cwd) == ["main.py"]
+    open(tmp_path / "jobs" / "job_3", "w").close()  # noqa: ASYNC230
+    with pytest.raises(RuntimeEnvSetupError, match=r"working_dir.*job_3"):
+        await environments.prepare(wanted, "job_3")
+    await background.close()
 
 
 async def test_a_folder_goes_some_time_after_its_job_but_not_under_a_process(

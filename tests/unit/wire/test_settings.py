@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.settings import Settings
+from stoker_wire.settings import COMPOSE, Settings
 
 
 def test_values_are_read_with_their_types() -> None:
@@ -68,6 +70,13 @@ def test_an_unknown_variable_is_warned_of_with_the_nearest(
     assert settings.unknown == ("STOKER_GCS_ULR",)
     assert "did you mean STOKER_GCS_URL?" in caplog.text
     assert "SEED" not in caplog.text
+
+
+def test_what_the_compose_file_reads_is_known_to_every_command() -> None:
+    text = (Path(__file__).parents[3] / "docker-compose.yml").read_text()
+    read = set(re.findall(r"\$\{(STOKER_\w+)", text))
+    assert read >= COMPOSE
+    assert Settings.from_env(dict.fromkeys(read, "7")).unknown == ()
 
 
 def test_an_unknown_argument_names_the_nearest() -> None:
