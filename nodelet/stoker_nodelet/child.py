@@ -12,6 +12,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
+from stoker_wire.search_path import take_over
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -81,8 +83,7 @@ def _be_a_fresh_interpreter(request: dict[str, Any]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     gc.enable()
-    paths = [path for path in request["sys_path"] if path not in sys.path]
-    sys.path[:0] = paths
+    take_over(request["sys_path"])
     if "random" in sys.modules:
         sys.modules["random"].seed()
     if "numpy.random" in sys.modules:

@@ -94,7 +94,8 @@ def driver_request(identity: Identity, worker_id: str, order: Order) -> ForkRequ
     if driver is None:
         raise BadRequestError(f"{order.lease.lease_id} has no entrypoint", field="worker.driver")
     environment = order.environment
-    path = os.pathsep.join((*environment.sys_path, os.environ.get("PYTHONPATH", ""))).strip(":")
+    parts = (*environment.sys_path, os.environ.get("PYTHONPATH", ""))
+    path = os.pathsep.join(part for part in parts if part)
     variables = {
         "PYTHONUNBUFFERED": "1",
         **order.variables(identity),

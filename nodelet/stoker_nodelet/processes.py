@@ -154,6 +154,7 @@ class Processes:
             node_id=self.identity.node_id,
             lease=order.lease if order else None,
             actor=order.spec.actor if order else None,
+            runtime_env=order.spec.runtime_env if order else None,
             arena_dir=str(self.identity.arena_dir),
             env_vars=order.variables(self.identity) if order is not None and late else {},
             sys_path=environment.sys_path if environment else (),

@@ -242,19 +242,22 @@ def _driver_env(
     runtime_env: Mapping[str, Any] | None,
     settings: Settings,
 ) -> RuntimeEnv:
-    """Return the job's environment: what the user gave and, on this machine, where its code lies."""
+    """Return the job's environment: what the user gave and, on this machine, where its code lies.
+
+    That is this process's ``sys.path`` as it is now, whichever way Python was started.
+    """
     import msgspec
+
+    from stoker_wire import search_path
 
     made = runtime.uploaded_env(runtime_env)
     if node is None or settings.job_id or made.working_dir:
         return made
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    folder = os.path.dirname(os.path.abspath(main_file)) if main_file else ""
     try:
         cwd = os.getcwd()
     except FileNotFoundError:
         cwd = ""
-    paths = tuple(dict.fromkeys(p for p in (folder, cwd) if p))
+    paths = search_path.told(sys.path, search_path.own_folders(), cwd)
     return msgspec.structs.replace(made, sys_path=paths, cwd=cwd or None)
 
 

@@ -110,8 +110,5 @@ def _path(key: str, namespace: str | None) -> str:
 
 def _namespace(namespace: str | None) -> str:
     if namespace is None:
-        found = runtime()
-        if not found.namespace:
-            found.runtime_env_of(None)  # a worker reads its job, and so its namespace, when needed
-        namespace = found.namespace
+        namespace = runtime().namespace
     return quote(namespace, safe="")

@@ -7,7 +7,6 @@ thread at import. ``prepare`` is called once there too.
 from __future__ import annotations
 
 import os
-import sys
 
 import msgspec
 from aiohttp import web
@@ -28,6 +27,7 @@ from stoker_wire.loops import loop_factory
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Empty
 from stoker_wire.problems import problem_of
+from stoker_wire.search_path import take_over
 from stoker_wire.settings import Settings
 
 _REGISTER_S = 30.0
@@ -120,14 +120,12 @@ class _Worker:
     def _apply(self, setup: WorkerSetup) -> None:
         lease = setup.lease
         os.environ.update(setup.env_vars)
-        for path in reversed(setup.sys_path):
-            if path not in sys.path:
-                sys.path.insert(0, path)
+        take_over(setup.sys_path)
         if setup.cwd and os.path.isdir(setup.cwd):
             os.chdir(setup.cwd)
         if lease is None:
             return
-        self._execution.take_lease(lease)
+        self._execution.take_lease(lease, setup.runtime_env)
         if setup.actor is not None and self._execution.actor is None:
             payload = msgspec.msgpack.decode(setup.actor.payload, type=ActorPayload)
             self._execution.become(ActorHost(self._execution, setup.actor, payload))

@@ -283,3 +283,29 @@ def test_idle_workers_serve_a_new_class_at_once(driver: Callable[..., Any]) -> N
         STOKER_LEASE_IDLE_S="600",
     )
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+def test_nested_work_has_its_parents_environment_and_its_own_variables_win() -> None:
+    @stoker.remote(num_cpus=0)
+    def see() -> dict[str, str | None]:
+        import os
+
+        return {name: os.environ.get(name) for name in ("A", "B", "C")}
+
+    @stoker.remote(num_cpus=0)
+    class Nested:
+        def see(self) -> list[Any]:
+            own = see.options(runtime_env={"env_vars": {"B": "of the call", "C": "3"}})
+            return stoker.get([see.remote(), own.remote()])
+
+    @stoker.remote(num_cpus=0)
+    def parent() -> list[Any]:
+        nested = Nested.options(runtime_env={"env_vars": {"B": "of the actor"}}).remote()
+        return [*stoker.get([see.remote(), nested.see.remote()])]
+
+    env = {"env_vars": {"A": "1", "B": "of the task"}}
+    mine, (in_actor, own) = get(parent.options(runtime_env=env).remote())
+    assert mine == {"A": "1", "B": "of the task", "C": None}
+    assert in_actor == {"A": "1", "B": "of the actor", "C": None}
+    assert own == {"A": "1", "B": "of the call", "C": "3"}
+    assert get(see.remote()) == {"A": None, "B": None, "C": None}

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _LOG_LINES = 20
+_HEAVY_X = {"dev", "importtime", "tracemalloc", "showrefcount", "perf", "frozen_modules"}
 # They name the cluster that this process belongs to; a cluster of its own must not inherit them.
 _FOREIGN = (
     "STOKER_ADDRESS", "STOKER_GCS_URL", "STOKER_JOB_ID", "STOKER_NODE_ID", "STOKER_PORT",
@@ -272,7 +273,9 @@ def _spawn(
     session = (
         prepare(Path(session_dir).absolute()) if session_dir else new_session(session_root(env))
     )
-    command = [sys.executable, "-P", "-m", "stoker.launch", mode, "--session-dir", str(session)]
+    flags = _interpreter_flags() if embedded else []
+    command = [sys.executable, *flags, "-P", "-m", "stoker.launch", mode]
+    command += ["--session-dir", str(session)]
     for name, value in options.items():
         if value is not None:
             command += [f"--{name}", str(value)]
@@ -299,6 +302,23 @@ def _spawn(
     for fd in passed:
         os.close(fd)
     return LocalCluster(proc, session, mode, ready_r, lifeline_w)
+
+
+def _interpreter_flags() -> list[str]:
+    """Return the flags that this Python was started with and that its workers shall have.
+
+    Not ``-S``, without which nothing of ours is found, and no ``-X`` that slows or traces the head.
+    """
+    given = iter(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+    flags: list[str] = []
+    for flag in given:
+        if flag == "-X":
+            option = next(given)
+            if option.partition("=")[0] not in _HEAVY_X:
+                flags += [flag, option]
+        elif flag not in ("-S", "-v", "-d"):
+            flags.append(flag)
+    return flags
 
 
 def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:

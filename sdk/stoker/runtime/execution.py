@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from stoker.runtime.invocation import Outcome
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
+    from stoker_wire.messages.common import RuntimeEnv
 
 _LONG_S = 0.1
 _SPENT_S = 5.0
@@ -138,11 +139,11 @@ class Execution:
         self._stopped = True
         self._inbox.put(None)
 
-    def take_lease(self, lease: Lease) -> None:
-        """Another lease has this worker (loop thread)."""
+    def take_lease(self, lease: Lease, env: RuntimeEnv | None) -> None:
+        """Another lease, with this environment, has this worker (loop thread)."""
         self.lease = lease
         self._told_blocked = False
-        self.runtime.work_for(lease.job_id)
+        self.runtime.work_for(lease.job_id, env)
 
     def begin(self) -> None:
         """This worker knows what it is: take the calls that came before that (loop thread)."""

@@ -111,6 +111,7 @@ class Runtime:
         self.execution: Execution | None = None
         self.driver: Driver | None = None
         self._job_env: RuntimeEnv | None = None
+        self._lease_env: RuntimeEnv | None = None
         self.loop = new_loop()
         self.function_cache: dict[str, Any] = {}
         self._awake = False
@@ -266,18 +267,22 @@ class Runtime:
             incarnation=actor.incarnation if actor is not None else 0,
         )
 
-    def work_for(self, job_id: str) -> None:
-        """This worker has a lease of ``job_id`` now, of which it asks for more when it must."""
+    def work_for(self, job_id: str, env: RuntimeEnv | None) -> None:
+        """This worker has a lease of ``job_id`` now; what it starts inherits the lease's ``env``.
+
+        Of the job it asks for more when it must.
+        """
+        self._lease_env = env
         if job_id != self.job_id:
             self.job_id, self._namespace, self._job_env = job_id, "", None
 
     @property
     def namespace(self) -> str:
         """The namespace of the job's named actors (not on the loop thread of a worker)."""
-        self._own_env()
+        self._env_of_job()
         return self._namespace
 
-    def _own_env(self) -> RuntimeEnv:
+    def _env_of_job(self) -> RuntimeEnv:
         if self._job_env is None:
             lease = self.execution.lease if self.execution is not None else None
             actor_id = lease.actor_id if lease is not None else ""
@@ -286,8 +291,12 @@ class Runtime:
         return self._job_env
 
     def runtime_env_of(self, user: Any) -> RuntimeEnv:
-        """Return the environment for a task or actor: the job's, with what its options add."""
-        base = self._own_env()
+        """Return the environment of a task or actor that this process starts.
+
+        What its options do not name it has from the task or actor that starts it, in a driver from
+        the job. Variables are merged by name, ``py_modules`` and ``kernels`` are added.
+        """
+        base = self._lease_env or self._env_of_job()
         if not user:
             return base
         made = self.uploaded_env(user)

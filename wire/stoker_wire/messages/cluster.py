@@ -334,14 +334,16 @@ class WorkerSetup(Record):
     """What a registered worker is told: who it is and, for an actor, what it becomes.
 
     The reply to its registration, and the body of ``POST <worker>/v1/assign`` for a worker of the
-    pool. ``env_vars``, ``sys_path`` (in front) and ``cwd`` (empty: stay) are to be applied before
-    any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty where the fork applied them.
+    pool. ``env_vars``, ``sys_path`` (see ``stoker_wire.search_path``) and ``cwd`` (empty: stay) are to
+    be applied before any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty where the fork
+    applied them. ``runtime_env`` is that of the lease: what the worker starts inherits it.
     """
 
     worker_id: str
     node_id: str
     lease: Lease | None = None
     actor: ActorSpec | None = None
+    runtime_env: RuntimeEnv | None = None
     arena_dir: str = ""
     env_vars: dict[str, str] = {}
     sys_path: tuple[str, ...] = ()
