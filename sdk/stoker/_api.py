@@ -30,13 +30,16 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
     ``GetTimeoutError`` after ``timeout`` seconds, which says what the missing ones wait for.
     Arrays from shared memory are read-only views.
     """
-    if isinstance(refs, ObjectRef):
-        return runtime().objects.get((refs,), timeout)[0]
     if isinstance(refs, ObjectRefGenerator):
         raise BadRequestError(
             "get() of a generator: iterate over it and get() each ref", field="refs"
         )
-    return runtime().objects.get(_refs(refs, "get"), timeout)
+    try:
+        if isinstance(refs, ObjectRef):
+            return runtime().objects.get((refs,), timeout)[0]
+        return runtime().objects.get(_refs(refs, "get"), timeout)
+    except KeyboardInterrupt as stop:
+        raise stop.with_traceback(None)  # noqa: B904 (it says what was waited for; our frames do not)
 
 
 def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
@@ -81,7 +84,10 @@ def wait(
             f"wait(): num_returns={num_returns} must be between 1 and the {len(found)} refs given",
             field="num_returns",
         )
-    return runtime().objects.wait(found, num_returns, timeout)
+    try:
+        return runtime().objects.wait(found, num_returns, timeout)
+    except KeyboardInterrupt as stop:
+        raise stop.with_traceback(None)  # noqa: B904 (as in get)
 
 
 def cancel(

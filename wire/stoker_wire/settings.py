@@ -217,6 +217,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Annotated[
         str, Meta(description="json, text, or auto (text on a terminal, else json)")
     ] = "auto"
+    wait_notice_s: Annotated[
+        float,
+        Meta(
+            ge=0, description="after how long a driver says on stderr what it waits for; 0: never"
+        ),
+    ] = 5.0
     log_to_driver: Annotated[bool, Meta(description="print workers' output at the driver")] = True
     task_history: Annotated[bool, Meta(description="keep a record of every task in the gcs")] = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -169,6 +170,13 @@ def print_lines(lines: Iterable[LogLine], as_json: bool) -> None:
 
 def follow_job(client: JobSubmissionClient, job_id: str, as_json: bool = False) -> Job:
     """Print the driver's lines until the job ends, and return it; Ctrl-C says how to go on."""
+    from stoker_wire.settings import Settings
+
+    after_s = Settings.from_env().wait_notice_s
+    notice = threading.Timer(after_s, _tell_why_it_waits, (client, job_id, after_s))
+    notice.daemon = True
+    if after_s:
+        notice.start()
     try:
         print_lines(client.tail_job_logs(job_id), as_json)
         return client.wait(job_id)
@@ -180,6 +188,26 @@ def follow_job(client: JobSubmissionClient, job_id: str, as_json: bool = False) 
             err=True,
         )
         sys.exit(130)
+    finally:
+        notice.cancel()
+
+
+def _tell_why_it_waits(client: JobSubmissionClient, job_id: str, waited_s: float) -> None:
+    from stoker_wire.errors import StokerError
+    from stoker_wire.messages.work import JobState
+
+    try:
+        if client.get_job_status(job_id) is not JobState.PENDING:
+            return
+        why = client.explain_job(job_id)
+    except StokerError:
+        return  # whoever follows the job hears of it
+    remedy = f"; {why.remedy}" if why.remedy else ""
+    click.echo(
+        f"stoker: {job_id} has waited {waited_s:g} s for its driver to start: {why.summary}{remedy}. "
+        f"More: stoker explain {job_id}",
+        err=True,
+    )
 
 
 def tell_end(ended: Job) -> None:

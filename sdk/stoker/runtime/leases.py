@@ -72,6 +72,11 @@ class Leases:
         """A scheduling class is met for the first time."""
         self._classes[key] = _ClassLeases(demand)
 
+    def broken(self, key: bytes) -> str:
+        """Return what keeps this process from the scheduler or a class's workers, or ''."""
+        found = self._classes.get(key)
+        return found.broken if found else ""
+
     def describe(self, key: bytes) -> str:
         """Say why a class waits."""
         found = self._classes.get(key)

@@ -101,7 +101,7 @@ class Objects:
                 if entry.place is None:
                     waiter.missing += 1
                     entry.waiters.append(waiter)
-        if waiter.missing and not self._runtime.wait_on(waiter, timeout_s):
+        if waiter.missing and not self._runtime.wait_on(waiter, timeout_s, "get()", entries):
             missing = self._forget(waiter, entries)
             if missing:
                 raise GetTimeoutError(
@@ -124,7 +124,7 @@ class Objects:
                 for entry in pending:
                     entry.waiters.append(waiter)
         if need > 0 and timeout_s != 0:
-            self._runtime.wait_on(waiter, timeout_s)
+            self._runtime.wait_on(waiter, timeout_s, "wait()", pending)
             self._forget(waiter, pending)
         ready: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
@@ -171,7 +171,7 @@ class Objects:
                     entry.waiters.append(waiter)
             if pending:
                 try:
-                    await self._runtime.wait_on_async(waiter.future)
+                    await self._runtime.wait_on_async(waiter.future, "await", [entry])
                 finally:
                     self._forget(waiter, [entry])
         place = entry.place

@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ from stoker.exceptions import StokerError
 from stoker.runtime.actors import ActorCalls
 from stoker.runtime.failures import failed_with
 from stoker.runtime.history import History
+from stoker.runtime.notices import Notices
 from stoker.runtime.objects import Objects
 from stoker.runtime.peers import Handler, Peers
 from stoker.runtime.services import Services
@@ -139,6 +140,7 @@ class Runtime:
         self.peers = Peers(self, self._on_messages, self._on_lost)
         self.tasks = Tasks(self)
         self.actors = ActorCalls(self)
+        self.notices = Notices(self)
         port = await self.peers.listen(self.identity.socket_path, self.identity.tcp_host, routes)
         if port:
             self.address = Address(
@@ -207,6 +209,7 @@ class Runtime:
         if self.running:
             self._flush()  # a signal may have come between what a thread left and its wake-up
             self.tasks.tick()
+            self.notices.tick()
             if self.execution is not None:
                 self.execution.tick()
             busy = self.tasks.busy or (self.execution is not None and self.execution.busy)
@@ -224,10 +227,18 @@ class Runtime:
             name = getattr(work, "__qualname__", "a call")
             raise DeadlineExceededError(f"{name} passed its deadline of {timeout_s:g} s") from None
 
-    def wait_on(self, waiter: ThreadWaiter, timeout_s: float | None) -> bool:
-        """Wait for objects; a worker gives its CPU back meanwhile. False if the time passed."""
+    def wait_on(
+        self, waiter: ThreadWaiter, timeout_s: float | None, what: str, entries: Sequence[Entry]
+    ) -> bool:
+        """Wait for objects; a worker gives its CPU back meanwhile. False if the time passed.
+
+        ``what`` waits for ``entries``, as a driver says where it takes long.
+        """
         execution = self.execution
-        if execution is None or not execution.on_task_thread():
+        if execution is None:
+            with self.notices.waiting(what, entries):
+                return waiter.wait(timeout_s)
+        if not execution.on_task_thread():
             return waiter.wait(timeout_s)
         brief = _BRIEF_S if timeout_s is None else min(_BRIEF_S, timeout_s)
         if waiter.wait(brief):
@@ -235,11 +246,17 @@ class Runtime:
         with execution.blocked():
             return waiter.wait(None if timeout_s is None else timeout_s - brief)
 
-    async def wait_on_async(self, future: asyncio.Future[None]) -> None:
+    async def wait_on_async(
+        self, future: asyncio.Future[None], what: str, entries: Sequence[Entry]
+    ) -> None:
         """Like :meth:`wait_on`, for a coroutine of a user's loop. Other calls of an async actor
         go on meanwhile; a task that is a coroutine gives its CPU back."""
         execution = self.execution
-        if execution is None or execution.actor is not None or not execution.on_task_thread():
+        if execution is None:
+            with self.notices.waiting(what, entries):
+                await future
+            return
+        if execution.actor is not None or not execution.on_task_thread():
             await future
             return
         if not (await asyncio.wait([future], timeout=_BRIEF_S))[0]:

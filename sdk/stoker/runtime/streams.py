@@ -27,6 +27,7 @@ class Stream:
     def __init__(self, runtime: Runtime, task: PendingTask) -> None:
         self.task_id = task.task_id
         self.completed_ref = runtime.objects.new_ref(return_id(task.task_id, "end"))
+        self.completed_ref._entry.task = task
         self._runtime = runtime
         self._items: deque[ObjectRef[Any]] = deque()
         self._count = 0
@@ -87,7 +88,7 @@ class Stream:
                     waiter.missing = 1
             if waiter is None:
                 return self._credited(ref)
-            self._runtime.wait_on(waiter, None)
+            self._runtime.wait_on(waiter, None, "next()", [self.completed_ref._entry])
 
     async def next_async(self) -> ObjectRef[Any] | None:
         """Like :meth:`next_sync`, for a coroutine of any loop."""
@@ -98,7 +99,8 @@ class Stream:
                     waiter = self._waiter = LoopWaiter()
             if waiter is None:
                 return self._credited(ref)
-            await self._runtime.wait_on_async(waiter.future)
+            entries = [self.completed_ref._entry]
+            await self._runtime.wait_on_async(waiter.future, "anext()", entries)
 
     def _take(self) -> ObjectRef[Any] | None:
         if not self._items:

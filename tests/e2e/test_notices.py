@@ -1,0 +1,137 @@
+"""A driver that waits says what for: once per cause, truly, on stderr, and when it is interrupted."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from tests.e2e._cluster import environment, head
+from tests.e2e.conftest import start_driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Run = "Callable[..., subprocess.CompletedProcess[str]]"
+
+
+def notices(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("stoker: ")]
+
+
+def test_what_waits_for_resources_is_said_once_per_cause(driver: Run) -> None:
+    done = driver(
+        """
+        import asyncio, os, time, stoker
+        stoker.init(num_cpus=2, num_gpus=0)
+
+        @stoker.remote(num_cpus=1)
+        class Trainer:
+            def fit(self, x): return x
+
+        @stoker.remote
+        def later(x): return x
+
+        @stoker.remote
+        def slow(): time.sleep(3); return 1
+
+        # Longer than the notice takes, but it runs: nothing to say.
+        assert stoker.get(slow.remote()) == 1
+        holders = [Trainer.remote() for _ in range(2)]
+        stoker.get([h.fit.remote(0) for h in holders])
+        more = [Trainer.remote() for _ in range(4)]
+        refs = [m.fit.remote(1) for m in more]
+        try: stoker.get(refs, timeout=4)
+        except TimeoutError: pass
+        stoker.wait(refs, num_returns=4, timeout=3)  # the same cause is not said again
+        async def one(): return await later.remote(later.remote(2))
+        try: asyncio.run(asyncio.wait_for(one(), 4))
+        except TimeoutError: pass
+        del holders
+        print(stoker.get(later.remote(3), timeout=60))
+        """,
+        STOKER_WAIT_NOTICE_S="1",
+    )
+    assert done.stdout == "3\n", done.stderr
+    said = notices(done.stderr)
+    assert len(said) == 2, done.stderr
+    actors, task = said
+    assert actors.startswith(
+        "stoker: get() has waited 1 s for 4 calls (Trainer.fit): Trainer: needs"
+    )
+    assert (
+        "needs 1 CPU, 0 CPU of 2 CPU is free" in actors and ". More: stoker explain job_" in actors
+    )
+    assert task.startswith("stoker: await has waited 1 s for task later: later: needs 1 CPU"), task
+    assert ". More: stoker explain t_" in task
+
+
+def test_notices_can_be_turned_off(driver: Run) -> None:
+    done = driver(
+        """
+        import stoker
+        stoker.init(num_cpus=1, num_gpus=0)
+        @stoker.remote(num_cpus=1)
+        class A:
+            def f(self): return 1
+        a = A.remote(); stoker.get(a.f.remote())
+        b = A.remote()
+        try: stoker.get(b.f.remote(), timeout=2)
+        except TimeoutError: print("timed out")
+        """,
+        STOKER_WAIT_NOTICE_S="0",
+    )
+    assert (done.stdout, notices(done.stderr)) == ("timed out\n", []), done.stderr
+
+
+def test_an_interrupted_wait_says_what_it_waited_for(tmp_path: Path) -> None:
+    process = start_driver(
+        tmp_path,
+        """
+        import stoker
+        stoker.init(num_cpus=1, num_gpus=0)
+        @stoker.remote(num_cpus=1)
+        class A:
+            def f(self): return 1
+        a = A.remote(); stoker.get(a.f.remote())
+        b = A.remote()
+        stoker.get([b.f.remote(), b.f.remote()])
+        """,
+        STOKER_WAIT_NOTICE_S="0.5",
+    )
+    try:
+        said = []
+        assert process.stderr is not None
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("stoker: get() has waited"):
+                break
+        process.send_signal(signal.SIGINT)
+        text = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert "KeyboardInterrupt\nstoker: get() had waited" in text, "".join(said) + text
+    assert "for 2 of 2 objects: " in text and "A.f" in text
+    frames = [line for line in text.splitlines() if line.startswith("  File ")]
+    assert len(frames) == 2, text
+
+
+def test_job_submit_says_what_its_driver_waits_for(tmp_path: Path) -> None:
+    with head(tmp_path, num_cpus=1) as cluster:
+        command = ["job", "submit", "--num-cpus", "100", "--", "true"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "stoker.cli", *command],
+            env=environment(cluster, STOKER_WAIT_NOTICE_S="0.5"),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if line.startswith("stoker: "))
+        finally:
+            process.kill()
+            process.communicate()
+    assert " has waited 0.5 s for its driver to start: " in said
+    assert "More: stoker explain job_" in said
