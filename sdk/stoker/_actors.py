@@ -114,7 +114,7 @@ class ActorClass(Generic[C]):
             ) from None
 
     def __repr__(self) -> str:
-        return f"<remote class {self.__module__}.{self.__qualname__}>"
+        return f"<stoker.remote class {self.__qualname__}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorClass, (self._cls, self._options)
@@ -240,7 +240,7 @@ class ActorHandle(Generic[C]):
         )
 
     def __repr__(self) -> str:
-        return f"ActorHandle({self._info.class_name}, {self._info.actor_id})"
+        return f"Actor({self._info.class_name}, {self._info.actor_id})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and other.actor_id == self.actor_id
@@ -305,6 +305,10 @@ class ActorMethod:
         changed = merged(self._info.options, options, what=what)
         check_group(what, changed, self._handle._info.groups)
         return ActorMethod(self._handle, self._name, self._info._replace(options=changed), {})
+
+    def __repr__(self) -> str:
+        info = self._handle._info
+        return f"<stoker.remote method {info.class_name}.{self._name} of {info.actor_id}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActorMethod, (self._handle, self._name, self._info, {})

@@ -71,6 +71,9 @@ class RemoteFunction(Generic[P, R]):
         """The plain function."""
         return self._function
 
+    def __repr__(self) -> str:
+        return f"<stoker.remote function {self.name}>"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFunction, (self._function, self._options)
 

@@ -224,6 +224,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 5.0
     log_to_driver: Annotated[bool, Meta(description="print workers' output at the driver")] = True
+    log_unseen_errors: Annotated[
+        bool, Meta(description="say on stderr when a task failed and nobody got its error")
+    ] = True
     task_history: Annotated[bool, Meta(description="keep a record of every task in the gcs")] = True
 
     sources: dict[str, str] = {}

@@ -38,6 +38,8 @@ class ActorLink:
         self.line: Channel | None = None
         self.incarnation = -1
         self.dead: Failed | None = None
+        self.killed = False
+        """Whether this process ended it: what its calls say of that is no news."""
         self.connecting = False
         self.may_come = False
         """Whether its creator, in this job, may not have created it yet."""

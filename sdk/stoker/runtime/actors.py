@@ -185,6 +185,8 @@ class ActorCalls:
         failed = failed_with(ActorDiedError(text, extra=extra))
         link.die(failed)
         self.fail_all(link, failed)
+        if link.killed:
+            self._runtime.objects.unseen.seen(failed)
 
     def fail_all(self, link: ActorLink, failed: Failed) -> None:
         """Fail all calls of a link."""
@@ -316,6 +318,8 @@ class ActorCalls:
                 self.fail_all(link, link.dead)
         if link is not None and link.dead is not None:
             return
+        if link is not None:
+            link.killed = no_restart
         await self._runtime.gcs.call(
             "POST",
             f"/v1/actors/{actor_id}/kill",

@@ -101,6 +101,7 @@ class Borrowing:
                     )
                 )
             elif entry.place is not None:
+                self._objects.unseen.seen(entry.place)
                 line.post(Resolved(object_id, entry.place))
             elif line not in entry.subscribers:
                 entry.subscribers.append(line)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import time
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError
-from stoker.runtime.calls import PendingTask, Phase
+from stoker.runtime.calls import PendingTask, Phase, missing_dep
+from stoker.runtime.printing import tell
 from stoker_wire.messages.control import Explanation, Fit
 
 if TYPE_CHECKING:
@@ -104,10 +104,14 @@ class Notices:
                 todo += missing
             elif task.spec.actor_id and task.phase is not Phase.SENT:
                 link = self._runtime.actors.known(task.spec.actor_id)
-                if link is not None and (link.line is None or link.line.closed):
+                if link is None:
+                    continue
+                if link.held is not None and (missed := missing_dep(link.held)) is not None:
+                    todo.append(missed.task)  # an argument of its constructor
+                elif link.line is None or link.line.closed:
                     key = ("actor", link.name)
-                elif link is not None and link.waiting:
-                    todo.append(link.waiting[0])  # in whose turn it waits
+                elif (ahead := link.calls.ahead_of(task)) is not None:
+                    todo.append(ahead)
             elif task.phase is Phase.QUEUED:
                 key = ("class", task.spec.demand_key)
             elif task.phase is Phase.REGISTERING:
@@ -134,7 +138,7 @@ class Notices:
             f"stoker: {what} has waited {waited_s:.0f} s for {_named(tasks)}: {why}. "
             f"More: stoker explain {subject}\n"
         )
-        await asyncio.get_running_loop().run_in_executor(None, _print, line)
+        tell(line)
 
     async def _why(self, tasks: list[PendingTask]) -> str:
         first, gcs = tasks[0], self._runtime.gcs
@@ -168,11 +172,3 @@ def _short(told: Explanation) -> str:
     same = [v for v in verdicts if v.detail == verdicts[0].detail]
     where = verdicts[0].node_id if len(verdicts) == 1 else f"{len(same)} of {len(verdicts)} nodes"
     return f"{demand.name or 'it'}: {verdicts[0].detail} ({where})"
-
-
-def _print(line: str) -> None:
-    try:
-        sys.stderr.write(line)
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        return

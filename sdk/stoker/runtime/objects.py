@@ -20,6 +20,7 @@ from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationErr
 from stoker.runtime.borrowing import Borrowing
 from stoker.runtime.failures import failed_with
 from stoker.runtime.serialization import pack
+from stoker.runtime.unseen import UnseenErrors
 from stoker.runtime.values import Values, drain
 from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter, ValueFuture
 from stoker_wire.ids import IdSource, Prefix
@@ -45,6 +46,7 @@ class Objects:
         self._dead: deque[Entry] = deque()
         self.values = Values(runtime)
         self.borrowing = Borrowing(runtime, self)
+        self.unseen = UnseenErrors(runtime)
 
     # -- refs (any thread) -----------------------------------------------------------------------
 
@@ -89,9 +91,13 @@ class Objects:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         if any(e.place is None for e in entries):
             self._wait_all(entries, timeout_s)
-        if deadline_s is None:
-            return [self.load(e) for e in entries]
-        return [self.load(e, deadline_s - time.monotonic()) for e in entries]
+        try:
+            if deadline_s is None:
+                return [self.load(e) for e in entries]
+            return [self.load(e, deadline_s - time.monotonic()) for e in entries]
+        except BaseException:
+            self.unseen.asked_for(entries)
+            raise
 
     def _wait_all(self, entries: list[Entry], timeout_s: float | None) -> None:
         self.borrowing.request(entries)
@@ -131,6 +137,7 @@ class Objects:
         for ref in refs:
             settled = ref._entry.place is not None and len(ready) < num_returns
             (ready if settled else rest).append(ref)
+        self.unseen.asked_for([ref._entry for ref in ready])
         return ready, rest
 
     def _forget(self, waiter: Waiter, entries: list[Entry]) -> list[Entry]:
@@ -185,6 +192,8 @@ class Objects:
         ``timeout_s`` bounds how long a value of another machine may take to come.
         """
         assert entry.place is not None
+        if isinstance(entry.place, Failed):
+            self.unseen.seen(entry.place)
         return self.values.load(entry.place, entry.object_id, timeout_s)
 
     # -- the loop thread -------------------------------------------------------------------------
@@ -208,6 +217,7 @@ class Objects:
 
     def close(self) -> None:
         """Wake those who wait for what will not come any more."""
+        self.unseen.close()
         for entry in [e for e in list(self.table.entries.values()) if e.place is None]:
             lost = ObjectLostError(
                 f"stoker.shutdown() was called before {entry.object_id} was there"
@@ -219,6 +229,8 @@ class Objects:
         wanted = self.table.get(entry.object_id) is entry
         if place.refs and wanted and not entry.children:
             entry.children = tuple(self.borrowing.adopt(r.object_id, r.owner) for r in place.refs)
+        if entry.task is not None and entry.place is None:
+            self.unseen.settles(entry, place)  # before anybody can read it
         with self.lock:
             waiters, subscribers = self.table.settle(entry, place)
         for waiter in waiters:
@@ -267,4 +279,6 @@ class Objects:
             if entry.place is ALIVE:
                 self._runtime.actors.let_go(entry.object_id)
                 return
+            if type(entry.place) is Failed:
+                self.unseen.freed(entry.place)
             self.values.free(entry.place, entry.object_id)

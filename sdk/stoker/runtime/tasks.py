@@ -236,7 +236,7 @@ class Tasks:
             failure = places[0] if places and isinstance(places[0], Failed) else None
             task.stream.ended(result.nitems, failure)
             return
-        if len(places) != len(task.entries):
+        if len(places) != len(task.entries) or (len(places) > 1 and type(places[0]) is Failed):
             places = places[:1] * len(task.entries)
         for entry, place in zip(task.entries, places, strict=True):
             settle(entry, place)
