@@ -224,7 +224,7 @@ def _connect(
     runtime.driver = driver
     CELL.runtime = runtime
     CELL.auto_init, CELL.forked = True, False
-    atexit.register(shutdown)
+    atexit.register(_exit)
     return _info_of(runtime)
 
 
@@ -262,18 +262,31 @@ def _driver_env(
 
 
 def shutdown() -> None:
-    """Leave the cluster: the job ends, and a cluster that ``init()`` started stops with it."""
+    """Leave the cluster: the job ends, and a cluster that ``init()`` started stops with it.
+
+    A driver that does not call it leaves at its exit, and its exit code decides whether the job has
+    SUCCEEDED.
+    """
+    _leave(exits=False)
+
+
+def _exit() -> None:
+    _leave(exits=True)
+
+
+def _leave(*, exits: bool) -> None:
     with CELL.lock:
         runtime, CELL.runtime = CELL.runtime, None
         cluster, CELL.cluster = CELL.cluster, None
         if runtime is None:
             return
         CELL.auto_init = False
-        atexit.unregister(shutdown)
+        atexit.unregister(_exit)
         dead = cluster is not None and not cluster.is_alive()
         if runtime.driver is not None:
             with contextlib.suppress(StokerError):
-                runtime.driver.finish(reachable=not dead)
+                # A cluster of its own ends before this process does.
+                runtime.driver.finish(reachable=not dead, exits=exits and cluster is None)
         runtime.stop()
         if cluster is not None:
             cluster.stop()

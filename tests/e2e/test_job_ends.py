@@ -186,3 +186,29 @@ def test_a_detached_actor_starts_work_of_its_own_after_its_driver_left(
         """,
     )
     assert "(42, 'n')" in used.stdout, used.stderr
+
+
+ENDS = {
+    "pass": ("SUCCEEDED", 0, ""),
+    "sys.exit()": ("SUCCEEDED", 0, ""),
+    "sys.exit(3)": ("FAILED", 3, "exit code 3"),
+    "raise SystemExit('no data')": ("FAILED", 1, "exit code 1"),
+    "raise ValueError('the end')": ("FAILED", 1, "ValueError: the end"),
+    "raise KeyboardInterrupt": ("FAILED", 1, "KeyboardInterrupt"),
+    "os._exit(0)": ("FAILED", None, "driver died"),
+}
+
+
+def test_the_exit_code_of_a_driver_decides_how_its_job_ended(cluster: LocalCluster) -> None:
+    client = http(cluster)
+    jobs = {}
+    for how in ENDS:
+        program = f"import os, sys, stoker\nprint(stoker.init().job_id, flush=True)\n{how}"
+        done = run_driver(cluster, program)
+        jobs[how] = done.stdout.strip(), done.returncode
+    for how, (job_id, code) in jobs.items():
+        query = {"wait_s": "30"}
+        job = client.call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any], query=query)
+        state, exit_code, message = ENDS[how]
+        assert (job["state"], job["exit_code"]) == (state, exit_code), (how, code, job)
+        assert message in job["message"], (how, job)

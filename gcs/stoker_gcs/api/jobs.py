@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker_gcs.api.queries import JobQuery, WaitQuery, states
+from stoker_gcs.api.queries import ExitQuery, JobQuery, WaitQuery, states
 from stoker_gcs.api.watching import matcher, watch
 from stoker_gcs.jobs.rules import JOBS
 from stoker_wire.messages.control import Page
@@ -46,6 +46,9 @@ def add_routes(service: Service, parts: Parts) -> None:
     async def finish(req: Request) -> Job:
         return await parts.ledger.finish(req.path["job_id"], req.body)
 
+    async def exits(req: Request) -> None:
+        await parts.sessions.until_exit(req)
+
     async def session(req: Request, ws: web.WebSocketResponse) -> None:
         await parts.sessions.serve(req, ws)
 
@@ -68,6 +71,15 @@ def add_routes(service: Service, parts: Parts) -> None:
     service.route("POST", path + "/{job_id}/stop", stop, reply=Job, summary="Stop a job")
     service.route(
         "POST", path + "/{job_id}/finish", finish, body=FinishJob, reply=Job, summary="A job ended"
+    )
+    service.route(
+        "POST",
+        path + "/{job_id}/exit",
+        exits,
+        query=ExitQuery,
+        raw_body=True,
+        stream=True,
+        summary="An attached driver exits: the one byte of the body, its exit code, ends the job",
     )
     service.websocket(
         path + "/{job_id}/session",

@@ -110,6 +110,12 @@ class OutputQuery(Message):
     node_id: str = ""
 
 
+class ExitQuery(Message):
+    """What a driver says of its end, should its exit code say that it failed."""
+
+    message: Annotated[str, msgspec.Meta(max_length=4000)] = ""
+
+
 class ResignQuery(Message):
     """Who gives up leading."""
 

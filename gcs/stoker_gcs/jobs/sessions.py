@@ -8,17 +8,20 @@ second, so a driver may reconnect to another replica, and after a restart of the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import struct
 from typing import TYPE_CHECKING
 
-from aiohttp import WSMsgType
+from aiohttp import ClientError, WSMsgType
 
 from stoker_gcs.jobs.rules import JOBS
 from stoker_wire.errors import StokerError
-from stoker_wire.messages.work import JobState
+from stoker_wire.messages.work import FinishJob, JobState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from aiohttp import web
 
     from stoker_gcs.jobs.ledger import JobLedger
@@ -56,15 +59,48 @@ class Sessions:
         if found.record.state.terminal:
             await ws.close(code=4409, message=f"job is {found.record.state}".encode())
             return
-        self._open[job_id] = self._open.get(job_id, 0) + 1
-        self._note(job_id)
-        try:
+        with self._held(job_id):
             async with asyncio.TaskGroup() as group:
                 until_end = group.create_task(self._close_at_end(job_id, ws))
                 async for message in ws:
                     if message.type is WSMsgType.ERROR:
                         break
                 until_end.cancel()
+
+    async def until_exit(self, req: Request) -> None:
+        """Hold a session until the driver's process exits: the last byte of its request is the code.
+
+        A process that is killed sends none, and its job fails like that of any lost session.
+        """
+        job_id = req.path["job_id"]
+        await self._truth.get(JOBS, job_id)
+        code: list[int] = []
+
+        async def read() -> None:
+            with contextlib.suppress(OSError, ClientError, asyncio.IncompleteReadError):
+                code.extend(await req.http.content.readexactly(1))
+
+        with self._held(job_id):
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(read()), group.create_task(req.stopping.wait())]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in tasks:
+                    task.cancel()
+        if code:
+            failed = req.query.message or f"the driver ended with exit code {code[0]}"
+            end = FinishJob(
+                state=JobState.FAILED if code[0] else JobState.SUCCEEDED,
+                exit_code=code[0],
+                message=failed if code[0] else "",
+            )
+            await self._ledger.finish(job_id, end)
+
+    @contextlib.contextmanager
+    def _held(self, job_id: str) -> Iterator[None]:
+        self._open[job_id] = self._open.get(job_id, 0) + 1
+        self._note(job_id)
+        try:
+            yield
         finally:
             self._note(job_id)
             self._open[job_id] -= 1

@@ -139,10 +139,11 @@ class Driver:
             self._cursors[line.worker_id] = line.cursor
         self._printer.put(line)
 
-    def finish(self, *, reachable: bool) -> None:
+    def finish(self, *, reachable: bool, exits: bool = False) -> None:
         """Show the last output of the workers; tell the gcs that the job is over, and how.
 
-        Nobody is told or asked where the cluster is not ``reachable`` any more.
+        Nobody is told or asked where the cluster is not ``reachable`` any more. Where the process
+        ``exits``, its exit code says how.
         """
         runtime = self._runtime
         if self._printer is not None:
@@ -153,12 +154,20 @@ class Driver:
         if self._submitted or not reachable:
             return  # of a submitted job the exit code of the process says how it ended
         error = getattr(sys, "last_value", None)
+        message = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        # After a KeyboardInterrupt Python ends itself by the signal, without an exit code.
+        if exits and not isinstance(error, KeyboardInterrupt):
+            from stoker.runtime.exitcode import tell_exit_code
+
+            gcs_url, job_id = runtime.identity.gcs_url, runtime.job_id
+            if tell_exit_code(gcs_url, token=runtime.token, job_id=job_id, message=message):
+                return
         finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
         if error is not None:
             finish = FinishJob(
                 state=JobState.FAILED,
                 exit_code=1,
-                message=f"{type(error).__name__}: {error}"[:2000],
+                message=message,
             )
         work = runtime.gcs.call(
             "POST", f"/v1/jobs/{runtime.job_id}/finish", finish, timeout_s=_FINISH_S
