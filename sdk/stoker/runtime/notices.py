@@ -1,6 +1,6 @@
 """What a driver that waits waits for: said once per cause on stderr, and when it is interrupted.
 
-``get``, ``wait``, ``await`` and iteration over a generator wait inside :meth:`Notices.waiting`. The
+``get``, ``wait``, ``await`` and iteration over a generator say when they begin and end to wait. The
 runtime's tick looks at the waits that are older than the setting ``wait_notice_s``, finds what holds
 up their tasks, and has the scheduler explain it. Tasks that run are no cause: a program may wait for
 them as long as it likes. Workers say nothing: their driver waits for them.
@@ -9,7 +9,6 @@ them as long as it likes. Workers say nothing: their driver waits for them.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from stoker.runtime.printing import tell
 from stoker_wire.messages.control import Explanation, Fit
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
@@ -30,7 +29,9 @@ _LOOKED_AT = 10_000
 """How many objects of one wait are looked at."""
 
 
-class _Wait:
+class Wait:
+    """One wait: what does it, for which objects, since when."""
+
     __slots__ = ("began_s", "due_s", "entries", "what")
 
     def __init__(self, what: str, entries: Sequence[Entry], due_s: float) -> None:
@@ -46,24 +47,21 @@ class Notices:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._after_s = runtime.settings.wait_notice_s
-        self._waits: dict[int, _Wait] = {}
+        self._waits: dict[Wait, None] = {}
         self._said: set[Hashable] = set()
 
-    @contextlib.contextmanager
-    def waiting(self, what: str, entries: Sequence[Entry]) -> Iterator[None]:
-        """A wait that did not end at once goes on inside (any thread or loop)."""
-        wait = _Wait(what, entries, self._after_s)
-        key = id(wait)
-        self._waits[key] = wait
-        try:
-            yield
-        except KeyboardInterrupt as stop:
-            self._interrupted(wait, stop)
-            raise
-        finally:
-            del self._waits[key]
+    def begin(self, what: str, entries: Sequence[Entry]) -> Wait:
+        """A wait begins that did not end at once (any thread or loop)."""
+        wait = Wait(what, entries, self._after_s)
+        self._waits[wait] = None
+        return wait
 
-    def _interrupted(self, wait: _Wait, stop: BaseException) -> None:
+    def end(self, wait: Wait) -> None:
+        """It is over (any thread or loop)."""
+        del self._waits[wait]
+
+    def interrupted(self, wait: Wait, stop: BaseException) -> None:
+        """Have the exception that ends a wait say what it waited for."""
         missing = [e for e in wait.entries if e.place is None]
         if missing:
             took_s = time.monotonic() - wait.began_s
@@ -77,12 +75,12 @@ class Notices:
         if not self._waits or not self._after_s:
             return
         now_s = time.monotonic()
-        for wait in list(self._waits.values()):
+        for wait in list(self._waits):
             if wait.due_s <= now_s:
                 wait.due_s = now_s + self._after_s
                 self._look(wait, now_s - wait.began_s)
 
-    def _look(self, wait: _Wait, waited_s: float) -> None:
+    def _look(self, wait: Wait, waited_s: float) -> None:
         for key, tasks in self._causes(wait.entries[:_LOOKED_AT]).items():
             if key not in self._said:
                 self._said.add(key)

@@ -236,8 +236,14 @@ class Runtime:
         """
         execution = self.execution
         if execution is None:
-            with self.notices.waiting(what, entries):
+            wait = self.notices.begin(what, entries)
+            try:
                 return waiter.wait(timeout_s)
+            except KeyboardInterrupt as stop:
+                self.notices.interrupted(wait, stop)
+                raise
+            finally:
+                self.notices.end(wait)
         if not execution.on_task_thread():
             return waiter.wait(timeout_s)
         brief = _BRIEF_S if timeout_s is None else min(_BRIEF_S, timeout_s)
@@ -253,8 +259,11 @@ class Runtime:
         go on meanwhile; a task that is a coroutine gives its CPU back."""
         execution = self.execution
         if execution is None:
-            with self.notices.waiting(what, entries):
+            wait = self.notices.begin(what, entries)
+            try:
                 await future
+            finally:
+                self.notices.end(wait)
             return
         if execution.actor is not None or not execution.on_task_thread():
             await future
