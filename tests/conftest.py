@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import leaks
+from tests.quiet import Quiet
 from tests.services import PostgresServer, RedisServer, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 FAILURES = pytest.StashKey[list[BaseException]]()
 # Folders whose tests start processes: these are checked for leaks one by one.
 PROCESS_FOLDERS = {"e2e", "chaos"}
+# Folders whose tests run services: a warning or an error in a log fails the test.
+QUIET_FOLDERS = {"e2e", "chaos", "contract"}
 # Folders that mark their tests, so that no file in them can forget it.
 MARKED_FOLDERS = {"gpu": "gpu", "soak": "soak"}
 # Where files take longest: with several workers they go first, and the short ones fill the end.
@@ -156,6 +159,43 @@ def _no_leaks_per_test(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     left = before.leaks()
     assert not left, "this test left behind:\n  " + "\n  ".join(left)
+
+
+@pytest.fixture(scope="session")
+def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
+    return Quiet(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet_logs_at_the_end(request: pytest.FixtureRequest, _quiet: Quiet) -> Iterator[None]:
+    """Services that a module shares say nothing loud when they end."""
+    if not QUIET_FOLDERS.intersection(request.path.parts):
+        yield
+        return
+    _quiet.begin()
+    yield
+    said = _quiet.unexpected()
+    _quiet.end()
+    assert not said, "services logged at their end:\n  " + "\n  ".join(said)
+
+
+@pytest.fixture(autouse=True)
+def _quiet_logs(request: pytest.FixtureRequest, _quiet: Quiet) -> Iterator[None]:
+    """What services log as a warning or an error fails the test, unless its marker expects it."""
+    if not QUIET_FOLDERS.intersection(request.path.parts):
+        yield
+        return
+    for marker in request.node.iter_markers("logs"):
+        _quiet.allow(marker.args)
+    # Asked for first, so that they are there to the end.
+    needs = request.fixturenames
+    own = request.getfixturevalue("tmp_path") if "tmp_path" in needs else None
+    postgres = request.getfixturevalue("postgres_server") if "postgres_server" in needs else None
+    yield
+    said = _quiet.unexpected(*([postgres.log] if postgres else []))
+    if own is not None:
+        _quiet.finish(own)
+    assert not said, "services logged:\n  " + "\n  ".join(said)
 
 
 @pytest.fixture

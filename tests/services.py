@@ -202,6 +202,7 @@ class PostgresServer:
         self.password = secrets.token_urlsafe(18)
         # Not under pytest's own directory: it is closed to other users and too long for a socket.
         self.directory = Path(tempfile.mkdtemp(prefix="stoker-pg-"))
+        self.log = self.directory / "server.log"
         self._account = self._unprivileged_account()
         self._process: subprocess.Popen[bytes] | None = None
         self._databases = 0
@@ -236,7 +237,7 @@ class PostgresServer:
             raise ServerUnavailable(
                 "no PostgreSQL: install Debian's postgresql, or the pgserver wheel"
             )
-        data, log = self.directory / "data", self.directory / "server.log"
+        data, log = self.directory / "data", self.log
         if self._account:
             os.chown(self.directory, self._account.pw_uid, self._account.pw_gid)
         if not data.exists():

@@ -13,11 +13,12 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from stoker_gcs.jobs.rules import JOBS
+from stoker_wire.background import GeneratorTasks
 from stoker_wire.errors import StokerError, UnavailableError
 from stoker_wire.messages.control import LogCursors, LogLine, LogStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from stoker_gcs.links import Links
     from stoker_gcs.truth import Truth
@@ -97,7 +98,7 @@ async def rest_of_workers(
                 group.create_task(read(node))
         await lines.put(None)
 
-    async with asyncio.TaskGroup() as group:
+    async with GeneratorTasks() as group:
         reading = group.create_task(read_all())
         try:
             while (line := await lines.get()) is not None:
@@ -114,11 +115,13 @@ def _notice(node: Node, text: str) -> LogLine:
 
 async def of_worker(
     links: Links, node_id: str, worker_id: str, *, follow: bool, since: int, tail: int
-) -> AsyncIterator[LogLine]:
+) -> AsyncGenerator[LogLine, None]:
     """Lines of one worker."""
     query = {"worker_id": worker_id, "follow": follow, "since": since, "tail": tail}
-    async for line in links.nodelet(node_id).stream("/v1/logs", item=LogLine, query=query):
-        yield line
+    source = links.nodelet(node_id).stream("/v1/logs", item=LogLine, query=query)
+    async with aclosing(source):
+        async for line in source:
+            yield line
 
 
 async def _until_end(
@@ -145,7 +148,7 @@ async def _until_end(
         await asyncio.sleep(grace_s)
         await lines.put(None)
 
-    async with asyncio.TaskGroup() as group:
+    async with GeneratorTasks() as group:
         tasks = [group.create_task(pump()), group.create_task(end())]
         try:
             while (line := await lines.get()) is not None:
@@ -163,7 +166,7 @@ async def _merge(
     lines: asyncio.Queue[LogLine] = asyncio.Queue(QUEUE_SIZE)
     seen: dict[str, int] = {}
     pumps: dict[str, asyncio.Task[None]] = {}
-    async with asyncio.TaskGroup() as group:
+    async with GeneratorTasks() as group:
         try:
             while True:
                 for node in links.living():
@@ -173,9 +176,11 @@ async def _merge(
                         )
                 try:
                     async with asyncio.timeout(NEW_NODES_S):
-                        yield await lines.get()
+                        line = await lines.get()
                 except TimeoutError:
                     pass
+                else:
+                    yield line
                 while not lines.empty():
                     yield lines.get_nowait()
                 if not follow and all(pump.done() for pump in pumps.values()):
@@ -199,10 +204,12 @@ async def _pump(
     while True:
         try:
             client = links.nodelet(node.node_id)
-            async for line in client.stream("/v1/logs", item=LogLine, query=query):
-                if line.cursor > seen.get(line.worker_id, -1):
-                    seen[line.worker_id] = line.cursor
-                    await lines.put(line)
+            source = client.stream("/v1/logs", item=LogLine, query=query)
+            async with aclosing(source):
+                async for line in source:
+                    if line.cursor > seen.get(line.worker_id, -1):
+                        seen[line.worker_id] = line.cursor
+                        await lines.put(line)
         except UnavailableError:
             if not any(living.node_id == node.node_id for living in links.living()):
                 return

@@ -143,7 +143,7 @@ class Kernels:
             if not found:
                 await self._compile(key, version, wanted, made, arch, variables)
         except RuntimeEnvSetupError as error:
-            _log.warning("compiling for sm_%d: %s", arch, error)
+            _log.info("compiling for sm_%d: %s", arch, error)  # whoever asked for it is told
             return error
         finally:
             del self._runs[asked]

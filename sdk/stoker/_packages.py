@@ -1,7 +1,8 @@
 """Packages: a folder of code as one zip with a name made from its content.
 
 Equal folders give equal bytes (sorted names, fixed times and permissions), so a package is uploaded
-once per cluster and unpacked once per node. Called by ``_runtime_env``; it talks to nobody.
+once per cluster and unpacked once per node. Called by ``_runtime_env``; it talks to nobody, but says
+on stderr how far it is with a large folder.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import io
 import os
 import re
 import stat
+import sys
+import time
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +36,9 @@ ALWAYS_LEFT_OUT = frozenset(
 IGNORE_FILES = (".gitignore", ".stokerignore")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NAMED = 5
+NOTICE_BYTES = 16 * 2**20
+"""From here on, packing and uploading say on stderr that they are at it."""
+_NOTICE_EVERY_S = 2.0
 
 
 class Package(msgspec.Struct, frozen=True):
@@ -63,9 +69,19 @@ def pack(path: str | Path, *, inside: str = "", max_bytes: int = MAX_BYTES) -> P
     return Package(hashlib.sha256(content).hexdigest(), content)
 
 
+def notice(text: str) -> None:
+    """Tell the user what takes so long."""
+    sys.stderr.write(f"stoker: {text}\n")
+    sys.stderr.flush()
+
+
 def _zip(members: list[tuple[str, Path]], root: Path, inside: str, max_bytes: int) -> bytes:
     try:
-        _check_size([(name, path.stat().st_size) for name, path in members], max_bytes, root)
+        sizes = [(name, path.stat().st_size) for name, path in members]
+        _check_size(sizes, max_bytes, root)
+        total, done, told_s = sum(nbytes for _, nbytes in sizes), 0, time.monotonic()
+        if total >= NOTICE_BYTES:
+            notice(f"packing {root}: {len(members)} files, {mib(total)}")
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
             for name, path in sorted(members):
@@ -74,7 +90,12 @@ def _zip(members: list[tuple[str, Path]], root: Path, inside: str, max_bytes: in
                 info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
                 info.compress_type = zipfile.ZIP_DEFLATED
                 info.create_system = 3
-                archive.writestr(info, path.read_bytes())
+                content = path.read_bytes()
+                archive.writestr(info, content)
+                done += len(content)
+                if total >= NOTICE_BYTES and time.monotonic() > told_s + _NOTICE_EVERY_S:
+                    told_s = time.monotonic()
+                    notice(f"packing {root}: {mib(done)} of {mib(total)}")
     except OSError as error:
         raise BadRequestError(
             f"cannot pack {error.filename or root}: {error.strerror}; name it in "
@@ -89,15 +110,16 @@ def _check_size(sizes: list[tuple[str, int]], max_bytes: int, root: Path) -> Non
     if total <= max_bytes:
         return
     largest = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:_NAMED]
-    named = ", ".join(f"{name} ({_mib(nbytes)})" for name, nbytes in largest)
+    named = ", ".join(f"{name} ({mib(nbytes)})" for name, nbytes in largest)
     raise PayloadTooLargeError(
-        f"{root} is {_mib(total)}, more than the {_mib(max_bytes)} that a package may hold; "
+        f"{root} is {mib(total)}, more than the {mib(max_bytes)} that a package may hold; "
         f"name what the job does not need in {root / '.stokerignore'}. Largest: {named}",
         field="working_dir",
     )
 
 
-def _mib(nbytes: int) -> str:
+def mib(nbytes: int) -> str:
+    """Return a number of bytes in MiB, for people."""
     return f"{nbytes / 2**20:.1f} MiB"
 
 

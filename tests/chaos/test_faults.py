@@ -25,6 +25,9 @@ from tests.services import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+# What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
+pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker\.")
+
 GET_S = 40.0
 
 

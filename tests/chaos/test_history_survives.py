@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
+pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker\.")
+
 GET_S = 40.0
 ENDS = ("FINISHED", "FAILED", "CANCELLED")
 

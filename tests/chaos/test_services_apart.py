@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from tests.services import PostgresServer, RedisServer
 
+# What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
+pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker\.")
+
 GET_S = 40.0
 
 
@@ -202,6 +205,7 @@ def test_postgres_and_redis_serve_as_well_and_redis_may_go_away(
         postgres_server.drop_database(name)
 
 
+@pytest.mark.logs(r"alembic_version")
 def test_a_database_that_is_not_there_or_not_migrated_is_told_with_the_fix(
     postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -118,6 +118,7 @@ async def test_the_follower_accepts_work_hears_nodes_and_takes_over(postgres_url
             await session.close()
 
 
+@pytest.mark.logs(r"Redis does not answer")
 async def test_redis_may_be_gone_while_the_gcs_goes_on(
     sqlite_url: str, own_redis: RedisServer
 ) -> None:
@@ -229,6 +230,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(sqlite_url: str, tmp_p
                 await process.wait()
 
 
+@pytest.mark.logs(r"the database .* does not answer")
 async def test_postgres_may_go_and_come_back(own_postgres: PostgresServer) -> None:
     url = own_postgres.url(own_postgres.create_database())
     await migrate(url)

@@ -84,6 +84,7 @@ async def test_replicas_share_facts_and_news(redis_url: str) -> None:
     await two.stop()
 
 
+@pytest.mark.logs(r"Redis does not answer")
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_redis_may_vanish_and_gets_every_fact_again(own_redis: RedisServer, how: str) -> None:
     hot = RedisHot(own_redis.url)

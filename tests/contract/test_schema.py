@@ -90,6 +90,7 @@ async def test_rows_of_the_first_schema_are_numbered_and_stay(postgres_url: str)
     assert [row["job_id"] for row in rows] == ["job_3", "job_1", "job_2"]
 
 
+@pytest.mark.logs(r"alembic_version")
 @pytest.mark.parametrize("state", ["empty", "older"])
 async def test_an_unmigrated_postgres_names_the_command(postgres_url: str, state: str) -> None:
     if state == "older":

@@ -141,6 +141,7 @@ def test_the_last_words_of_an_actor_are_in_the_error() -> None:
     assert "the disk is on fire" in str(error)
 
 
+@pytest.mark.logs(r"exceeded memory=")
 def test_an_actor_that_uses_more_memory_than_it_asked_for_dies_of_that() -> None:
     @stoker.remote(memory=150 * MIB)
     class Hungry:

@@ -252,6 +252,7 @@ def test_a_wrong_runtime_env_fails_at_the_call(env: Any, said: str) -> None:
         same.options(runtime_env=env).remote(1)
 
 
+@pytest.mark.logs(r"forkserver.*Traceback")
 def test_a_preload_that_does_not_exist_fails_the_task(flags: Flags) -> None:
     with pytest.raises(StokerError, match="no_such_module_here"):
         get(same.options(runtime_env={"preload": ["no_such_module_here"]}, max_retries=0).remote(1))

@@ -15,7 +15,7 @@ import pytest
 
 from stoker.exceptions import ConflictError
 from stoker.jobs import JobState, JobSubmissionClient
-from tests.e2e._cluster import alive, environment, head
+from tests.e2e._cluster import alive, environment, head, http
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -163,7 +163,51 @@ def test_an_environment_that_cannot_be_made_fails_the_job_with_the_reason(
     )
     job = client.wait(job_id, timeout_s=90)
     assert job.state is JobState.FAILED
-    assert "missing-1.0.whl" in job.message
+    first = job.message.splitlines()[0]
+    assert "missing-1.0.whl" in first and "exit code 1" in first, "pip's own words come first"
+
+
+def test_a_package_that_is_not_there_fails_its_job_and_stops_no_other(
+    client: JobSubmissionClient,
+) -> None:
+    job_id = client.submit_job(entrypoint="true", runtime_env={"working_dir": "ab" * 32})
+    job = client.wait(job_id, timeout_s=END_S)
+    assert job.state is JobState.FAILED
+    assert f"package {'ab' * 32} is not in this cluster" in job.message
+    other = client.wait(client.submit_job(entrypoint="true"), timeout_s=END_S)
+    assert other.state is JobState.SUCCEEDED
+
+
+def test_explain_says_which_environment_is_being_installed_where(
+    cluster: LocalCluster, client: JobSubmissionClient, tmp_path: Path
+) -> None:
+    project, may_end = tmp_path / "slowpkg", tmp_path / "may-end"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    (project / "backend.py").write_text(
+        "import pathlib, time\n"
+        "def build_wheel(*args, **kwargs):\n"
+        f"    while not pathlib.Path({str(may_end)!r}).exists():\n"
+        "        time.sleep(0.05)\n"
+        "    raise SystemExit('the backend gave up')\n"
+    )
+    job_id = client.submit_job(
+        entrypoint="true", runtime_env={"pip": [f"slowpkg @ file://{project}"]}
+    )
+
+    def summary() -> str:
+        told = http(cluster).call("GET", f"/v1/jobs/{job_id}/explain", reply=dict[str, Any])
+        return str(told["summary"])
+
+    until(lambda: "is being installed on node n_" in summary(), END_S, "it is being installed")
+    assert "pip (slowpkg @ file://" in summary() and "since " in summary()
+    other = client.wait(client.submit_job(entrypoint="true"), timeout_s=END_S)
+    assert other.state is JobState.SUCCEEDED, "others do not wait for it"
+    may_end.touch()
+    job = client.wait(job_id, timeout_s=90)
+    assert job.state is JobState.FAILED and "slowpkg" in job.message
 
 
 @pytest.mark.parametrize("code", [0, 1, 42])

@@ -207,6 +207,7 @@ def test_measured_configurations_are_kept_and_reach_compiler_and_tasks(folder: P
     assert all(get(lookups.options(runtime_env={"kernels": [spec]}).remote([spec]), COLD_S))
 
 
+@pytest.mark.logs(r"is no measurement")
 def test_the_command_line_tunes_as_a_job_and_lists_what_is_kept(head: Any) -> None:
     def stoker_command(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -188,6 +188,7 @@ def test_beyond_loopback_a_token_must_be_given(
     assert not cluster.is_alive()
 
 
+@pytest.mark.logs(r"Fatal Python error")
 def test_a_head_that_fails_shows_its_last_lines() -> None:
     with pytest.raises(StartError, match=r"last lines of .*head\.log"):
         start_local(environ={"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}, timeout_s=START_S)

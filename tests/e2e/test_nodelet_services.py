@@ -191,6 +191,7 @@ async def test_packages_are_fetched_once_and_unpacked_safely(start, gcs: FakeGcs
             await node.start_lease(env=RuntimeEnv(working_dir=name))
 
 
+@pytest.mark.logs(r"forkserver.*Traceback")
 async def test_pip_requirements_get_a_venv_of_their_own(
     start, gcs: FakeGcs, tmp_path: Path
 ) -> None:

@@ -6,11 +6,11 @@ import io
 import os
 import stat
 import zipfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from stoker import _packages
+from stoker import _packages, _runtime_env
 from stoker._packages import Package, pack
 from stoker._runtime_env import make_runtime_env
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError, UnknownOptionError
@@ -99,6 +99,38 @@ def test_a_package_that_is_too_large_names_its_largest_files(tmp_path: Path) -> 
     write(tmp_path, {"small.py": "1", "weights/big.bin": "x" * 5000, "mid.bin": "x" * 2000})
     with pytest.raises(PayloadTooLargeError, match=r"\.stokerignore.*Largest: weights/big\.bin"):
         pack(tmp_path, max_bytes=4096)
+
+
+def test_what_takes_long_is_told_on_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for module in (_packages, _runtime_env):
+        monkeypatch.setattr(module, "NOTICE_BYTES", 1000)
+    monkeypatch.setattr(_packages, "_NOTICE_EVERY_S", -1.0)
+
+    class Gcs:
+        base_url = "http://head:7600"
+        kept: ClassVar[set[str]] = set()
+
+        def exists(self, path: str) -> bool:
+            return path in self.kept
+
+        def call(self, method: str, path: str, content: bytes, timeout_s: float) -> None:
+            self.kept.add(path)
+
+    (tmp_path / "a").write_bytes(os.urandom(2000))
+    upload = _runtime_env.uploader(Gcs())  # type: ignore[arg-type]
+    for _ in range(2):
+        make_runtime_env({"working_dir": tmp_path}, upload)
+    packing, part, uploading, uploaded, *again = capfd.readouterr().err.splitlines()
+    assert packing == f"stoker: packing {tmp_path}: 1 files, 0.0 MiB"
+    assert part == f"stoker: packing {tmp_path}: 0.0 MiB of 0.0 MiB"
+    assert uploading == "stoker: uploading 0.0 MiB to http://head:7600"
+    assert uploaded.startswith("stoker: uploaded 0.0 MiB in ")
+    assert again == [packing, part], "what is there is not uploaded again"
+    (tmp_path / "a").write_bytes(b"small")
+    make_runtime_env({"working_dir": tmp_path}, upload)
+    assert capfd.readouterr().err == ""
 
 
 def test_a_path_that_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:

@@ -16,6 +16,18 @@ T = TypeVar("T")
 _log = logging.getLogger("stoker.background")
 
 
+class GeneratorTasks(asyncio.TaskGroup):
+    """A task group around the ``yield`` of an asynchronous generator, whose close is no error of it."""
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        try:
+            await super().__aexit__(kind, error, trace)
+        except BaseExceptionGroup as group:
+            if isinstance(error, GeneratorExit) and group.split(GeneratorExit)[1] is None:
+                raise error from None
+            raise
+
+
 class Background:
     """Holds named tasks; ``on_crash`` (task name, error) is called when one fails.
 

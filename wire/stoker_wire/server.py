@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from stoker_wire import log
 from stoker_wire.admission import Admission, outward_address
@@ -52,6 +54,16 @@ __all__ = (
     "stream_response",
     "watch_response",
 )
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """Whether a record of aiohttp tells of more than bytes of a peer that are no HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+# Such bytes are answered with status 400. In the log, each would be a traceback that anybody can cause.
+logging.getLogger("aiohttp.server").addFilter(_ours)
 
 
 class Service:

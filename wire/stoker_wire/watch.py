@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -48,11 +48,12 @@ async def watch_response(
     response = await _open(req, EVENT_STREAM if sse else NDJSON)
     seq = since
     try:
-        async for event in _beats(req, source, beat_s):
-            if event is None:
-                event = Event(seq=seq, at_s=time.time(), kind=BOOKMARK, subject="")
-            seq = max(seq, event.seq)
-            await response.write(encode(event))
+        async with contextlib.aclosing(_beats(req, source, beat_s)) as events:
+            async for event in events:
+                if event is None:
+                    event = Event(seq=seq, at_s=time.time(), kind=BOOKMARK, subject="")
+                seq = max(seq, event.seq)
+                await response.write(encode(event))
     except Exception as error:
         if _left(error):
             return response
@@ -72,8 +73,9 @@ async def stream_response(req: Request, source: AsyncIterator[T]) -> web.StreamR
     """Send each item of ``source`` as a line of JSON; empty lines keep it alive."""
     response = await _open(req, NDJSON)
     try:
-        async for item in _beats(req, source, req.settings.bookmark_s):
-            await response.write(b"\n" if item is None else _line(item))
+        async with contextlib.aclosing(_beats(req, source, req.settings.bookmark_s)) as items:
+            async for item in items:
+                await response.write(b"\n" if item is None else _line(item))
     except Exception as error:
         if _left(error):
             return response
@@ -106,7 +108,9 @@ async def _open(req: Request, content_type: str) -> web.StreamResponse:
     return response
 
 
-async def _beats(req: Request, source: AsyncIterator[T], beat_s: float) -> AsyncIterator[T | None]:
+async def _beats(
+    req: Request, source: AsyncIterator[T], beat_s: float
+) -> AsyncGenerator[T | None, None]:
     """Yield the items of ``source``, and None after each ``beat_s`` of silence.
 
     Ends when the service stops or the reader goes away, and closes the source.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from aiohttp import ClientConnectionResetError, web
@@ -15,7 +16,7 @@ from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.server import stream_response
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from stoker_gcs.parts import Parts
     from stoker_wire.server import Request, Service
@@ -90,7 +91,7 @@ def add_routes(service: Service, parts: Parts) -> None:
 
 
 async def _answer(
-    req: Request, source: AsyncIterator[LogLine], *, named: bool
+    req: Request, source: AsyncGenerator[LogLine, None], *, named: bool
 ) -> web.StreamResponse:
     if "text/plain" not in req.http.headers.get("Accept", ""):
         return await stream_response(req, source)
@@ -113,8 +114,9 @@ async def _answer(
 
 
 async def _write(
-    response: web.StreamResponse, source: AsyncIterator[LogLine], *, named: bool
+    response: web.StreamResponse, source: AsyncGenerator[LogLine, None], *, named: bool
 ) -> None:
-    async for line in source:
-        text = f"({line.name} pid={line.pid}) {line.text}\n" if named else f"{line.text}\n"
-        await response.write(text.encode())
+    async with aclosing(source):
+        async for line in source:
+            text = f"({line.name} pid={line.pid}) {line.text}\n" if named else f"{line.text}\n"
+            await response.write(text.encode())

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.background import Background
+from stoker_wire.background import Background, GeneratorTasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
 
 
 async def _crash() -> None:
@@ -44,6 +48,31 @@ async def test_what_is_being_closed_is_closed_and_not_cancelled() -> None:
     async with Background("scheduler") as background:
         background.close_later(close(), name="n_1")
     assert ended == ["closed"]
+
+
+async def test_the_close_of_a_generator_is_no_error_of_its_tasks() -> None:
+    ended: list[str] = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("work")
+
+    async def numbers() -> AsyncGenerator[int, None]:
+        async with GeneratorTasks() as group:
+            task = group.create_task(work())
+            try:
+                while True:
+                    await asyncio.sleep(0)
+                    yield 1
+            finally:
+                task.cancel()
+
+    source = numbers()
+    assert await anext(source) == 1
+    await source.aclose()
+    assert ended == ["work"]
 
 
 async def test_a_crash_is_logged_and_told(caplog: pytest.LogCaptureFixture) -> None:
