@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stoker._context import RuntimeContext, current_task
 from stoker._refs import ObjectRef, ObjectRefGenerator
 from stoker._session import maybe_runtime, runtime
-from stoker.exceptions import BadRequestError, NotFoundError
+from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
 
 if TYPE_CHECKING:
     from stoker._actors import ActorHandle
@@ -26,12 +27,14 @@ def get(refs: Sequence[ObjectRef[T]], /, *, timeout: float | None = None) -> lis
 def get(refs: Any, /, *, timeout: float | None = None) -> Any:
     """Return the value of a ref, or the values of a list of refs, waiting for them.
 
-    Raises what the task raised (as its own type, with the remote traceback), or
-    ``GetTimeoutError`` after ``timeout`` seconds, which says what the missing ones wait for.
-    Arrays from shared memory are read-only views.
+    Raises what the task raised (as its own type, with the remote traceback), of a list as soon as
+    the first of them fails; or ``GetTimeoutError`` after ``timeout`` seconds, which says what the
+    missing ones wait for. Arrays from shared memory are read-only views.
     """
+    if timeout is not None:
+        _check_timeout(timeout, "get")
     if isinstance(refs, ObjectRefGenerator):
-        raise BadRequestError(
+        raise WrongTypeError(
             "get() of a generator: iterate over it and get() each ref", field="refs"
         )
     try:
@@ -42,9 +45,22 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
         raise stop.with_traceback(None)  # noqa: B904 (it says what was waited for; our frames do not)
 
 
+def _check_timeout(timeout: Any, what: str) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+        raise WrongTypeError(
+            f"{what}(timeout={timeout!r}): give seconds as a number, or None to wait for ever",
+            field="timeout",
+        )
+    if not float(timeout) >= 0:
+        raise BadRequestError(
+            f"{what}(timeout={timeout!r}): give seconds from 0, or None to wait for ever",
+            field="timeout",
+        )
+
+
 def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
     if isinstance(refs, (str, bytes)) or not isinstance(refs, Iterable):
-        raise BadRequestError(
+        raise WrongTypeError(
             f"{what}() takes an ObjectRef or a list of them, not {type(refs).__name__}: only what "
             ".remote() and put() return can be waited for",
             field="refs",
@@ -52,7 +68,7 @@ def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
     found = list(refs)
     for index, ref in enumerate(found):
         if not isinstance(ref, ObjectRef):
-            raise BadRequestError(
+            raise WrongTypeError(
                 f"{what}(): item {index} is a {type(ref).__name__}, not an ObjectRef",
                 field=f"refs[{index}]",
             )
@@ -76,9 +92,16 @@ def wait(
     Returns (ready, not ready), both in the order of ``refs``. ``fetch_local`` is accepted for
     habit's sake: values are fetched when they are read.
     """
+    if timeout is not None:
+        _check_timeout(timeout, "wait")
     found = _refs(refs, "wait")
     if len(set(found)) != len(found):
         raise BadRequestError("wait(): the same ref is given twice", field="refs")
+    given: object = num_returns
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+        raise WrongTypeError(
+            f"wait(): num_returns={given!r} is no whole number", field="num_returns"
+        )
     if not 0 < num_returns <= len(found):
         raise BadRequestError(
             f"wait(): num_returns={num_returns} must be between 1 and the {len(found)} refs given",
@@ -106,6 +129,12 @@ def cancel(
     for it with ``BadRequestError``: the process is that of all its callers, and ``kill`` ends it.
     Through a borrowed ref ``force`` is not known to be wrong, and is taken as a plain cancel.
     """
+    if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
+        raise WrongTypeError(
+            f"cancel() takes one ObjectRef or generator, not {type(ref).__name__}; to end an actor "
+            "use kill()",
+            field="ref",
+        )
     if not ref.task_id:
         raise BadRequestError(f"cancel(): {ref!r} was put, no task makes it", field="ref")
     if force and runtime().actors.has_call(ref.task_id):
@@ -126,7 +155,7 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
     from stoker._actors import ActorHandle
 
     if not isinstance(actor, ActorHandle):
-        raise BadRequestError(
+        raise WrongTypeError(
             f"kill() takes an actor handle, not {type(actor).__name__}; for a task use cancel()",
             field="actor",
         )
@@ -138,7 +167,22 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
 
 
 def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
-    """Return a handle to the living actor with this name; ``NotFoundError`` if there is none."""
+    """Return a handle to the living actor with this name.
+
+    ``NotFoundError`` (a ``ValueError`` and a ``LookupError``) if there is none.
+    """
+    for field, text in (("name", name), ("namespace", namespace)):
+        if not isinstance(text, str) and (field == "name" or text is not None):
+            raise WrongTypeError(
+                f"get_actor(): {field}={text!r} is no text: give the {field} that the actor was "
+                "created with",
+                field=field,
+            )
+        if text is not None and not text.strip():
+            raise BadRequestError(
+                f"get_actor(): {field}={text!r} is empty, and no actor has such a {field}",
+                field=field,
+            )
     from stoker.runtime.creation import handle_of
     from stoker_wire.messages.control import Page
     from stoker_wire.messages.work import Actor, ActorState

@@ -116,6 +116,11 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
             raise UnknownOptionError(
                 f"{what} has no option {key!r}{suggestion(key, known)}", field=key
             )
+    if given.get("name") == "" or str(given.get("name")).isspace():
+        raise BadRequestError(
+            f"option 'name' of {what} is {given['name']!r}: give a name, or leave it out",
+            field="name",
+        )
     try:
         found = msgspec.convert(dict(given), kind)
     except msgspec.ValidationError as error:

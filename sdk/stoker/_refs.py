@@ -9,6 +9,7 @@ from stoker._session import maybe_runtime, runtime
 from stoker_wire.messages.common import Address
 
 if TYPE_CHECKING:
+    import asyncio
     import concurrent.futures
 
     from stoker.core.objects import Entry
@@ -50,6 +51,12 @@ class ObjectRef(Generic[T_co]):
     def future(self) -> concurrent.futures.Future[T_co]:
         """Return a ``concurrent.futures.Future`` of the value."""
         return runtime().objects.future(self)
+
+    def as_future(self) -> asyncio.Future[T_co]:
+        """Return an ``asyncio.Future`` of the value, of the loop that runs here (Ray's name)."""
+        import asyncio
+
+        return asyncio.wrap_future(self.future(), loop=asyncio.get_running_loop())
 
     def __await__(self) -> Generator[Any, None, T_co]:
         return runtime().objects.wait_async(self).__await__()

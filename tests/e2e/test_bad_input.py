@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,8 +22,6 @@ from stoker.exceptions import (
 from tests.e2e.conftest import Flags, get
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.e2e.conftest import Cluster
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -256,6 +255,92 @@ def test_a_wrong_runtime_env_fails_at_the_call(env: Any, said: str) -> None:
 def test_a_preload_that_does_not_exist_fails_the_task(flags: Flags) -> None:
     with pytest.raises(StokerError, match="no_such_module_here"):
         get(same.options(runtime_env={"preload": ["no_such_module_here"]}, max_retries=0).remote(1))
+
+
+# -- every wrong use -----------------------------------------------------------------------------------
+
+
+@stoker.remote
+class Idle:
+    @stoker.method(num_returns=2)
+    def two(self) -> tuple[int, int]:
+        return 1, 2
+
+
+WRONG_USES: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
+    "get of a value": (lambda r: stoker.get(5), TypeError, "refs"),
+    "get of text": (lambda r: stoker.get("o_1"), TypeError, "refs"),
+    "get of None": (lambda r: stoker.get(None), TypeError, "refs"),
+    "get of a list of values": (lambda r: stoker.get([r, 5]), TypeError, "refs[1]"),
+    "get of lists in lists": (lambda r: stoker.get([[r]]), TypeError, "refs[0]"),
+    "get for text": (lambda r: stoker.get(r, timeout="1"), TypeError, "timeout"),
+    "get for True": (lambda r: stoker.get(r, timeout=True), TypeError, "timeout"),
+    "get before now": (lambda r: stoker.get(r, timeout=-1), ValueError, "timeout"),
+    "get for nan": (lambda r: stoker.get(r, timeout=float("nan")), ValueError, "timeout"),
+    "wait of a ref": (lambda r: stoker.wait(r), TypeError, "refs"),
+    "wait of nothing": (lambda r: stoker.wait([]), ValueError, "num_returns"),
+    "wait of twice the same": (lambda r: stoker.wait([r, r]), ValueError, "refs"),
+    "wait of a value": (lambda r: stoker.wait([r, None]), TypeError, "refs[1]"),
+    "wait for none": (lambda r: stoker.wait([r], num_returns=0), ValueError, "num_returns"),
+    "wait for more": (lambda r: stoker.wait([r], num_returns=2), ValueError, "num_returns"),
+    "wait for half": (lambda r: stoker.wait([r], num_returns=0.5), TypeError, "num_returns"),
+    "wait for text": (lambda r: stoker.wait([r], num_returns="1"), TypeError, "num_returns"),
+    "wait before now": (lambda r: stoker.wait([r], timeout=-0.1), ValueError, "timeout"),
+    "wait until text": (lambda r: stoker.wait([r], timeout="soon"), TypeError, "timeout"),
+    "put of a ref": (lambda r: stoker.put(r), TypeError, "value"),
+    "put of a lock": (lambda r: stoker.put(threading.Lock()), TypeError, ""),
+    "a lock as an argument": (lambda r: same.remote(threading.Lock()), TypeError, ""),
+    "cancel of a value": (lambda r: stoker.cancel(5), TypeError, "ref"),
+    "cancel of a list": (lambda r: stoker.cancel([r]), TypeError, "ref"),
+    "cancel of what was put": (lambda r: stoker.cancel(r), ValueError, "ref"),
+    "kill of a ref": (lambda r: stoker.kill(r), TypeError, "actor"),
+    "kill of a name": (lambda r: stoker.kill("actor"), TypeError, "actor"),
+    "kill of a class": (lambda r: stoker.kill(Idle), TypeError, "actor"),
+    "get_actor without a name": (lambda r: stoker.get_actor(None), TypeError, "name"),
+    "get_actor of ''": (lambda r: stoker.get_actor(""), ValueError, "name"),
+    "get_actor of blanks": (lambda r: stoker.get_actor("  "), ValueError, "name"),
+    "get_actor of nobody": (lambda r: stoker.get_actor("nobody"), LookupError, "name"),
+    "get_actor in ''": (lambda r: stoker.get_actor("a", namespace=""), ValueError, "namespace"),
+    "get_actor in 5": (lambda r: stoker.get_actor("a", namespace=5), TypeError, "namespace"),
+    "CPUs as text": (lambda r: same.options(num_cpus="1"), TypeError, "num_cpus"),
+    "fewer CPUs than none": (lambda r: same.options(num_cpus=-1), ValueError, "num_cpus"),
+    "1.5 GPUs": (lambda r: same.options(num_gpus=1.5).remote(1), ValueError, "num_gpus"),
+    "resources as a list": (lambda r: same.options(resources=["x"]), TypeError, "resources"),
+    "CPU as a resource": (
+        lambda r: same.options(resources={"CPU": 1}).remote(1), ValueError, "resources",
+    ),
+    "an unknown option": (lambda r: same.options(num_cpu=1), TypeError, "num_cpu"),
+    "retries of -2": (lambda r: same.options(max_retries=-2), ValueError, "max_retries"),
+    "what to retry": (
+        lambda r: same.options(retry_exceptions=[3]).remote(1), ValueError, "retry_exceptions",
+    ),
+    "a strategy": (
+        lambda r: same.options(scheduling_strategy="PACKED").remote(1),
+        ValueError,
+        "scheduling_strategy",
+    ),
+    "a blank name": (lambda r: Idle.options(name=" "), ValueError, "name"),
+    "a lifetime": (lambda r: Idle.options(lifetime="ever"), ValueError, "lifetime"),
+    "no concurrency": (lambda r: Idle.options(max_concurrency=0), ValueError, "max_concurrency"),
+    "a group that is not there": (
+        lambda r: Idle.remote().two.options(concurrency_group="x"), ValueError, "concurrency_groups",
+    ),
+    "a constructor's arguments": (lambda r: Idle.remote(1), TypeError, ""),
+    "too few arguments": (lambda r: same.remote(), TypeError, ""),
+    "an option of a method": (lambda r: stoker.method(num_return=1), TypeError, "num_return"),
+    "init twice": (lambda r: stoker.init(), RuntimeError, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", WRONG_USES)
+def test_a_wrong_use_is_the_builtin_error_and_names_its_field(use: str) -> None:
+    wrong, kind, field = WRONG_USES[use]
+    with pytest.raises(kind) as caught:
+        wrong(stoker.put(1))
+    assert not isinstance(caught.value, TimeoutError)
+    if field:
+        assert isinstance(caught.value, StokerError) and caught.value.field == field
+    assert len(str(caught.value)) > 20
 
 
 # -- init --------------------------------------------------------------------------------------------

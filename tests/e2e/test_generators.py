@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -235,6 +236,55 @@ def test_a_generator_with_a_number_of_returns_gives_refs() -> None:
     assert get(count.options(num_returns=3).remote(3)) == [0, 1, 2]
     with pytest.raises(BadRequestError, match="num_returns=2"):
         get(count.options(num_returns=2).remote(3))
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_of_a_number_of_returns_those_yielded_before_an_error_are_values(large: bool) -> None:
+    @stoker.remote(num_returns=3, max_retries=0)
+    def breaks() -> Any:
+        yield np.zeros(LARGE) if large else 1
+        yield 2
+        raise ValueError("the third")
+
+    @stoker.remote(num_returns=2, max_retries=0)
+    def breaks_late() -> Any:
+        yield 1
+        yield 2
+        raise ValueError("too late")
+
+    first, second, third = breaks.remote()
+    with pytest.raises(ValueError, match="the third"):
+        get(third)
+    assert (np.size(get(first)), get(second)) == (LARGE if large else 1, 2)
+    for ref in breaks_late.remote():  # an error that none of the values stands for hides none
+        with pytest.raises(ValueError, match="too late"):
+            get(ref)
+
+
+def test_items_of_a_dead_worker_and_of_a_dead_actor_stay(flags: Flags) -> None:
+    @stoker.remote(max_retries=0)
+    def dies() -> Any:
+        yield np.zeros(LARGE)
+        yield 2
+        flags.wait("task dies")
+        os._exit(3)
+
+    @stoker.remote
+    class Source:
+        def dies(self) -> Any:
+            yield np.zeros(LARGE)
+            yield 2
+            flags.wait("actor dies")
+            os._exit(3)
+
+    source = Source.remote()
+    for stream, flag in ((dies.remote(), "task dies"), (source.dies.remote(), "actor dies")):
+        refs = [next(stream), next(stream)]
+        flags.raise_(flag)
+        (error,) = stream
+        with pytest.raises(ConnectionError):
+            get(error)
+        assert np.size(get(refs[0])) == LARGE and get(refs[1]) == 2
 
 
 def test_streaming_of_what_is_no_generator_is_an_error() -> None:

@@ -138,6 +138,16 @@ def test_an_id_that_nothing_has_is_not_found(
 
 
 @pytest.mark.parametrize("pair", [p for p in shared.ROUTES if p[1].query_names], ids=shared.label)
+def test_an_empty_value_of_a_query_is_no_filter_that_lets_all_through(
+    services: dict[str, shared.Api], pair: tuple[str, Route]
+) -> None:
+    name, route = pair
+    for field in set(route.query_names) - {"cursor", "prefix"}:
+        answer = services[name](route.method, shared.filled(route.path, {}), **{field: ""})
+        assert (answer.status, answer.json["field"]) == (400, field)
+
+
+@pytest.mark.parametrize("pair", [p for p in shared.ROUTES if p[1].query_names], ids=shared.label)
 def test_values_of_a_query_never_break_a_service(
     services: dict[str, shared.Api], pair: tuple[str, Route]
 ) -> None:

@@ -168,8 +168,49 @@ class TestActorPool:
             pool.push(second)
         assert pool.get_next() == 25
 
+    def test_results_of_every_form(self) -> None:
+        class Forms:
+            @stoker.method(num_returns=2)
+            def two(self, x: int) -> tuple[int, int]:
+                if x < 0:
+                    raise ValueError(f"{x} is negative")
+                return x, x + 1
+
+            def some(self, x: int) -> Any:
+                yield from range(x)
+
+            @stoker.method(num_returns=0)
+            def nothing(self, x: int) -> None:
+                pass
+
+        pool = ActorPool([stoker.remote(Forms).remote()])
+
+        def both(actor: Any, x: int) -> Any:
+            return actor.two.remote(x)
+
+        assert list(pool.map(both, [1, 2])) == [[1, 2], [2, 3]]
+        assert sorted(pool.map_unordered(both, [1, 2])) == [[1, 2], [2, 3]]
+        pool.submit(both, -1)
+        with pytest.raises(ValueError, match="negative"):
+            pool.get_next()
+        (stream,) = pool.map(lambda actor, x: actor.some.remote(x), [3])
+        assert stoker.get(list(stream)) == [0, 1, 2]
+        with pytest.raises(TypeError, match="NoneType"):
+            pool.submit(lambda actor, x: actor.nothing.remote(x), 1)
+        known = stoker.put(5)
+        assert list(pool.map(lambda actor, x: known, range(3))) == [5, 5, 5]
+        assert pool.has_free()
+
 
 class TestQueue:
+    def test_more_getters_than_an_async_actor_runs_by_default_hold_up_no_putter(self) -> None:
+        items = Queue[int](actor_options={"num_cpus": 0})
+        waiting = [items.actor.get.remote(None) for _ in range(1001)]
+        items.put(7, timeout=20)
+        (ready,), _ = stoker.wait(waiting, timeout=20)
+        assert stoker.get(ready) == [7]
+        items.shutdown()
+
     def test_first_in_first_out(self) -> None:
         items = Queue[Any]()
         for item in (1, None, "x"):

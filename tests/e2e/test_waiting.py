@@ -312,3 +312,83 @@ def test_no_file_descriptor_is_left_by_many_objects() -> None:
         many()
     # Of extents that were filled or read, up to 64 mappings each stay, to be used again.
     assert count() <= before + 2 * 64 + 20, "of 400 objects and results"
+
+
+# -- the first failure ---------------------------------------------------------------------------------
+
+
+def test_get_of_many_raises_at_the_first_failure_and_the_rest_goes_on(flags: Flags) -> None:
+    @stoker.remote(num_cpus=0)
+    def slow(name: str) -> str:
+        flags.wait(name)
+        return name
+
+    @stoker.remote(num_cpus=0, max_retries=0)
+    def fails(name: str) -> None:
+        flags.wait(name)
+        raise ValueError(name)
+
+    waiting, first, second = slow.remote("free"), fails.remote("a"), fails.remote("b")
+    flags.raise_("b")
+    with pytest.raises(ValueError, match="ValueError: b"):
+        get([waiting, first, second])
+    with pytest.raises(ValueError, match="ValueError: b"):  # known already, and still the only one
+        get([waiting, first, second, waiting])
+    assert not waiting._entry.waiters, "nobody waits any more"
+    flags.raise_("a")
+    flags.raise_("free")
+    assert get([waiting, waiting]) == ["free", "free"]
+
+
+def test_a_call_fails_with_its_first_failed_argument(flags: Flags) -> None:
+    @stoker.remote(num_cpus=0)
+    def slow() -> None:
+        flags.wait("later")
+
+    @stoker.remote(num_cpus=0, max_retries=0)
+    def fails() -> None:
+        raise KeyError("an argument")
+
+    @stoker.remote
+    def use(*values: Any) -> None:
+        pass
+
+    @stoker.remote
+    class Uses:
+        def __init__(self, *values: Any) -> None:
+            pass
+
+        def use(self) -> None:
+            pass
+
+    pending, failed = slow.remote(), fails.remote()
+    assert isinstance(caught_by(lambda: get(use.remote(pending, failed))), KeyError)
+    assert isinstance(caught_by(lambda: get(use.remote(failed, pending))), KeyError)
+    assert "an argument" in str(caught_by(lambda: get(Uses.remote(pending, failed).use.remote())))
+    flags.raise_("later")
+    get(pending)
+
+
+def caught_by(work: Callable[[], Any]) -> BaseException:
+    with pytest.raises(stoker.exceptions.StokerError) as caught:
+        work()
+    return caught.value
+
+
+async def test_a_ref_as_an_asyncio_future(flags: Flags) -> None:
+    @stoker.remote
+    def double(x: int) -> int:
+        if x < 0:
+            raise ValueError("negative")
+        return 2 * x
+
+    future = double.remote(4).as_future()
+    assert isinstance(future, asyncio.Future)
+    assert await asyncio.wait_for(future, 40) == 8
+    with pytest.raises(ValueError, match="negative"):
+        await double.remote(-1).as_future()
+
+
+def test_as_future_needs_a_running_loop() -> None:
+    with pytest.raises(RuntimeError, match="running event loop"):
+        stoker.put(1).as_future()

@@ -38,6 +38,10 @@ class Reply(msgspec.Struct, frozen=True):
     headers: dict[str, str] = {}
 
 
+_MAY_BE_EMPTY = frozenset({"cursor", "prefix"})
+"""Members of a query that are no filters."""
+
+
 class Route:
     """A registered route: what it takes, what it gives, and who answers."""
 
@@ -86,6 +90,12 @@ class Route:
         if self.query is None:
             return None
         document: dict[str, Any] = {name: given[name] for name in given}
+        for name, value in document.items():
+            if not value and name not in _MAY_BE_EMPTY:
+                raise BadRequestError(
+                    f"{name}: an empty value filters nothing; give one, or leave {name} out",
+                    field=name,
+                )
         try:
             return msgspec.convert(document, self.query, strict=False)
         except msgspec.ValidationError as error:

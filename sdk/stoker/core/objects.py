@@ -21,7 +21,7 @@ from stoker_wire.messages.data import Place
 class Waiter(Protocol):
     """Somebody who wants to know that an entry is settled."""
 
-    def settled(self) -> None:
+    def settled(self, place: Place | None = None, /) -> None:
         """One of the entries waited for has its place now."""
 
 

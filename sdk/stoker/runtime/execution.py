@@ -370,7 +370,7 @@ class Execution:
                 result.escaped = True
                 self.escaped[call.task_id] = (line, outcome.escaped)
             if not work.answered:
-                failed = result.returns[0] if result.returns else None
+                failed = result.returns[-1] if result.returns else None  # generators raise late
                 self._note(
                     work,
                     failed if isinstance(failed, Failed) else None,

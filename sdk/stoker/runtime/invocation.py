@@ -69,7 +69,12 @@ def invoke(execution: Execution, work: Work, method: Callable[..., Any] | None =
                 if inspect.isasyncgen(value):
                     value = _stepped(value)
                 if template.num_returns > 1 and inspect.isgenerator(value):
-                    value = list(value)
+                    taken: list[Any] = []
+                    try:
+                        taken.extend(value)
+                    except Exception as error:
+                        return _partial(execution, work, taken, error, began)
+                    value = taken
             if work.interrupt is not None and actor_id:
                 raise work.interrupt  # it noticed, and what it returned is not what was asked for
             if template.streaming:
@@ -173,8 +178,31 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
                 field="num_returns",
             )
         values = list(value)
+    places, escaped, nbytes = _stored(execution, work, values)
+    result = Result(call.task_id, call.attempt, places, duration_s)
+    return Outcome(work, result, time.time(), nbytes, escaped)
+
+
+def _partial(
+    execution: Execution, work: Work, values: list[Any], error: Exception, began: float
+) -> Outcome:
+    """Return the outcome of a generator that raised: what it yielded before that are values."""
+    outcome = failure(execution, work, error, began)
+    missing = work.template.num_returns - len(values)
+    if work.interrupt is None and not outcome.result.retry and values and missing > 0:
+        places, escaped, outcome.result_nbytes = _stored(execution, work, values)
+        outcome.result.returns = (*places, *outcome.result.returns * missing)
+        outcome.escaped += escaped
+    return outcome
+
+
+def _stored(
+    execution: Execution, work: Work, values: list[Any]
+) -> tuple[tuple[Place, ...], tuple[Any, ...], int]:
+    """Return the places of results, the refs inside of them, and their bytes."""
+    call = work.call
     # All are packed before the first is stored: one that does not pickle leaves nothing behind.
-    packs = [pack(item, what=f"result of {template.name}") for item in values]
+    packs = [pack(item, what=f"result of {work.template.name}") for item in values]
     places: list[Place] = []
     escaped: list[Any] = []
     nbytes = 0
@@ -185,8 +213,7 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
         places.append(place)
         escaped += packed.refs
         nbytes += packed.nbytes
-    result = Result(call.task_id, call.attempt, tuple(places), duration_s)
-    return Outcome(work, result, time.time(), nbytes, tuple(escaped))
+    return tuple(places), tuple(escaped), nbytes
 
 
 def failure(execution: Execution, work: Work, error: BaseException, began: float) -> Outcome:

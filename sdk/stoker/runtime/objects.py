@@ -18,11 +18,17 @@ from stoker._refs import ObjectRef
 from stoker.core.objects import Entry, ObjectTable, Waiter
 from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationError
 from stoker.runtime.borrowing import Borrowing
-from stoker.runtime.failures import failed_with
+from stoker.runtime.failures import error_of, failed_with
 from stoker.runtime.serialization import pack
 from stoker.runtime.unseen import UnseenErrors
 from stoker.runtime.values import Values, drain
-from stoker.runtime.waiting import Callback, LoopWaiter, ThreadWaiter, ValueFuture
+from stoker.runtime.waiting import (
+    Callback,
+    FailFastWaiter,
+    LoopWaiter,
+    ThreadWaiter,
+    ValueFuture,
+)
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Failed, Inline, Place, Resolved, Stored
 
@@ -86,12 +92,21 @@ class Objects:
         return ref
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
-        """Return the values; raise the error of the first that failed."""
+        """Return the values; raise the error of the first that fails, whatever the rest does."""
         entries = [r._entry for r in refs]
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        if any(e.place is None for e in entries):
-            self._wait_all(entries, timeout_s)
+        failed, missing = None, False
+        for entry in entries:
+            place = entry.place
+            if place is None:
+                missing = True
+            elif type(place) is Failed:
+                failed = failed or place
+        if missing and failed is None:
+            failed = self._wait_all(entries, timeout_s)
         try:
+            if failed is not None:
+                raise error_of(failed)
             if deadline_s is None:
                 return [self.load(e) for e in entries]
             return [self.load(e, deadline_s - time.monotonic()) for e in entries]
@@ -99,9 +114,10 @@ class Objects:
             self.unseen.asked_for(entries)
             raise
 
-    def _wait_all(self, entries: list[Entry], timeout_s: float | None) -> None:
+    def _wait_all(self, entries: list[Entry], timeout_s: float | None) -> Failed | None:
+        """Wait until all are settled, or one of them has failed, which is returned then."""
         self.borrowing.request(entries)
-        waiter = ThreadWaiter()
+        waiter = FailFastWaiter()
         with self.lock:
             for entry in entries:
                 if entry.place is None:
@@ -114,6 +130,9 @@ class Objects:
                     f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects: "
                     + self._runtime.describe_wait(missing)
                 )
+        if waiter.failed is not None:
+            self._forget(waiter, entries)
+        return waiter.failed
 
     def wait(
         self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
@@ -208,12 +227,16 @@ class Objects:
         then()
 
     async def all_settled(self, entries: Iterable[Entry]) -> None:
-        """Wait until all these have their places, whatever they are (loop thread)."""
-        for entry in entries:
+        """Wait until all these have their places, or one has failed (loop thread)."""
+        watched, changed = list(entries), asyncio.Event()
+        for entry in watched:
             if entry.place is None:
-                done = asyncio.Event()
-                self.when_settled(entry, done.set)
-                await done.wait()
+                self.when_settled(entry, changed.set)
+        while any(e.place is None for e in watched):
+            if any(isinstance(e.place, Failed) for e in watched):
+                return
+            await changed.wait()
+            changed.clear()
 
     def close(self) -> None:
         """Wake those who wait for what will not come any more."""
@@ -234,7 +257,7 @@ class Objects:
         with self.lock:
             waiters, subscribers = self.table.settle(entry, place)
         for waiter in waiters:
-            waiter.settled()
+            waiter.settled(place)
         for line in subscribers:
             line.post(Resolved(entry.object_id, place))
         if not wanted:

@@ -123,23 +123,27 @@ class Tasks:
             self._runtime.wake()
 
     def _deps_ready(self, task: PendingTask) -> bool:
-        waiting = [d for d in task.deps if d._entry.place is None]
-        if waiting:
-            task.phase, task.waiting_deps = Phase.WAITING, len(waiting)
-
-            def settled() -> None:
-                task.waiting_deps -= 1
-                if task.waiting_deps == 0 and task.phase is Phase.WAITING:
-                    self._arguments_ready(task)
-
-            for ref in waiting:
-                self._runtime.objects.when_settled(ref._entry, settled)
-            return False
         failed = failed_dep(task)
-        if failed is not None:
+        if failed is not None:  # also while others are not there yet
             self.fail(task, failed)
             return False
-        return True
+        waiting = [d for d in task.deps if d._entry.place is None]
+        if not waiting:
+            return True
+        task.phase, task.waiting_deps = Phase.WAITING, len(waiting)
+
+        def settled() -> None:
+            task.waiting_deps -= 1
+            if task.phase is not Phase.WAITING:
+                return
+            if (failed := failed_dep(task)) is not None:
+                self.fail(task, failed)
+            elif task.waiting_deps == 0:
+                self._arguments_ready(task)
+
+        for ref in waiting:
+            self._runtime.objects.when_settled(ref._entry, settled)
+        return False
 
     def _arguments_ready(self, task: PendingTask) -> None:
         failed = failed_dep(task)

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stoker_wire.messages.data import Failed, Place
+
 if TYPE_CHECKING:
     from stoker.runtime.execution import Execution
 
@@ -26,7 +28,7 @@ class ThreadWaiter:
         self._gate = threading.Lock()
         self._gate.acquire()
 
-    def settled(self) -> None:
+    def settled(self, place: Place | None = None) -> None:
         """One entry settled (loop thread)."""
         self.missing -= 1
         if self.missing == 0:
@@ -35,6 +37,23 @@ class ThreadWaiter:
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until all have settled; False if ``timeout_s`` passed first."""
         return self._gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+
+class FailFastWaiter(ThreadWaiter):
+    """Wakes when all have settled or the first has failed, which is in ``failed`` then."""
+
+    __slots__ = ("failed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: Failed | None = None
+
+    def settled(self, place: Place | None = None) -> None:
+        """One entry settled (loop thread)."""
+        if self.missing > 0 and isinstance(place, Failed):
+            self.failed = place
+            self.missing = 1  # those that settle later find the gate open and leave it alone
+        super().settled(place)
 
 
 class LoopWaiter:
@@ -46,7 +65,7 @@ class LoopWaiter:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
-    def settled(self) -> None:
+    def settled(self, place: Place | None = None) -> None:
         """The entry settled (the runtime's loop thread)."""
         self._loop.call_soon_threadsafe(self._wake)
 
@@ -58,10 +77,14 @@ class LoopWaiter:
 class Callback:
     """Calls a function on the runtime's loop thread."""
 
-    __slots__ = ("settled",)
+    __slots__ = ("_function",)
 
     def __init__(self, function: Callable[[], None]) -> None:
-        self.settled = function
+        self._function = function
+
+    def settled(self, place: Place | None = None) -> None:
+        """The entry settled (loop thread)."""
+        self._function()
 
 
 class ValueFuture(concurrent.futures.Future[Any]):

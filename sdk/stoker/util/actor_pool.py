@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from stoker._api import get, wait
-from stoker.exceptions import BadRequestError, GetTimeoutError
-
-if TYPE_CHECKING:
-    from stoker._refs import ObjectRef
+from stoker._refs import ObjectRef, ObjectRefGenerator
+from stoker.exceptions import BadRequestError, GetTimeoutError, WrongTypeError
 
 A = TypeVar("A")
 V = TypeVar("V")
@@ -26,16 +24,18 @@ class ActorPool(Generic[A]):
         pool = ActorPool([Squarer.remote() for _ in range(4)])
         print(list(pool.map(lambda actor, value: actor.square.remote(value), range(10))))
 
-    ``fn(actor, value)`` makes a call and returns its ref. A call that raises is counted as done: its
-    error comes out of the ``get_next`` that takes it, and its actor goes on. One thread at a time.
+    ``fn(actor, value)`` makes a call and returns what ``.remote()`` returned: a ref, a list of refs
+    (``num_returns=2``), of which the values are the result, or a generator, which is the result. A
+    call that raises is counted as done: its error comes out of the ``get_next`` that takes it, and
+    its actor goes on. One thread at a time.
     """
 
     def __init__(self, actors: Iterable[A]) -> None:
         self._idle: deque[A] = deque(actors)
-        self._waiting: deque[tuple[int, Callable[[A, Any], ObjectRef[Any]], Any]] = deque()
-        self._busy: dict[ObjectRef[Any], tuple[int, A]] = {}
-        """Calls whose actors have not been seen free."""
-        self._refs: dict[int, ObjectRef[Any]] = {}
+        self._waiting: deque[tuple[int, Callable[[A, Any], Any], Any]] = deque()
+        self._busy: dict[int, tuple[ObjectRef[Any], A]] = {}
+        """By number: calls whose actors have not been seen free, and the refs that tell."""
+        self._made: dict[int, tuple[ObjectRef[Any], Any]] = {}
         """By number: all calls made whose results nobody took."""
         self._next_number = 0
         self._next_return = 0
@@ -53,7 +53,7 @@ class ActorPool(Generic[A]):
         self._start_map(fn, values)
         return self._drain(self.get_next_unordered)
 
-    def submit(self, fn: Callable[[A, V], ObjectRef[Any]], value: V) -> None:
+    def submit(self, fn: Callable[[A, V], Any], value: V) -> None:
         """Call ``fn(actor, value)`` on a free actor, or as soon as one is free."""
         number, self._next_number = self._next_number, self._next_number + 1
         self._waiting.append((number, fn, value))
@@ -61,7 +61,7 @@ class ActorPool(Generic[A]):
 
     def has_next(self) -> bool:
         """Whether a call was submitted whose result nobody took."""
-        return bool(self._refs or self._waiting)
+        return bool(self._made or self._waiting)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return the next result in the order of submission, or raise what its call raised.
@@ -72,17 +72,17 @@ class ActorPool(Generic[A]):
         if not self.has_next():
             raise StopIteration("no result is left: submit() a call first")
         number = self._next_return
-        while number not in self._refs and not self._is_waiting(number):
+        while number not in self._made and not self._is_waiting(number):
             number += 1  # taken by get_next_unordered
         self._next_return = number
         try:
-            ref = self._made(number, timeout)
+            self._wait_for(number, timeout)
         except GetTimeoutError:
             if ignore_if_timedout:
                 self._give_up(number)
             raise
         self._next_return = number + 1
-        return self._taken(number, ref)
+        return self._taken(number)
 
     def get_next_unordered(
         self, timeout: float | None = None, ignore_if_timedout: bool = False
@@ -90,16 +90,15 @@ class ActorPool(Generic[A]):
         """Return whichever result is there first; otherwise like :meth:`get_next`."""
         if not self.has_next():
             raise StopIteration("no result is left: submit() a call first")
-        if not self._refs:
+        if not self._made:
             raise BadRequestError("the pool has no actors: push() one first")
-        ready, _ = wait(list(self._refs.values()), num_returns=1, timeout=timeout)
-        if not ready:
-            error = GetTimeoutError(f"none of {len(self._refs)} calls ended within {timeout:g} s")
+        ready = _first_of([over for over, _ in self._made.values()], timeout)
+        if ready is None:
+            error = GetTimeoutError(f"none of {len(self._made)} calls ended within {timeout:g} s")
             if ignore_if_timedout:
-                self._give_up(min(self._refs))
+                self._give_up(min(self._made))
             raise error
-        number = next(n for n, ref in self._refs.items() if ref == ready[0])
-        return self._taken(number, ready[0])
+        return self._taken(next(n for n, (over, _) in self._made.items() if over == ready))
 
     def has_free(self) -> bool:
         """Whether an actor is idle and no call waits."""
@@ -118,7 +117,7 @@ class ActorPool(Generic[A]):
 
     def _start_map(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> None:
         self._waiting.clear()
-        self._refs.clear()
+        self._made.clear()
         self._next_return = self._next_number
         for value in values:
             self.submit(fn, value)
@@ -132,48 +131,69 @@ class ActorPool(Generic[A]):
             number, fn, value = self._waiting.popleft()
             actor = self._idle.popleft()
             try:
-                ref = fn(actor, value)
+                result = fn(actor, value)
+                over = _over(result)
             except BaseException:
                 self._idle.append(actor)
                 raise
-            self._busy[ref] = number, actor
-            self._refs[number] = ref
+            self._busy[number] = over, actor
+            self._made[number] = over, result
 
     def _is_waiting(self, number: int) -> bool:
         return bool(self._waiting) and self._waiting[0][0] <= number
 
-    def _made(self, number: int, timeout: float | None) -> ObjectRef[Any]:
+    def _wait_for(self, number: int, timeout: float | None) -> None:
         """Wait until call ``number`` is done; calls before it end first and free their actors."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
-            ref = self._refs.get(number)
-            if ref is None and not self._busy:
+            made = self._made.get(number)
+            if made is None and not self._busy:
                 raise BadRequestError("the pool has no actors: push() one first")
-            watched = [ref] if ref is not None else list(self._busy)
+            watched = [made[0]] if made is not None else [over for over, _ in self._busy.values()]
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-            ready, _ = wait(watched, num_returns=1, timeout=left_s)
-            for done in ready:
-                self._free(done)
-            if ref is not None and ready:
-                return ref
-            if not ready:
+            ready = _first_of(watched, left_s)
+            if ready is None:
                 raise GetTimeoutError(f"call {number} of the pool did not end within {timeout:g} s")
+            for one in [n for n, (over, _) in self._busy.items() if over == ready]:
+                self._free(one)
+            if made is not None:
+                return
 
-    def _free(self, ref: ObjectRef[Any]) -> None:
-        found = self._busy.pop(ref, None)
+    def _free(self, number: int) -> None:
+        found = self._busy.pop(number, None)
         if found is not None:
             self._idle.append(found[1])
             self._fill()
 
-    def _taken(self, number: int, ref: ObjectRef[Any]) -> Any:
-        del self._refs[number]
-        self._free(ref)
-        return get(ref)
+    def _taken(self, number: int) -> Any:
+        _, result = self._made.pop(number)
+        self._free(number)
+        return result if isinstance(result, ObjectRefGenerator) else get(result)
 
     def _give_up(self, number: int) -> None:
         """Forget a call: its actor serves others behind it, in order."""
         self._next_return = max(self._next_return, number + 1)
         self._waiting = deque(w for w in self._waiting if w[0] != number)
-        ref = self._refs.pop(number, None)
-        if ref is not None:
-            self._free(ref)
+        if self._made.pop(number, None) is not None:
+            self._free(number)
+
+
+def _over(result: Any) -> ObjectRef[Any]:
+    """Return a ref that is settled when a call is over."""
+    if isinstance(result, ObjectRef):
+        return result
+    if isinstance(result, ObjectRefGenerator):
+        return result.completed()
+    if isinstance(result, list) and result and all(isinstance(r, ObjectRef) for r in result):
+        last: ObjectRef[Any] = result[-1]
+        return last
+    raise WrongTypeError(
+        f"the function given to the pool returned {type(result).__name__}, not what .remote() returns "
+        "of a method with results (a ref, a list of refs, a generator)",
+        field="fn",
+    )
+
+
+def _first_of(refs: list[ObjectRef[Any]], timeout: float | None) -> ObjectRef[Any] | None:
+    ready, _ = wait(list(dict.fromkeys(refs)), num_returns=1, timeout=timeout)
+    return ready[0] if ready else None

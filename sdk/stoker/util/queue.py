@@ -13,6 +13,9 @@ from stoker.exceptions import BadRequestError
 
 T = TypeVar("T")
 
+_WAITING = 1_000_000
+"""Calls that wait are calls that run: those behind as many of them would not be heard."""
+
 
 class Empty(queue.Empty):
     """There is nothing in the queue (or was not, within the timeout)."""
@@ -30,7 +33,7 @@ class Queue(Generic[T]):
     """
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
-        options = {"max_concurrency": 1000, **(actor_options or {})}
+        options = {"max_concurrency": _WAITING, **(actor_options or {})}
         self.maxsize = maxsize
         self.actor: Any = remote(**options)(_QueueActor).remote(maxsize)
 
