@@ -346,7 +346,9 @@ def test_a_call_fails_with_its_first_failed_argument(flags: Flags) -> None:
         flags.wait("later")
 
     @stoker.remote(num_cpus=0, max_retries=0)
-    def fails() -> None:
+    def fails(flag: str = "") -> None:
+        if flag:
+            flags.wait(flag)
         raise KeyError("an argument")
 
     @stoker.remote
@@ -358,13 +360,19 @@ def test_a_call_fails_with_its_first_failed_argument(flags: Flags) -> None:
         def __init__(self, *values: Any) -> None:
             pass
 
-        def use(self) -> None:
+        def use(self, *values: Any) -> None:
             pass
 
     pending, failed = slow.remote(), fails.remote()
     assert isinstance(caught_by(lambda: get(use.remote(pending, failed))), KeyError)
     assert isinstance(caught_by(lambda: get(use.remote(failed, pending))), KeyError)
     assert "an argument" in str(caught_by(lambda: get(Uses.remote(pending, failed).use.remote())))
+    uses = Uses.remote()
+    assert isinstance(caught_by(lambda: get(uses.use.remote(pending, failed))), KeyError)
+    late = fails.remote("late")  # behind a missing one, and not failed yet when it is sent
+    waiting = uses.use.remote(pending, late)
+    flags.raise_("late")
+    assert isinstance(caught_by(lambda: get(waiting)), KeyError)
     flags.raise_("later")
     get(pending)
 

@@ -159,20 +159,23 @@ class ActorCalls:
             line.post(run_frame(line, batch, self._runtime.address))
 
     def _is_ready(self, task: PendingTask) -> bool:
-        """Whether the arguments of a call are there; if not, it is seen to again once they are."""
-        missing = missing_dep(task)
-        if missing is not None and not task.waiting_deps:
-            task.waiting_deps = 1
+        """Whether the arguments of a call are there, or one has failed; else it is seen to again."""
+        if not task.deps or missing_dep(task) is None or failed_dep(task) is not None:
+            return True
+        if not task.waiting_deps:
+            missing = [ref._entry for ref in task.deps if ref._entry.place is None]
+            task.waiting_deps = len(missing)
 
             def again() -> None:
-                task.waiting_deps = 0
+                task.waiting_deps -= 1
                 link = self._links.get(task.spec.actor_id)
                 if link is not None and task.phase is Phase.WAITING and self._is_ready(task):
                     link.calls.settled(task)
                     self.send(link)
 
-            self._runtime.objects.when_settled(missing, again)
-        return missing is None
+            for entry in missing:
+                self._runtime.objects.when_settled(entry, again)
+        return False
 
     def died(self, link: ActorLink, actor: Actor) -> None:
         """The gcs says that an actor is dead: fail its calls with the cause."""
