@@ -83,7 +83,7 @@ async def test_the_document_is_complete(cluster: Cluster) -> None:
 
     listing = operations["GET", "/v1/nodes"]
     query = {p["name"]: p for p in listing["parameters"] if p["in"] == "query"}
-    assert set(query) == {"limit", "cursor"}
+    assert set(query) == {"limit", "cursor", "sort", "order", "count"}
     assert query["limit"]["schema"] == {
         "type": "integer",
         "minimum": 1,
