@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from stoker_gcs.parts import Parts
     from stoker_gcs.store.changes import Condition
     from stoker_wire.messages.control import Verdict
+    from stoker_wire.messages.work import Actor
 
 LOOKED_AT = 1000
 """Waiting actors, and waiting tasks, that are looked at."""
@@ -37,6 +38,7 @@ ASKED_FOR = 20
 """Demands for which the scheduler is asked; groups beyond show what they themselves reported."""
 SHOWN = 50
 _DETAILS = 2
+_PER_SELECT = 500
 _ID = re.compile(r"\b[a-z]+_[0-9a-f]{8}[0-9a-f.]*")
 
 
@@ -61,9 +63,18 @@ class _Groups:
     bounded: set[str] = field(default_factory=set)
 
     def add(
-        self, kind: str, name: str, state: str, id_: str, demand: Demand | None, note: str
+        self,
+        kind: str,
+        name: str,
+        state: str,
+        id_: str,
+        demand: Demand | None,
+        note: str,
+        alike: str = "",
     ) -> None:
-        key = (kind, name, state, _ID.sub("", note) if demand is None else _class_of(demand))
+        """Count one in; without a demand those with the same ``alike`` (or note) are one group."""
+        cause = (alike or _ID.sub("", note)) if demand is None else _class_of(demand)
+        key = (kind, name, state, cause)
         group = self.by_key.setdefault(key, _Group(kind, name, state, id_, demand, note))
         group.count += 1
 
@@ -111,12 +122,27 @@ async def _add_tasks(parts: Parts, job_id: str, groups: _Groups) -> None:
     rows = await parts.truth.store.select(schema.TASKS, where, limit=LOOKED_AT + 1)
     if len(rows) > LOOKED_AT:
         groups.bounded.add("task")
-    for row in rows[:LOOKED_AT]:
-        task = task_of(row)
+    tasks = [task_of(row) for row in rows[:LOOKED_AT]]
+    actors = await _actors(parts, {task.actor_id for task in tasks if task.actor_id})
+    for task in tasks:
         queued = task.state is TaskState.QUEUED and not task.actor_id
+        note, alike = task.waiting_for or "waits for a worker", ""
+        if (actor := actors.get(task.actor_id)) is not None:
+            # As the actor is now: the task told once how it was when the call was made.
+            alike = f"{actor.class_name} {actor.state}"
+            note = f"waits for actor {actor.class_name} ({actor.actor_id}), which is {actor.state}"
         demand = task.demand if queued else None
-        note = task.waiting_for or "it waits for a worker"
-        groups.add("task", task.name, task.state, task.task_id, demand, note)
+        groups.add("task", task.name, task.state, task.task_id, demand, note, alike)
+
+
+async def _actors(parts: Parts, ids: set[str]) -> dict[str, Actor]:
+    found = {}
+    some = sorted(ids)
+    for start in range(0, len(some), _PER_SELECT):
+        where: dict[str, Condition] = {"actor_id": tuple(some[start : start + _PER_SELECT])}
+        for row in await parts.truth.store.select(schema.ACTORS, where):
+            found[row["actor_id"]] = ACTORS.kept(row).record
+    return found
 
 
 async def _ask(parts: Parts, demand: Demand | None) -> Explanation | None:

@@ -85,13 +85,13 @@ async def explain_task(parts: Parts, task_id: str) -> Explanation:
         return await _waiting(parts, task_id, last.state, last.demand, waited_s, (), "")
     name = f"task {task_id} ({last.name}, attempt {last.attempt})"
     match last.state:
+        case TaskState.WAITING | TaskState.QUEUED if last.actor_id:
+            summary = f"{name} waits for its actor"
         case TaskState.WAITING:
             summary = f"{name} {short_of(last.waiting_for) or 'waits for an argument'}"
             summary += await _maker(parts, last.waiting_for)
         case TaskState.QUEUED:
-            summary = f"{name} waits for " + (
-                f"actor {last.actor_id}" if last.actor_id else "a worker"
-            )
+            summary = f"{name} waits for a worker"
         case TaskState.RUNNING:
             summary = f"{name} runs on node {last.node_id}"
         case _:

@@ -13,7 +13,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.schema import JOBS, REVISION
+from stoker_gcs.schema import JOBS, REVISION, Type
+from stoker_gcs.schema import TABLES as ALL_TABLES
 from stoker_gcs.store.opening import open_store
 from stoker_gcs.tables import metadata
 from stoker_migrations.command import main, scripts, upgrade
@@ -63,6 +64,16 @@ async def test_postgres_after_the_migrations_is_what_the_tables_say(postgres_url
     engine = create_async_engine(postgres_url)
     async with engine.connect() as connection:
         assert await connection.run_sync(differences) == []
+        compared = await connection.exec_driver_sql(
+            "SELECT table_name, column_name FROM information_schema.columns "
+            "WHERE table_schema = 'public' AND collation_name = 'C'"
+        )
+        assert {tuple(row) for row in compared} == {
+            (table.name, column.name)
+            for table in ALL_TABLES
+            for column in table.columns
+            if column.type is Type.TEXT and column.name in (*table.key, *table.searched)
+        }, "texts that are searched by their beginning compare as bytes"
     await engine.dispose()
 
 
