@@ -76,7 +76,11 @@ class Shell:
 def stoker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     """A shell beside a running cluster of 2 CPUs."""
     shell = Shell(tmp_path_factory.mktemp("cli"))
-    started = shell("start", "--head", "--num-cpus", "2", "--num-gpus", "0", "--port", "0")
+    # What can never run waits for as long as tests look at it, not for 10 s.
+    started = shell(
+        "start", "--head", "--num-cpus", "2", "--num-gpus", "0", "--port", "0",
+        STOKER_INFEASIBLE_GRACE_S="600",
+    )  # fmt: skip
     assert started.returncode == 0, started.stderr
     yield shell
     shell("stop")
@@ -364,7 +368,8 @@ def test_json_of_every_read_command_is_json(stoker: Shell, args: tuple[str, ...]
 
 
 def test_a_terminal_of_80_columns_shows_whole_ids(stoker: Shell) -> None:
-    (job, *_) = stoker.json("list", "jobs", "--limit", "1")
+    stoker("job", "submit", "--", "true")
+    (job,) = stoker.json("list", "jobs", "--limit", "1")
     for width in (80, 100):
         leading, following = pty.openpty()
         environ = {**stoker.environ, "COLUMNS": str(width), "TERM": "xterm"}
