@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker._actors import is_async
 from stoker.exceptions import BadRequestError
+from stoker.runtime import actor_end
 from stoker.runtime.actor_end import TERMINATE, ActorEnd, Reason, left_by, reason_of
 from stoker.runtime.actor_loops import GroupLoop, drive, start_thread
 from stoker.runtime.failures import error_of, failed_by, info_of
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
 
 _REPORT_S = 60.0
 _ASYNC_CONCURRENCY = 1000
-_JOIN_S = 3.0
-"""How long the other groups of an async actor may take to cancel what they run."""
+_JOIN_S = 2.0
+"""How long the other groups of an async actor may take to cancel what has not finished."""
 _POLL_S = 0.02
 _ABSENT = object()
 
@@ -128,7 +129,7 @@ class ActorHost:
         self._loops[""] = main
         await main.serve(self._alive)
         for thread in threads:
-            await asyncio.to_thread(thread.join, _JOIN_S)
+            await asyncio.to_thread(thread.join, actor_end.FINISH_S + _JOIN_S)
         if (hook := self.end.hook()) is not None:
             await hook
 

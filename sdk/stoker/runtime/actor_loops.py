@@ -29,7 +29,6 @@ class GroupLoop:
     def __init__(self, host: ActorHost, limit: int) -> None:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._host = host
-        self._limit = limit
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: asyncio.TaskGroup | None = None
         self._gate = asyncio.Semaphore(limit)
