@@ -7,7 +7,6 @@ finished. Making room is the work of :mod:`stoker_nodelet.space`.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -44,13 +43,17 @@ class Objects:
         """
         for one in objects:
             object_id = check_id(one.object_id, Prefix.OBJECT, field="objects.object_id")
-            if not (self.arena.path / object_id).exists():
+            folder = self.arena.path / SPILL if one.spilled else self.arena.path
+            if not (folder / object_id).exists():
                 continue
-            self._forget(object_id)
+            self._forget(object_id, keep_file=one.spilled)
             self._index[object_id] = msgspec.structs.replace(
                 one, node_id=self.node_id, created_at_s=time.time()
             )
-            self.nbytes += one.nbytes
+            if one.spilled:
+                self.spilled_bytes += one.nbytes
+            else:
+                self.nbytes += one.nbytes
 
     def free(self, object_ids: Iterable[str]) -> int:
         """Free objects; ids that are unknown here are passed over. Return how many were known."""
@@ -62,15 +65,15 @@ class Objects:
             count += known or here
         return count
 
-    def _forget(self, object_id: str) -> bool:
+    def _forget(self, object_id: str, *, keep_file: bool = False) -> bool:
         """Take an object out of the index, and off the disk; return whether it was known."""
         known = self._index.pop(object_id, None)
         if known is None:
             return False
         if known.spilled:
             self.spilled_bytes -= known.nbytes
-            with contextlib.suppress(FileNotFoundError):
-                (self.arena.path / SPILL / object_id).unlink()
+            if not keep_file:
+                self.arena.drop_from_disk(object_id)
         else:
             self.nbytes -= known.nbytes
         return True

@@ -96,6 +96,9 @@ class Space:
                 f"{one.object_id} of {one.owner_id or 'an unknown owner'} ({one.nbytes} bytes)"
                 for one in self.objects.largest(_LARGEST)
             )
+            freed = sum(size for _, size, path in self.recycled() if self.arena.in_use(path))
+            if freed:
+                holders += (", " if holders else "") + f"views of freed objects ({freed} bytes)"
             raise ArenaFullError(
                 f"no room for {nbytes} bytes in the node's shared memory: {ledger.used_bytes} of "
                 f"{ledger.limit_bytes} bytes are in use, and {obstacle}. Largest holders: "
@@ -203,6 +206,9 @@ class Space:
             since_s = half_done_s if path.suffix == ".tmp" else unreported_s
             if status.st_ctime < since_s and entry.name not in self.objects:
                 lost.append(path)
+        with contextlib.suppress(FileNotFoundError):
+            for entry in _entries(self.arena.path / SPILL):
+                self._sweep_disk(entry, half_done_s)
         # After the others: what is recycled meanwhile is counted twice, not never.
         used += sum(nbytes for _, nbytes, _ in self.recycled())
         for path in lost:
@@ -212,7 +218,17 @@ class Space:
                 self.arena.recycle_file(str(path))
         self.arena.ledger.recount(used, counted)
 
-    def _index_again(self, path: Path) -> None:
+    def _sweep_disk(self, entry: os.DirEntry[str], before_s: float) -> None:
+        """Look after a file that a writer left on disk: half done, or never reported."""
+        with contextlib.suppress(FileNotFoundError):
+            if entry.name in self.objects or entry.stat().st_mtime >= before_s:
+                return
+            if entry.name.endswith(".tmp"):
+                os.unlink(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                self._index_again(Path(entry.path), spilled=True)
+
+    def _index_again(self, path: Path, *, spilled: bool = False) -> None:
         """Take an object into the index by what its own head says."""
         try:
             with path.open("rb") as file:
@@ -223,7 +239,10 @@ class Space:
         if id_of(start) != path.name:
             return  # it was freed and filled again while it was looked at
         if self.is_over(head.job_id, head.owner_id):
-            self.arena.recycle(path.name)
+            if spilled:
+                self.arena.drop_from_disk(path.name)
+            else:
+                self.arena.recycle(path.name)
         else:
             self.objects.seal(
                 [
@@ -232,6 +251,7 @@ class Space:
                         nbytes=nbytes,
                         job_id=head.job_id,
                         owner_id=head.owner_id,
+                        spilled=spilled,
                     )
                 ]
             )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,7 +16,6 @@ from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 MIB = 1 << 20
 LIMIT = 48 * MIB
@@ -96,17 +97,58 @@ def test_views_stay_while_others_are_spilled(spill_dir: Path) -> None:
     until(lambda: empty(spill_dir), WAIT_S, "memory and disk are free again")
 
 
+def test_beside_what_is_read_values_go_to_disk(spill_dir: Path) -> None:
+    np = pytest.importorskip("numpy")
+
+    @stoker.remote
+    def make(number: int) -> Any:
+        return np.full(8 * MIB, number, np.uint8)
+
+    refs, views = [], []
+    for number in range(12):
+        array = np.full(8 * MIB, number, np.uint8)
+        refs.append(stoker.put(array) if number % 2 else make.remote(number))
+        views.append(stoker.get(refs[-1], timeout=WAIT_S))
+    assert len(spilled(spill_dir)) >= 6
+    assert all((view == number).all() for number, view in enumerate(views))
+    del refs
+    stoker.put(array)  # freed before anybody has heard of it
+    until(lambda: not spilled(spill_dir), WAIT_S, "the disk is free")
+    assert all((view == number).all() for number, view in enumerate(views))
+    del views
+    until(lambda: empty(spill_dir), WAIT_S, "memory and disk are free again")
+
+
 def test_what_all_readers_hold_cannot_make_room(spill_dir: Path) -> None:
     np = pytest.importorskip("numpy")
     refs, views = [], []
-    with pytest.raises(ArenaFullError, match=r"Largest holders: o_.*Drop refs") as caught:
-        for number in range(20):
-            refs.append(stoker.put(np.full(8 * MIB, number, np.uint8)))
-            views.append(stoker.get(refs[-1], timeout=WAIT_S))
-    assert "being read" in str(caught.value)
+    node = stoker._session.runtime().node
+    assert node is not None
+    disk = Path(node.arena_dir) / "spill"
+    folder = os.readlink(disk)
+    disk.unlink()
+    try:
+        with pytest.raises(ArenaFullError, match=r"Largest holders: o_.*Drop refs") as caught:
+            for number in range(20):
+                refs.append(stoker.put(np.full(8 * MIB, number, np.uint8)))
+                views.append(stoker.get(refs[-1], timeout=WAIT_S))
+    finally:
+        disk.symlink_to(folder)
+    said = str(caught.value)
+    assert "being read" in said
+    assert "Disk has no room either: No such file" in said
+    assert "This process itself has values that are views of shared memory: o_" in said
     assert 4 <= len(views) <= 6
     assert all((view == number).all() for number, view in enumerate(views))
-    del caught, refs, views
+    del refs[1:], caught
+    gc.collect()
+    with pytest.raises(MemoryError, match="views of freed objects"):
+        disk.unlink()
+        try:
+            refs.append(stoker.put(np.full(40 * MIB, 1, np.uint8)))
+        finally:
+            disk.symlink_to(folder)
+    del refs, views
     until(lambda: empty(spill_dir), WAIT_S, "memory and disk are free again")
     assert stoker.get(stoker.put(block(1)), timeout=WAIT_S) == block(1)
 

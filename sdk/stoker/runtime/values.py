@@ -30,6 +30,8 @@ _GATHER_S = 0.003
 _FLUSH_S = 5.0
 _ROOM_S = 60.0
 _HEAD_ROOM = 1 << 16
+_VIEWS = 3
+"""Views that the error of a full memory names."""
 
 _log = logging.getLogger("stoker.values")
 
@@ -61,7 +63,7 @@ class Values:
         lengths = tuple(view.nbytes for view in packed.buffers)
         head = ObjectHead(runtime.job_id, owner_id, created_at_s, len(packed.data), lengths)
         try:
-            nbytes = self._write(object_id, head, packed)
+            nbytes, on_disk = self._write(object_id, head, packed)
             self._to_seal.append(
                 ObjectInfo(
                     object_id=object_id,
@@ -70,6 +72,7 @@ class Values:
                     owner_id=owner_id,
                     node_id=node.node_id,
                     created_at_s=created_at_s,
+                    spilled=on_disk,
                 )
             )
             runtime.wake()
@@ -81,23 +84,55 @@ class Values:
     def discard(self, object_id: str) -> None:
         """Free what was written under this id, if anything was, though nobody got its place."""
         arena, node = self._runtime.arena, self._runtime.node
-        if arena is not None and node is not None and arena.recycle(object_id):
-            self._to_free.append((node.url, object_id))
+        if arena is not None and node is not None:
+            if arena.recycle(object_id):
+                self._to_free.append((node.url, object_id))
+            else:
+                arena.drop_from_disk(object_id)
 
-    def _write(self, object_id: str, head: ObjectHead, packed: Packed) -> int:
-        """Write into the arena; where it is full, have the nodelet make room, then try again."""
+    def _write(self, object_id: str, head: ObjectHead, packed: Packed) -> tuple[int, bool]:
+        """Write into the arena, or on disk where what is read leaves no room; return its length and
+        whether it is on disk.
+
+        Where the arena is full, the nodelet makes room first.
+        """
         arena, node = self._runtime.arena, self._runtime.node
         assert arena is not None and node is not None
         deadline_s = time.monotonic() + _ROOM_S
         while True:
             try:
-                return arena.write(object_id, head, packed.data, packed.buffers, self._reclaim)
+                parts = packed.data, packed.buffers
+                return arena.write(object_id, head, *parts, self._reclaim), False
             except ArenaFullError:
                 if self._runtime.on_loop_thread() or time.monotonic() > deadline_s:
                     raise
             # It says no where none can be made; where it says yes, others may be faster to take it.
             room = MakeRoom(nbytes=capacity_for(packed.nbytes + _HEAD_ROOM))
-            self._runtime.run(self._ask_for(node.url, room), _ROOM_S)
+            try:
+                self._runtime.run(self._ask_for(node.url, room), _ROOM_S)
+            except ArenaFullError as full:
+                full.with_traceback(None)  # it would keep this frame, and so the refs of callers
+                full.__cause__ = full.__context__ = None
+                if room.nbytes > arena.ledger.limit_bytes:
+                    raise  # no reader of another node could have it in memory
+                return self._write_to_disk(object_id, head, packed, full), True
+
+    def _write_to_disk(
+        self, object_id: str, head: ObjectHead, packed: Packed, full: ArenaFullError
+    ) -> int:
+        """Write where spilled objects lie; if that fails, say so and what this process reads."""
+        arena = self._runtime.arena
+        assert arena is not None
+        try:
+            return arena.write_to_disk(object_id, head, packed.data, packed.buffers)
+        except OSError as error:
+            views = arena.read_here()
+            mine = ", ".join(f"{name} ({nbytes} bytes)" for name, nbytes in views[:_VIEWS])
+            more = f" and {len(views) - _VIEWS} more" if len(views) > _VIEWS else ""
+            raise ArenaFullError(
+                f"{full.message} Disk has no room either: {error.strerror}. This process itself has "
+                f"values that are views of shared memory: {mine or 'none'}{more}."
+            ) from None
 
     def _reclaim(self) -> bool:
         """Free now what died a moment ago: its extent is worth more than a turn of the loop costs."""
@@ -140,8 +175,8 @@ class Values:
         if isinstance(place, Stored):
             object_id = place.object_id or object_id
             arena = self._runtime.services.seen_arena(place.node_id)
-            if arena is not None:
-                arena.recycle(object_id)
+            if arena is not None and not arena.recycle(object_id):
+                arena.drop_from_disk(object_id)  # views of it keep what they have
             self._to_free.append((place.node_url, object_id))
 
     def flush(self) -> None:
@@ -161,6 +196,9 @@ class Values:
                 seals, frees = drain(self._to_seal), drain(self._to_free)
                 brief = {one.object_id for one in seals} & {object_id for _, object_id in frees}
                 told = tuple(one for one in seals if one.object_id not in brief)
+                for one in seals:
+                    if one.spilled and one.object_id in brief and self._runtime.arena is not None:
+                        self._runtime.arena.drop_from_disk(one.object_id)
                 by_node: dict[str, list[str]] = {}
                 for url, object_id in frees:
                     if object_id not in brief:

@@ -166,6 +166,37 @@ class Arena:
             raise
         return total
 
+    def write_to_disk(
+        self, object_id: str, head: ObjectHead, data: Any, buffers: Sequence[memoryview]
+    ) -> int:
+        """Store an object on disk at once, where spilled ones lie; return its length.
+
+        Raises OSError, and has then no effect.
+        """
+        start, total = pack_head(object_id, head)
+        final = self.path / SPILL / object_id
+        temporary = final.with_name(os.path.basename(self._temporary()))
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, total)  # a full disk is an error before anything is written
+            for offset, part in parts_of(start, data, buffers):
+                view = memoryview(part)
+                while view.nbytes:
+                    written = os.pwrite(fd, view[:_SLICE], offset)
+                    view, offset = view[written:], offset + written
+            os.rename(temporary, final)
+            self.recycle(object_id)  # what an earlier attempt at the same task has made
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        return total
+
+    def drop_from_disk(self, object_id: str) -> None:
+        """Delete an object that was written to disk and that no nodelet knows of."""
+        (self.path / SPILL / object_id).unlink(missing_ok=True)
+
     def create(self, nbytes: int, reclaim: Callable[[], bool] | None = None) -> Extent:
         """Return an extent of at least ``nbytes`` to fill: a warm one, or fresh memory.
 
@@ -297,6 +328,10 @@ class Arena:
     def read(self, object_id: str) -> tuple[memoryview, list[memoryview]]:
         """Return the stream and the buffers of an object, as read-only views of shared memory."""
         return split(self._views.view(object_id, self.path / object_id, self.open))
+
+    def read_here(self) -> list[tuple[str, int]]:
+        """Return the objects that this process has views of, with their bytes, the largest first."""
+        return self._views.living()
 
     # -- freeing ---------------------------------------------------------------------------------
 
