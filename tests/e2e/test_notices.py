@@ -48,7 +48,7 @@ def test_what_waits_for_resources_is_said_once_per_cause(driver: Run) -> None:
         async def one(): return await later.remote(later.remote(2))
         try: asyncio.run(asyncio.wait_for(one(), 4))
         except TimeoutError: pass
-        del holders
+        for one in (*more, *holders): stoker.kill(one)
         print(stoker.get(later.remote(3), timeout=60))
         """,
         STOKER_WAIT_NOTICE_S="1",
