@@ -195,7 +195,7 @@ class ActorEnd:
                 await runtime.tasks.close()
                 runtime.objects.flush()
                 await runtime.history.flush()
-                await runtime.peers.close()
+                await runtime.peers.close_lines()  # its server would wait for handlers
 
 
 async def _shown(hook: Any) -> None:

@@ -68,11 +68,15 @@ class Peers:
         await web.TCPSite(self._runner, tcp_host, 0).start()
         return next(int(a[1]) for a in self._runner.addresses if isinstance(a, tuple))
 
-    async def close(self) -> None:
-        """Close all lines (after what is posted on them left) and stop listening."""
+    async def close_lines(self) -> None:
+        """Close all lines, after what is posted on them left."""
         await asyncio.gather(
             *(x.close() for x in list(self._lines.values())), return_exceptions=True
         )
+
+    async def close(self) -> None:
+        """Close all lines (after what is posted on them left) and stop listening."""
+        await self.close_lines()
         if self._runner is not None:
             await self._runner.cleanup()
 
