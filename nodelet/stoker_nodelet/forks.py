@@ -115,7 +115,7 @@ class ForkServer:
         frame = HEAD.pack(len(body)) + body
         if self._writer is None:
             self._early.append(frame)
-        else:
+        elif not self._writer.is_closing():  # else it ends, and kills what it forked
             self._writer.write(frame)
 
     async def _listen(self) -> None:

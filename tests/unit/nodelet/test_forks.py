@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -45,3 +47,24 @@ async def test_the_end_of_a_child_is_told_behind_its_fork(together: bool) -> Non
         for running in list(background._tasks):
             await running
     assert told == ["forked 7", "exited 7"]
+
+
+def test_orders_to_one_that_was_told_to_stop_are_dropped() -> None:
+    uvloop = pytest.importorskip("uvloop", reason="its transports refuse to write once closed")
+
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        async with Background("test") as background:
+            handle = ForkServerHandle(MagicMock(), ours, "", (), "")
+            server = ForkServer(handle, lambda _: None, background)
+            server.start()
+            while server._writer is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            server._writer.close()
+            await server._writer.wait_closed()
+            server.lost = False
+            server.signal("w_1", 9)
+            server.remove_at_end(Path("/nowhere"))
+        theirs.close()
+
+    uvloop.run(main())
