@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,31 @@ def test_an_argument_that_does_not_pickle_names_the_members_path(
 ) -> None:
     with pytest.raises(SerializationError, match=path):
         same.remote(make())
+
+
+def test_a_large_function_is_warned_of_once_and_its_largest_variable_named() -> None:
+    large, small = bytes(11 << 20), b"small"
+
+    @stoker.remote
+    def closes_over() -> int:
+        return len(large) + len(small)
+
+    class Large:
+        table = large
+
+        def size(self) -> int:
+            return len(self.table)
+
+    with pytest.warns(
+        UserWarning, match=r"closes_over is 11,.* bytes .*'large' alone has 11,534,336"
+    ):
+        assert get(closes_over.remote()) == (11 << 20) + 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        get(closes_over.remote())
+    with pytest.warns(UserWarning, match=r"class .*Large is .*'table'"):
+        actor = stoker.remote(Large).remote()
+    assert get(actor.size.remote()) == 11 << 20
 
 
 def test_a_function_that_does_not_pickle_names_what_it_closes_over() -> None:
