@@ -381,6 +381,20 @@ def test_hooks_that_do_not_end_hold_an_actor_up_for_a_bounded_time(tmp_path: Pat
     assert hooks(log) == ["ignored"]
 
 
+def test_an_actor_without_handles_runs_its_hooks(remote: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    actor = remote.options(max_restarts=3).remote(str(log))
+    actor_id = actor.actor_id
+    get(actor.ping.remote())
+    slow = actor.slow.remote()
+    del actor
+    record = until_state(actor_id, "DEAD")
+    assert get(slow) == "slow"
+    assert "no handle to it is left" in record["death_cause"]["message"]
+    assert record["restarts"] == 0
+    assert hooks(log) == ["slow", "shutdown", "atexit"]
+
+
 def test_kill_runs_no_hook(tmp_path: Path) -> None:
     log = tmp_path / "log"
     actor = stoker.remote(Plain).remote(str(log))

@@ -1,8 +1,8 @@
 """How an actor ends of its own accord: no new call, its hooks, the reason to the gcs, then the process.
 
-Begun by ``exit_actor()``, by a ``SystemExit`` of its code, by a constructor that raised, or by
-``__stoker_terminate__``. What an actor's callers learn comes from the gcs alone, so all learn the
-same. ``stoker.kill()`` is no such end: it runs no hook.
+Begun by ``exit_actor()``, by a ``SystemExit`` of its code, by a constructor that raised, by
+``__stoker_terminate__``, or by the owner once no process has a handle. What an actor's callers learn
+comes from the gcs alone, so all learn the same. ``stoker.kill()`` is no such end: it runs no hook.
 """
 
 from __future__ import annotations
@@ -72,6 +72,13 @@ def left_by(how: str, exit_code: int = 0, *, restart: bool = False) -> Reason:
         code="actor_died", message=f"it ended itself: {how}", extra={"exit_code": exit_code}
     )
     return Reason(exit_code & 0xFF, cause, restart)
+
+
+def told(why: str) -> Reason:
+    """Return the reason of an actor that was told to end, by its handle or because it has none."""
+    if not why:
+        return left_by(f"{TERMINATE} was called")
+    return Reason(0, ErrorInfo(code="actor_died", message=why))
 
 
 def whereabouts() -> str:

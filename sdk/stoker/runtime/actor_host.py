@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stoker._actors import is_async
 from stoker.exceptions import BadRequestError
 from stoker.runtime import actor_end
-from stoker.runtime.actor_end import TERMINATE, ActorEnd, Reason, left_by, reason_of
+from stoker.runtime.actor_end import TERMINATE, ActorEnd, Reason, left_by, reason_of, told
 from stoker.runtime.actor_loops import GroupLoop, drive, start_thread
 from stoker.runtime.failures import error_of, failed_by, info_of
 from stoker.runtime.invocation import ActorPayload, invoke, load_arguments, load_function
@@ -215,17 +215,17 @@ class ActorHost:
             *(other.call.task_id for other in queued if other.template.group != group),
         ]
 
-    def _terminate(self, before: list[str]) -> Callable[[], None]:
-        def terminate() -> None:
+    def _terminate(self, before: list[str]) -> Callable[..., None]:
+        def terminate(why: str = "") -> None:
             self._wait_for(before)
-            self.end.begin(left_by(f"{TERMINATE} was called"))
+            self.end.begin(told(why))
 
         return terminate
 
-    def _terminate_async(self, before: list[str]) -> Callable[[], Any]:
-        async def terminate() -> None:
+    def _terminate_async(self, before: list[str]) -> Callable[..., Any]:
+        async def terminate(why: str = "") -> None:
             await asyncio.to_thread(self._wait_for, before)
-            self.end.begin(left_by(f"{TERMINATE} was called"))
+            self.end.begin(told(why))
 
         return terminate
 

@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
+from stoker._remote import TEMPLATE_NUMBERS
 from stoker.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     PendingCallsLimitError,
     StokerError,
 )
+from stoker.runtime.actor_end import END_S, TERMINATE
 from stoker.runtime.actor_lines import ActorLines
 from stoker.runtime.actor_link import ActorLink
 from stoker.runtime.calls import (
@@ -32,8 +34,9 @@ from stoker.runtime.calls import (
     run_frame,
 )
 from stoker.runtime.failures import failed_with
+from stoker.runtime.serialization import pack
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Cancel, Failed, Result
+from stoker_wire.messages.data import Call, Cancel, Failed, Inline, Result, Run, Template
 from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
@@ -43,6 +46,8 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.channel import Channel
 
+_POLL_S = 0.02
+_LATE_S = 5.0
 _LINKS = 1000
 """From this many actors on, those that are not called are forgotten."""
 
@@ -308,9 +313,26 @@ class ActorCalls:
     async def _end_unheld(self, actor_id: str) -> None:
         link = self._links.get(actor_id)
         if link is None or link.dead is None:
+            reason = "no handle to it is left"
+            if link is not None:
+                await self._terminate(link, reason)
             with contextlib.suppress(StokerError):  # it ends with this process at the latest
-                await self.kill(actor_id, no_restart=True, reason="no handle to it is left")
+                await self.kill(actor_id, no_restart=True, reason=reason)
         self._links.pop(actor_id, None)
+
+    async def _terminate(self, link: ActorLink, reason: str) -> None:
+        """Have an actor that nobody calls run its hooks; returns when it leaves, or is late."""
+        line = link.line
+        if line is None:
+            return  # none of our calls came through, and there may be nothing to clean up
+        number = next(TEMPLATE_NUMBERS)
+        place = Inline(pack(([reason], {}, []), what="").data)
+        template = Template(number, TERMINATE, f"{link.name}.{TERMINATE}", history=False)
+        line.post(Run([Call(self._ids(), number, place)], [template]))
+        for _ in range(int((END_S + _LATE_S) / _POLL_S)):
+            if line.closed or link.dead is not None:
+                return
+            await asyncio.sleep(_POLL_S)
 
     async def kill(self, actor_id: str, *, no_restart: bool, reason: str) -> None:
         """End an actor, also one that is still being created."""
