@@ -187,6 +187,7 @@ def test_an_idle_worker_stays_while_actors_that_it_made_live(driver: Callable[..
         assert not gone(maker), "the maker of an actor went"
         assert stoker.get(child.ping.remote(), timeout=40) == "pong"
         stoker.kill(child)
+        del child  # the maker owns what counts its handles
         until(lambda: gone(maker), 40, "the maker leaves after its actor")
         print("fine")
     """

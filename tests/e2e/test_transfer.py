@@ -68,12 +68,16 @@ def where(_: bytes = b"") -> str:
 
 @pytest.mark.parametrize("how", ["one_by_one", "at_once", "with_an_argument"])
 def test_spread_tasks_go_round_the_nodes_however_short(nodes: Nodes, how: str) -> None:
+    lies_there = make.options(resources=nodes.far).remote(1)
+    stoker.wait([lies_there], timeout=40)
+    # A lease that is kept for a moment counts as load, and loaded nodes are passed over.
+    idle = lambda: stoker.available_resources() == stoker.cluster_resources()  # noqa: E731
+    until(idle, 40, "no lease is held")
     if how == "one_by_one":
         ran = [get(where.remote()) for _ in range(10)]
     elif how == "at_once":
         ran = get([where.remote() for _ in range(10)])
     else:
-        lies_there = make.options(resources=nodes.far).remote(1)
         ran = [get(where.remote(lies_there)) for _ in range(10)]
     counts = [ran.count(name) for name in set(ran)]
     assert len(counts) == 2, ran
