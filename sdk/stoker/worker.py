@@ -102,7 +102,9 @@ class _Worker:
     async def retire(self, request: web.Request) -> web.StreamResponse:
         """``POST /v1/retire``: end, unless others still need what this process owns."""
         runtime = self._runtime
-        held = sum(1 for e in list(runtime.objects.table.entries.values()) if e.borrowers)
+        entries = list(runtime.objects.table.entries.values())
+        # What handles of others hold is the actor, which is counted by itself while it lives.
+        held = sum(bool(e.borrowers) and e.object_id not in runtime.actors.lives for e in entries)
         tasks, actors = len(runtime.tasks.pending), runtime.actors.owned_alive()
         if held or tasks or actors or self._execution.busy:
             why = (
