@@ -45,6 +45,8 @@ def test_a_worker_that_dies_is_reported_with_its_cause_and_last_words(
     text = str(caught.value)
     assert said in text
     assert "my last words" in text
+    first, *evidence = text.splitlines()
+    assert first.endswith(".") and evidence[0].startswith("peak memory: ")
     assert "die" in text
 
 

@@ -215,7 +215,7 @@ def exit_cause(exit_: WorkerExit) -> ErrorInfo:
     text = f"its worker {exit_.worker_id} ended: {exit_.cause or how}"
     if exit_.last_log_lines:
         lines = "".join(f"\n    {line}" for line in exit_.last_log_lines[-SHOWN_LINES:])
-        text += f"; its last output:{lines}"
+        text += f".\nlast output:{lines}"
     return ErrorInfo(
         code="out_of_memory" if exit_.oom else "actor_died",
         message=text,

@@ -208,14 +208,14 @@ def node_died(node: Node, worker_id: str) -> NodeDiedError:
 
 
 def death_error(dead: WorkerExit) -> WorkerDiedError:
-    """Return the error for a worker's exit: one cause and its evidence."""
+    """Return the error for a worker's exit: one cause, and on further lines its evidence."""
     log = "".join(f"\n    {line}" for line in dead.last_log_lines[-10:])
     text = (
-        f"worker {dead.worker_id} (pid {dead.pid}) on node {dead.node_id} died: {dead.cause}"
-        f"; peak memory {dead.peak_rss_bytes / 2**20:.0f} MiB"
+        f"worker {dead.worker_id} (pid {dead.pid}) on node {dead.node_id} died: {dead.cause}.\n"
+        f"peak memory: {dead.peak_rss_bytes / 2**20:.0f} MiB"
     )
     if log:
-        text += f"; its last output:{log}"
+        text += f"\nlast output:{log}"
     cls = OutOfMemoryError if dead.oom else WorkerDiedError
     return cls(
         text,
