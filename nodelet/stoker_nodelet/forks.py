@@ -172,6 +172,8 @@ class ForkServer:
             self._settle(worker_id, error(self._failure or "the fork server died"))
         for worker_id, pid in list(self._pids.items()):
             for orphan in proctree.marked("STOKER_WORKER_ID", worker_id):
+                if proctree.is_resource_tracker(orphan):
+                    continue  # it ends when those that it serves are dead
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)
             self.on_exit(ForkExit(worker_id, pid, int(signal.SIGKILL), 0))

@@ -9,8 +9,10 @@ msgpack map.
 It is the subreaper of all that it forks, and every worker is the subreaper of what *it* starts. So
 the tree under a living worker stays whole, and at a worker's death all that it left arrives here as
 a child that is no known worker: that is killed. An exit is reported when nothing of the worker is
-left. When the control socket closes (the nodelet is gone, however it died) everything is killed,
-and what a killed nodelet leaves in shared memory and sockets is removed.
+left, except resource trackers: they unlink what the worker had in shared memory, end by themselves,
+and are killed only if that takes long. When the control socket closes (the nodelet is gone, however
+it died) everything else is killed at once, and what a killed nodelet leaves in shared memory and
+sockets is removed.
 
 It must never start a thread or initialise CUDA: both do not survive a fork.
 """
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 DEFAULT_TARGET = "stoker.worker:main"
 HEAD = struct.Struct("!I")
 _SWEEP_S = 1.0  # an exit is reported at the latest after this, even if its orphans do not die
+_TRACKER_S = 2.0  # how long a dead worker's resource tracker may take to clean up
 _END_S = 4.0  # how long the end may take before the fork server leaves all the same
 _REMAINS_S = 1.0
 
@@ -133,8 +136,12 @@ def _detach(kept_fd: int, log_path: Path) -> None:
         os.dup2(null.fileno(), 0)
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os.closerange(3, kept_fd)
-    os.closerange(kept_fd + 1, os.sysconf("SC_OPEN_MAX"))
+    _close_all_but(kept_fd)
+
+
+def _close_all_but(fd: int) -> None:
+    os.closerange(3, fd)
+    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -194,6 +201,8 @@ class _Forks:
         self._workers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._exits: list[tuple[float, dict[str, Any]]] = []
+        self._trackers: dict[int, float] = {}
+        """Resource trackers of dead workers, and since when."""
         self._buffer = bytearray()
         self._over = False
         self._dismissed = False
@@ -217,7 +226,7 @@ class _Forks:
         gc.freeze()
         gc.disable()
         while not self._over:
-            timeout_s = 0.05 if self._exits else None
+            timeout_s = 0.05 if self._exits or self._trackers else None
             control = self._sock.fileno()
             readable, _, _ = select.select([control, self._wake_r], [], [], timeout_s)
             if self._wake_r in readable:
@@ -288,9 +297,7 @@ class _Forks:
             return
         # Not reaped yet, so the pid is still this worker's. Children first: a parent's death
         # would move them here, and cost another round.
-        for member in (*reversed(proctree.descendants(pid)), pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(member, signum)
+        _signal_tree(pid, signum)
 
     def _reap(self) -> None:
         while True:
@@ -307,30 +314,35 @@ class _Forks:
                 message = {"ev": "exited", "worker_id": worker_id, "pid": pid, "status": status}
                 message["peak_rss_bytes"] = usage.ru_maxrss * 1024
                 self._exits.append((time.monotonic(), message))
-        if self._exits:
+        if self._exits or self._trackers:
             self._sweep()
 
     def _sweep(self) -> None:
         """Kill what dead workers left; report their exits once nothing is left (or it is late)."""
+        now_s = time.monotonic()
         orphans = set(proctree.children(os.getpid())) - self._names.keys() - self._ours
+        trackers = filter(proctree.is_resource_tracker, orphans)
+        self._trackers = {pid: self._trackers.get(pid, now_s) for pid in trackers}
+        orphans -= {pid for pid, at_s in self._trackers.items() if now_s - at_s < _TRACKER_S}
         for orphan in orphans:
-            for member in (*reversed(proctree.descendants(orphan)), orphan):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(member, signal.SIGKILL)
-        late = time.monotonic() - _SWEEP_S
+            _signal_tree(orphan, signal.SIGKILL)
         held = []
         for at_s, message in self._exits:
-            if orphans and at_s > late:
+            if orphans and at_s > now_s - _SWEEP_S:
                 held.append((at_s, message))
             else:
                 self._tell(message)
         self._exits = held
 
     def _end(self) -> None:
-        deadline_s = time.monotonic() + _END_S
-        while time.monotonic() < deadline_s:
+        signal.set_wakeup_fd(-1)
+        _close_all_but(self._sock.fileno())  # a tracker that the imports started ends by that
+        started_at_s = time.monotonic()
+        while (passed_s := time.monotonic() - started_at_s) < _END_S:
             alive = proctree.descendants(os.getpid())
             for pid in reversed(alive):
+                if passed_s < _TRACKER_S and proctree.is_resource_tracker(pid):
+                    continue
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -356,6 +368,14 @@ class _Forks:
         if not self._remains:
             arena.sweep()
             arena.sweep(arena.SOCKETS, "stoker-sock-*")
+
+
+def _signal_tree(pid: int, signum: int) -> None:
+    """Signal a process and its descendants, children first; trackers below it live on."""
+    below = [one for one in proctree.descendants(pid) if not proctree.is_resource_tracker(one)]
+    for member in (*reversed(below), pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(member, signum)
 
 
 if __name__ == "__main__":

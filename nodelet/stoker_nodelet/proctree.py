@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TRACKER = b"resource_tracker import main"
 
 
 def children(pid: int) -> list[int]:
@@ -96,6 +97,18 @@ def _proportional_bytes(pid: int) -> int:
     except OSError:
         pass
     return rss_bytes(pid)
+
+
+def is_resource_tracker(pid: int) -> bool:
+    """Return whether ``pid`` is a resource tracker of multiprocessing or of loky (joblib).
+
+    It unlinks the shared memory and semaphores that its creators have left, once all of them are
+    dead, and ends; killed before that, it leaves them in ``/dev/shm`` for good.
+    """
+    try:
+        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def marked(variable: str, value: str) -> list[int]:

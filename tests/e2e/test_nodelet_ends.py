@@ -56,6 +56,32 @@ async def test_a_stopped_nodelet_leaves_the_cluster_and_cleans_up(start, gcs: Fa
     assert not is_alive(worker.pid)
 
 
+@pytest.mark.parametrize("end", ["stop", "kill", "forkserver"])
+async def test_workers_leave_no_shared_memory_however_they_end(
+    start, gcs: FakeGcs, end: str
+) -> None:
+    node = await start()
+    ends = ("crash", "release", "job", "node") if end == "stop" else ("node",)
+    leases = {how: await node.start_lease(job_id=f"job_{how}") for how in ends}
+    shared = {how: Path(f"/dev/shm/{node.registration.node_id}-{how}") for how in ends}
+    for how, (_, worker) in leases.items():
+        await node.do(worker, "share", shared[how].name)
+        assert there(shared[how])
+    if end == "stop":
+        await node.do(leases["crash"][1], "signal", str(int(signal.SIGKILL)))
+        await node.release(leases["release"][0].lease_id, kill=True)
+        gcs.publish("job.finished", "job_job")
+        for how in ends[:-1]:
+            await eventually(lambda path=shared[how]: not there(path), f"cleaned up after {how}")
+        await node.stop()
+    elif end == "kill":
+        node.process.kill()
+    else:
+        (forkserver,) = proctree.children(node.process.pid)
+        os.kill(forkserver, signal.SIGKILL)
+    await eventually(lambda: not there(shared["node"]), "its resource tracker has cleaned up")
+
+
 @pytest.mark.parametrize(
     ("what", "arg", "exit_code", "number", "cause"),
     [

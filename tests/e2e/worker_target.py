@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.shared_memory import SharedMemory
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,6 +65,7 @@ class _Worker:
         self.over = asyncio.Event()
         self.settled = asyncio.Event()
         self.hoard: list[bytearray] = []
+        self.shared: list[SharedMemory] = []
 
     async def run(self) -> None:
         boot = self.boot
@@ -126,6 +128,7 @@ class _Worker:
             # After the reply: the guard may be quicker than it.
             "hoard": lambda: soon(0.05, self.hoard_mib, int(arg)),
             "spawn": self.spawn,
+            "share": lambda: self.shared.append(SharedMemory(arg, create=True, size=1)),
         }
         acts[what]()
         lease = self.setup.lease if self.setup else None
