@@ -32,8 +32,9 @@ def tell_exit_code(url: str, *, token: str, job_id: str, message: str) -> bool:
     libc.fdopen.restype = ctypes.c_void_p
     libc.setvbuf.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
     libc.on_exit.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    query = f"?message={quote(message)}" if message else ""
     head = (
-        f"POST /v1/jobs/{job_id}/exit?message={quote(message)} HTTP/1.1\r\n"
+        f"POST /v1/jobs/{job_id}/exit{query} HTTP/1.1\r\n"
         f"Host: {parts.netloc}\r\nAuthorization: Bearer {token}\r\n"
         f"{PROTOCOL_HEADER}: {PROTOCOL_TEXT}\r\nStoker-Peer: driver\r\n"
         "Content-Type: application/octet-stream\r\nContent-Length: 1\r\n\r\n"
