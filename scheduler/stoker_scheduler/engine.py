@@ -22,6 +22,7 @@ from stoker_scheduler.translate import class_key, lease_of, need_of, setup_of
 from stoker_wire.background import Background
 from stoker_wire.errors import (
     ConflictError,
+    DeadlineExceededError,
     InfeasibleError,
     NotLeaderError,
     RuntimeEnvSetupError,
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 REPLY_MARGIN_S = 5.0
-"""The core answers by its own timers; this much later something is wrong."""
+"""The core answers by its own timers; after this much more an asker is sent away without one."""
 MAILBOX_LIFE_S = 60.0
 
 _REFUSALS: dict[cmd.Refusal, type[StokerError]] = {
@@ -137,7 +138,10 @@ class Engine:
     # Calls
 
     async def ask(self, request: LeaseRequest, wait_s: float) -> LeaseReply:
-        """Ask for leases; the reply comes when some are there or ``wait_s`` has passed."""
+        """Ask for leases; the reply comes when some are there or ``wait_s`` has passed.
+
+        DeadlineExceededError: no reply yet. Asking again with the same id goes on with the wait.
+        """
         check_id(request.request_id, Prefix.REQUEST, field="request_id")
         demand, now_s = request.demand, self.now()
         need = need_of(demand)
@@ -166,8 +170,15 @@ class Engine:
                 setup=setup_of(demand.runtime_env),
             )
         )
-        async with asyncio.timeout(wait_s + self.state.policy.start_grace_s + REPLY_MARGIN_S):
-            return await asyncio.shield(future)
+        limit_s = wait_s + self.state.policy.start_grace_s + REPLY_MARGIN_S
+        # A reply that comes in the same turn of the loop as the limit counts.
+        await asyncio.wait((future,), timeout=limit_s)
+        if not future.done():
+            raise DeadlineExceededError(
+                f"{request.request_id} waits on after {limit_s:g} s: it was asked again meanwhile, "
+                "with a later deadline, or this scheduler is held up; ask again under the same id"
+            )
+        return future.result()
 
     async def poll(self, owner_id: str, poll: OwnerPoll, wait_s: float) -> OwnerOrders:
         """Renew an owner's leases; return its orders, at once if there are new ones."""

@@ -11,11 +11,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from stoker_scheduler import engine
 from stoker_scheduler.messages import PlanQuery, PlanReply
 from stoker_scheduler.service import Running, serve
 from stoker_wire.client import Client
 from stoker_wire.errors import (
     BadRequestError,
+    DeadlineExceededError,
     InfeasibleError,
     NotLeaderError,
     RuntimeEnvSetupError,
@@ -32,6 +34,7 @@ from stoker_wire.messages.cluster import (
     OwnerPoll,
     ReleaseLeases,
 )
+from stoker_wire.messages.common import OnInfeasible
 from stoker_wire.messages.control import Explanation, Fit, Page, QueueEntry
 from stoker_wire.settings import Settings
 from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeGcs, FakeNodelet
@@ -156,6 +159,25 @@ async def test_a_repeated_request_gets_the_same_leases(setup: Setup) -> None:
     third = await setup.ask(2, request_id="r_same", CPU=1)
     assert ids(first) == ids(second) == ids(third)
     assert len(nodelet.held) == 2
+
+
+async def test_a_request_that_is_asked_again_with_a_later_deadline_ends_the_first_wait_cleanly(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "REPLY_MARGIN_S", 0.0)
+    await setup.node(CPU=1)
+    await setup.lead()
+    demand = Demand(job_id="job_1", resources={"CPU": 2}, on_infeasible=OnInfeasible.WAIT)
+    asked = LeaseRequest(request_id="r_again", owner_id="p_1", demand=demand, wait_s=20)
+    short = msgspec.structs.replace(asked, wait_s=0.1)
+    async with asyncio.TaskGroup() as group:
+        again = group.create_task(
+            setup.client.call("POST", "/v1/leases", asked, reply=LeaseReply, retry=False)
+        )
+        with pytest.raises(DeadlineExceededError, match="asked again meanwhile"):
+            await setup.client.call("POST", "/v1/leases", short, reply=LeaseReply, retry=False)
+        await setup.node(CPU=2)
+        assert ids(await again)
 
 
 async def test_a_request_waits_for_a_release_and_empty_polls_say_why(setup: Setup) -> None:
