@@ -65,6 +65,15 @@ class ActorClass(Generic[C]):
         self.__qualname__ = cls.__qualname__
         self.__doc__ = cls.__doc__
         self.__module__ = cls.__module__
+        if options.concurrency_groups is not None:
+            checked_groups(cls, options)
+
+    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
+        name = self._cls.__qualname__
+        raise TypeError(
+            f"{name} is a remote class, which has no subclasses: derive from {name}.cls, and "
+            "decorate the new class"
+        )
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle[C]:
         """Start an actor; returns a handle at once, calls to it wait until it is up.

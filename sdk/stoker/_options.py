@@ -127,6 +127,8 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")
         value = given.get(field.split(".")[0].split("[")[0])
+        if text.startswith("Invalid enum value") and (words := _words(kind, field)):
+            text += f"; of texts it takes {' or '.join(map(repr, words))}"
         # msgspec: "Expected `int`, got `str`", but "Expected `int` >= 0" for a value out of range.
         kind_of = WrongTypeError if ", got `" in text else BadRequestError
         raise kind_of(
@@ -136,6 +138,17 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
     if isinstance(found, _Common):
         _check_demand(found, what)
     return found
+
+
+def _words(kind: type[msgspec.Struct], field: str) -> list[str]:
+    """Return the texts that the annotation of ``field`` names."""
+    from msgspec import inspect
+
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    found = next((f.type for f in info.fields if f.name == field), None)
+    kinds = found.types if isinstance(found, inspect.UnionType) else (found,)
+    return [str(v) for k in kinds if isinstance(k, inspect.LiteralType) for v in k.values]
 
 
 def _short(value: Any) -> str:

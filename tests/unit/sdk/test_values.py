@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+import types
 from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stoker
 from stoker._options import (
     ActorOptions,
     NodeAffinity,
@@ -147,6 +149,31 @@ def test_options_are_checked_by_name_and_type() -> None:
         check_options(ActorOptions, {"max_restart": 1}, what="class A")
     with pytest.raises(BadRequestError, match="option 'max_retries' of f is -2"):
         check_options(TaskOptions, {"max_retries": -2}, what="f")
+    with pytest.raises(BadRequestError, match="'dynamic'; of texts it takes 'streaming'"):
+        check_options(TaskOptions, {"num_returns": "dynamic"}, what="f")
+    with pytest.raises(BadRequestError, match="takes 'detached' or 'non_detached'"):
+        check_options(ActorOptions, {"lifetime": "x"}, what="class A")
+
+
+class _Grouped:
+    @stoker.method(concurrency_group="io")
+    def read(self) -> None: ...
+
+
+def test_a_methods_unknown_concurrency_group_is_an_error_at_the_decorator() -> None:
+    with pytest.raises(BadRequestError, match=r"_Grouped\.read names the concurrency group 'io'"):
+        stoker.remote(concurrency_groups={"compute": 1})(_Grouped)
+    later = stoker.remote(_Grouped)  # its groups may still come
+    with pytest.raises(BadRequestError, match=r"it has \['compute'\]"):
+        later.options(concurrency_groups={"compute": 1})
+    later.options(concurrency_groups={"io": 1})
+
+
+def test_a_remote_class_has_no_subclasses_and_says_how_to_have_them() -> None:
+    made = stoker.remote(_Grouped)
+    with pytest.raises(TypeError, match=r"_Grouped is a remote class.*derive from _Grouped\.cls"):
+        type("Child", types.resolve_bases((made,)), {})
+    assert issubclass(type("Child", (made.cls,), {}), _Grouped)
 
 
 @pytest.mark.parametrize(
