@@ -34,7 +34,6 @@ LOAD = (
     r"owners did not answer within",
     r"did not end [\d.]+ s after its cancel",
     r"leadership lost",
-    r"has not finished starting",
     r'"event": "cut off"',
 )
 """What a healthy service says on a machine that is too busy to run it."""

@@ -126,12 +126,15 @@ class Api:
         """Register all routes."""
         add = service.route
         add(
-            "POST", "/v1/leases", self.start_lease,
+            "POST", "/v1/leases", self.start_lease, before_ready=True,
             body=StartLease, reply=StartedLease, summary="Give a worker to a lease",
         )  # fmt: skip
-        add("GET", "/v1/leases", self.list_leases, reply=HeldLeases, summary="All leases held here")
         add(
-            "POST", "/v1/leases/release", self.release,
+            "GET", "/v1/leases", self.list_leases, before_ready=True,
+            reply=HeldLeases, summary="All leases held here",
+        )  # fmt: skip
+        add(
+            "POST", "/v1/leases/release", self.release, before_ready=True,
             body=ReleaseLeases, reply=Empty, summary="Take leases back",
         )  # fmt: skip
         add(
@@ -199,7 +202,9 @@ class Api:
         req.waiting_for(f"the worker of {req.body.lease.lease_id} to start")
         return await self.workers.start_lease(req.body)
 
-    async def list_leases(self, _: Request) -> HeldLeases:
+    async def list_leases(self, req: Request) -> HeldLeases:
+        req.waiting_for("the gcs to register this node")
+        await self.workers.member.wait()
         return self.workers.held()
 
     async def release(self, req: Request) -> Empty:

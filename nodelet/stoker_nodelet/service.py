@@ -108,6 +108,7 @@ class Running:
     async def stop(self) -> None:
         """Leave the cluster, kill the workers, and remove what lies in memory and sockets."""
         self.service.ready(False)
+        self.workers.leave()
         await self.membership.leave()
         await self.forks.stop()
         # From here on nobody else flushes: two at once would count a batch twice.
@@ -279,7 +280,12 @@ def _assemble(
         node_id, space, token=identity.token, settings=settings, gcs=gcs, background=background
     )
     Api(workers, exits, space.objects, logs, spool, space, transfer).add_to(service)
-    membership = Membership(registration, gcs, workers, service.ready)
+
+    def on_member(is_member: bool) -> None:
+        service.ready(is_member)
+        (workers.member.set if is_member else workers.member.clear)()
+
+    membership = Membership(registration, gcs, workers, on_member)
     return Running(
         service, workers, membership, space, transfer, spool, exits, forks, gcs, background
     )

@@ -49,6 +49,7 @@ from stoker_wire.errors import (
     ConflictError,
     FencedError,
     NotFoundError,
+    StokerError,
     error_for,
 )
 from stoker_wire.ids import Prefix, new_id
@@ -87,6 +88,9 @@ class Workers:
     jobs: Jobs
     background: Background
     processes: Processes = field(init=False)
+    member: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set while the gcs counts this node in, and from when it leaves."""
+    leaving: bool = False
     _waiting: dict[str, asyncio.Future[StartedLease]] = field(default_factory=dict)
     _oom_kills: int = field(default_factory=devices.oom_kills)
 
@@ -97,8 +101,23 @@ class Workers:
 
     # What others ask for
 
+    def leave(self) -> None:
+        """Take no lease any more."""
+        self.leaving = True
+        self.member.set()
+
     async def start_lease(self, asked: StartLease) -> StartedLease:
         """Return the worker for a lease; asking again gives the same one."""
+        await self.member.wait()  # the scheduler may know a moment before the gcs's answer is here
+        try:
+            if not self.leaving:
+                return await self._start_lease(asked)
+        except StokerError:
+            if not self.leaving:
+                raise
+        raise ConflictError(f"node {self.processes.identity.node_id} is leaving the cluster")
+
+    async def _start_lease(self, asked: StartLease) -> StartedLease:
         wanted = asked.worker.runtime_env
         job_id = asked.lease.job_id
         output_dir = self.folders.make_output_dir(job_id)

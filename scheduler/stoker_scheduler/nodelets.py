@@ -46,7 +46,7 @@ RELEASE_PAUSE_MAX_S = 2.0
 class StartFailedError(Exception):
     """A lease did not start; ``failure`` says whether another node may do better.
 
-    ``ended`` means that somebody ended the lease while it started.
+    ``ended`` means that somebody ended the lease while it started, or that its node is leaving.
     """
 
     def __init__(

@@ -69,6 +69,7 @@ class FakeGcs:
     """Says yes to a nodelet, remembers what it said, and can be away."""
 
     incarnation: int = 0
+    register_delay_s: float = 0.0
     away: bool = False
     fenced: bool = False
     nodes: list[RegisterNode] = field(default_factory=list)
@@ -77,6 +78,7 @@ class FakeGcs:
     tasks: list[TaskRecord] = field(default_factory=list)
     finished: dict[str, FinishJob] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    may_leave: asyncio.Event = field(default_factory=asyncio.Event)
     packages: dict[str, bytes] = field(default_factory=dict)
     downloads: list[str] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -98,6 +100,7 @@ class FakeGcs:
         add("GET", "/v1/events", self.watch, query=_EventQuery, stream=True, summary="events")
         await service.start("127.0.0.1")
         service.ready()
+        self.may_leave.set()
         self.service, self.url = service, service.url
 
     async def stop(self) -> None:
@@ -117,6 +120,7 @@ class FakeGcs:
         self.incarnation += 1
         self.fenced = False
         self.nodes.append(req.body)
+        await asyncio.sleep(self.register_delay_s)
         return RegisteredNode(
             node_id=req.body.node_id, incarnation=self.incarnation, heartbeat_s=0.1
         )
@@ -134,6 +138,7 @@ class FakeGcs:
 
     async def leave(self, req: Request) -> Empty:
         self.left.append(req.path["id"])
+        await self.may_leave.wait()
         return Empty()
 
     async def exited(self, req: Request) -> Empty:

@@ -33,6 +33,27 @@ async def test_a_lease_gets_a_worker_and_the_worker_is_used_again(start, gcs: Fa
     await eventually(lambda: gcs.beats, "a heartbeat")
 
 
+async def test_a_lease_may_come_before_the_answer_to_the_registration(start, gcs: FakeGcs) -> None:
+    gcs.register_delay_s = 1.0
+    node = await start()  # returns when the gcs, and so the scheduler, knows of the node
+    await node.release("l_of_before")
+    _, started = await node.start_lease()
+    assert (await node.do(started, "see")).pid == started.pid
+
+
+async def test_a_node_that_leaves_says_so_to_whoever_brings_a_lease(start, gcs: FakeGcs) -> None:
+    node = await start()
+    await node.start_lease()
+    gcs.may_leave.clear()
+    node.process.terminate()
+    await eventually(lambda: gcs.left, "it says good-bye")
+    try:
+        with pytest.raises(ConflictError, match=f"{node.registration.node_id} is leaving"):
+            await node.start_lease()
+    finally:
+        gcs.may_leave.set()
+
+
 async def test_fractions_share_a_gpu_and_whole_ones_do_not(start, gcs: FakeGcs) -> None:
     node = await start("--num-gpus", "3")
     assert [device.fake for device in gcs.nodes[0].devices] == [True] * 3

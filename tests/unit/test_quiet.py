@@ -66,10 +66,10 @@ def test_databases_and_this_process_are_heard_too(quiet: Quiet, tmp_path: Path) 
     log.write_text("UTC [1] LOG:  ready\nUTC [2] ERROR:  duplicate key\n")
     logging.getLogger("asyncio").error("Task exception was never retrieved")
     logging.getLogger("somebody.else").error("not ours")
-    get_logger("scheduler").warning("leadership lost", to="b")
+    get_logger("scheduler").warning("lease did not start", to="b")
     own, service, database = quiet.unexpected(log)
     assert own == "this process: asyncio: Task exception was never retrieved"
-    assert service.startswith("this process: stoker") and "leadership lost" in service
+    assert service.startswith("this process: stoker") and "lease did not start" in service
     assert "duplicate key" in database
 
 
