@@ -95,3 +95,33 @@ def test_no_line_of_a_worker_is_lost_at_the_end_of_a_submitted_job(
     for word in ("line", "raw", "oops"):
         assert numbers(done.stdout, word) == list(range(LINES)), (word, done.stdout, done.stderr)
     assert "unfinished\n" in done.stdout
+
+
+LEAVING = """
+import asyncio
+import aiohttp
+import stoker
+from stoker._session import runtime
+from stoker_wire.channel import PATH
+
+stoker.init()
+
+
+async def leave_in_the_handshake():
+    connector = aiohttp.UnixConnector(runtime().identity.socket_path)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        headers = {"Authorization": f"Bearer {runtime().token}"}
+        async with session.ws_connect("http://driver" + PATH, headers=headers) as socket:
+            await socket.receive()
+
+
+asyncio.run(leave_in_the_handshake())
+print(stoker.get(stoker.remote(lambda: "goes on").remote()))
+"""
+
+
+def test_a_worker_that_ends_as_it_connects_leaves_no_word_at_the_driver(
+    cluster: LocalCluster,
+) -> None:
+    done = run_driver(cluster, LEAVING)
+    assert (done.stdout, done.stderr) == ("goes on\n", "")

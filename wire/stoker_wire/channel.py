@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from stoker_wire.messages.common import Address
 
+_log = logging.getLogger("stoker.channel")
 PATH = "/v1/channel"
 _HANDSHAKE_S = 10.0
 _TCP_HEARTBEAT_S = 10.0
@@ -118,8 +120,13 @@ async def connect(
     return await _shake_hands(socket, me, job_id)
 
 
-async def accept(request: web.Request, *, me: Address, job_id: str) -> Channel:
-    """Take an incoming line (already authenticated) and shake hands."""
+async def accept(
+    request: web.Request, *, me: Address, job_id: str
+) -> tuple[web.WebSocketResponse, Channel | None]:
+    """Take an incoming line (already authenticated) and shake hands.
+
+    None in place of the line where the peer left meanwhile, as those do that are ended as they connect.
+    """
     over_tcp = request.transport is not None and isinstance(
         request.transport.get_extra_info("peername"), tuple
     )
@@ -130,7 +137,11 @@ async def accept(request: web.Request, *, me: Address, job_id: str) -> Channel:
         timeout=1.0,
     )
     await socket.prepare(request)
-    return await _shake_hands(socket, me, job_id)
+    try:
+        return socket, await _shake_hands(socket, me, job_id)
+    except UnavailableError as error:
+        _log.debug("a peer left as it connected: %s", error)
+        return socket, None
 
 
 async def _shake_hands(

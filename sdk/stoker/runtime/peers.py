@@ -165,9 +165,10 @@ class Peers:
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         if not self._allowed(request):
             raise web.HTTPUnauthorized
-        line = await channel.accept(request, me=self._runtime.address, job_id=self._runtime.job_id)
-        if self.open_line(line.peer.peer_id) is None:
-            self._lines[line.peer.peer_id] = line
-        await self._carry(line, None)
-        assert isinstance(line.socket, web.WebSocketResponse)
-        return line.socket
+        runtime = self._runtime
+        socket, line = await channel.accept(request, me=runtime.address, job_id=runtime.job_id)
+        if line is not None:
+            if self.open_line(line.peer.peer_id) is None:
+                self._lines[line.peer.peer_id] = line
+            await self._carry(line, None)
+        return socket
