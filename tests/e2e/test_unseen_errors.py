@@ -56,6 +56,11 @@ def silent():
     a = A.remote()
     killed = a.f.remote()
     stoker.kill(a)
+    b = A.remote()
+    stoker.get(b.ready())
+    sent = b.f.remote()
+    time.sleep(0.3)
+    stoker.kill(b)
 
 silent()
 told()
@@ -85,6 +90,7 @@ def test_each_error_that_nobody_got_is_told_once(
     assert len(lines) - len(many) == 5, done.stderr
     assert " pid=" in by_name["inner"], "a worker tells it on its stderr"
     assert "silent" not in done.stderr
+    assert "ActorDiedError" not in done.stderr, "whoever killed an actor knows"
 
 
 def test_it_can_be_turned_off(driver: Callable[..., subprocess.CompletedProcess[str]]) -> None:

@@ -193,8 +193,6 @@ class ActorCalls:
         failed = failed_with(ActorDiedError(text, extra=extra))
         link.die(failed)
         self.fail_all(link, failed)
-        if link.killed:
-            self._runtime.objects.unseen.seen(failed)
 
     def fail_all(self, link: ActorLink, failed: Failed) -> None:
         """Fail all calls of a link."""
@@ -205,8 +203,11 @@ class ActorCalls:
 
     def fail(self, task: PendingTask, failed: Failed) -> None:
         """Fail one call."""
+        link = self._links[task.spec.actor_id]
         self._runtime.tasks.fail(task, failed)
-        self._links[task.spec.actor_id].settled(task.task_id)
+        link.settled(task.task_id)
+        if link.killed:
+            self._runtime.objects.unseen.seen(failed)
 
     def on_done(self, line: Channel, results: list[Result]) -> list[Result]:
         """Settle results of actor calls; return those that are not of actors."""

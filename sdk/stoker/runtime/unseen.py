@@ -134,5 +134,6 @@ def _ids(task_ids: list[str]) -> str:
 
 def _text_of(failed: Failed) -> str:
     lines = failed.message.strip().splitlines()
-    kind = failed.type_name.removeprefix("builtins.").rpartition("exceptions.")[2]
+    kind = failed.type_name.removeprefix("builtins.").removeprefix("stoker_wire.errors.")
+    kind = kind.rpartition("exceptions.")[2]
     return ": ".join(part for part in (kind, lines[0] if lines else "") if part)
