@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker_wire.errors import NotFoundError, PayloadTooLargeError
-from stoker_wire.ids import Prefix, check_id
+from stoker_wire.ids import Prefix, is_id
 from stoker_wire.messages.work import NodeOutput
 
 MAX_OUTPUT_BYTES = 64 << 30
@@ -134,9 +134,9 @@ class JobFolders:
         return _tar(entries)
 
     def _found(self, job_id: str) -> Path:
-        check_id(job_id, Prefix.JOB, field="job_id")
-        folder = self.output_dir(job_id)
-        if not folder.is_dir():
+        # Only an id may become part of a path.
+        folder = self.output_dir(job_id) if is_id(job_id, Prefix.JOB) else None
+        if folder is None or not folder.is_dir():
             raise NotFoundError(
                 f"{job_id} has no output on this node: it did not run here, or it ended more than "
                 f"{self.keep_s:g} s ago (STOKER_JOB_DIR_KEEP_S)"

@@ -31,6 +31,7 @@ from stoker_wire.messages.data import (
     Resolved,
     Unborrow,
 )
+from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,6 +146,7 @@ class Process:
         self.world = world
         self.loop = world.loop
         self.alive = True
+        self.settings = Settings(log_unseen_errors=False)
         self.address = Address(name, "n", "h", f"/{name}", "")
         self.background = Background(name, on_crash=world.crashed)
         self.peers = self

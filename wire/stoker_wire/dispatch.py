@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 
 from stoker_wire.codec import BYTES, JSON, MSGPACK, PROBLEM, encode_json, encode_msgpack
 from stoker_wire.errors import (
@@ -103,8 +103,11 @@ class Dispatcher:
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            response = self._failed(error, http, request, request_id)
-            status = response.status
+            if _has_left(http, error):
+                response = web.Response(status=status)
+            else:
+                response = self._failed(error, http, request, request_id)
+                status = response.status
         finally:
             self.live.pop(id(http), None)
             self._running -= 1
@@ -286,6 +289,14 @@ class Dispatcher:
             request.response = response
             response.headers["X-Request-Id"] = request.request_id
         response.headers[PROTOCOL_HEADER] = PROTOCOL_TEXT
+
+
+def _has_left(http: web.Request, error: Exception) -> bool:
+    """Whether it went wrong because the peer is gone: there is nobody to answer, nor a fault of ours."""
+    if isinstance(error, StokerError):  # of a peer behind this service
+        return False
+    lost = http.transport is None or http.transport.is_closing()
+    return lost and isinstance(error, (ConnectionError, ClientConnectionResetError))
 
 
 def _encode(reply: Reply, accept: str) -> web.Response:

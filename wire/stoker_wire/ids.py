@@ -56,9 +56,14 @@ def return_id(task_id: str, index: int | str) -> str:
     return f"o{task_id[1:]}.{index}"
 
 
+def is_id(value: str, prefix: Prefix) -> bool:
+    """Whether ``value`` has the form of an id of this kind."""
+    return value.startswith(f"{prefix.value}_") and _SHAPE.fullmatch(value) is not None
+
+
 def check_id(value: str, prefix: Prefix, *, field: str) -> str:
     """Return ``value`` if it names a ``prefix``, else raise an error that names the field."""
-    if not value.startswith(f"{prefix.value}_") or not _SHAPE.fullmatch(value):
+    if not is_id(value, prefix):
         raise BadRequestError(
             f"{field}: {value!r} is not a {prefix.name.lower()} id "
             f"(expected '{prefix.value}_' and letters, digits, '.', '-' or '_')",

@@ -15,6 +15,7 @@ import pytest
 from stoker_nodelet import arena, devices, proctree
 from stoker_nodelet.environments import Environments, _extract, _run
 from stoker_nodelet.exits import Exits, describe
+from stoker_nodelet.jobfolders import JobFolders
 from stoker_nodelet.jobs import ended_as, message_of
 from stoker_nodelet.logs import LogFile, LogFilter, Logs
 from stoker_nodelet.objects import Objects
@@ -208,10 +209,11 @@ async def test_a_package_that_nobody_uploaded_fails_its_environment(tmp_path: Pa
         raise NotFoundError(f"there is no package {package!r}")
 
     async with Background("test") as background:
-        environments = Environments(tmp_path, download, background)
+        folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
+        environments = Environments(tmp_path / "env", download, background, folders)
         for _ in range(2):
             with pytest.raises(RuntimeEnvSetupError, match=r"a{64} is not in this cluster"):
-                await environments.prepare(RuntimeEnv(working_dir="a" * 64))
+                await environments.prepare(RuntimeEnv(working_dir="a" * 64), "job_1")
 
 
 async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:
@@ -219,7 +221,7 @@ async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:
     with pytest.raises(RuntimeEnvSetupError) as raised:
         await _run(["/bin/sh", "-c", script], "pip install x")
     first, *rest = str(raised.value).splitlines()
-    assert first == "pip install x failed (exit code 3): No matching distribution found for x"
+    assert first == "pip install x failed (exit code 3): No matching distribution found for x."
     assert rest == ["Looking", "ERROR: No matching distribution found for x", "Bye"]
 
 

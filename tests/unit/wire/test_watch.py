@@ -14,6 +14,8 @@ from stoker_wire.errors import CompactedError, NodeDiedError, StokerError, Unava
 from stoker_wire.messages.control import Event, EventQuery, LogLine
 from stoker_wire.server import stream_response, watch_response
 
+from .conftest import TOKEN
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
@@ -160,6 +162,45 @@ async def test_a_source_that_ends_as_its_reader_leaves_logs_nothing(
     await service.stop()
     gc.collect()
     assert not complaints
+
+
+async def test_a_reader_that_left_before_its_answer_is_no_crash(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, left, answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow(req: Request) -> Any:
+        asked.set()
+        await left.wait()
+        while req.http.transport and not req.http.transport.is_closing():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        try:
+            return await stream_response(req, _nothing())
+        finally:
+            answered.set()
+
+    service = cluster.service()
+    complaints: list[str] = []
+    monkeypatch.setattr(
+        service.dispatcher.log, "error", lambda event, **_: complaints.append(event)
+    )
+    service.route("GET", "/v1/logs", slow, reply=LogLine, stream=True, summary="Logs.")
+    await cluster.start(service)
+    _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    writer.write(
+        f"GET /v1/logs HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode()
+    )
+    await asyncio.wait_for(asked.wait(), 30)
+    writer.transport.abort()
+    left.set()
+    await asyncio.wait_for(answered.wait(), 30)
+    await asyncio.wait_for(service.dispatcher.idle.wait(), 30)
+    assert complaints == []
+
+
+async def _nothing() -> AsyncIterator[LogLine]:
+    for line in ():
+        yield line
 
 
 async def test_a_quiet_watch_sends_bookmarks_with_its_cursor(cluster: Cluster) -> None:
