@@ -283,8 +283,8 @@ def test_an_unknown_concurrency_group_is_an_error_that_names_those_there_are() -
         def work(self) -> None:
             return None
 
-    made = stoker.remote(concurrency_groups={"io": 2})(Plain)
-    error = caught(lambda: made.remote(), exceptions.BadRequestError)
+    made = stoker.remote(concurrency_groups={"io": 2})
+    error = caught(lambda: made(Plain), exceptions.BadRequestError)
     assert "'ios'" in str(error)
     assert "'io'" in str(error)
 
@@ -408,7 +408,7 @@ class DeafLoop:
         return "late"
 
     def stand_still(self) -> None:
-        time.sleep(2)
+        time.sleep(4)
 
     async def ping(self) -> str:
         return "here"
@@ -448,7 +448,7 @@ def test_the_caller_of_a_call_that_does_not_stop_is_told_that_it_still_runs(
         stoker.cancel(ref)
         expected = exceptions.TaskCancelledError
     else:
-        ref = method.options(timeout=0.3).remote()
+        ref = method.options(timeout=1).remote()  # it has begun by then
         expected = exceptions.TaskTimeoutError
     error = caught(lambda: get(ref), expected)
     assert "it still runs in actor Deaf" in str(error)

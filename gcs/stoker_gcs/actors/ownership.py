@@ -84,7 +84,7 @@ class Ownership:
         if exit_ is not None:
             return exit_cause(exit_).message
         if actor is not None and actor.incarnation > owner.incarnation:
-            return actor.pending_reason or "it started again, as a new process"
+            return actor.death_cause.message if actor.death_cause else "it started again"
         kept = await self._truth.find(NODES, owner.node_id)
         if kept is None:
             return ""

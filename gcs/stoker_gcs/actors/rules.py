@@ -204,6 +204,7 @@ def worker_lost(
         pid=0,
         address=None,
         started_at_s=None,
+        death_cause=cause,
         pending_reason=AWAITS if actor.awaits_arguments else f"restarts: {cause.message}",
     )
     return Step(then, "actor.restarting", also=_let_go(actor, release))

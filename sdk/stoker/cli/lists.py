@@ -75,7 +75,7 @@ def gpus_of(row: Row) -> str:
 
 
 def _error(row: Row) -> str:
-    error = row.get("error") or row.get("death_cause")
+    error = row.get("error") or (row.get("state") != "ALIVE" and row.get("death_cause"))
     first: str = (error or {}).get("message", "").partition("\n")[0]
     return first
 

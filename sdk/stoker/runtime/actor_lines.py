@@ -160,12 +160,13 @@ class ActorLines:
                 self._calls.fail(task, link.dead)
             return
         restarts = actor is not None and actor.state is ActorState.RESTARTING
+        cause = actor.death_cause if actor is not None else None
         how = "ended"
         if restarts or (actor is not None and actor.incarnation > seen):
             link.incarnation = seen + 1
         else:
             how = "lost the connection to this process"
         self._calls.try_again(
-            link, lost, f"{how} ({actor.pending_reason})" if restarts and actor else how
+            link, lost, f"{how} ({cause.message})" if restarts and cause is not None else how
         )
         self._calls.send(link)

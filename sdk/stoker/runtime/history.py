@@ -94,6 +94,12 @@ class History:
         if self._way.waits:
             self._wake.set()
 
+    def close(self) -> None:
+        """Write what came since the last :meth:`flush`, and let go of the file."""
+        self.write()
+        if isinstance(self._way, SpoolWriter):
+            self._way.close()
+
     async def forward(self) -> None:
         """Return once all that was told on this node so far is in SQL."""
         await self.flush()

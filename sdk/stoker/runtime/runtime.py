@@ -174,6 +174,7 @@ class Runtime:
             await asyncio.wait_for(self.history.flush(), 3.0)
         await self.peers.close()
         await self.background.close(2.0)
+        self.history.close()
         await self.services.close()
         await self.loop.shutdown_default_executor()
 

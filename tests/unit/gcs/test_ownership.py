@@ -67,7 +67,7 @@ async def create(parts: Parts, actor_id: str, **more: object) -> None:
 
 ENDS = {
     "killed": "its owner, actor C a_1, died: killed by stoker.kill()",
-    "restarted": "its owner, actor C a_1, died: restarts: killed by stoker.kill()",
+    "restarted": "its owner, actor C a_1, died: killed by stoker.kill()",
     "exited": "its owner, worker w_1, died: its worker w_1 ended: signal 9",
     "node again": "its owner, worker w_1, died: node n_1 started again",
     "node gone": "its owner, worker w_1, died: node n_1 died",

@@ -219,6 +219,7 @@ class Actor(Record):
     started_at_s: float | None = None
     ended_at_s: float | None = None
     death_cause: ErrorInfo | None = None
+    """Why it is dead; of one that started again, why its last process ended."""
     pending_reason: str = ""
     handle_info: bytes = b""
     owner: Owner | None = None
