@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Coroutine, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker._remote import TEMPLATE_NUMBERS
@@ -171,15 +172,17 @@ class ActorCalls:
             missing = [ref._entry for ref in task.deps if ref._entry.place is None]
             task.waiting_deps = len(missing)
 
-            def again() -> None:
+            def again(entry: Entry) -> None:
                 task.waiting_deps -= 1
+                if task.waiting_deps and not isinstance(entry.place, Failed):
+                    return
                 link = self._links.get(task.spec.actor_id)
-                if link is not None and task.phase is Phase.WAITING and self._is_ready(task):
+                if link is not None and task.phase is Phase.WAITING:
                     link.calls.settled(task)
                     self.send(link)
 
             for entry in missing:
-                self._runtime.objects.when_settled(entry, again)
+                self._runtime.objects.when_settled(entry, partial(again, entry))
         return False
 
     def died(self, link: ActorLink, actor: Actor) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -228,15 +229,20 @@ class Objects:
 
     async def all_settled(self, entries: Iterable[Entry]) -> None:
         """Wait until all these have their places, or one has failed (loop thread)."""
-        watched, changed = list(entries), asyncio.Event()
-        for entry in watched:
-            if entry.place is None:
-                self.when_settled(entry, changed.set)
-        while any(e.place is None for e in watched):
-            if any(isinstance(e.place, Failed) for e in watched):
-                return
-            await changed.wait()
-            changed.clear()
+        watched, over = list(entries), asyncio.Event()
+        missing = [e for e in watched if e.place is None]
+        left = len(missing)
+
+        def settled(entry: Entry) -> None:
+            nonlocal left
+            left -= 1
+            if not left or isinstance(entry.place, Failed):
+                over.set()
+
+        for entry in missing:
+            self.when_settled(entry, partial(settled, entry))
+        if missing and not any(isinstance(e.place, Failed) for e in watched):
+            await over.wait()
 
     def close(self) -> None:
         """Wake those who wait for what will not come any more."""

@@ -8,6 +8,7 @@ and settles its results. Retries, cancellation and deadlines are decided here, b
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker._refs import ObjectRef
@@ -36,6 +37,7 @@ from stoker_wire.messages.common import SpreadPolicy
 from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
 
 if TYPE_CHECKING:
+    from stoker.core.objects import Entry
     from stoker.runtime.runtime import Runtime
 
 
@@ -132,17 +134,17 @@ class Tasks:
             return True
         task.phase, task.waiting_deps = Phase.WAITING, len(waiting)
 
-        def settled() -> None:
+        def settled(entry: Entry) -> None:
             task.waiting_deps -= 1
             if task.phase is not Phase.WAITING:
                 return
-            if (failed := failed_dep(task)) is not None:
-                self.fail(task, failed)
+            if isinstance(entry.place, Failed):
+                self.fail(task, entry.place)
             elif task.waiting_deps == 0:
                 self._arguments_ready(task)
 
         for ref in waiting:
-            self._runtime.objects.when_settled(ref._entry, settled)
+            self._runtime.objects.when_settled(ref._entry, partial(settled, ref._entry))
         return False
 
     def _arguments_ready(self, task: PendingTask) -> None:
