@@ -183,7 +183,7 @@ def _extract(content: bytes, target: Path, package: str) -> None:
     except RuntimeEnvSetupError:
         raise
     except Exception as error:
-        # zipfile raises whatever it meets: OSError, RuntimeError, NotImplementedError, zlib.error, ...
+        # zipfile raises whatever it meets: of the disk, of encryption, of unknown methods, of noise.
         # Each is the package's fault or this disk's, and no reason to try again for ever.
         why = f"{error}" or type(error).__name__
         raise RuntimeEnvSetupError(f"package {package} cannot be unpacked: {why}") from error

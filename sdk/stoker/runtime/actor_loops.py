@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from stoker.exceptions import StokerError
 from stoker.runtime import actor_end
 from stoker.runtime.actor_end import left_by, reason_of
 from stoker.runtime.invocation import failure, invoke_async
@@ -21,6 +22,9 @@ from stoker_wire.loops import new_loop
 if TYPE_CHECKING:
     from stoker.runtime.actor_host import ActorHost
     from stoker.runtime.execution import Work
+
+
+_BEGIN_S = 30.0
 
 
 class GroupLoop:
@@ -101,13 +105,17 @@ class GroupLoop:
 
 
 def start_thread(host: ActorHost, group: GroupLoop, name: str) -> threading.Thread:
-    """Run a group on a thread of its own; returns once it takes calls."""
+    """Run a group on a thread of its own; returns once it takes calls, StokerError if it never does."""
     begun = threading.Event()
     thread = threading.Thread(
         target=drive, args=(host, group.serve(begun.set)), name=f"stoker-actor-{name}", daemon=True
     )
     thread.start()
-    begun.wait()
+    if not begun.wait(_BEGIN_S):
+        raise StokerError(
+            f"the event loop of concurrency group {name!r} did not begin within {_BEGIN_S:g} s; the "
+            "worker's log says why (stoker logs), for instance a limit on threads or open files"
+        )
     return thread
 
 

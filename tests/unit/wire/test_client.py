@@ -18,8 +18,11 @@ from stoker_wire.errors import (
 )
 from stoker_wire.messages.common import Record
 from stoker_wire.settings import Settings
+from tests.services import ReservedPort
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from stoker_wire.server import Request, Service
 
     from .conftest import Cluster
@@ -56,9 +59,10 @@ class Flaky:
 
 
 @pytest.fixture
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def closed_port() -> Iterator[int]:
+    """A port on which nobody listens, until a service of the test does."""
+    reserved = ReservedPort()
+    yield reserved.number
 
 
 @pytest.mark.parametrize(
@@ -192,11 +196,15 @@ async def test_a_closed_client_stays_closed(cluster: Cluster) -> None:
     service = cluster.service()
     flaky = Flaky(service, UnavailableError("busy"), failures=10_000)
     client = cluster.client(await cluster.start(service))
-    call = asyncio.create_task(client.call("POST", "/v1/flaky", reply=Answer, timeout_s=60))
-    async with asyncio.timeout(30):
+
+    async def close_at_the_second_try() -> None:
         await flaky.again.wait()
-    await client.close()
-    with pytest.raises(UnavailableError):
-        await asyncio.wait_for(call, 30)
+        await client.close()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            group.create_task(client.call("POST", "/v1/flaky", reply=Answer, timeout_s=60))
+            group.create_task(close_at_the_second_try())
+    assert caught.group_contains(UnavailableError)
     with pytest.raises(UnavailableError, match="are closed"):
         await client.call("POST", "/v1/flaky", reply=Answer)
