@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
 
+with contextlib.suppress(ImportError):  # the tests of tests/gpu do without it
+    from hypothesis import HealthCheck, settings
+
+    # A slow machine is no failure: an example may take as long as it needs.
+    settings.register_profile("stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("stoker")
+
 FAILURES = pytest.StashKey[list[BaseException]]()
 # Folders whose tests start processes: these are checked for leaks one by one.
 PROCESS_FOLDERS = {"e2e", "chaos"}

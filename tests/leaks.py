@@ -11,8 +11,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-
-import psutil
+from typing import NamedTuple
 
 from tests.services import until
 
@@ -27,20 +26,56 @@ def mark_this_run() -> None:
     os.environ[MARKER] = secrets.token_hex(8)
 
 
-def _processes_of_this_run() -> dict[int, psutil.Process]:
-    marked: dict[int, psutil.Process] = {}
-    value, me = os.environ.get(MARKER), os.getpid()
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
-    for process in psutil.process_iter():
-        if process.pid == me:
-            continue
+class Process(NamedTuple):
+    """A process, also when its id is another's later."""
+
+    pid: int
+    start: int
+
+
+_MARKED: dict[Process, bool] = {}
+"""Whether it inherited the marker: an environment is read once, as two scans a test must be cheap."""
+
+
+def _parents() -> dict[Process, int]:
+    """Every process that lives, with the id of its parent."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path("/proc", name, "stat").read_bytes()
+                state, parent, *rest = stat.rpartition(b") ")[2].split()
+                if state not in (b"Z", b"X"):
+                    found[Process(int(name), int(rest[17]))] = int(parent)
+    return found
+
+
+def _is_marked(process: Process) -> bool:
+    if process not in _MARKED:
         try:
-            ours = process.pid in children or process.environ().get(MARKER) == value
-            if ours and process.status() != psutil.STATUS_ZOMBIE:
-                marked[process.pid] = process
-        except psutil.Error:
-            continue
-    return marked
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's
+            return False
+        _MARKED[process] = f"{MARKER}={os.environ[MARKER]}".encode() in environ
+    return _MARKED[process]
+
+
+def _processes_of_this_run() -> dict[Process, int]:
+    """Our descendants and all that inherited the marker, with the ids of their parents."""
+    parents = _parents()
+    ours, last = {os.getpid()}, 0
+    while len(ours) > last:
+        last = len(ours)
+        ours.update(process.pid for process, parent in parents.items() if parent in ours)
+    ours.remove(os.getpid())
+    return {p: parent for p, parent in parents.items() if p.pid in ours or _is_marked(p)}
+
+
+def _command(process: Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return "(ended)"
 
 
 def _arenas() -> set[str]:
@@ -53,7 +88,7 @@ def _is_held(name: str) -> bool:
         _, pid, _ = (SHM / name / ".owner").read_text().split()
     except (OSError, ValueError):
         return not (SHM / name).exists()
-    return psutil.pid_exists(int(pid))
+    return Path(f"/proc/{pid}").exists()
 
 
 def _open_files() -> list[str]:
@@ -69,7 +104,7 @@ def _open_files() -> list[str]:
 class Snapshot:
     """What existed before a test."""
 
-    pids: frozenset[int]
+    processes: frozenset[Process]
     arenas: frozenset[str]
     fds: int
 
@@ -82,26 +117,24 @@ class Snapshot:
         return [*self._processes(), *self._shared_memory(), *self._descriptors(fd_slack)]
 
     def _processes(self) -> list[str]:
-        extra = [
-            p
-            for pid, p in _processes_of_this_run().items()
-            if pid not in self.pids and not self._belongs(p)
-        ]
-        _, alive = psutil.wait_procs(extra, timeout=EXIT_GRACE_S)
-        found = []
-        for process in alive:
-            try:
-                found.append(f"process {process.pid}: {' '.join(process.cmdline())[:200]}")
-            except psutil.Error:
-                continue
-        return found
+        def extra() -> list[Process]:
+            now = _processes_of_this_run()
+            return [p for p in now if p not in self.processes and not self._belongs(p, now)]
 
-    def _belongs(self, process: psutil.Process) -> bool:
-        """Whether it descends from a server that was there before, which may keep new workers."""
         try:
-            return any(parent.pid in self.pids for parent in process.parents())
-        except psutil.Error:
-            return True
+            until(lambda: not extra(), EXIT_GRACE_S, "processes end", interval_s=0.02)
+        except TimeoutError:
+            return [f"process {process.pid}: {_command(process)[:200]}" for process in extra()]
+        return []
+
+    def _belongs(self, process: Process, now: dict[Process, int]) -> bool:
+        """Whether it descends from a server that was there before, which may keep new workers."""
+        parents = {process.pid: parent for process, parent in now.items()}
+        before = {process.pid for process in self.processes}
+        pid = process.pid
+        while pid in parents and pid not in before:
+            pid = parents[pid]
+        return pid in before
 
     def _shared_memory(self) -> list[str]:
         def orphans() -> list[str]:

@@ -159,7 +159,7 @@ class RedisServer:
             self.stop()
             raise
 
-    def command(self, line: str, timeout_s: float = 5.0) -> str:
+    def command(self, line: str, timeout_s: float = 40.0) -> str:
         """Sends one inline command, without a client library; returns the reply's first line."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
             connection.sendall(line.encode() + b"\r\n")
@@ -171,7 +171,7 @@ class RedisServer:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            process.wait(timeout=10)
+            process.wait(timeout=40)
 
     def restart(self) -> None:
         """Kills the server and starts an empty one on the same port."""
@@ -312,7 +312,7 @@ class PostgresServer:
         async def run() -> None:
             import asyncpg
 
-            connection = await asyncpg.connect(self.url(database, driver="postgresql"), timeout=10)
+            connection = await asyncpg.connect(self.url(database, driver="postgresql"), timeout=40)
             try:
                 await connection.execute(statement, timeout=30)
             finally:
@@ -326,10 +326,10 @@ class PostgresServer:
         if process is not None:
             process.send_signal(signal.SIGQUIT)
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=40)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(timeout=10)
+                process.wait(timeout=40)
 
     def remove(self) -> None:
         """Stops the server and deletes everything it wrote."""

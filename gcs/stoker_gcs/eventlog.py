@@ -117,8 +117,8 @@ class EventLog:
             return []
         if since < self.compacted:
             raise CompactedError(
-                f"events up to {self.compacted} are gone and {since} is before: list again, then "
-                f"watch with since={self.last}",
+                f"events up to {self.compacted} are gone and {since} is before\n"
+                f"list again, then watch with since={self.last}",
                 extra={"compacted": self.compacted, "last": self.last},
             )
         if since >= self._floor:

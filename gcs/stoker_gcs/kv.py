@@ -105,8 +105,8 @@ class Blobs:
             named = blob_id.rpartition("_")[2].removesuffix(".zip")
             if len(named) < 16 or not found.startswith(named[:_SHA256_HEX]):
                 raise BadRequestError(
-                    f"the package is not what it is named by: its SHA-256 is {found}, "
-                    f"its name says {named}",
+                    "the package is not what it is named by\n"
+                    f"its SHA-256 is {found}, its name says {named}",
                     field="hash",
                 )
         row: dict[str, Value] = {
@@ -125,7 +125,7 @@ class Blobs:
         """A blob; NotFoundError if it was never put."""
         row = await self._truth.store.get(schema.BLOBS, {"kind": kind, "blob_id": blob_id})
         if row is None:
-            raise NotFoundError(f"there is no {kind} {blob_id!r}")
+            raise NotFoundError(f"there is no such {kind}\n{blob_id!r} was never put")
         return bytes(row["value"])
 
     async def exists(self, kind: str, blob_id: str) -> int | None:

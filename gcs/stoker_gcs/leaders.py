@@ -123,8 +123,8 @@ class Leaders:
         row = await self._truth.store.get(schema.LEADERS, {"name": name})
         if row is None or row["expires_at_s"] <= self._truth.now():
             raise UnavailableError(
-                f"no {name} leads now: start one with `python -m stoker_{name}`, or wait for the "
-                "election if one runs"
+                f"no {name} leads now\n"
+                f"start one with `python -m stoker_{name}`, or wait for the election if one runs"
             )
         return _leader(row)
 

@@ -99,12 +99,12 @@ class Links:
                 last = str(error)
         leader = await self._leaders.current(SCHEDULER)
         if leader.url == tried:
-            raise UnavailableError(f"the scheduler at {tried} does not answer: {last}")
+            raise UnavailableError(f"the scheduler at {tried} does not answer\n{last}")
         try:
             return await self._once(leader.url, method, path, body, reply, query, timeout_s)
         except (UnavailableError, NotLeaderError) as error:
             raise UnavailableError(
-                f"the scheduler at {leader.url} does not answer: {error}"
+                f"the scheduler at {leader.url} does not answer\n{error}"
             ) from error
 
     async def _once(

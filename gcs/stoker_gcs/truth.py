@@ -197,7 +197,7 @@ class Truth:
                 await asyncio.sleep(0.001 * attempt)
                 continue
             return step.record
-        raise ConflictError(f"{shelf.label} {key} is changed by too many at once; try again")
+        raise ConflictError(f"{shelf.label} {key} is changed by too many at once\ntry again")
 
     async def write(
         self, shelf: Shelf[R], kept: Kept[R], key: str, step: Step[R]

@@ -118,8 +118,9 @@ def _with_connection(database_url: str, work: Callable[[Connection], None]) -> N
         except (OSError, TimeoutError, SQLAlchemyError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DatabaseError(
-                f"cannot use the database {shown}: {why}. Start the server or correct "
-                "--database-url (or STOKER_DATABASE_URL)"
+                f"cannot use the database {shown}\n"
+                f"{why}\n"
+                "start the server or correct --database-url (or STOKER_DATABASE_URL)"
             ) from error
         finally:
             await engine.dispose()
@@ -138,6 +139,6 @@ def async_url(url: str) -> str:
     }
     if not mark or dialect not in drivers:
         raise DatabaseError(
-            f"{url!r} is not a database URL; use sqlite:///PATH or postgresql://..."
+            f"{url!r} is not a database URL\nuse sqlite:///PATH or postgresql://..."
         )
     return f"{drivers[dialect]}://{rest}"

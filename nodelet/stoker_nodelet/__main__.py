@@ -52,7 +52,9 @@ def main(argv: list[str] | None = None) -> None:
 
     async def start() -> Running:
         if not settings.gcs_url:
-            raise BadRequestError("no gcs to join: give --gcs-url or set STOKER_GCS_URL")
+            raise BadRequestError(
+                "the node has no gcs to join\ngive --gcs-url or set STOKER_GCS_URL"
+            )
         token = settings.token or load_or_create_token(token_file)
         return await serve(
             settings,

@@ -118,7 +118,7 @@ class Environments:
             if isinstance(error, StokerError):  # of the download, which may be tried again
                 raise
             raise RuntimeEnvSetupError(
-                f"working_dir: it cannot be copied to {path} for {job_id}: {error}"
+                f"working_dir: it cannot be copied to {path} for {job_id}\n{error}"
             ) from None
         return path
 
@@ -127,8 +127,8 @@ class Environments:
             content = await self.download(package)
         except NotFoundError:
             raise RuntimeEnvSetupError(
-                f"package {package} is not in this cluster: upload it first "
-                f"(PUT /v1/packages/{package}), or name a folder"
+                f"package {_short(package)} is not in this cluster\n"
+                f"upload it first (PUT /v1/packages/{package}), or name a folder"
             ) from None
         partial = path.with_name(f"{path.name}.partial")
         await asyncio.to_thread(_extract, content, partial, package)
@@ -159,9 +159,14 @@ class Environments:
         await asyncio.shield(self._builds[path])
 
 
+def _short(package: str) -> str:
+    """Return enough of a package's 64 digits to know it by."""
+    return package if len(package) <= 16 else f"{package[:12]}…"
+
+
 def _check_hash(package: str) -> None:
     if not _HASH.match(package):
-        raise RuntimeEnvSetupError(f"{package!r} is not the hash of a package")
+        raise RuntimeEnvSetupError(f"this is not the hash of a package\n{package!r}")
 
 
 def _check_cwd(cwd: str) -> None:
@@ -186,7 +191,9 @@ def _extract(content: bytes, target: Path, package: str) -> None:
         # zipfile raises whatever it meets: of the disk, of encryption, of unknown methods, of noise.
         # Each is the package's fault or this disk's, and no reason to try again for ever.
         why = f"{error}" or type(error).__name__
-        raise RuntimeEnvSetupError(f"package {package} cannot be unpacked: {why}") from error
+        raise RuntimeEnvSetupError(
+            f"package {_short(package)} cannot be unpacked\n{why}\nits full hash is {package}"
+        ) from error
 
 
 def _extract_members(content: bytes, root: Path, package: str) -> None:
@@ -195,22 +202,29 @@ def _extract_members(content: bytes, root: Path, package: str) -> None:
             members = archive.infolist()
             if len(members) > _MAX_MEMBERS:
                 raise RuntimeEnvSetupError(
-                    f"package {package} has {len(members)} files, more than {_MAX_MEMBERS}"
+                    f"package {_short(package)} has {len(members)} files, more than {_MAX_MEMBERS}\n"
+                    f"its full hash is {package}"
                 )
             if sum(member.file_size for member in members) > _MAX_UNPACKED_BYTES:
-                raise RuntimeEnvSetupError(f"package {package} unpacks to more than 10 GiB")
+                raise RuntimeEnvSetupError(
+                    f"package {_short(package)} unpacks to more than 10 GiB\n"
+                    f"its full hash is {package}"
+                )
             for member in members:
                 where = (root / member.filename).resolve()
                 mode = member.external_attr >> 16
                 if not where.is_relative_to(root) or stat.S_ISLNK(mode):
                     raise RuntimeEnvSetupError(
-                        f"package {package}: member {member.filename!r} leaves the package"
+                        f"package {_short(package)} has a member that leaves it\n"
+                        f"member {member.filename!r} leaves the package {package}"
                     )
                 archive.extract(member, root)
                 if mode & 0o111 and not member.is_dir():
                     where.chmod(0o700)
     except (zipfile.BadZipFile, EOFError) as error:
-        raise RuntimeEnvSetupError(f"package {package} is not a zip archive: {error}") from None
+        raise RuntimeEnvSetupError(
+            f"package {_short(package)} is not a zip archive\n{error}\nits full hash is {package}"
+        ) from None
 
 
 async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
@@ -249,12 +263,12 @@ async def _run(command: list[str], what: str) -> None:
         process.kill()
         await process.wait()
         if isinstance(error, TimeoutError):
-            raise RuntimeEnvSetupError(f"{what}: not done within {_PIP_S:g} s") from None
+            raise RuntimeEnvSetupError(f"{what} was not done within {_PIP_S:g} s") from None
         raise
     if process.returncode != 0:
         said = output.decode(errors="replace").splitlines()[-_PIP_LINES:]
         errors = [line for line in said if line.startswith("ERROR: ")] or said
         why = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
         raise RuntimeEnvSetupError(
-            "\n".join((f"{what} failed (exit code {process.returncode}): {why}", *said))
+            "\n".join((f"{what} failed (exit code {process.returncode})", why, *said))
         )

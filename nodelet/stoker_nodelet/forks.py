@@ -138,7 +138,7 @@ class ForkServer:
                 self.import_s = message["import_s"]
             case "import_failed":
                 target = self.handle.target
-                self._failure = f"the fork server could not import {target}: {message['error']}"
+                self._failure = f"the fork server could not import {target}\n{message['error']}"
             case "forked":
                 self._pids[message["worker_id"]] = message["pid"]
                 self._settle(message["worker_id"], message["pid"])

@@ -20,7 +20,7 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ _SWEEP_S = 60.0
 
 @dataclass(slots=True)
 class JobFolders:
-    """Folders of jobs under ``root``, kept for ``keep_s`` after a job's end.
+    """Folders of jobs under ``root``, kept for ``keep_s`` after a job's end and last process here.
 
     ``shared_output`` is a folder that all nodes share: then output lies there, and is nobody's to
     remove but the user's.
@@ -50,6 +50,7 @@ class JobFolders:
     shared_output: Path | None = None
     _outputs: dict[str, str] = field(default_factory=dict)
     _ended_at_s: dict[str, float] = field(default_factory=dict)
+    _asked: set[str] = field(default_factory=set)
 
     def working_dir(self, job_id: str, package: str) -> Path:
         """Return where the copy of a package for a job is, or is to be."""
@@ -85,13 +86,32 @@ class JobFolders:
             self._ended_at_s.setdefault(job_id, time.monotonic())
 
     def over(self, in_use: Collection[str]) -> list[str]:
-        """Return the jobs whose folder has been kept long enough; those ``in_use`` stay."""
+        """Return the jobs whose folder has been kept long enough; those ``in_use`` stay.
+
+        An actor may outlive its job and be restarted: the time begins anew when it was last here.
+        """
         now = time.monotonic()
+        self._ended_at_s.update((job_id, now) for job_id in in_use if job_id in self._ended_at_s)
         return [
             job_id
             for job_id, ended_at_s in self._ended_at_s.items()
             if now - ended_at_s >= self.keep_s and job_id not in in_use
         ]
+
+    async def sweep(
+        self, in_use: Collection[str], is_over: Callable[[str], Awaitable[bool]]
+    ) -> None:
+        """Remove what has been kept long enough; of jobs that have left, ask ``is_over`` once.
+
+        A folder may be made after its job's end was told, or by a node that was never told.
+        """
+        left = self.job_ids().difference(in_use)
+        for job_id in self.over(in_use):
+            await self.remove(job_id)
+        for job_id in sorted(left - self._asked):
+            if await is_over(job_id):
+                self.ended(job_id)
+        self._asked = left
 
     async def remove(self, job_id: str) -> None:
         """Remove a job's folder."""
@@ -127,9 +147,9 @@ class JobFolders:
         nbytes = sum(info.size for _, info in entries)
         if nbytes > MAX_OUTPUT_BYTES:
             raise PayloadTooLargeError(
-                f"{job_id} wrote {nbytes / 2**30:.1f} GiB on this node; at most "
-                f"{MAX_OUTPUT_BYTES >> 30} GiB are sent. It lies in {folder}; let jobs write so "
-                "much to storage that the nodes share"
+                f"{job_id} wrote {nbytes / 2**30:.1f} GiB on this node\n"
+                f"at most {MAX_OUTPUT_BYTES >> 30} GiB are sent, it lies in {folder}\n"
+                "let jobs write so much to storage that the nodes share"
             )
         return _tar(entries)
 
@@ -138,8 +158,9 @@ class JobFolders:
         folder = self.output_dir(job_id) if is_id(job_id, Prefix.JOB) else None
         if folder is None or not folder.is_dir():
             raise NotFoundError(
-                f"{job_id} has no output on this node: it did not run here, or it ended more than "
-                f"{self.keep_s:g} s ago (STOKER_JOB_DIR_KEEP_S)"
+                f"{job_id} has no output on this node\n"
+                f"it did not run here, or it ended more than {self.keep_s:g} s ago "
+                "(STOKER_JOB_DIR_KEEP_S)"
             )
         return folder
 
@@ -196,10 +217,16 @@ def _entry(path: Path, root: Path) -> tarfile.TarInfo | None:
 
 async def _tar(entries: list[tuple[Path, tarfile.TarInfo]]) -> AsyncIterator[bytes]:
     for path, info in entries:
-        yield info.tobuf(tarfile.PAX_FORMAT)
         if not info.isreg():
+            yield info.tobuf(tarfile.PAX_FORMAT)
             continue
-        with await asyncio.to_thread(path.open, "rb") as file:
+        try:
+            file = await asyncio.to_thread(path.open, "rb")
+        except OSError as error:  # it went meanwhile, or may not be read: the rest is still wanted
+            _log.info("%s is left out of the output: %s", path, error)
+            continue
+        with file:
+            yield info.tobuf(tarfile.PAX_FORMAT)
             left = info.size
             while left:
                 # A file that shrinks meanwhile is filled up: its size was told already.

@@ -1,4 +1,4 @@
-"""Tells the gcs how the drivers of submitted jobs ended, until it has heard."""
+"""Tells the gcs how the drivers of submitted jobs ended, until it has heard, and asks it of others."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from stoker_wire.background import Background
 from stoker_wire.client import Client
-from stoker_wire.errors import StokerError
-from stoker_wire.messages.work import FinishJob, JobState
+from stoker_wire.errors import NotFoundError, StokerError
+from stoker_wire.messages.work import FinishJob, Job, JobState
 
 if TYPE_CHECKING:
     from stoker_wire.messages.cluster import WorkerExit
@@ -27,6 +27,14 @@ class Jobs:
 
     gcs: Client
     background: Background
+
+    async def is_over(self, job_id: str) -> bool:
+        """Ask the gcs whether a job has ended, or is forgotten already."""
+        try:
+            job = await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)
+        except NotFoundError:
+            return True
+        return job.state.terminal
 
     def driver_exited(self, one: WorkerExit) -> None:
         """Start to report a driver's end."""

@@ -195,7 +195,9 @@ def open_cache(settings: Settings, session_dir: Path) -> KernelCache:
         root = Path(settings.kernel_cache_dir).expanduser().resolve()
         problem = _problem_with(root)
         if problem and not problem.startswith("it is on"):
-            raise StartError(f"kernel_cache_dir={root}: {problem}; name a folder on a local disk")
+            raise StartError(
+                f"kernel_cache_dir={root} cannot be used\n{problem}\nname a folder on a local disk"
+            )
         if problem:
             _log.warning("kernel_cache_dir=%s: %s, where jobs race for it", root, problem)
         return KernelCache(root, root / "triton", limit)

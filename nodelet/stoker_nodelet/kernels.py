@@ -257,7 +257,7 @@ async def compile_specs(
         )
     except OSError as error:
         raise RuntimeEnvSetupError(
-            f"runtime_env.kernels: the compiler cannot be started: {error}"
+            f"runtime_env.kernels: the compiler cannot be started\n{error}"
         ) from None
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
@@ -269,8 +269,8 @@ async def compile_specs(
             _kill_group(process.pid)  # whoever is left would hold the pipes
     except TimeoutError:
         raise RuntimeEnvSetupError(
-            f"runtime_env.kernels: not compiled within {timeout_s:g} s "
-            "(setting kernel_compile_timeout_s)"
+            f"runtime_env.kernels: not compiled within {timeout_s:g} s\n"
+            "the setting kernel_compile_timeout_s gives more"
         ) from None
     finally:
         process.stdin.close()
@@ -280,7 +280,7 @@ async def compile_specs(
     if code != 0:
         tail = complaints.result().decode(errors="replace").splitlines()[-_LINES:]
         raise RuntimeEnvSetupError(
-            "runtime_env." + tail[0].removeprefix("error: ")
+            "runtime_env." + tail[0].removeprefix("error: ").replace("; ", "\n", 1)
             if code == 2 and len(tail) == 1
             else f"runtime_env.kernels: the compiler ended with code {code}\n" + "\n".join(tail)
         )
@@ -288,7 +288,7 @@ async def compile_specs(
         return [msgspec.json.decode(line, type=dict) for line in said.result().splitlines()]
     except msgspec.MsgspecError as error:
         raise RuntimeEnvSetupError(
-            f"runtime_env.kernels: the compiler's records cannot be read: {error}"
+            f"runtime_env.kernels: the compiler's records cannot be read\n{error}"
         ) from None
 
 

@@ -81,7 +81,9 @@ class Space:
         if nbytes > ledger.limit_bytes:
             raise ArenaFullError(
                 f"an object of {nbytes} bytes is larger than the node's whole shared memory for "
-                f"objects ({ledger.limit_bytes} bytes): split it, or raise STOKER_ARENA_MAX_BYTES"
+                "objects\n"
+                f"it has {ledger.limit_bytes} bytes: split the object, or raise "
+                "STOKER_ARENA_MAX_BYTES"
             )
         deadline_s = time.monotonic() + _REPORT_S
         while True:
@@ -100,10 +102,10 @@ class Space:
             if freed:
                 holders += (", " if holders else "") + f"views of freed objects ({freed} bytes)"
             raise ArenaFullError(
-                f"no room for {nbytes} bytes in the node's shared memory: {ledger.used_bytes} of "
-                f"{ledger.limit_bytes} bytes are in use, and {obstacle}. Largest holders: "
-                f"{holders or 'none'}. Drop refs and values that are no longer needed, or raise "
-                "STOKER_ARENA_MAX_BYTES"
+                f"no room for {nbytes} bytes in the node's shared memory\n"
+                f"{ledger.used_bytes} of {ledger.limit_bytes} bytes are in use, and {obstacle}\n"
+                f"largest holders: {holders or 'none'}\n"
+                "drop refs and values that are no longer needed, or raise STOKER_ARENA_MAX_BYTES"
             )
 
     def _unreported(self) -> bool:

@@ -92,6 +92,8 @@ class Workers:
     """Set while the gcs counts this node in, and from when it leaves."""
     leaving: bool = False
     _waiting: dict[str, asyncio.Future[StartedLease]] = field(default_factory=dict)
+    _preparing: list[str] = field(default_factory=list)
+    """Jobs of the leases whose environments are being made."""
     _oom_kills: int = field(default_factory=devices.oom_kills)
 
     def __post_init__(self, identity: Identity) -> None:
@@ -121,9 +123,13 @@ class Workers:
         wanted = asked.worker.runtime_env
         job_id = asked.lease.job_id
         output_dir = self.folders.make_output_dir(job_id)
-        environment = await self.environments.prepare(wanted, job_id)
-        if wanted.kernels:
-            environment = await self.kernels.prepare(wanted, environment, asked.lease.gpus)
+        self._preparing.append(job_id)
+        try:
+            environment = await self.environments.prepare(wanted, job_id)
+            if wanted.kernels:
+                environment = await self.kernels.prepare(wanted, environment, asked.lease.gpus)
+        finally:
+            self._preparing.remove(job_id)
         lease_id = asked.lease.lease_id
         waiting = self._waiting.get(lease_id)
         if waiting is None:
@@ -216,12 +222,17 @@ class Workers:
         self.folders.ended(job_id)
 
     async def sweep_folders(self) -> None:
-        """Remove the folders of jobs that ended long ago and have no process here, for ever."""
+        """Remove the folders of jobs that ended long ago and have nothing here, for ever."""
         while True:
             await asyncio.sleep(self.folders.sweep_s)
-            in_use = {worker.job_id for worker in self.state.workers.values()}
-            for job_id in self.folders.over(in_use):
-                await self.folders.remove(job_id)
+            with contextlib.suppress(StokerError):  # the gcs is away, and is asked again
+                await self.folders.sweep(self.jobs_here(), self.jobs.is_over)
+
+    def jobs_here(self) -> set[str]:
+        """Return the jobs that have a process or a lease here, or are about to."""
+        workers = {worker.job_id for worker in self.state.workers.values()}
+        leases = {held.lease.job_id for held in self.state.leases.values()}
+        return workers | leases | set(self._preparing)
 
     def _actor_owners(self) -> set[str]:
         owners = set()

@@ -23,7 +23,7 @@ def main() -> None:
     async def start() -> Running:
         if not settings.gcs_url:
             raise BadRequestError(
-                "the scheduler needs to know the gcs: set STOKER_GCS_URL or pass --gcs-url",
+                "the scheduler needs to know the gcs\nset STOKER_GCS_URL or pass --gcs-url",
                 field="gcs_url",
             )
         token = find_token(settings, host=settings.host)

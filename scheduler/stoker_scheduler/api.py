@@ -197,7 +197,7 @@ class Api:
     async def queue(self, req: Request) -> Page[QueueEntry]:
         """GET /v1/queue."""
         engine = self._engine()
-        entries = queue_of(engine.state, engine.now())
+        entries = queue_of(engine.state, engine.requests, engine.now())
         return page_of(entries, req.query, key=lambda e: f"{e.position:08}")
 
     async def explain(self, req: Request) -> Explanation:

@@ -94,9 +94,10 @@ class Engine:
         self.adopting = False
         """Whether leases may exist that no nodelet has reported yet."""
         self.started: dict[str, StartedLease] = {}
+        self.requests: dict[str, LeaseRequest] = {}
+        """Those that are not answered yet, by id."""
         self._log = log
         self._fenced = fenced
-        self._requests: dict[str, LeaseRequest] = {}
         self._replies: dict[str, asyncio.Future[LeaseReply]] = {}
         self._mail: dict[str, _Mailbox] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -149,7 +150,7 @@ class Engine:
         if future is None:
             future = asyncio.get_running_loop().create_future()
             self._replies[request.request_id] = future
-            self._requests[request.request_id] = request
+            self.requests[request.request_id] = request
         self.apply(
             ev.LeaseAsked(
                 at_s=now_s,
@@ -175,8 +176,9 @@ class Engine:
         await asyncio.wait((future,), timeout=limit_s)
         if not future.done():
             raise DeadlineExceededError(
-                f"{request.request_id} waits on after {limit_s:g} s: it was asked again meanwhile, "
-                "with a later deadline, or this scheduler is held up; ask again under the same id"
+                f"{request.request_id} waits on after {limit_s:g} s\n"
+                "it was asked again meanwhile, with a later deadline, or this scheduler is held "
+                "up: ask again under the same id"
             )
         return future.result()
 
@@ -263,12 +265,12 @@ class Engine:
                 self._wake_at(command.at_s)
 
     def _answered(self, request_id: str) -> asyncio.Future[LeaseReply] | None:
-        self._requests.pop(request_id, None)
+        self.requests.pop(request_id, None)
         future = self._replies.pop(request_id, None)
         return None if future is None or future.done() else future
 
     def _order(self, command: cmd.StartLease) -> StartLease:
-        request = self._requests[command.request_id]
+        request = self.requests[command.request_id]
         return StartLease(
             lease=lease_of(self.state.leases[command.lease_id]),
             epoch=self.epoch,
@@ -285,7 +287,7 @@ class Engine:
             # What was given up meanwhile, or cannot start anywhere, is its asker's concern alone.
             lease = self.state.leases.get(lease_id)
             awaited = lease is not None and lease.phase is Phase.STARTING
-            ours = awaited and error.failure is ev.StartFailure.HERE and not error.ended
+            ours = awaited and error.failure is not ev.StartFailure.ANYWHERE and not error.ended
             say = self._log.warning if ours else self._log.info
             say("lease did not start", lease_id=lease_id, node_id=node_id, why=error.text)
             self.apply(
@@ -330,5 +332,5 @@ class Engine:
 
 def not_leader(leader_url: str) -> NotLeaderError:
     """Return the error that sends a caller to the scheduler that leads."""
-    where = f"; ask {leader_url}" if leader_url else "; ask the gcs who does"
+    where = f"\nask {leader_url}" if leader_url else "\nask the gcs who does"
     return NotLeaderError(f"this scheduler does not lead{where}", extra={"leader": leader_url})

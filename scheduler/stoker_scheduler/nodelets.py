@@ -16,6 +16,7 @@ from stoker_scheduler.core.events import StartFailure
 from stoker_wire.client import Client
 from stoker_wire.errors import (
     ConflictError,
+    DeadlineExceededError,
     FencedError,
     NotReadyError,
     RuntimeEnvSetupError,
@@ -128,13 +129,14 @@ class Nodelets:
     async def start(self, node_id: str, order: StartLease) -> StartedLease:
         """Have a nodelet give a worker to a lease; StartFailedError says what became of it."""
         env = order.worker.runtime_env
-        timeout_s = START_WITH_BUILD_TIMEOUT_S if env.pip or env.kernels else START_TIMEOUT_S
+        builds = bool(env.pip or env.kernels)
+        timeout_s = START_WITH_BUILD_TIMEOUT_S if builds else START_TIMEOUT_S
         deadline_s = time.monotonic() + timeout_s
         tries = 0
         while True:
             peer = self._peers.get(node_id)
             if peer is None:
-                raise StartFailedError(StartFailure.HERE, f"node {node_id} is gone")
+                raise StartFailedError(StartFailure.NODE, f"node {node_id} is gone")
             tries += 1
             try:
                 return await peer.client.call(
@@ -149,7 +151,11 @@ class Nodelets:
                 raise StartFailedError(StartFailure.ANYWHERE, str(error)) from None
             except UnavailableError as error:
                 if tries == 2 or isinstance(error, NotReadyError):
-                    raise StartFailedError(StartFailure.HERE, str(error)) from None
+                    raise StartFailedError(StartFailure.NODE, str(error)) from None
+            except DeadlineExceededError as error:
+                # What is built may be to blame; without it a start is quick on any sound node.
+                failure = StartFailure.HERE if builds else StartFailure.NODE
+                raise StartFailedError(failure, str(error)) from None
             except StokerError as error:
                 raise StartFailedError(
                     StartFailure.HERE,

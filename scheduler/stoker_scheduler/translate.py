@@ -26,6 +26,8 @@ from stoker_wire.messages.common import RuntimeEnv, SpreadPolicy
 from stoker_wire.messages.control import Fit, QueueEntry, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from stoker_scheduler.core.plan import Verdict as CoreVerdict
     from stoker_scheduler.core.state import LeaseState, State
 
@@ -149,9 +151,9 @@ def resources_of(state: State) -> ClusterResources:
     )
 
 
-def queue_of(state: State, at_s: float) -> list[QueueEntry]:
+def queue_of(state: State, requests: Mapping[str, LeaseRequest], at_s: float) -> list[QueueEntry]:
     """Return the waiting requests in the order of the queue."""
-    ordered = sorted(state.queue.asks(), key=lambda a: (-a.asked.priority, a.since_s, a.seq))
+    ordered = sorted(state.queue.asks(), key=lambda ask: ask.rank)
     return [
         QueueEntry(
             request_id=ask.request_id,
@@ -163,6 +165,7 @@ def queue_of(state: State, at_s: float) -> list[QueueEntry]:
             waiting_s=max(0.0, at_s - ask.since_s),
             position=position,
             infeasible=ask.infeasible,
+            demand=requests[ask.request_id].demand,
         )
         for position, ask in enumerate(ordered)
     ]

@@ -46,8 +46,9 @@ def exit_actor() -> NoReturn:
     host = found.execution.actor if found is not None and found.execution is not None else None
     if host is None:
         raise BadRequestError(
-            "exit_actor() ends the actor whose code calls it, and this code runs in no actor: call "
-            "it in a method of a remote class, or end an actor from outside with stoker.kill(handle)"
+            "exit_actor() ends the actor whose code calls it, and this code runs in no actor\n"
+            "call it in a method of a remote class, or end an actor from outside with "
+            "stoker.kill(handle)"
         )
     from stoker.runtime.actor_end import left_by, whereabouts
 
@@ -244,7 +245,7 @@ class ActorHandle(Generic[C]):
         from stoker_wire.nearest import suggestion
 
         raise AttributeError(
-            f"actor {self._info.class_name} has no method {name!r}"
+            f"actor {self._info.class_name} has no method {name!r}; "
             f"{suggestion(name, self._info.methods)}"
         )
 
@@ -402,7 +403,7 @@ def check_group(what: str, options: MethodOptions, groups: Iterable[str]) -> Non
     group, known = options.concurrency_group, sorted(groups)
     if group and group not in known:
         raise BadRequestError(
-            f"{what} names the concurrency group {group!r}, which the class does not have (it has "
-            f"{known or 'none'})",
+            f"{what} names the concurrency group {group!r}, which the class does not have\n"
+            f"it has {known or 'none'}",
             field="concurrency_groups",
         )

@@ -59,8 +59,8 @@ def resolve(
     info = find_running(session_root(environ), embedded=embedded)
     if info is None:
         raise StartError(
-            "no running cluster was found on this machine; start one with `stoker start --head`, "
-            "or name one with --address or STOKER_ADDRESS"
+            "no running cluster was found on this machine\n"
+            "start one with `stoker start --head`, or name one with --address or STOKER_ADDRESS"
         )
     return Target(address=info.gcs_url, token=token or info.token)
 

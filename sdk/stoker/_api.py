@@ -35,7 +35,7 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
         _check_timeout(timeout, "get")
     if isinstance(refs, ObjectRefGenerator):
         raise WrongTypeError(
-            "get() of a generator: iterate over it and get() each ref", field="refs"
+            "get() of a generator cannot be\niterate over it and get() each ref", field="refs"
         )
     try:
         if isinstance(refs, ObjectRef):
@@ -61,8 +61,8 @@ def _check_timeout(timeout: Any, what: str) -> None:
 def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
     if isinstance(refs, (str, bytes)) or not isinstance(refs, Iterable):
         raise WrongTypeError(
-            f"{what}() takes an ObjectRef or a list of them, not {type(refs).__name__}: only what "
-            ".remote() and put() return can be waited for",
+            f"{what}() takes an ObjectRef or a list of them, not {type(refs).__name__}\n"
+            "only what .remote() and put() return can be waited for",
             field="refs",
         )
     found = list(refs)
@@ -131,16 +131,17 @@ def cancel(
     """
     if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
         raise WrongTypeError(
-            f"cancel() takes one ObjectRef or generator, not {type(ref).__name__}; to end an actor "
-            "use kill()",
+            f"cancel() takes one ObjectRef or generator, not {type(ref).__name__}\n"
+            "to end an actor use kill()",
             field="ref",
         )
     if not ref.task_id:
         raise BadRequestError(f"cancel(): {ref!r} was put, no task makes it", field="ref")
     if force and runtime().actors.has_call(ref.task_id):
         raise BadRequestError(
-            f"cancel(force=True): {ref!r} is a call of an actor, whose process is not that call's "
-            "alone: cancel it without force, or end the actor with stoker.kill(actor)",
+            f"cancel(force=True): {ref!r} is a call of an actor\n"
+            "its process is not that call's alone: cancel it without force, or end the actor "
+            "with stoker.kill(actor)",
             field="force",
         )
     owner = ref._entry.owner if isinstance(ref, ObjectRef) else None
@@ -156,7 +157,7 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
 
     if not isinstance(actor, ActorHandle):
         raise WrongTypeError(
-            f"kill() takes an actor handle, not {type(actor).__name__}; for a task use cancel()",
+            f"kill() takes an actor handle, not {type(actor).__name__}\nfor a task use cancel()",
             field="actor",
         )
     found = runtime()
@@ -174,8 +175,8 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
     for field, text in (("name", name), ("namespace", namespace)):
         if not isinstance(text, str) and (field == "name" or text is not None):
             raise WrongTypeError(
-                f"get_actor(): {field}={text!r} is no text: give the {field} that the actor was "
-                "created with",
+                f"get_actor(): {field}={text!r} is no text\n"
+                f"give the {field} that the actor was created with",
                 field=field,
             )
         if text is not None and not text.strip():
@@ -194,8 +195,9 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
     living = [a for a in page.items if a.state is not ActorState.DEAD]
     if not living:
         raise NotFoundError(
-            f"no living actor is named {name!r} in namespace {where!r}: was it created with "
-            "name=..., in this namespace, and is its job (or lifetime='detached') still there?",
+            f"no living actor is named {name!r} in namespace {where!r}\n"
+            "was it created with name=..., in this namespace, and is its job (or "
+            "lifetime='detached') still there?",
             field="name",
         )
     return handle_of(living[0])

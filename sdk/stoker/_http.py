@@ -22,7 +22,7 @@ from stoker_wire.problems import error_of
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ SILENCE_S = 35.0
 
 _RETRY_INITIAL_S = 0.05
 _RETRY_MAX_S = 1.0
+_PART_NBYTES = 256 * 1024
 _SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little longer than we wait
 
 
@@ -84,6 +85,7 @@ class HttpClient:
         reply: None = None,
         query: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
+        sent: Callable[[int], object] | None = None,
     ) -> None: ...
 
     def call(
@@ -95,10 +97,12 @@ class HttpClient:
         reply: Any = None,
         query: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
+        sent: Callable[[int], object] | None = None,
     ) -> Any:
         """Send one request and return its reply, decoded as ``reply``.
 
-        ``body`` is a message, sent as JSON, or bytes, sent as they are. Failed connections and
+        ``body`` is a message, sent as JSON, or bytes, sent as they are; ``sent`` is called with the
+        number of bytes sent so far (from 0 again at another attempt). Failed connections and
         retryable problems are tried again until the deadline. Raises the error that the server
         sent, or UnavailableError with the address that did not answer.
         """
@@ -108,6 +112,8 @@ class HttpClient:
             data, headers["Content-Type"] = bytes(body), "application/octet-stream"
         elif body is not None:
             data, headers["Content-Type"] = msgspec.json.encode(body), "application/json"
+        if data is not None and sent is not None:
+            headers["Content-Length"] = str(len(data))
         if method == "POST":
             headers["Idempotency-Key"] = f"r_{os.urandom(8).hex()}"
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
@@ -115,7 +121,8 @@ class HttpClient:
         pause_s = _RETRY_INITIAL_S
         while True:
             try:
-                raw = self._once(method, path, query, data, headers, deadline_s)
+                sending = data if data is None or sent is None else _Parts(data, sent)
+                raw = self._once(method, path, query, sending, headers, deadline_s)
             except StokerError as error:
                 wait_s = random.uniform(0.0, pause_s)
                 if not error.retryable:
@@ -184,7 +191,7 @@ class HttpClient:
             except (ConnectionError, HTTPException) as error:
                 if isinstance(error, StokerError):
                     raise
-                raise UnavailableError(f"{source} broke off: {_reason(error)}") from None
+                raise UnavailableError(f"{source} broke off\n{_reason(error)}") from None
 
     def _read_line(self, response: HTTPResponse, path: str, silence_s: float) -> bytes:
         try:
@@ -200,7 +207,7 @@ class HttpClient:
         method: str,
         path: str,
         query: Mapping[str, object] | None,
-        data: bytes | None,
+        data: bytes | _Parts | None,
         headers: dict[str, str],
         deadline_s: float,
     ) -> bytes:
@@ -219,7 +226,7 @@ class HttpClient:
         method: str,
         path: str,
         query: Mapping[str, object] | None,
-        data: bytes | None,
+        data: bytes | _Parts | None,
         headers: dict[str, str],
         timeout_s: float,
     ) -> Iterator[HTTPResponse]:
@@ -233,12 +240,13 @@ class HttpClient:
                 response = connection.getresponse()
             except TimeoutError:
                 raise UnavailableError(
-                    f"{method} {self.base_url}{path}: no answer within {timeout_s:.0f} s"
+                    f"{method} {self.base_url}{path} got no answer within {timeout_s:.0f} s"
                 ) from None
             except (OSError, HTTPException) as error:
                 raise UnavailableError(
-                    f"cannot reach the cluster at {self.base_url}: {_reason(error)}; is it "
-                    "running? `stoker start --head` starts one, --address names another"
+                    f"cannot reach the cluster at {self.base_url}\n"
+                    f"{_reason(error)}\n"
+                    "is it running? `stoker start --head` starts one, --address names another"
                 ) from None
             yield response
         finally:
@@ -250,10 +258,24 @@ class HttpClient:
         if isinstance(cause, UnavailableError) and str(cause).startswith("cannot reach"):
             return cause
         return DeadlineExceededError(
-            f"{method} {self.base_url}{path} passed its deadline of {timeout_s:g} s; "
+            f"{method} {self.base_url}{path} passed its deadline of {timeout_s:g} s\n"
             f"last cause: {cause}",
             explain=cause.explain,
         )
+
+
+class _Parts:
+    """A body that tells how much of it was sent, each time that it is."""
+
+    def __init__(self, data: bytes, sent: Callable[[int], object]) -> None:
+        self._data = memoryview(data)
+        self._sent = sent
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for start in range(0, len(self._data), _PART_NBYTES):
+            part = self._data[start : start + _PART_NBYTES]
+            yield part
+            self._sent(start + len(part))
 
 
 def checked_url(url: str) -> str:
@@ -267,7 +289,7 @@ def checked_url(url: str) -> str:
         good = False
     if not good:
         raise BadRequestError(
-            f"{url!r} is not an address of a cluster; write it like http://127.0.0.1:7600",
+            f"{url!r} is not an address of a cluster\nwrite it like http://127.0.0.1:7600",
             field="address",
         )
     return url.rstrip("/")

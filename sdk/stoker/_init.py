@@ -78,8 +78,8 @@ def init(
             if ignore_reinit_error:
                 return _info_of(CELL.runtime)
             raise ConflictError(
-                "stoker.init() was called already in this process: call stoker.shutdown() first, "
-                "or pass ignore_reinit_error=True"
+                "stoker.init() was called already in this process\n"
+                "call stoker.shutdown() first, or pass ignore_reinit_error=True"
             )
         address = address or os.environ.get("STOKER_ADDRESS") or None
         offer = {
@@ -95,8 +95,8 @@ def init(
         given = [name for name, value in offer.items() if value is not None]
         if given:
             raise BadRequestError(
-                f"{', '.join(given)}: describe a cluster that init() starts; {address!r} names one "
-                "that runs already",
+                f"{', '.join(given)}: this describes a cluster that init() starts\n"
+                f"{address!r} names one that runs already",
                 field=given[0],
             )
         return _init_remote(address, token, namespace, runtime_env, log_to_driver)

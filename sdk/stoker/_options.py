@@ -114,7 +114,7 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
     for key in given:
         if key not in known:
             raise UnknownOptionError(
-                f"{what} has no option {key!r}{suggestion(key, known)}", field=key
+                f"{what} has no option {key!r}\n{suggestion(key, known)}", field=key
             )
     if given.get("name") == "" or str(given.get("name")).isspace():
         raise BadRequestError(
@@ -176,7 +176,7 @@ def _check_demand(options: _Common, what: str) -> None:
             parse_value(label, written)
         except ValueError as error:
             raise BadRequestError(
-                f"option 'label_selector' of {what}: {error}", field="label_selector"
+                f"option 'label_selector' of {what} cannot be read\n{error}", field="label_selector"
             ) from None
 
 
@@ -225,7 +225,8 @@ def strategy_of(value: Any) -> Strategy:
     if isinstance(value, NodeAffinity):
         return Strategy(node_id=value.node_id, soft=value.soft)
     raise BadRequestError(
-        f"scheduling_strategy={value!r}: use 'DEFAULT', 'SPREAD' or NodeAffinity(node_id=...)",
+        f"scheduling_strategy={value!r} is none\n"
+        "use 'DEFAULT', 'SPREAD' or NodeAffinity(node_id=...)",
         field="scheduling_strategy",
     )
 

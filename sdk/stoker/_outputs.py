@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
-from stoker_wire.errors import BadRequestError, UnavailableError
+from stoker_wire.errors import BadRequestError, StokerError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -24,23 +24,41 @@ def unpack(
 ) -> list[str]:
     """Unpack the tar archive that ``archive`` reads into ``target``; return the paths of its files.
 
-    Paths in ``taken`` go below ``target/node_id``. Files that are there already are replaced.
-    BadRequestError for a member that would leave ``target``, UnavailableError for a cut archive.
+    Paths in ``taken``, and those where a file and a folder meet, go below ``target/node_id``. Files
+    that are there already are replaced. BadRequestError for a member that would leave ``target`` or
+    cannot be written there, UnavailableError for a cut archive.
     """
-    target.mkdir(parents=True, exist_ok=True)
-    root = target.resolve()
     written = []
     try:
+        target.mkdir(parents=True, exist_ok=True)
+        root = target.resolve()
         with tarfile.open(fileobj=archive, mode="r|") as members:
             for member in members:
                 name = PurePosixPath(member.name)
-                if str(name) in taken and not member.isdir():
+                if (str(name) in taken and not member.isdir()) or _clashes(root, name, member):
                     name = node_id / name
                 if _put(members, member, root, name):
                     written.append(str(name))
+    except OSError as error:
+        if isinstance(error, StokerError):  # of the archive on its way
+            raise
+        raise BadRequestError(
+            f"the output of {node_id} cannot be written to {target}\n{error}\nname another folder"
+        ) from None
     except tarfile.TarError as error:
-        raise UnavailableError(f"the output of {node_id} broke off: {error}") from None
+        raise UnavailableError(f"the output of {node_id} broke off\n{error}") from None
     return written
+
+
+def _clashes(root: Path, name: PurePosixPath, member: tarfile.TarInfo) -> bool:
+    """Whether a folder is where a file is to be, or a file where a folder is to be."""
+    path = root / name
+    folders = [root / above for above in name.parents]
+    if member.isdir():
+        folders.append(path)
+    elif path.is_dir() and not path.is_symlink():
+        return True
+    return any(os.path.lexists(folder) and not folder.is_dir() for folder in folders)
 
 
 def _put(

@@ -37,7 +37,7 @@ IGNORE_FILES = (".gitignore", ".stokerignore")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NAMED = 5
 NOTICE_BYTES = 16 * 2**20
-"""From here on, packing and uploading say on stderr that they are at it."""
+"""From here on, packing and uploading say on stderr how far they are."""
 _NOTICE_EVERY_S = 2.0
 
 
@@ -69,19 +69,41 @@ def pack(path: str | Path, *, inside: str = "", max_bytes: int = MAX_BYTES) -> P
     return Package(hashlib.sha256(content).hexdigest(), content)
 
 
-def notice(text: str) -> None:
-    """Tell the user what takes so long."""
-    sys.stderr.write(f"stoker: {text}\n")
-    sys.stderr.flush()
+class Progress:
+    """Says on stderr how far a long transfer is: at its start, every 2 s, and at its end.
+
+    Nothing of one that is smaller than 16 MiB.
+    """
+
+    def __init__(self, what: str, total_nbytes: int) -> None:
+        self._what = what
+        self._total = total_nbytes
+        self._began_s = self._told_s = time.monotonic()
+        self._say(mib(total_nbytes))
+
+    def done(self, nbytes: int) -> None:
+        """``nbytes`` of the total are done."""
+        now_s = time.monotonic()
+        if now_s >= self._told_s + _NOTICE_EVERY_S:
+            self._told_s = now_s
+            self._say(f"{mib(nbytes)} of {mib(self._total)} ({100 * nbytes // self._total} %)")
+
+    def end(self) -> None:
+        """All is done."""
+        self._say(f"done in {time.monotonic() - self._began_s:.1f} s")
+
+    def _say(self, text: str) -> None:
+        if self._total >= NOTICE_BYTES:
+            sys.stderr.write(f"stoker: {self._what}: {text}\n")
+            sys.stderr.flush()
 
 
 def _zip(members: list[tuple[str, Path]], root: Path, inside: str, max_bytes: int) -> bytes:
     try:
         sizes = [(name, path.stat().st_size) for name, path in members]
         _check_size(sizes, max_bytes, root)
-        total, done, told_s = sum(nbytes for _, nbytes in sizes), 0, time.monotonic()
-        if total >= NOTICE_BYTES:
-            notice(f"packing {root}: {len(members)} files, {mib(total)}")
+        progress = Progress(f"packing {root}", sum(nbytes for _, nbytes in sizes))
+        packed = 0
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=3) as archive:
             for name, path in sorted(members):
@@ -92,14 +114,13 @@ def _zip(members: list[tuple[str, Path]], root: Path, inside: str, max_bytes: in
                 info.create_system = 3
                 content = path.read_bytes()
                 archive.writestr(info, content)
-                done += len(content)
-                if total >= NOTICE_BYTES and time.monotonic() > told_s + _NOTICE_EVERY_S:
-                    told_s = time.monotonic()
-                    notice(f"packing {root}: {mib(done)} of {mib(total)}")
+                packed += len(content)
+                progress.done(packed)
+        progress.end()
     except OSError as error:
         raise BadRequestError(
-            f"cannot pack {error.filename or root}: {error.strerror}; name it in "
-            f"{root / '.stokerignore'} to leave it out",
+            f"cannot pack {error.filename or root}\n{error.strerror}\n"
+            f"name it in {root / '.stokerignore'} to leave it out",
             field="working_dir",
         ) from None
     return buffer.getvalue()
@@ -112,8 +133,8 @@ def _check_size(sizes: list[tuple[str, int]], max_bytes: int, root: Path) -> Non
     largest = sorted(sizes, key=lambda pair: (-pair[1], pair[0]))[:_NAMED]
     named = ", ".join(f"{name} ({mib(nbytes)})" for name, nbytes in largest)
     raise PayloadTooLargeError(
-        f"{root} is {mib(total)}, more than the {mib(max_bytes)} that a package may hold; "
-        f"name what the job does not need in {root / '.stokerignore'}. Largest: {named}",
+        f"{root} is {mib(total)}, more than the {mib(max_bytes)} that a package may hold\n"
+        f"name what the job does not need in {root / '.stokerignore'}\nlargest: {named}",
         field="working_dir",
     )
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from stoker._kernel_specs import kernel_specs
-from stoker._packages import NOTICE_BYTES, Package, mib, notice, pack
+from stoker._packages import Package, Progress, pack
 from stoker_wire.errors import BadRequestError, UnknownOptionError
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.nearest import suggestion
@@ -58,7 +57,7 @@ def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload
     for key in user:
         if key not in KEYS:
             raise UnknownOptionError(
-                f"runtime_env has no key {key!r}{suggestion(str(key), KEYS)}",
+                f"runtime_env has no key {key!r}\n{suggestion(str(key), KEYS)}",
                 field=f"runtime_env.{key}",
             )
     working_dir = user.get("working_dir")
@@ -75,19 +74,17 @@ def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload
 def uploader(client: HttpClient) -> Upload:
     """Return an ``upload`` that sends a package to the gcs unless it is there.
 
-    A large one is told of on stderr.
+    Of a large one, stderr tells how far it is.
     """
 
     def upload(package: Package) -> None:
         path = f"/v1/packages/{package.hash}"
         if client.exists(path):
             return
-        nbytes, began_s = len(package.content), time.monotonic()
-        if nbytes >= NOTICE_BYTES:
-            notice(f"uploading {mib(nbytes)} to {client.base_url}")
-        client.call("PUT", path, package.content, timeout_s=UPLOAD_TIMEOUT_S)
-        if nbytes >= NOTICE_BYTES:
-            notice(f"uploaded {mib(nbytes)} in {time.monotonic() - began_s:.1f} s")
+        total = len(package.content)
+        progress = Progress(f"uploading to {client.base_url}", total)
+        client.call("PUT", path, package.content, timeout_s=UPLOAD_TIMEOUT_S, sent=progress.done)
+        progress.end()
 
     return upload
 

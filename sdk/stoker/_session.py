@@ -44,12 +44,12 @@ def runtime() -> Runtime:
         return found
     if CELL.forked:
         raise ConflictError(
-            "this process was forked from one that uses Stoker and cannot share its connection: "
+            "this process was forked from one that uses Stoker and cannot share its connection\n"
             "return the values to the parent, or start a new process (subprocess, or "
             "multiprocessing with 'spawn') that calls stoker.init(address)"
         )
     if not CELL.auto_init:
-        raise ConflictError("stoker.shutdown() was called: call stoker.init() to go on")
+        raise ConflictError("stoker.shutdown() was called\ncall stoker.init() to go on")
     from stoker._init import init
 
     init()

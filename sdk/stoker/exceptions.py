@@ -1,4 +1,8 @@
-"""The errors that users of Stoker meet; the tree is drawn in :mod:`stoker_wire.errors`."""
+"""The errors that users of Stoker meet; the tree is drawn in :mod:`stoker_wire.errors`.
+
+They are public under this module's name, and so tracebacks, ``repr`` and pickles name them. Only
+processes that have ``stoker`` read pickles: services speak messages.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,31 @@ from stoker_wire.errors import (
     ActorUnavailableError,
     ArenaFullError,
     BadRequestError,
+    CompactedError,
     ConflictError,
+    DatabaseError,
     DeadlineExceededError,
+    FencedError,
     ForbiddenError,
     GetTimeoutError,
+    IdempotencyError,
     InfeasibleError,
     InternalError,
     NameTakenError,
     NodeDiedError,
     NotFoundError,
+    NotLeaderError,
+    NotReadyError,
     ObjectFreedError,
     ObjectLostError,
     ObjectNodeDiedError,
+    OpenBindError,
     OutOfMemoryError,
     OwnerDiedError,
     PayloadTooLargeError,
     PendingCallsLimitError,
     PortInUseError,
+    ProtocolError,
     RuntimeEnvSetupError,
     SerializationError,
     StartError,
@@ -44,23 +56,31 @@ __all__ = (
     "ActorUnavailableError",
     "ArenaFullError",
     "BadRequestError",
+    "CompactedError",
     "ConflictError",
+    "DatabaseError",
     "DeadlineExceededError",
+    "FencedError",
     "ForbiddenError",
     "GetTimeoutError",
+    "IdempotencyError",
     "InfeasibleError",
     "InternalError",
     "NameTakenError",
     "NodeDiedError",
     "NotFoundError",
+    "NotLeaderError",
+    "NotReadyError",
     "ObjectFreedError",
     "ObjectLostError",
     "ObjectNodeDiedError",
+    "OpenBindError",
     "OutOfMemoryError",
     "OwnerDiedError",
     "PayloadTooLargeError",
     "PendingCallsLimitError",
     "PortInUseError",
+    "ProtocolError",
     "RuntimeEnvSetupError",
     "SerializationError",
     "StartError",
@@ -75,3 +95,8 @@ __all__ = (
     "WorkerDiedError",
     "WrongTypeError",
 )
+
+for _cls in tuple(globals().values()):
+    if isinstance(_cls, type) and issubclass(_cls, StokerError):
+        _cls.__module__ = __name__
+del _cls

@@ -29,8 +29,8 @@ def put(
         value = value.encode()
     if not isinstance(value, bytes):
         raise BadRequestError(
-            f"kv.put({key!r}): the value is a {type(value).__name__}; give bytes or str, or keep "
-            "objects with stoker.put()",
+            f"kv.put({key!r}): the value is a {type(value).__name__}\n"
+            "give bytes or str, or keep objects with stoker.put()",
             field="value",
         )
     found, path = runtime(), _path(key, namespace)

@@ -330,7 +330,7 @@ async def _until_ready(name: str, url: str, token: str) -> None:
                     return
     except TimeoutError:
         raise DeadlineExceededError(
-            f"the {name} at {url} was not ready within {READY_TIMEOUT_S:g} s: {cause}"
+            f"the {name} at {url} was not ready within {READY_TIMEOUT_S:g} s\n{cause}"
         ) from None
 
 

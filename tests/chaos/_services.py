@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 READY_S = 60.0
 FAST = {
     "STOKER_HEARTBEAT_S": "0.2",
-    "STOKER_SUSPECT_AFTER_S": "1",
-    "STOKER_DEAD_AFTER_S": "2.5",
+    "STOKER_SUSPECT_AFTER_S": "1.5",
+    "STOKER_DEAD_AFTER_S": "3.5",
     "STOKER_LEADER_TTL_S": "1.5",
     "STOKER_INFEASIBLE_GRACE_S": "5",
 }
@@ -70,7 +70,7 @@ class Service:
                 headers={"Authorization": f"Bearer {self._env['STOKER_TOKEN']}"},
             )
             try:
-                with urllib.request.urlopen(request, timeout=2):
+                with urllib.request.urlopen(request, timeout=10):
                     return True
             except urllib.error.HTTPError as error:
                 error.close()
@@ -90,35 +90,38 @@ class Service:
         """SIGKILL, and wait until it is gone."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(30)
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
     def stop(self) -> int:
-        """SIGTERM; SIGKILL after ten seconds. Returns the exit code."""
+        """SIGTERM; SIGKILL after half a minute. Returns the exit code."""
         if self._process is None:
             return 0
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGCONT)
             self._process.terminate()
         try:
-            return self._process.wait(10)
+            return self._process.wait(30)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(30)
             return -9
 
 
 class Apart:
     """gcs, scheduler and nodelets as processes of their own."""
 
-    def __init__(self, folder: Path, *, database_url: str = "", redis_url: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, database_url: str = "", redis_url: str = "", **settings: str
+    ) -> None:
         self.folder = folder
         self.token = secrets.token_urlsafe(16)
         self.environ = {
             **os.environ,
             **FAST,
+            **settings,
             "STOKER_TOKEN": self.token,
             "STOKER_SESSION_ROOT": str(folder / "s"),
         }
@@ -170,9 +173,9 @@ class Apart:
 
 
 @contextlib.contextmanager
-def apart(folder: Path, *, nodelets: int = 1, cpus: int = 2, **urls: str) -> Iterator[Apart]:
-    """A running cluster of separate services."""
-    made = Apart(folder, **urls)
+def apart(folder: Path, *, nodelets: int = 1, cpus: int = 2, **given: str) -> Iterator[Apart]:
+    """A running cluster of separate services, with URLs and settings of its own."""
+    made = Apart(folder, **given)
     try:
         made.gcs.start()
         made.scheduler.start()

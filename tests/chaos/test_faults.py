@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker\.")
 
 GET_S = 40.0
+HELD_S = 100.0
+"""A task that is to end when it is told, or never, gives up after so long."""
 
 
 @pytest.fixture
@@ -51,16 +54,39 @@ def on(cluster: Apart, name: str, *, soft: bool = False) -> NodeAffinity:
     return NodeAffinity(node_id=cluster.nodes()[name]["node_id"], soft=soft)
 
 
-def until_node(cluster: Apart, name: str, *states: str, timeout_s: float = 40) -> float:
-    began = time.monotonic()
-    until(lambda: cluster.nodes()[name]["state"] in states, timeout_s, f"{name} is {states}")
-    return time.monotonic() - began
+def until_node(cluster: Apart, name: str, state: str) -> None:
+    until(lambda: cluster.nodes()[name]["state"] == state, 40, f"{name} is {state}")
+
+
+def until_given_up(cluster: Apart, name: str) -> None:
+    """Wait until the node is dead; it was suspected first, for however short a time."""
+    until_node(cluster, name, "DEAD")
+    query = {"kind": "node.", "subject": cluster.nodes()[name]["node_id"], "limit": 1000}
+    page = cluster.client.call("GET", "/v1/events", reply=dict[str, Any], query=query)
+    kinds = [event["kind"] for event in page["items"]]
+    assert kinds[-2:] == ["node.suspected", "node.died"], kinds
 
 
 @stoker.remote
-def where(seconds: float = 0.0) -> str:
-    time.sleep(seconds)
+def where(gate: str = "") -> str:
+    """The node it runs on, once the gate is there."""
+    if gate:
+        until(Path(gate).exists, HELD_S, "the gate opens")
     return stoker.get_runtime_context().node_id
+
+
+@stoker.remote
+def meet(folder: str, count: int) -> str:
+    """The node it runs on, once so many run at the same time."""
+    Path(folder, stoker.get_runtime_context().task_id).touch()
+    until(lambda: len(os.listdir(folder)) >= count, HELD_S, f"{count} run at once")
+    return stoker.get_runtime_context().node_id
+
+
+def met(folder: Path, count: int) -> set[str]:
+    """The nodes of so many tasks that run at the same time."""
+    folder.mkdir()
+    return set(get([meet.remote(str(folder), count) for _ in range(count)]))
 
 
 @stoker.remote
@@ -79,9 +105,8 @@ class Counter:
         return os.getpid()
 
 
-def test_a_second_node_takes_its_share_and_large_values_travel(pair: Apart) -> None:
-    ids = {node["node_id"] for node in pair.nodes().values()}
-    assert set(get([where.remote(0.15) for _ in range(6)])) == ids
+def test_a_second_node_takes_its_share_and_large_values_travel(pair: Apart, tmp_path: Path) -> None:
+    assert met(tmp_path / "met", 2) == {node["node_id"] for node in pair.nodes().values()}
 
     @stoker.remote
     def make(nbytes: int) -> bytes:
@@ -115,23 +140,27 @@ def test_a_second_node_takes_its_share_and_large_values_travel(pair: Apart) -> N
     )
 
 
-def test_a_killed_node_is_suspect_then_dead_and_its_work_runs_elsewhere(pair: Apart) -> None:
+def test_a_killed_node_is_suspect_then_dead_and_its_work_runs_elsewhere(
+    pair: Apart, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
     victim = pair.nodelets[1]
     node_id = pair.nodes()["n1"]["node_id"]
     near = on(pair, "n1", soft=True)
     counter = Counter.options(scheduling_strategy=near, max_restarts=1, num_cpus=0).remote()
     mortal = Counter.options(scheduling_strategy=on(pair, "n1"), num_cpus=0).remote()
     assert get([counter.node.remote(), mortal.node.remote()]) == [node_id, node_id]
-    running = where.options(scheduling_strategy=near).remote(1.5)
+    running = where.options(scheduling_strategy=near).remote(str(gate))
     once = where.options(scheduling_strategy=near, max_retries=0)
-    doomed = where.options(scheduling_strategy=on(pair, "n1"), max_retries=0, num_cpus=0).remote(60)
+    pinned = where.options(scheduling_strategy=on(pair, "n1"), max_retries=0, num_cpus=0)
+    doomed = pinned.remote(str(tmp_path / "never"))
     until(lambda: _runs_on(pair, node_id, 2), 40, "both run there")
     workers = [p.pid for p in psutil.Process(victim.pid).children(recursive=True)]
     victim.kill()
     until(lambda: not any(alive(pid) for pid in workers), 40, "its workers go with it")
-    until_node(pair, "n1", "SUSPECT", "DEAD")
-    until_node(pair, "n1", "DEAD")
+    until_given_up(pair, "n1")
     other = pair.nodes()["n0"]["node_id"]
+    gate.touch()
     assert get(running) == other
     assert get(once.remote()) == other, "new work does not wait for a dead node"
     lost = caught(lambda: get(doomed), exceptions.NodeDiedError)
@@ -153,7 +182,10 @@ def _last_life(actor: Any) -> str:
         return str(get(actor.node.remote()))
 
 
-def test_a_frozen_node_is_given_up_and_does_no_harm_when_it_wakes(pair: Apart) -> None:
+def test_a_frozen_node_is_given_up_and_does_no_harm_when_it_wakes(
+    pair: Apart, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
     victim = psutil.Process(pair.nodelets[1].pid)
     old = pair.nodes()["n1"]
     counter = Counter.options(scheduling_strategy=on(pair, "n1"), num_cpus=0).remote()
@@ -165,14 +197,14 @@ def test_a_frozen_node_is_given_up_and_does_no_harm_when_it_wakes(pair: Apart) -
     ).remote()
     pid = get(counter.pid.remote())
     assert get([again.add.remote() for _ in range(3)]) == [1, 2, 3]
-    running = where.options(scheduling_strategy=on(pair, "n1", soft=True)).remote(0.5)
+    running = where.options(scheduling_strategy=on(pair, "n1", soft=True)).remote(str(gate))
     until(lambda: _runs_on(pair, old["node_id"]), 40, "it runs there")
     frozen = [victim, *victim.children(recursive=True)]
     for process in frozen:
         process.suspend()
     waiting, retried = counter.add.remote(), again.add.remote()
-    until_node(pair, "n1", "SUSPECT")
-    until_node(pair, "n1", "DEAD")
+    until_given_up(pair, "n1")
+    gate.touch()
     assert isinstance(caught(lambda: get(waiting)), exceptions.ActorDiedError)
     assert isinstance(caught(lambda: get(counter.add.remote())), exceptions.ActorDiedError)
     assert get(retried) == 1, "a new life on the other node, not the frozen one"
@@ -289,7 +321,7 @@ def test_a_node_joins_by_the_cli_and_leaves_by_it(tmp_path: Path) -> None:
         assert joined.returncode == 0, joined.stderr
         stoker.init(cluster.info.gcs_url, token=cluster.info.token, log_to_driver=False)
         try:
-            assert len(set(get([where.remote(0.2) for _ in range(4)]))) == 2
+            assert len(met(tmp_path / "met", 2)) == 2
         finally:
             stoker.shutdown()
             stopped = subprocess.run(
@@ -314,11 +346,10 @@ def test_a_killed_head_fails_what_its_driver_waits_for(tmp_path: Path) -> None:
         try:
             counter = Counter.remote()
             assert get(counter.add.remote()) == 1
-            waiting = where.remote(60)
-            time_out = where.remote(60)
+            refs = [where.remote(str(tmp_path / "never")) for _ in range(2)]
             pid = stoker._session.CELL.cluster.pid
             os.kill(pid, signal.SIGKILL)
-            error = caught(lambda: get([waiting, time_out]))
+            error = caught(lambda: get(refs))
             assert isinstance(error, exceptions.UnavailableError)
             assert str(pid) in str(error)
             for call in (where, counter.add):
@@ -341,7 +372,11 @@ def test_workers_that_are_shot_at_random_do_not_stop_a_thousand_tasks(tmp_path: 
             refs = [work.remote(i) for i in range(1000)]
             for share in (100, 300, 500):
                 ready, _ = stoker.wait(refs, num_returns=share, timeout=GET_S)
-                os.kill(get(ready[-1])[1], signal.SIGKILL)
+                # Of those that did so much; who was shot before may be among them.
+                living = [pid for _, pid in get(ready) if alive(pid)]
+                if living:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(living[-1], signal.SIGKILL)
             assert [number for number, _ in get(refs)] == list(range(1000))
         finally:
             stoker.shutdown()

@@ -64,7 +64,7 @@ def until_told(cluster: Apart, ended: set[str]) -> None:
         return {task_id: state for task_id, state in last.items() if state not in ENDS}
 
     try:
-        until(lambda: not missing(), 20.0, f"{len(ended)} ends are in SQL", interval_s=0.05)
+        until(lambda: not missing(), 60.0, f"{len(ended)} ends are in SQL", interval_s=0.05)
     except TimeoutError as error:
         raise AssertionError(f"{error}, but {missing()}") from None
     status = cluster.client.call("POST", "/v1/tasks/report", {"records": []}, reply=dict[str, Any])

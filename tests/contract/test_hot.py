@@ -98,7 +98,7 @@ async def test_redis_may_vanish_and_gets_every_fact_again(own_redis: RedisServer
         return hot.degraded
 
     await eventually(noticed, "the loss of Redis is noticed")
-    async with asyncio.timeout(2.5):
+    async with asyncio.timeout(30):  # a frozen Redis would hold it up for ever
         assert await hot.all("beats") == {"n_1": b"before", "n_2": b"during"}
     await asyncio.to_thread(own_redis.start if how == "killed" else own_redis.resume)
     await eventually(lambda: is_shared(hot), "Redis is back")

@@ -195,8 +195,8 @@ def nothing_left(cluster: Cluster, keeper: Any) -> None:
         return not last
 
     try:
-        until(is_clean, 10.0, "everything is let go")
+        until(is_clean, WAIT_S, "everything is let go")
     except TimeoutError:
         kept = sorted(runtime().objects.table.entries)
         raise AssertionError(f"still held: {last}; objects: {kept}") from None
-    until(cluster.is_idle, 10.0, "all leases went back")
+    until(cluster.is_idle, WAIT_S, "all leases went back")

@@ -236,7 +236,7 @@ class Nodelet:
             )
         return await client.call("POST", "/test/do", Do(what=what, arg=arg), reply=Seen)
 
-    async def exit_of(self, worker_id: str, wait_s: float = 10.0) -> WorkerExit:
+    async def exit_of(self, worker_id: str, wait_s: float = 25.0) -> WorkerExit:
         return await self.client.call(
             "GET", f"/v1/workers/{worker_id}/exit", reply=WorkerExit, query={"wait_s": wait_s}
         )
@@ -245,7 +245,7 @@ class Nodelet:
         if self.process.returncode is None:
             self.process.send_signal(number)
         try:
-            async with asyncio.timeout(15.0):
+            async with asyncio.timeout(40.0):
                 await self.process.wait()
         except TimeoutError:
             self.process.kill()

@@ -34,11 +34,22 @@ def get(refs: Any, timeout: float = GET_S) -> Any:
     return stoker.get(refs, timeout=timeout)
 
 
-def finish_within(seconds: float) -> None:
-    """Have the actor that calls this wait no longer for its calls and hooks, when it ends."""
+def finish_within(seconds: float, end_s: float = GET_S) -> None:
+    """Have the actor that calls this wait no longer for its calls, and for all, when it ends."""
     from stoker.runtime import actor_end
 
-    actor_end.FINISH_S, actor_end.END_S = seconds, seconds + 0.2
+    actor_end.FINISH_S, actor_end.END_S = seconds, end_s
+
+
+def is_ending() -> bool:
+    """Whether the actor that calls this starts no more calls."""
+    actor = stoker._session.runtime().execution.actor
+    return bool(actor.end.begun)
+
+
+def unstarted() -> bool:
+    """Whether a call has come to the actor that calls this, and has not begun."""
+    return bool(stoker._session.runtime().execution.unstarted)
 
 
 class Hooked:
@@ -93,6 +104,11 @@ class Plain(Hooked):
         time.sleep(0.3)
         return "slow"
 
+    def until_the_end(self) -> str:
+        self.note("runs")
+        until(is_ending, GET_S, "the actor ends")
+        return "finished"
+
     def hold(self, refs: list[Any]) -> None:
         self.held = refs
 
@@ -131,6 +147,11 @@ class Loop(Hooked):
         self.note("slow")
         await asyncio.sleep(0.3)
         return "slow"
+
+    async def until_the_end(self) -> str:
+        self.note("runs")
+        await asyncio.to_thread(until, is_ending, GET_S, "the actor ends")
+        return "finished"
 
     async def gather(self) -> None:
         async def leave() -> None:
@@ -266,14 +287,102 @@ def test_calls_that_run_when_the_actor_ends_finish_and_those_that_wait_do_not(
 ) -> None:
     log = tmp_path / "log"
     actor = either.options(max_concurrency=3).remote(str(log))
-    run = [actor.slow.remote() for _ in range(2)]
-    until(lambda: hooks(log) == ["slow", "slow"], GET_S, "they run")
-    end = actor.leave.remote()
+    run = [actor.until_the_end.remote() for _ in range(2)]
+    until(lambda: hooks(log) == ["runs", "runs"], GET_S, "they run")
+    end = actor.leave.remote()  # the third that may run: no other starts before the end has begun
     wait = [actor.slow.remote() for _ in range(6)]
     assert "exit_actor()" in told(end)
-    assert get(run) == ["slow", "slow"]
+    assert get(run) == ["finished", "finished"]
     assert all("exit_actor()" in told(ref) for ref in wait)
-    assert hooks(log) == ["slow", "slow", "shutdown", "atexit"]
+    assert hooks(log) == ["runs", "runs", "shutdown", "atexit"]
+
+
+@pytest.mark.parametrize("after", ["its group", "all groups"])
+def test_a_call_that_comes_when_its_loop_is_closed_loses_no_result(
+    after: str, tmp_path: Path
+) -> None:
+    @stoker.remote(concurrency_groups={"io": 2})
+    class Late(Loop):
+        async def prepare(self) -> None:
+            finish_within(GET_S, 2 * GET_S)
+            if after == "all groups":
+                atexit.register(self.until_called)
+
+        def until_called(self) -> str:
+            until(lambda: not io_runs(), GET_S, "the group's loop is closed")
+            self.note("waits")
+            until(unstarted, GET_S, "a call comes")
+            return "finished"
+
+        async def work(self) -> str:
+            return await asyncio.to_thread(self.until_called)
+
+    def io_runs() -> bool:
+        return any(thread.name == "stoker-actor-io" for thread in threading.enumerate())
+
+    log = tmp_path / "log"
+    late = Late.remote(str(log))
+    get(late.prepare.remote())
+    if after == "its group":
+        promised, expected = late.work.remote(), "finished"
+        late.leave.remote()
+        ping = late.ping.options(concurrency_group="io")
+    else:
+        promised, expected, ping = late.__stoker_terminate__.remote(), None, late.ping
+    until(lambda: "waits" in hooks(log), GET_S, "the loop is closed")
+    call = ping.remote()
+    assert get(promised) == expected
+    assert "it ended itself" in told(call)
+    assert sorted(hooks(log)) == ["atexit", "shutdown", "waits"]
+
+
+def test_groups_that_do_not_finish_are_waited_for_together(tmp_path: Path) -> None:
+    names = [f"g{number}" for number in range(40)]
+
+    @stoker.remote(concurrency_groups=dict.fromkeys(names, 1))
+    class Blocked(Loop):
+        async def block(self) -> None:
+            threading.Event().wait()
+
+        async def leave(self) -> None:
+            from stoker.runtime import actor_host
+
+            actor_host._JOIN_S = 0.5  # one after the other they would take 20 s
+            finish_within(0, 15)
+            running = stoker._session.runtime().execution.running
+            await asyncio.to_thread(until, lambda: len(running) > len(names), GET_S, "all run")
+            stoker.exit_actor()
+
+    log = tmp_path / "log"
+    blocked = Blocked.remote(str(log))
+    calls = [blocked.block.options(concurrency_group=name).remote() for name in names]
+    for ref in (blocked.leave.remote(), *calls):
+        assert "exit_actor()" in told(ref)
+    assert hooks(log) == ["shutdown", "atexit"]
+
+
+@pytest.mark.parametrize("cls", [Plain, Loop])
+def test_an_actor_that_can_run_no_more_calls_ends_and_may_restart(
+    cls: type, tmp_path: Path
+) -> None:
+    def sabotage(instance: Any) -> None:
+        from stoker.runtime import actor_host, actor_loops
+
+        def defect(*args: Any) -> None:
+            raise RuntimeError("a defect")
+
+        actor_host.invoke = actor_loops.invoke_async = defect  # type: ignore[assignment]
+
+    log = tmp_path / "log"
+    made = stoker.remote(concurrency_groups={"io": 1}, max_restarts=1)(cls)
+    actor = made.remote(str(log))
+    ping = actor.ping.options(concurrency_group="io")
+    get(actor.__stoker_call__.remote(sabotage))
+    caught(lambda: get(ping.remote()), exceptions.ActorUnavailableError)
+    assert hooks(log) == ["shutdown", "atexit"]
+    assert get(ping.remote()) == "here"
+    get(actor.__stoker_call__.remote(sabotage))
+    assert "RuntimeError: a defect" in told(ping.remote())
 
 
 def test_an_async_hook_is_awaited(tmp_path: Path) -> None:
@@ -362,7 +471,7 @@ def test_hooks_that_do_not_end_hold_an_actor_up_for_a_bounded_time(tmp_path: Pat
                     self.note("ignored")
 
         async def leave(self) -> None:
-            finish_within(0.5)
+            finish_within(0.2, 1.5)
             stoker.exit_actor()
 
     class Sleeps(Plain):
@@ -370,7 +479,7 @@ def test_hooks_that_do_not_end_hold_an_actor_up_for_a_bounded_time(tmp_path: Pat
             time.sleep(60)
 
         def leave(self) -> None:
-            finish_within(0.5)
+            finish_within(0.2, 1.5)
             stoker.exit_actor()
 
     log = tmp_path / "log"
@@ -393,6 +502,21 @@ def test_an_actor_without_handles_runs_its_hooks(remote: Any, tmp_path: Path) ->
     assert "no handle to it is left" in record["death_cause"]["message"]
     assert record["restarts"] == 0
     assert hooks(log) == ["slow", "shutdown", "atexit"]
+
+
+def test_an_actor_that_only_others_called_runs_its_hooks_without_handles(tmp_path: Path) -> None:
+    @stoker.remote(num_cpus=0)
+    def use(actor: Any) -> Any:
+        return stoker.get(actor.ping.remote())
+
+    log = tmp_path / "log"
+    actor = stoker.remote(Plain).remote(str(log))
+    actor_id = actor.actor_id
+    assert get(use.remote(actor)) == "here"
+    del actor
+    record = until_state(actor_id, "DEAD")
+    assert "no handle to it is left" in record["death_cause"]["message"]
+    assert hooks(log) == ["shutdown", "atexit"]
 
 
 def test_kill_runs_no_hook(tmp_path: Path) -> None:

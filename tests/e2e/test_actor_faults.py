@@ -238,7 +238,7 @@ def _new_pid(actor: Any, old: set[int]) -> int:
 def test_an_actor_killed_from_outside_is_noticed_without_a_call() -> None:
     mortal = Mortal.remote()
     os.kill(get(mortal.pid.remote()), signal.SIGKILL)
-    record = until_state(mortal.actor_id, "DEAD", 5)
+    record = until_state(mortal.actor_id, "DEAD")
     assert "SIGKILL" in record["death_cause"]["message"]
 
 

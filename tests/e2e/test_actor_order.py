@@ -69,6 +69,33 @@ def test_a_call_may_take_what_an_earlier_call_makes_at_its_second_attempt() -> N
     assert get(actor.more.remote(actor.one.remote())) == 2
 
 
+def test_calls_that_take_the_result_of_one_that_fails_overtake_nobody(tmp_path: Path) -> None:
+    @stoker.remote(num_cpus=0)
+    def fails(path: str) -> int:
+        until(lambda: os.path.exists(path), GET_S, f"{path} is made")
+        raise ValueError("no argument")
+
+    @stoker.remote
+    class Notes:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def note(self, number: int) -> list[int]:
+            self.seen.append(number)
+            return self.seen
+
+    notes = Notes.remote()
+    get(notes.note.remote(0))
+    first = notes.note.remote(fails.remote(str(tmp_path / "go")))
+    notes.note.remote(2)
+    third = notes.note.remote(first)
+    fourth = notes.note.remote(4)
+    (tmp_path / "go").touch()
+    assert get(fourth) == [0, 2, 4]
+    for ref in (first, third):
+        caught(lambda ref=ref: get(ref), ValueError)
+
+
 def test_a_chain_of_calls_each_of_which_is_tried_again() -> None:
     actor = Fails.remote(3)
     last = actor.one.remote()

@@ -170,8 +170,12 @@ def test_calls_of_an_actor_whose_owner_died_before_its_arguments_were_there(
     parent = Parent.remote()
     actor = get(parent.make_waiting.remote(Child, str(tmp_path / "never")))
     ref = actor.get.remote()
-    error = caught(lambda: get(ref, 0.3), exceptions.GetTimeoutError)
-    assert "its constructor's arguments are not there yet" in str(error)
+
+    def said() -> bool:
+        error = caught(lambda: get(ref, 0.1), exceptions.GetTimeoutError)
+        return "its constructor's arguments are not there yet" in str(error)
+
+    until(said, GET_S, "the gcs has told what the actor waits for")
     parent.leave.remote()
     error = caught(lambda: get(ref), exceptions.ActorDiedError)
     assert f"its owner, actor Parent {parent.actor_id}, died" in str(error)

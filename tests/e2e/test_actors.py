@@ -162,15 +162,20 @@ def test_calls_made_while_the_constructor_is_slow_wait_for_it(tmp_path: Path) ->
     assert all(get(refs))
 
 
-def test_a_get_that_passes_its_timeout_says_what_the_actor_is_doing() -> None:
+def test_a_get_that_passes_its_timeout_says_what_the_actor_is_doing(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+
     @stoker.remote
     class Busy:
         def work(self) -> None:
-            time.sleep(0.8)
+            until(done.exists, GET_S, "the driver has seen enough")
 
     busy = Busy.remote()
-    error = caught(lambda: get(busy.work.remote(), timeout=0.3), exceptions.GetTimeoutError)
+    ref = busy.work.remote()
+    error = caught(lambda: get(ref, timeout=0.3), exceptions.GetTimeoutError)
     assert "Busy.work" in str(error)
+    done.touch()
+    get(ref)
 
 
 def test_an_actor_that_no_node_can_ever_run_fails_with_the_reason() -> None:
@@ -495,18 +500,21 @@ def test_code_in_an_actor_knows_where_it_runs() -> None:
     assert str(get(plain.remote())).endswith("plain")
 
 
-def test_max_pending_calls_refuses_more_at_the_call() -> None:
+def test_max_pending_calls_refuses_more_at_the_call(tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+
     @stoker.remote(max_pending_calls=3)
     class Gate:
-        def wait(self, seconds: float) -> None:
-            time.sleep(seconds)
+        def wait(self) -> None:
+            until(opened.exists, GET_S, "the gate opens")
 
     gate = Gate.remote()
-    refs = [gate.wait.remote(0.3) for _ in range(3)]
-    error = caught(lambda: gate.wait.remote(0), exceptions.PendingCallsLimitError)
+    refs = [gate.wait.remote() for _ in range(3)]
+    error = caught(lambda: gate.wait.remote(), exceptions.PendingCallsLimitError)
     assert "max_pending_calls" in str(error)
+    opened.touch()
     get(refs)
-    get(gate.wait.remote(0))
+    get(gate.wait.remote())
 
 
 def test_an_exception_of_a_method_arrives_as_its_type_and_the_actor_goes_on() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,13 @@ import pytest
 
 import stoker
 from stoker import exceptions
+from stoker.runtime.streams import AHEAD
 from tests.e2e._cluster import caught, embedded
 from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
 GET_S = 40.0
 
@@ -34,7 +37,8 @@ def get(refs: Any, timeout: float = GET_S) -> Any:
 class Crowd:
     """Counts how many calls are inside at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, parties: int = 1) -> None:
+        self.barrier = asyncio.Barrier(parties)
         self.inside = 0
         self.most = 0
         self.order: list[int] = []
@@ -52,6 +56,22 @@ class Crowd:
             raise
         finally:
             self.inside -= 1
+        return number
+
+    async def meet(self, number: int) -> int:
+        """Wait until so many are inside."""
+        self.order.append(number)
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        async with asyncio.timeout(GET_S):
+            await self.barrier.wait()
+        await asyncio.sleep(0.02)  # here more than may come in would be seen
+        self.inside -= 1
+        return number
+
+    async def until_there(self, number: int, path: str) -> int:
+        self.order.append(number)
+        await asyncio.to_thread(until, lambda: os.path.exists(path), GET_S, f"{path} is made")
         return number
 
     async def wait(self) -> str:
@@ -83,8 +103,8 @@ class Crowd:
 
 
 def test_calls_of_an_async_actor_run_at_once_and_start_in_order() -> None:
-    crowd = Crowd.remote()
-    assert get([crowd.visit.remote(i, 0.2) for i in range(100)]) == list(range(100))
+    crowd = Crowd.remote(100)
+    assert get([crowd.meet.remote(i) for i in range(100)]) == list(range(100))
     most, order, _ = get(crowd.facts.remote())
     assert most == 100
     assert order == list(range(100))
@@ -98,8 +118,8 @@ def test_one_call_can_release_another() -> None:
 
 
 def test_max_concurrency_bounds_an_async_actor() -> None:
-    crowd = Crowd.options(max_concurrency=3).remote()
-    get([crowd.visit.remote(i) for i in range(12)])
+    crowd = Crowd.options(max_concurrency=3).remote(3)
+    get([crowd.meet.remote(i) for i in range(12)])
     assert get(crowd.facts.remote())[0] == 3
 
 
@@ -139,13 +159,14 @@ def test_a_cancelled_async_call_sees_it_and_the_others_go_on() -> None:
     assert get(crowd.facts.remote())[2] == 1
 
 
-def test_a_call_that_waits_for_its_turn_can_be_cancelled() -> None:
+def test_a_call_that_waits_for_its_turn_can_be_cancelled(tmp_path: Path) -> None:
     crowd = Crowd.options(max_concurrency=1).remote()
-    first = crowd.visit.remote(1, 0.5)
-    second = crowd.visit.remote(2, 0.5)
-    third = crowd.visit.remote(3, 0.0)
+    first = crowd.until_there.remote(1, str(tmp_path / "go"))
+    second = crowd.visit.remote(2)
+    third = crowd.visit.remote(3)
     stoker.cancel(second)
     assert isinstance(caught(lambda: get(second)), exceptions.TaskCancelledError)
+    (tmp_path / "go").touch()
     assert get([first, third]) == [1, 3]
     assert get(crowd.facts.remote())[1] == [1, 3]
 
@@ -194,15 +215,16 @@ class Threads:
         with self.lock:
             self.inside += 1
             self.most = max(self.most, self.inside)
-        time.sleep(0.05)
+        self.barrier.wait()
+        time.sleep(0.02)  # here more than may come in would be seen
         with self.lock:
             self.inside -= 1
 
     def facts(self) -> int:
         return self.most
 
-    def stubborn(self) -> str:
-        time.sleep(0.4)
+    def stubborn(self, path: str) -> str:
+        until(lambda: os.path.exists(path), GET_S, f"{path} is made")
         return "done"
 
     def task_id(self) -> str:
@@ -218,12 +240,13 @@ def test_a_threaded_actor_runs_as_many_calls_at_once_as_it_may() -> None:
     assert get(refs) == [ref.task_id for ref in refs]
 
 
-def test_a_waiting_call_of_a_threaded_actor_can_be_cancelled() -> None:
+def test_a_waiting_call_of_a_threaded_actor_can_be_cancelled(tmp_path: Path) -> None:
     threads = Threads.options(max_concurrency=2).remote(2)
-    busy = [threads.stubborn.remote() for _ in range(2)]
+    busy = [threads.stubborn.remote(str(tmp_path / "go")) for _ in range(2)]
     waiting = threads.meet.remote()
     stoker.cancel(waiting)
     assert isinstance(caught(lambda: get(waiting)), exceptions.TaskCancelledError)
+    (tmp_path / "go").touch()
     assert get(busy) == ["done", "done"]
 
 
@@ -236,7 +259,7 @@ def test_concurrency_groups_have_limits_of_their_own() -> None:
 
         @stoker.method(concurrency_group="io")
         def wait(self) -> bool:
-            return self.event.wait(5)
+            return self.event.wait(GET_S)
 
         @stoker.method(concurrency_group="compute")
         def release(self) -> str:
@@ -260,12 +283,15 @@ def test_async_concurrency_groups_have_limits_of_their_own() -> None:
         def __init__(self) -> None:
             self.inside = 0
             self.most = 0
+            self.two = asyncio.Barrier(2)
 
         @stoker.method(concurrency_group="io")
         async def visit(self) -> int:
             self.inside += 1
             self.most = max(self.most, self.inside)
-            await asyncio.sleep(0.03)
+            async with asyncio.timeout(GET_S):
+                await self.two.wait()
+            await asyncio.sleep(0.02)  # here more than may come in would be seen
             self.inside -= 1
             return self.most
 
@@ -388,27 +414,37 @@ class Deaf:
         self.event.wait(GET_S)
         yield 2
 
+    def endless(self, path: str) -> Iterator[int]:
+        for number in range(1_000_000_000):
+            with open(path, "w") as file:
+                file.write(str(number))
+            yield number
+
     def release(self) -> None:
         self.event.set()
 
 
+def made(path: str) -> bool:
+    return os.path.exists(path)
+
+
 @stoker.remote
 class DeafLoop:
-    async def ignore(self) -> str:
-        for _ in range(2):
+    async def ignore(self, path: str) -> str:
+        while not made(path):
             try:
-                await asyncio.sleep(2)
+                await asyncio.sleep(0.02)
             except asyncio.CancelledError:
                 continue
         return "late"
 
-    async def block(self) -> str:
+    async def block(self, path: str) -> str:
         await asyncio.sleep(0)
-        self.stand_still()
+        self.stand_still(path)
         return "late"
 
-    def stand_still(self) -> None:
-        time.sleep(4)
+    def stand_still(self, path: str) -> None:
+        until(lambda: os.path.exists(path), GET_S, f"{path} is made")
 
     async def ping(self) -> str:
         return "here"
@@ -428,9 +464,10 @@ def state_of(ref: Any) -> str | None:
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 @pytest.mark.parametrize("kind", ["sync", "thread", "ignore", "block"])
 def test_the_caller_of_a_call_that_does_not_stop_is_told_that_it_still_runs(
-    kind: str, how: str
+    kind: str, how: str, tmp_path: Path
 ) -> None:
     deaf: Any
+    path = [str(tmp_path / "go")] if kind in ("ignore", "block") else []
     if kind == "sync":
         deaf = Deaf.remote()
         method = deaf.swallow
@@ -443,12 +480,12 @@ def test_the_caller_of_a_call_that_does_not_stop_is_told_that_it_still_runs(
     get(deaf.ready())
     expected: type[Exception]
     if how == "cancel":
-        ref = method.remote()
+        ref = method.remote(*path)
         until(lambda: state_of(ref) == "RUNNING", GET_S, "it runs")
         stoker.cancel(ref)
         expected = exceptions.TaskCancelledError
     else:
-        ref = method.options(timeout=1).remote()  # it has begun by then
+        ref = method.options(timeout=1).remote(*path)
         expected = exceptions.TaskTimeoutError
     error = caught(lambda: get(ref), expected)
     assert "it still runs in actor Deaf" in str(error)
@@ -456,7 +493,8 @@ def test_the_caller_of_a_call_that_does_not_stop_is_told_that_it_still_runs(
     assert "stoker.kill()" in str(error)
     if kind == "thread":
         get(deaf.release.remote())
-    if kind in ("ignore", "block"):
+    if path:
+        (tmp_path / "go").touch()
         assert get(deaf.ping.remote()) == "here"
     state = "CANCELLED" if how == "cancel" else "FAILED"
     until(lambda: state_of(ref) == state, GET_S, f"the history has it as {state}")
@@ -474,14 +512,27 @@ def test_a_stream_of_a_thread_that_was_cancelled_ends() -> None:
     assert get(deaf.__stoker_terminate__.remote()) is None
 
 
-def test_force_is_refused_for_calls_of_actors() -> None:
+def test_a_cancelled_stream_that_waits_for_its_reader_frees_its_thread(tmp_path: Path) -> None:
+    deaf = Deaf.options(max_concurrency=2).remote()
+    paths = [tmp_path / name for name in "ab"]
+    streams = [deaf.endless.remote(str(path)) for path in paths]
+    for path in paths:
+        until(lambda p=path: p.exists() and p.read_text() == str(AHEAD), GET_S, "no more is made")
+    for stream in streams:
+        stoker.cancel(stream)
+        caught(lambda s=stream: [get(ref) for ref in s], exceptions.TaskCancelledError)
+    get(deaf.release.remote())
+
+
+def test_force_is_refused_for_calls_of_actors(tmp_path: Path) -> None:
     deaf = DeafLoop.remote()
     get(deaf.ping.remote())
-    ref = deaf.ignore.remote()
+    ref = deaf.ignore.remote(str(tmp_path / "go"))
     error = caught(lambda: stoker.cancel(ref, force=True), exceptions.BadRequestError)
     assert error.field == "force"
     assert "stoker.kill(actor)" in str(error)
-    assert get(deaf.ping.remote()) == "here"
+    (tmp_path / "go").touch()
+    assert get(ref) == "late"
 
 
 def test_the_constructor_may_be_a_coroutine() -> None:

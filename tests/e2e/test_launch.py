@@ -137,7 +137,7 @@ def test_a_killed_driver_takes_its_cluster_along(forked: bool, tmp_path: Path) -
     processes = tree(info.pid)
     children = psutil.Process(driver.pid).children()
     driver.kill()
-    driver.wait(5)
+    driver.wait(GONE_S)
     gone(processes, info)
     for child in children:
         if child.pid != info.pid:
@@ -194,9 +194,11 @@ def test_a_head_that_fails_shows_its_last_lines() -> None:
         start_local(environ={"PYTHONPATH": "/nowhere", "PYTHONHOME": "/nowhere"}, timeout_s=START_S)
 
 
-def test_a_head_that_is_not_ready_in_time_is_stopped_and_says_where_it_logs() -> None:
-    cluster = spawn_local(num_cpus=1, num_gpus=0)
-    os.kill(cluster.pid, signal.SIGSTOP)
+def test_a_head_that_is_not_ready_in_time_is_stopped_and_says_where_it_logs(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.kill(os.getpid(), 19)  # it stops\n")
+    cluster = spawn_local(num_cpus=1, num_gpus=0, environ={"PYTHONPATH": str(tmp_path)})
     with pytest.raises(StartError, match=r"not ready within 0\.2 s"):
         cluster.wait_ready(0.2)
     assert not cluster.is_alive()

@@ -52,6 +52,8 @@ async def test_a_node_that_leaves_says_so_to_whoever_brings_a_lease(start, gcs: 
             await node.start_lease()
     finally:
         gcs.may_leave.set()
+        async with asyncio.timeout(40):
+            await node.process.wait()  # a second signal would end it where it is
 
 
 async def test_fractions_share_a_gpu_and_whole_ones_do_not(start, gcs: FakeGcs) -> None:

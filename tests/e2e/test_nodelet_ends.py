@@ -29,8 +29,8 @@ async def test_a_killed_nodelet_leaves_nothing(start, gcs: FakeGcs) -> None:
     tree = proctree.descendants(node.process.pid)
     assert {worker.pid, seen.child} <= set(tree)
     node.process.kill()
-    await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone", 5.0)
-    await eventually(lambda: not there(arena), "its fork server removed the arena", 5.0)
+    await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone")
+    await eventually(lambda: not there(arena), "its fork server removed the arena")
 
 
 async def test_a_nodelet_sweeps_the_arenas_of_dead_ones(start, gcs: FakeGcs) -> None:
@@ -173,7 +173,7 @@ async def test_a_node_works_on_while_the_gcs_is_away(start, gcs: FakeGcs) -> Non
     await node.exit_of(worker.worker_id)
     lease, worker = await node.start_lease()
     gcs.away = False
-    await eventually(lambda: gcs.exits, "the exit is told when the gcs is back", 20.0)
+    await eventually(lambda: gcs.exits, "the exit is told when the gcs is back")
     assert (await node.do(worker, "see")).lease_id == lease.lease_id
     assert len(gcs.nodes) == 1
 

@@ -56,6 +56,7 @@ LEFT_OUT = shutil.ignore_patterns(
 )
 WAIT_S = 60.0
 INSTALL_S = 300.0
+pytestmark = pytest.mark.timeout(INSTALL_S + WAIT_S)
 
 
 class Reader:

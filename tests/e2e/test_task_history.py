@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.e2e.conftest import Cluster, Flags
 
-WAIT_S = 20.0
+WAIT_S = 40.0
 
 
 def attempts(cluster: Cluster, ref: stoker.ObjectRef[Any], count: int = 1) -> list[dict[str, Any]]:
@@ -172,6 +172,7 @@ def test_a_cancelled_task_is_cancelled_in_the_history(
 
 DRIVER = """
 import os, sys, stoker
+from tests.services import until
 stoker.init(sys.argv[1], token=sys.argv[2], log_to_driver=False)
 
 @stoker.remote(num_cpus=4)
@@ -181,10 +182,16 @@ def runs(folder):
     time.sleep(600)
 
 refs = [runs.remote(sys.argv[3]) for _ in range(3)]
-while not os.path.exists(os.path.join(sys.argv[3], "runs")):
-    pass
-print(stoker.get_runtime_context().job_id, flush=True)
-ready, _ = stoker.wait(refs, timeout=0.5)
+until(lambda: os.path.exists(os.path.join(sys.argv[3], "runs")), 40, "one runs")
+job_id = stoker.get_runtime_context().job_id
+http = stoker._session.runtime().http
+
+def known():
+    page = http.call("GET", "/v1/tasks", reply=dict, query={"job_id": job_id})
+    return len(page["items"]) == 3
+
+until(known, 40, "the history knows them")
+print(job_id, flush=True)
 os.kill(os.getpid(), 9)
 """
 

@@ -112,9 +112,9 @@ def test_an_argument_is_pulled_once_by_all_tasks_of_a_node_and_freed_with_its_re
     places = get([check.options(resources=nodes.far).remote(ref, 9) for _ in range(4)])
     assert len(set(places)) == 1
     object_id = ref._entry.object_id
-    until(lambda: len(listed(object_id)) == 2, 10, "the object and its copy are listed")
+    until(lambda: len(listed(object_id)) == 2, 40, "the object and its copy are listed")
     del ref
-    until(lambda: not listed(object_id), 10, "the object and its copy are freed")
+    until(lambda: not listed(object_id), 40, "the object and its copy are freed")
 
 
 def test_values_go_both_ways_between_workers_of_two_nodes(nodes: Nodes) -> None:

@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 PROGRAM = """
 import contextlib, time
 import stoker
+from tests.services import until
 stoker.init(num_cpus=2, num_gpus=0)
+
+def open_tasks():
+    pending = list(stoker._session.runtime().tasks.pending.values())
+    return [task for task in pending if task.spec.name != "A.f"]
+
+def has_told():
+    unseen = stoker._session.runtime().objects.unseen
+    return unseen._told_at_s > 0 or not unseen._is_wanted
 
 @stoker.remote(max_retries=0)
 def bad(name):
@@ -24,7 +33,7 @@ def after(x): return x
 @stoker.remote
 def nested():
     bad.options(name="inner").remote("of a task of a task")
-    time.sleep(1)
+    until(lambda: not open_tasks() and has_told(), 40, "this worker has told of it")
 
 @stoker.remote(num_returns=2)
 def two(): raise ValueError("of two refs")
@@ -66,10 +75,8 @@ silent()
 told()
 held = bad.options(name="held").remote("until the end")
 pending = A.remote().f.remote()
-# The first wait is over once all before it are: one caller's results come in order of their ends.
+until(lambda: not open_tasks(), 40, "all that fails has failed")
 time.sleep(0.5)
-stoker.get([after.remote(1) for _ in range(50)])
-time.sleep(1)
 print("end")
 """
 
@@ -78,6 +85,7 @@ def test_each_error_that_nobody_got_is_told_once(
     driver: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     done = driver(PROGRAM)
+    assert "end\n" in done.stdout, done.stderr
     lines: Any = [line for line in done.stderr.splitlines() if "stoker: task" in line]
     found = sorted({line.partition("stoker: task ")[2].split()[0] for line in lines})
     assert found == ["chain", "dropped", "held", "inner", "many", "two"], done.stderr

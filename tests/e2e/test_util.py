@@ -38,7 +38,7 @@ def _worker_class() -> Any:
 
         def after(self, key: str, x: int) -> int:
             if key:
-                stoker.kv.wait(key, timeout=20)
+                stoker.kv.wait(key, timeout=40)
             return x
 
         def count(self) -> int:
@@ -78,7 +78,7 @@ class TestKeys:
     def test_wait_returns_when_the_key_is_set(self) -> None:
         timer = threading.Timer(0.2, stoker.kv.put, ("late", b"1"))
         timer.start()
-        assert stoker.kv.wait("late", timeout=20) == b"1"
+        assert stoker.kv.wait("late", timeout=40) == b"1"
         timer.join()
 
     def test_wait_that_is_in_vain_names_the_key(self) -> None:
@@ -144,7 +144,7 @@ class TestActorPool:
         with pytest.raises(GetTimeoutError):
             pool.get_next_unordered(timeout=0.1)
         stoker.kv.put("open", b"1")
-        assert pool.get_next(timeout=20) == 7
+        assert pool.get_next(timeout=40) == 7
 
     def test_a_result_can_be_given_up(self) -> None:
         pool, _ = _pool(1)
@@ -206,8 +206,8 @@ class TestQueue:
     def test_more_getters_than_an_async_actor_runs_by_default_hold_up_no_putter(self) -> None:
         items = Queue[int](actor_options={"num_cpus": 0})
         waiting = [items.actor.get.remote(None) for _ in range(1001)]
-        items.put(7, timeout=20)
-        (ready,), _ = stoker.wait(waiting, timeout=20)
+        items.put(7, timeout=40)
+        (ready,), _ = stoker.wait(waiting, timeout=40)
         assert stoker.get(ready) == [7]
         items.shutdown()
 
@@ -223,7 +223,7 @@ class TestQueue:
     def test_a_full_queue_refuses_and_an_empty_one_has_nothing(self) -> None:
         items = Queue[int](maxsize=2)
         items.put_nowait(1)
-        items.put(2, timeout=5)
+        items.put(2, timeout=40)
         assert items.full()
         for refuse in (lambda: items.put_nowait(3), lambda: items.put(3, timeout=0.05)):
             with pytest.raises(Full):
@@ -242,14 +242,14 @@ class TestQueue:
 
     def test_a_waiting_get_and_a_waiting_put_go_on(self) -> None:
         items = Queue[int](maxsize=1)
-        getter = items.actor.get.remote(20.0)
+        getter = items.actor.get.remote(40.0)
         items.put(5)
         assert stoker.get(getter, timeout=40) == [5]
         items.put(6)
-        putter = items.actor.put.remote([7], 20.0)
+        putter = items.actor.put.remote([7], 40.0)
         assert items.get() == 6
         assert stoker.get(putter, timeout=40) is True
-        assert items.get(timeout=20) == 7
+        assert items.get(timeout=40) == 7
         items.shutdown()
 
     def test_tasks_share_it(self) -> None:
@@ -268,7 +268,7 @@ class TestQueue:
         await items.put_async(1)
         with pytest.raises(Full):
             await items.put_async(2, block=False)
-        got, _ = await asyncio.gather(items.get_async(), items.put_async(2, timeout=20))
+        got, _ = await asyncio.gather(items.get_async(), items.put_async(2, timeout=40))
         assert (got, await items.get_async()) == (1, 2)
         with pytest.raises(Empty):
             await items.get_async(timeout=0.05)

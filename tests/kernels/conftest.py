@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.kernels._interpreter import remember_builtins
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -45,6 +47,7 @@ def _load_interpreted() -> str | None:
     try:
         for name in KERNEL_MODULES:
             import_module(name)
+        remember_builtins()
         import torch
 
         # The first launch imports more of Triton, which looks at the variable again.

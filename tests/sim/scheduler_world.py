@@ -164,7 +164,7 @@ class World(Runtimes):
                 self.message(lambda: answer(failure))
 
         self.message(arrive)
-        self.later(START_TIMEOUT_S, lambda: answer(ev.StartFailure.HERE))
+        self.later(START_TIMEOUT_S, lambda: answer(ev.StartFailure.NODE))
 
     def _start_on(
         self, node: FakeNode, facts: ev.LeaseAdopted, epoch: int

@@ -55,7 +55,7 @@ async def test_postgres_keeps_its_databases_over_a_restart(own_postgres: Postgre
     name = own_postgres.create_database()
     own_postgres.stop()
     own_postgres.start()
-    connection = await asyncpg.connect(own_postgres.url(name, driver="postgresql"), timeout=10)
+    connection = await asyncpg.connect(own_postgres.url(name, driver="postgresql"), timeout=40)
     assert await connection.fetchval("SELECT current_database()") == name
     await connection.close()
 
@@ -63,7 +63,7 @@ async def test_postgres_keeps_its_databases_over_a_restart(own_postgres: Postgre
 async def test_postgres_refuses_a_wrong_password(postgres_server: PostgresServer) -> None:
     url = postgres_server.url(driver="postgresql").replace(postgres_server.password, "guess")
     with pytest.raises(asyncpg.InvalidPasswordError):
-        await asyncpg.connect(url, timeout=10)
+        await asyncpg.connect(url, timeout=40)
 
 
 async def test_sqlite_opens_in_a_file_of_its_own(sqlite_url: str, tmp_path: Path) -> None:

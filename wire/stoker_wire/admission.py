@@ -55,7 +55,7 @@ class Admission:
         host = headers.get("Host", "")
         if not self._known(host):
             raise ForbiddenError(
-                f"Host {host[:100]!r} is not a name of this service; "
+                f"Host {host[:100]!r} is not a name of this service\n"
                 "add it to STOKER_ALLOWED_HOSTS if it is meant to be one",
                 field="Host",
             )
@@ -74,10 +74,11 @@ class Admission:
             if principal is not None:
                 return principal
         raise UnauthorizedError(
-            "this token is not the cluster's; compare STOKER_TOKEN or the token file with the head "
-            "node's"
+            "this token is not the cluster's\n"
+            "compare STOKER_TOKEN or the token file with the head node's"
             if header
-            else "no token: send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
+            else "the request has no token\n"
+            "send 'Authorization: Bearer <token>' (STOKER_TOKEN or the token file)",
             field="Authorization",
         )
 

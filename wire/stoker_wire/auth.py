@@ -53,16 +53,18 @@ def load_token(path: str | Path) -> str:
             if mode & 0o077:
                 raise StartError(
                     f"{path} is readable by other users (mode {mode:04o}) and holds the cluster's "
-                    f"token; run: chmod 600 {path}"
+                    "token\n"
+                    f"run: chmod 600 {path}"
                 )
             token = file.read(4096).decode("ascii", "replace").strip()
     except OSError as error:
         raise StartError(
-            f"cannot read the token file {path}: {error.strerror}; "
+            f"cannot read the token file {path}\n"
+            f"{error.strerror}\n"
             "copy it from the head node, or set STOKER_TOKEN"
         ) from None
     if not token:
-        raise StartError(f"{path} is empty; delete it, and a new token is made at the next start")
+        raise StartError(f"{path} is empty\ndelete it, and a new token is made at the next start")
     return token
 
 
@@ -81,8 +83,9 @@ def find_token(settings: Settings, *, host: str | None = None) -> str:
     if is_loopback(host):
         return load_or_create_token(path)
     raise OpenBindError(
-        f"will not listen on {host} without a token: set STOKER_TOKEN, or put one into {path} "
-        "(mode 0600), the same on every node; or listen on 127.0.0.1"
+        f"will not listen on {host} without a token\n"
+        f"set STOKER_TOKEN, or put one into {path} (mode 0600), the same on every node, or listen "
+        "on 127.0.0.1"
     )
 
 
@@ -110,7 +113,7 @@ def private_dir(path: str | Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = path.lstat()
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
-        raise StartError(f"{path} belongs to another user; set STOKER_SESSION_ROOT to another one")
+        raise StartError(f"{path} belongs to another user\nset STOKER_SESSION_ROOT to another one")
     if stat.S_IMODE(facts.st_mode) & 0o077:
         path.chmod(0o700)
     return path
@@ -128,7 +131,7 @@ def _create(path: Path) -> None:
             os.link(fresh, path)
     except OSError as error:
         raise StartError(
-            f"cannot make the token file {path}: {error.strerror}; set STOKER_TOKEN_FILE"
+            f"cannot make the token file {path}\n{error.strerror}\nset STOKER_TOKEN_FILE"
         ) from None
     finally:
         fresh.unlink(missing_ok=True)

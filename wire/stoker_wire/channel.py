@@ -116,7 +116,7 @@ async def connect(
     except aiohttp.WSServerHandshakeError as error:
         raise StokerError(f"{url} refused the data channel: HTTP {error.status}") from None
     except (OSError, aiohttp.ClientError) as error:
-        raise UnavailableError(f"cannot reach {url} for the data channel: {error}") from None
+        raise UnavailableError(f"cannot reach {url} for the data channel\n{error}") from None
     return await _shake_hands(socket, me, job_id)
 
 
@@ -155,15 +155,15 @@ async def _shake_hands(
         (theirs,) = codec.decode(first)
     except (OSError, aiohttp.ClientError, TimeoutError, TypeError, ValueError) as error:
         await socket.close()
-        raise UnavailableError(f"the data channel's handshake failed: {error!r}") from None
+        raise UnavailableError(f"the data channel's handshake failed\n{error!r}") from None
     if not isinstance(theirs, Hello):
         await socket.close()
-        raise UnavailableError("the data channel's handshake failed: no Hello came first")
+        raise UnavailableError("the data channel's handshake failed\nno Hello came first")
     mine = version.PROTOCOL
     if theirs.protocol[0] != mine[0] or abs(theirs.protocol[1] - mine[1]) > 1:
         await socket.close()
         raise ProtocolError(
-            f"{theirs.peer.peer_id} speaks protocol {theirs.protocol}, this process {mine}: "
+            f"{theirs.peer.peer_id} speaks protocol {theirs.protocol}, this process {mine}\n"
             "they must be at most one minor version apart"
         )
     return Channel(socket, theirs.peer, theirs.job_id)

@@ -174,7 +174,7 @@ class Client(Connection):
                         hurried = left_s < _HURRIED_S and isinstance(error, DeadlineExceededError)
                         cause = cause if hurried and cause is not None else error
                     except BROKEN as error:
-                        cause = UnavailableError(f"{method} {url}: {text_of(error)}")
+                        cause = UnavailableError(f"{method} {url} got no answer\n{text_of(error)}")
                         if not retry:
                             raise cause from error
                     tries += 1
@@ -218,7 +218,8 @@ class Client(Connection):
                 return codec.decode_reply(content, response.headers.get("Content-Type", ""))
             except msgspec.DecodeError as error:
                 raise InternalError(
-                    f"{method} {url} answered what is no {reply!r}: {error}; "
+                    f"{method} {url} answered what is no {reply!r}\n"
+                    f"{error}\n"
                     "are both sides of the same version?"
                 ) from None
 
@@ -258,7 +259,7 @@ class Client(Connection):
     def _too_late(
         self, method: str, url: URL, timeout_s: float, tries: int, cause: BaseException | None
     ) -> DeadlineExceededError:
-        last = f"; last cause: {cause}" if cause is not None else "; no answer came"
+        last = f"\nlast cause: {cause}" if cause is not None else "\nno answer came"
         explain = cause.explain if isinstance(cause, StokerError) else None
         return DeadlineExceededError(
             f"{method} {url} passed its deadline of {timeout_s:g} s after {tries} "

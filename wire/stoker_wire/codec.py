@@ -61,7 +61,7 @@ class Codec(Generic[T]):
                 # A body may be both invalid and malformed behind that, which is found only here.
                 raise explain_invalid(error, untyped(raw), self.type) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadRequestError(f"the body is not {name}: {error}") from None
+            raise BadRequestError(f"the body is not {name}\n{error}") from None
         except RecursionError:
             raise BadRequestError("the body is nested too deeply") from None
 
@@ -86,7 +86,7 @@ def explain_invalid(
         name = unknown.group(1)
         known = _fields_at(type_, steps)
         full = ".".join([*steps, name])
-        return BadRequestError(f"unknown field {full!r}{suggestion(name, known)}", field=full)
+        return BadRequestError(f"unknown field {full!r}\n{suggestion(name, known)}", field=full)
     missing = _MISSING.search(text)
     if missing is not None:
         field = ".".join([*steps, missing.group(1)])

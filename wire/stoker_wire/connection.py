@@ -109,7 +109,7 @@ class Connection:
                     raise error_of(content, status=response.status, source=f"{method} {url}")
                 yield response
         except BROKEN as error:
-            raise UnavailableError(f"{method} {url}: {text_of(error)}") from error
+            raise UnavailableError(f"{method} {url} got no answer\n{text_of(error)}") from error
 
     async def stream(
         self,
@@ -171,7 +171,7 @@ class Connection:
                 f"opening a WebSocket to {url} passed its deadline of {timeout_s:g} s"
             ) from None
         except (aiohttp.WSServerHandshakeError, *BROKEN) as error:
-            raise UnavailableError(f"opening a WebSocket to {url}: {text_of(error)}") from error
+            raise UnavailableError(f"cannot open a WebSocket to {url}\n{text_of(error)}") from error
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:

@@ -251,7 +251,7 @@ class Dispatcher:
                 "crashed", method=http.method, path=http.path, request_id=request_id, exc_info=error
             )
             error = InternalError(
-                f"a bug in {self.name}; its log has the trace under request id {request_id}"
+                f"this is a bug in {self.name}\nits log has the trace under request id {request_id}"
             )
         if request is not None and request.response is not None:
             # The status is sent already: all that is left is to break the connection, so that the
@@ -271,7 +271,7 @@ class Dispatcher:
         if error.status == 404:
             known = {route.path for route in self.routes.values()}
             return NotFoundError(
-                f"{self.name} has no route {http.path}{suggestion(http.path, known)}"
+                f"{self.name} has no route {http.path}\n{suggestion(http.path, known)}"
             )
         if error.status == 405:
             allowed = error.headers.get("Allow", "")

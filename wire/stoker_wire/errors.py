@@ -68,8 +68,8 @@ class StokerError(Exception):
 
     ``field`` names the input at fault, ``explain`` is a URL path that tells why something waits,
     ``extra`` holds facts for programs (msgpack-able). The first line of ``message`` is one sentence;
-    evidence follows on further lines. ``str()`` of an error ends that line with a full stop, unless
-    it ends with a colon already.
+    evidence and the fix follow on further lines. ``str()`` of an error ends that line with a full stop,
+    unless a user's own text ends it with another sign, as a colon before more lines.
     """
 
     code: ClassVar[str] = "stoker_error"
@@ -91,10 +91,19 @@ class StokerError(Exception):
         self.extra = extra or {}
 
     def __str__(self) -> str:
-        first, newline, evidence = self.message.partition("\n")
-        if not first or first.endswith(_SENTENCE_ENDS):
-            return self.message
-        return f"{first}.{newline}{evidence}"
+        first, newline, evidence = self.message.lstrip("\n").partition("\n")
+        first = first.rstrip() if evidence else first.rstrip(" :")
+        if first and not first.endswith(_SENTENCE_ENDS):
+            first += "."
+        return f"{first}{newline}{evidence}"
+
+    @property
+    def one_line(self) -> str:
+        """The text as clauses in one line, for a terminal or within a sentence; a table stays one."""
+        lines = self.message.strip().split("\n")
+        if any(line.startswith(" ") or not line for line in lines):
+            return str(self)
+        return "; ".join([*(line.removesuffix(".") for line in lines[:-1]), lines[-1]])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.field, self.explain, self.extra)

@@ -73,7 +73,7 @@ class FrameCodec:
         try:
             lengths, messages = self._decoder.decode(whole[_LENGTH.size : head_end])
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise BadRequestError(f"a data frame cannot be read: {error}") from None
+            raise BadRequestError(f"a data frame cannot be read\n{error}") from None
         finally:
             self._in = []
         if len(lengths) != len(buffers):

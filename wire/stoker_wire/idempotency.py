@@ -94,6 +94,7 @@ class MemoryStore:
 def _check(kept: bytes, given: bytes) -> None:
     if kept != given:
         raise IdempotencyError(
-            "this Idempotency-Key was used before with another body; use a new key for a new request",
+            "this Idempotency-Key was used before with another body\n"
+            "use a new key for a new request",
             field="Idempotency-Key",
         )

@@ -18,12 +18,12 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"``, or the list of known names, to end a message with."""
+    """Return ``"did you mean 'x'?"``, or the list of known names: the last line of a message."""
     names = sorted(known)
     found = nearest(name, names)
     if found is not None:
-        return f"; did you mean {found!r}?"
+        return f"did you mean {found!r}?"
     if not names:
-        return "; none is accepted here"
+        return "none is accepted here"
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"; known: {shown}"
+    return f"known: {shown}"

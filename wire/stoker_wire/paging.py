@@ -63,7 +63,7 @@ def _parse(cursor: str) -> tuple[float, str]:
 def bad_cursor(cursor: str) -> BadRequestError:
     """Return the error of a cursor that is none of this list in this order."""
     return BadRequestError(
-        f"cursor: {cursor!r} is none of this list in this order; send the next_cursor of a page "
-        "that was asked for with the same sort and order",
+        f"cursor: {cursor!r} is none of this list in this order\n"
+        "send the next_cursor of a page that was asked for with the same sort and order",
         field="cursor",
     )

@@ -65,7 +65,9 @@ class RangeReader:
             broken = isinstance(error, (OSError, http.client.HTTPException))
             if not broken or isinstance(error, StokerError):
                 raise
-            raise UnavailableError(f"{what}: {str(error) or type(error).__name__}") from error
+            raise UnavailableError(
+                f"{what} did not come\n{str(error) or type(error).__name__}"
+            ) from error
 
     def _read(self, object_id: str, begin: int, end: int, into: memoryview, what: str) -> int:
         if self._aborted:

@@ -85,7 +85,8 @@ class Route:
         for name in given:
             if name not in self.query_names:
                 raise BadRequestError(
-                    f"unknown query field {name!r}{suggestion(name, self.query_names)}", field=name
+                    f"unknown query field {name!r}\n{suggestion(name, self.query_names)}",
+                    field=name,
                 )
         if self.query is None:
             return None
@@ -93,7 +94,7 @@ class Route:
         for name, value in document.items():
             if not value and name not in _MAY_BE_EMPTY:
                 raise BadRequestError(
-                    f"{name}: an empty value filters nothing; give one, or leave {name} out",
+                    f"{name}: an empty value filters nothing\ngive one, or leave {name} out",
                     field=name,
                 )
         try:

@@ -39,7 +39,7 @@ def run_service(
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(_run(main))
     except StokerError as error:
-        sys.stderr.write(f"error ({error.code}): {error}\n")
+        sys.stderr.write(f"error ({error.code}): {error.one_line}\n")
         raise SystemExit(1) from None
 
 

@@ -25,5 +25,5 @@ def parse_value(label: str, written: str) -> tuple[tuple[str, ...], bool]:
     listed = body.startswith("in(") and body.endswith(")")
     values = [part.strip() for part in body[3:-1].split(",")] if listed else [body]
     if not label or not all(_VALUE.fullmatch(value) for value in values):
-        raise ValueError(f"{label}={written!r} cannot be read: {GRAMMAR}")
+        raise ValueError(f"{label}={written!r} cannot be read\n{GRAMMAR}")
     return tuple(sorted(set(values))), negated

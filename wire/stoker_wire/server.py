@@ -85,7 +85,7 @@ class Service:
         idempotency: IdempotencyStore | None = None,
     ) -> None:
         if not token:
-            raise OpenBindError(f"{name} has no token; set STOKER_TOKEN or STOKER_TOKEN_FILE")
+            raise OpenBindError(f"{name} has no token\nset STOKER_TOKEN or STOKER_TOKEN_FILE")
         self.name = name
         self.settings = settings
         self.version = version
@@ -285,16 +285,16 @@ class Service:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise PortInUseError(
-                    f"{self.name} cannot listen on {host}:{port}: another program does; "
+                    f"{self.name} cannot listen on {host}:{port}: another program does\n"
                     "stop it, choose another port with --port or STOKER_PORT, or use port 0"
                 ) from None
-            raise StartError(f"{self.name} cannot listen on {host}:{port}: {error}") from None
+            raise StartError(f"{self.name} cannot listen on {host}:{port}\n{error}") from None
         self.port = site.port
 
     async def _listen_unix(self, runner: web.AppRunner, path: str) -> None:
         if len(os.fsencode(path)) > 107:
             raise StartError(
-                f"the socket path {path} is longer than 107 bytes; set STOKER_SESSION_ROOT shorter"
+                f"the socket path {path} is longer than 107 bytes\nset STOKER_SESSION_ROOT shorter"
             )
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -304,7 +304,7 @@ class Service:
             listener.bind(path)
         except OSError as error:
             listener.close()
-            raise StartError(f"{self.name} cannot listen on {path}: {error}") from None
+            raise StartError(f"{self.name} cannot listen on {path}\n{error}") from None
         finally:
             os.umask(before)
         await web.SockSite(runner, listener, backlog=1024).start()

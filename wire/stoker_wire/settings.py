@@ -188,7 +188,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     job_dir_keep_s: Annotated[
         float,
-        Meta(ge=0, description="how long a job's folder on a node is kept after the job's end"),
+        Meta(
+            ge=0,
+            description="how long a job's folder on a node is kept after the job's end and its last "
+            "process there",
+        ),
     ] = 86_400.0
     job_output_root: Annotated[
         str,
@@ -253,7 +257,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         for name, value in overrides.items():
             if name not in hints:
                 raise UnknownOptionError(
-                    f"there is no setting {name!r}{suggestion(name, hints)}", field=name
+                    f"there is no setting {name!r}\n{suggestion(name, hints)}", field=name
                 )
             if value is not None:
                 values[name] = _convert(name, value, hints[name])
@@ -305,8 +309,8 @@ def _parse(variable: str, text: str, hint: Any) -> Any:
             value = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise BadRequestError(
-                f"{variable}={text!r} is not JSON ({error}); write it like {variable}="
-                "'{\"name\": 1}'",
+                f"{variable}={text!r} is not JSON\n{error}\n"
+                f"""write it like {variable}='{{"name": 1}}'""",
                 field=variable,
             ) from None
     elif get_origin(bare) is tuple:
@@ -321,7 +325,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError as error:
         raise BadRequestError(
-            f"{name}={value!r}: {_wanted(str(error))} (meaning: {_meaning(hint)})", field=name
+            f"{name}={value!r} does not fit\n{_wanted(str(error))} (meaning: {_meaning(hint)})",
+            field=name,
         ) from None
 
 

@@ -199,7 +199,7 @@ def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
         if any(row[3] not in RANKS for row in found):
             raise ValueError("a row is in no known state")
     except (struct.error, ValueError, msgspec.DecodeError) as error:
-        raise BadRequestError(f"the body is no spool of task records: {error}") from None
+        raise BadRequestError(f"the body is no spool of task records\n{error}") from None
     return found, dropped
 
 

@@ -27,8 +27,8 @@ def check_protocol(header: str | None, *, peer: str, service: str) -> None:
         return
     older = peer if theirs < PROTOCOL else service
     raise ProtocolError(
-        f"{peer} speaks protocol {header}, {service} speaks {PROTOCOL_TEXT}; components may be one "
-        f"minor version apart: upgrade {older}",
+        f"{peer} speaks protocol {header}, {service} speaks {PROTOCOL_TEXT}\n"
+        f"components may be one minor version apart: upgrade {older}",
         extra={"theirs": header, "ours": PROTOCOL_TEXT},
     )
 

@@ -86,9 +86,9 @@ class ActorRegistry:
         if body.get_if_exists:
             return named
         raise NameTakenError(
-            f"the name {body.name!r} is taken in namespace {namespace!r} by actor "
-            f"{named.actor_id} ({named.class_name}, {named.state}); choose another, or use "
-            "get_if_exists",
+            f"the name {body.name!r} is taken in namespace {namespace!r}\n"
+            f"by actor {named.actor_id} ({named.class_name}, {named.state}): choose another, or "
+            "use get_if_exists",
             field="name",
         )
 

@@ -146,8 +146,9 @@ def reported(actor: Actor, body: ReportActor, now_s: float) -> Step[Actor] | Non
     """The worker tells how the constructor ended, or that the actor leaves of itself."""
     if actor.incarnation != body.incarnation:
         raise FencedError(
-            f"actor {actor.actor_id} is at incarnation {actor.incarnation}, "
-            f"this report is of {body.incarnation}: end this worker"
+            f"actor {actor.actor_id} is at incarnation {actor.incarnation}, this report is of "
+            f"{body.incarnation}\n"
+            "end this worker"
         )
     if body.state is ActorState.DEAD:
         cause = body.error or ErrorInfo(code="actor_died", message="the actor ended itself")
@@ -155,7 +156,7 @@ def reported(actor: Actor, body: ReportActor, now_s: float) -> Step[Actor] | Non
             actor, cause, now_s, lease_id=actor.lease_id, restart=body.restart, release=True
         )
     if actor.state is ActorState.DEAD:
-        raise FencedError(f"actor {actor.actor_id} is dead: end this worker")
+        raise FencedError(f"actor {actor.actor_id} is dead\nend this worker")
     if actor.state is ActorState.ALIVE:
         return None
     then = _replace(

@@ -83,8 +83,8 @@ def _lost(parts: Parts, job: Job) -> str:
         parts.links.nodelet(job.node_id)
     except StokerError as error:
         return (
-            f"what {job.job_id} wrote on its driver's node is gone with it: {error}; let jobs "
-            "write to storage that all nodes share (STOKER_JOB_OUTPUT_ROOT) to keep it"
+            f"what {job.job_id} wrote on its driver's node is gone with it\n{error.message}\n"
+            "let jobs write to storage that all nodes share (STOKER_JOB_OUTPUT_ROOT) to keep it"
         )
     return f"node {job.node_id}, where the driver of {job.job_id} ran, does not answer now"
 

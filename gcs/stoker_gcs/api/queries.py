@@ -138,6 +138,6 @@ def states(text: str, known: type[StrEnum]) -> str | tuple[str, ...]:
     for name in found:
         if name not in names:
             raise BadRequestError(
-                f"state: {name!r} is none{suggestion(name, names)}", field="state"
+                f"state: {name!r} is none\n{suggestion(name, names)}", field="state"
             )
     return found[0] if len(found) == 1 else found

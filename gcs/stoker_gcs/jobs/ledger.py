@@ -91,7 +91,7 @@ class JobLedger:
             known = await self._truth.get(JOBS, job_id)
             if body.job_id is not None:
                 raise NameTakenError(
-                    f"there is a job {job_id} already ({known.state}); choose another job_id",
+                    f"there is a job {job_id} already ({known.state})\nchoose another job_id",
                     field="job_id",
                 ) from None
             if known.entrypoint != body.entrypoint:

@@ -68,7 +68,7 @@ def check(body: RegisterNode) -> None:
         reachable = False
     if not reachable:
         raise BadRequestError(
-            f"url: {body.url[:100]!r} is not an address; write it like http://host:7620",
+            f"url: {body.url[:100]!r} is not an address\nwrite it like http://host:7620",
             field="url",
         )
     for name, amount in body.resources.items():
@@ -103,8 +103,9 @@ def superseded(
     if silent_s < suspect_after_s:
         raise ConflictError(
             f"url: {newcomer.url} is in use by the living node {holder.node_id} on "
-            f"{holder.hostname}; give this node (on {newcomer.hostname}) an address of its own: "
-            "set STOKER_ADVERTISE_HOST to a name or IP that leads to it alone, or STOKER_PORT to "
+            f"{holder.hostname}\n"
+            f"give this node (on {newcomer.hostname}) an address of its own: set "
+            "STOKER_ADVERTISE_HOST to a name or IP that leads to it alone, or STOKER_PORT to "
             "another port",
             field="url",
         )
@@ -152,6 +153,6 @@ def check_incarnation(node: Node, incarnation: int) -> None:
             else f"is at incarnation {node.incarnation}"
         )
         raise FencedError(
-            f"node {node.node_id} {why}; you speak for incarnation {incarnation}: "
-            "stop its workers and register again"
+            f"node {node.node_id} {why}\n"
+            f"you speak for incarnation {incarnation}: stop its workers and register again"
         )

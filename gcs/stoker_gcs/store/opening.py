@@ -31,10 +31,10 @@ def open_store(database_url: str) -> Store:
             from stoker_gcs.store.postgres import PostgresStore
         except ImportError as error:
             raise DatabaseError(
-                f"{error}: PostgreSQL needs `pip install stoker[postgres]`"
+                f"PostgreSQL needs `pip install stoker[postgres]`\n{error}"
             ) from error
         return PostgresStore(f"postgresql+asyncpg://{rest}")
     raise DatabaseError(
-        f"STOKER_DATABASE_URL: {scheme!r} is not a known database; use sqlite:///PATH, "
-        "postgresql://USER:PASSWORD@HOST/NAME or memory://"
+        f"STOKER_DATABASE_URL: {scheme!r} is not a known database\n"
+        "use sqlite:///PATH, postgresql://USER:PASSWORD@HOST/NAME or memory://"
     )

@@ -92,9 +92,10 @@ class PostgresStore:
     def _unreachable(self, error: BaseException) -> DatabaseError:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         return DatabaseError(
-            f"cannot reach the database {self._shown}: {why}. Start the server or correct "
-            "STOKER_DATABASE_URL, then run: python -m stoker_migrations check "
-            f"--database-url {self._shown}"
+            f"cannot reach the database {self._shown}\n"
+            f"{why}\n"
+            "start the server or correct STOKER_DATABASE_URL, then run: python -m "
+            f"stoker_migrations check --database-url {self._shown}"
         )
 
     async def stop(self) -> None:
@@ -117,7 +118,7 @@ class PostgresStore:
             return error
         why = str(error.orig if isinstance(error, DBAPIError) else error) or type(error).__name__
         return UnavailableError(
-            f"the database {self._shown} does not answer: {why.splitlines()[0]}"
+            f"the database {self._shown} does not answer\n{why.splitlines()[0]}"
         )
 
     async def _change(

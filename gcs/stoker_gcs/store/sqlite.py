@@ -89,7 +89,7 @@ class SqliteStore:
     def _open(self) -> None:
         parent = Path(self._path).parent
         if self._path != ":memory:" and not parent.is_dir():
-            raise DatabaseError(f"cannot open {self._url}: the directory {parent} does not exist")
+            raise DatabaseError(f"cannot open {self._url}\nthe directory {parent} does not exist")
         try:
             connection = self._connection()
             connection.execute("BEGIN IMMEDIATE")
@@ -102,7 +102,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             if "no such table" in str(error):
                 raise not_migrated(self._url, "none") from error
-            raise DatabaseError(f"cannot use {self._url}: {error}") from error
+            raise DatabaseError(f"cannot use {self._url}\n{error}") from error
         revision = found[0][0] if found else "none"
         if revision != REVISION:
             raise not_migrated(self._url, revision)
@@ -263,8 +263,8 @@ def _merged_with_known(connection: sqlite3.Connection, rows: Sequence[TaskRow]) 
 def not_migrated(url: str, revision: str) -> DatabaseError:
     """The error of a database whose schema is not the one this version needs."""
     return DatabaseError(
-        f"the database {url} has schema {revision}, this version needs {REVISION}. "
-        f"Run: python -m stoker_migrations upgrade --database-url {url}"
+        f"the database {url} has schema {revision}, this version needs {REVISION}\n"
+        f"run: python -m stoker_migrations upgrade --database-url {url}"
     )
 
 

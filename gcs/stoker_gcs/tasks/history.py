@@ -86,8 +86,8 @@ class TaskHistory:
         rows = await self._truth.store.select(schema.TASKS, {"task_id": task_id})
         if not rows:
             raise NotFoundError(
-                f"there is no task {task_id!r} in the history (a task shows up there once it has "
-                "waited or run for about 100 ms, or has ended)"
+                f"there is no task {task_id!r} in the history\n"
+                "a task shows up there once it has waited or run for about 100 ms, or has ended"
             )
         return [task_of(row) for row in rows]
 

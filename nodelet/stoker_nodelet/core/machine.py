@@ -333,7 +333,7 @@ def _gone(
         starting = held.phase is not LeasePhase.READY
         _end_lease(state, held, cause)
         if starting:
-            message = f"the worker died before it served its lease: {cause}"
+            message = f"the worker died before it served its lease\n{cause}"
             if code == "runtime_env_failed":  # it would fail again: the caller must hear of it
                 message = cause
             commands.append(RefuseLease(lease_id=worker.lease_id, code=code, message=message))

@@ -116,7 +116,7 @@ class Pull:
             except NotFoundError as error:
                 if loop.time() > began_s + _UNSEALED_S:
                     raise ObjectLostError(
-                        f"{self._object_id} is no longer on node {self._home.node_id}: {error}"
+                        f"{self._object_id} is no longer on node {self._home.node_id}\n{error}"
                     ) from None
                 await asyncio.sleep(_UNSEALED_AGAIN_S)
             except StokerError as error:
@@ -134,8 +134,8 @@ class Pull:
             return (await self._sources()).sources
         except NotFoundError:
             raise ObjectLostError(
-                f"{self._object_id} was freed on its node {self._home.node_id} while it was "
-                f"pulled; {self._progress()}"
+                f"{self._object_id} was freed on its node {self._home.node_id} while it was pulled\n"
+                f"{self._progress()}"
             ) from None
         except StokerError as error:
             self._failed[self._home.node_id] = f"{self._home.url}: {error}"
@@ -268,9 +268,12 @@ class Pull:
 
     def _given_up(self, death: str = "") -> ObjectLostError:
         if death:
-            return ObjectNodeDiedError(f"{self._object_id} is lost: {death}; {self._progress()}")
+            return ObjectNodeDiedError(
+                f"{self._object_id} is lost with its node\n{death}\n{self._progress()}"
+            )
         tried = "; ".join(f"{node_id}: {how}" for node_id, how in self._failed.items())
         return ObjectLostError(
-            f"{self._object_id} of node {self._home.node_id} cannot be had: {self._progress()}; "
+            f"{self._object_id} of node {self._home.node_id} cannot be had\n"
+            f"{self._progress()}\n"
             f"tried {tried or 'nobody'}"
         )

@@ -90,8 +90,9 @@ class Serving:
             checksum = coming.checksums[chunk] if is_chunk else None
             if checksum is None:
                 raise UnavailableError(
-                    f"{object_id} is still on its way to this node: {coming.ready} chunks of "
-                    f"{CHUNK_NBYTES} bytes are here, and one at a time can be had"
+                    f"{object_id} is still on its way to this node\n"
+                    f"{coming.ready} chunks of {CHUNK_NBYTES} bytes are here, and one at a time "
+                    "can be had"
                 )
             return Window(coming.fd, begin, end, checksum)
         known = self._checksums.get(self._key(object_id, chunk)) if is_chunk else None
@@ -137,7 +138,7 @@ class Serving:
                 lambda: window.send(connection), abort=lambda: _shut(connection)
             )
         except OSError as error:
-            raise UnavailableError(f"the receiver went away: {error}") from None
+            raise UnavailableError(f"the receiver went away\n{error}") from None
         self.sent_nbytes += window.nbytes
 
     def ready_chunks(self, object_id: str) -> int | None:

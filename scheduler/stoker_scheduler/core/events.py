@@ -24,10 +24,12 @@ class Kind(StrEnum):
 
 
 class StartFailure(StrEnum):
-    """Why a lease did not start. Either way a copy of the order may still be on its way."""
+    """Why a lease did not start. In each case a copy of the order may still be on its way."""
 
     HERE = "here"
-    """The nodelet refused, or did not answer: another node may do better."""
+    """The nodelet refused: another node, or another runtime environment, may do better."""
+    NODE = "node"
+    """The nodelet did not answer, or takes nothing yet: another node may do better."""
     ANYWHERE = "anywhere"
     """No node can do it: the runtime environment cannot be made."""
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from stoker_scheduler.core.feasibility import Fit, Rule
 from stoker_scheduler.core.plan import PlanRequest, Verdict, judge
 from stoker_scheduler.core.resources import joined, units_text
-from stoker_scheduler.core.state import Phase
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.need import Need
@@ -50,7 +49,7 @@ def tell(
     verdicts = judge(state.nodes.values(), request, state.policy.score)
     what = f"{need.text}" + (f" for {name!r}" if name else "")
     if not verdicts:
-        return Story(Fit.NEVER, f"{what} cannot be placed: {NO_NODES}", START_NODES, ())
+        return Story(Fit.NEVER, f"{what} cannot be placed, as {NO_NODES}", START_NODES, ())
     best, count = verdicts[0], len(verdicts)
     if best.fit is Fit.FITS:
         summary = f"{what} fits on {best.node_id} now"
@@ -72,7 +71,7 @@ def infeasible_text(state: State, ask: Ask) -> str:
     story = tell(state, ask.need, ask.asked.name)
     waited_s = state.at_s - state.infeasible_since_s.get(ask.need, state.at_s)
     tried = f" (for {waited_s:.0f} s)" if waited_s >= 1 else ""
-    return f"infeasible: {story.summary}{tried}\n{table(story.verdicts)}to start it: {story.remedy}"
+    return f"{story.summary}{tried}\n{table(story.verdicts)}to start it: {story.remedy}"
 
 
 def waiting_note(state: State, ask: Ask) -> str:
@@ -92,18 +91,11 @@ def starting_text(
 
     ``setup`` names what the environment of the demand needs installed first.
     """
-    asks = [ask for ask in state.asks.values() if ask.need == need and ask.asked.job_id == job_id]
-    lease_ids = [*state.unclaimed, *(lease_id for ask in asks for lease_id in ask.starting)]
-    leases = [
-        lease
-        for lease in map(state.leases.__getitem__, lease_ids)
-        if lease.need == need and lease.job_id == job_id and lease.phase is Phase.STARTING
-    ]
-    if not leases:
+    nodes = state.starts.since_s(need, job_id)
+    if not nodes:
         return ""
-    nodes = list(dict.fromkeys(lease.node_id for lease in leases))
-    where = f"node {nodes[0]}" + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
-    since_s = (state.at_s if now_s is None else now_s) - min(lease.granted_at_s for lease in leases)
+    where = f"node {next(iter(nodes))}" + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
+    since_s = (state.at_s if now_s is None else now_s) - min(nodes.values())
     if setup:
         return f"its environment is being installed on {where}: {setup}, since {since_s:.0f} s"
     return f"a worker is being started on {where}, since {since_s:.0f} s"

@@ -118,7 +118,7 @@ def _judge(node: Node, need: Need, found: list[Obstacle], *, first_only: bool) -
             return
     if spec.draining:
         found.append(_DRAINING)
-    elif node.refusals and (refused := node.refusals.get(need.env)) and refused.because:
+    elif node.refusals and node.refused(need.env) is not None:
         found.append(_REFUSED)
     elif (
         node.reserved_for is not None
@@ -147,8 +147,9 @@ def detail(obstacle: Obstacle, node: Node, need: Need) -> str:
         case Rule.DRAINING:
             return "the node is draining: it takes no new work"
         case Rule.REFUSED:
-            because = node.refusals[need.env].because
-            return f"the nodelet refused the last lease and is asked again soon: {because}"
+            refused = node.refused(need.env)
+            assert refused is not None
+            return f"the nodelet refused the last lease and is asked again soon: {refused.because}"
         case Rule.RESERVED:
             names = ", ".join(sorted(node.reserved_names))
             return f"its {names} is kept for a larger demand that has waited long"

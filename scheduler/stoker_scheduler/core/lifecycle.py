@@ -82,6 +82,8 @@ def occupy(state: State, lease: LeaseState, node: Node) -> None:
     node.take(lease.need, lease.gpus, blocked=lease.blocked)
     node.leases[lease.lease_id] = None
     state.leases[lease.lease_id] = lease
+    if lease.phase is Phase.STARTING:
+        state.starts.add(lease)
     state.charge(lease.account, lease.held, +1)
     state.touch(node.node_id)
 
@@ -99,6 +101,7 @@ def forget(state: State, lease: LeaseState) -> None:
 
 def detach(state: State, lease: LeaseState, *, again: bool = True) -> Ask | None:
     """Part a lease from the request that waits for it, which then wants another (``again``)."""
+    state.starts.drop(lease)
     state.idle.pop(lease.lease_id, None)
     state.unclaimed.pop(lease.lease_id, None)
     ask = state.asks.get(lease.request_id)

@@ -34,7 +34,7 @@ from stoker_scheduler.core.lifecycle import (
     reply,
 )
 from stoker_scheduler.core.membership import lease_adopted, node_changed, node_joined, node_lost
-from stoker_scheduler.core.nodes import Refused
+from stoker_scheduler.core.nodes import ANY_ENV, Refused
 from stoker_scheduler.core.queue import Ask, account_of, keep_after_job
 from stoker_scheduler.core.state import Phase, State
 from stoker_scheduler.core.timers import run_timers
@@ -131,8 +131,11 @@ def _lease_started(state: State, event: ev.LeaseStarted, out: Out) -> None:
     if lease is None or lease.phase is not Phase.STARTING:
         return
     lease.move(Phase.READY)
+    state.starts.drop(lease)
     node = state.nodes[lease.node_id]
-    node.refusals.pop(lease.need.env, None)
+    for env in (ANY_ENV, lease.need.env):
+        if node.refusals.pop(env, None) is not None:
+            state.touch(node.node_id)
     ask = state.asks.get(lease.request_id)
     if ask is not None:
         del ask.starting[lease.lease_id]
@@ -164,7 +167,7 @@ def _start_failed(state: State, event: ev.LeaseStartFailed, out: Out) -> None:
             reject(state, ask, Refusal.START_FAILED, event.text, out)
         return
     node, policy = state.nodes[lease.node_id], state.policy
-    env = lease.need.env
+    env = ANY_ENV if event.failure is ev.StartFailure.NODE else lease.need.env
     known = node.refusals.pop(env, None)
     count = known.count if known else 0
     pause_s = min(policy.shun_s * 2.0**count, policy.shun_max_s)

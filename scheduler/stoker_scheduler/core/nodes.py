@@ -83,6 +83,10 @@ def make_node_spec(
     )
 
 
+ANY_ENV = "*"
+"""Stands for all runtime environments among the refusals of a node that fails as a whole."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Starts that failed one after the other; ``because`` is empty once the node is tried again."""
@@ -97,7 +101,8 @@ class Node:
 
     ``available`` may be negative: a worker that wakes up from ``get`` takes its CPU back even if
     it was lent out meanwhile. ``reserved_for`` keeps what ``reserved_names`` says for one need.
-    ``refusals`` are by the runtime environment of what did not start: others are not affected.
+    ``refusals`` are by the runtime environment of what did not start: others are not affected,
+    unless the node itself failed (ANY_ENV).
     """
 
     __slots__ = (
@@ -132,6 +137,14 @@ class Node:
         """What no lease holds, GPUs included."""
         gpu = self.devices.free_units
         return {**self.available, GPU: gpu} if self.spec.gpus else dict(self.available)
+
+    def refused(self, env: str) -> Refused | None:
+        """Return the failed start that keeps the node from more with ``env``, if there is one."""
+        for key in (ANY_ENV, env):
+            found = self.refusals.get(key)
+            if found is not None and found.because:
+                return found
+        return None
 
     def take(self, need: Need, gpus: Shares, *, blocked: bool = False) -> None:
         """Give ``need`` and the chosen ``gpus`` to a lease (no CPU if it is blocked)."""

@@ -7,8 +7,10 @@ which asks on behalf of everybody, a job).
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from stoker_scheduler.core.events import Kind, LeaseAsked
 from stoker_scheduler.core.need import Need
@@ -51,6 +53,11 @@ class Ask:
         """What each lease needs."""
         return self.asked.need
 
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """The ask's place in the queue, the least first; it stays the same while the ask waits."""
+        return (-self.asked.priority, self.since_s, self.seq)
+
     def effective_priority(self, at_s: float, aging_s: float) -> int:
         """Return the priority, one higher for each ``aging_s`` waited, so that nothing starves."""
         return self.asked.priority + int((at_s - self.since_s) / aging_s)
@@ -83,10 +90,11 @@ class Lane:
 class Queue:
     """The lanes, and the seniority of those who asked and are about to ask again."""
 
-    __slots__ = ("_seniority", "lanes")
+    __slots__ = ("_ranks", "_seniority", "lanes")
 
     def __init__(self) -> None:
         self.lanes: dict[Need, Lane] = {}
+        self._ranks: list[tuple[int, float, int]] = []
         self._seniority: dict[tuple[str, str], tuple[float, float]] = {}
 
     def put(self, ask: Ask) -> None:
@@ -94,7 +102,10 @@ class Queue:
         lane = self.lanes.get(ask.need)
         if lane is None:
             lane = self.lanes[ask.need] = Lane(ask.need)
-        lane.accounts.setdefault(ask.account, {})[ask.request_id] = ask
+        waiting = lane.accounts.setdefault(ask.account, {})
+        if ask.request_id not in waiting:
+            waiting[ask.request_id] = ask
+            insort(self._ranks, ask.rank)
 
     def drop(self, ask: Ask) -> None:
         """Take ``ask`` out; an empty lane goes. Dropping what does not wait changes nothing."""
@@ -103,6 +114,7 @@ class Queue:
             return
         waiting = lane.accounts[ask.account]
         del waiting[ask.request_id]
+        del self._ranks[bisect_left(self._ranks, ask.rank)]
         if not waiting:
             del lane.accounts[ask.account]
         if not lane.accounts:
@@ -120,18 +132,16 @@ class Queue:
 
     def position(self, ask: Ask) -> int:
         """Return how many waiting asks are ahead by priority, then by time."""
-        rank = (-ask.asked.priority, ask.since_s, ask.seq)
-        return sum(
-            1 for other in self.asks() if (-other.asked.priority, other.since_s, other.seq) < rank
-        )
+        return bisect_left(self._ranks, ask.rank)
 
     def remember(self, ask: Ask, at_s: float) -> None:
         """Keep the place of an ask whose wait has passed for its owner's next one."""
-        self._seniority[ask.account, ask.asked.class_key] = (ask.since_s, at_s)
-        if len(self._seniority) > 1000:
-            for place, (_, left_s) in list(self._seniority.items()):
-                if at_s - left_s > REJOIN_S:
-                    del self._seniority[place]
+        seniority, place = self._seniority, (ask.account, ask.asked.class_key)
+        seniority.pop(place, None)
+        seniority[place] = (ask.since_s, at_s)
+        for oldest in list(islice(seniority, 2)):
+            if at_s - seniority[oldest][1] > REJOIN_S:
+                del seniority[oldest]
 
     def since(self, account: str, class_key: str, at_s: float) -> float:
         """Return since when an ask counts as waiting: now, or since its owner first asked."""

@@ -19,6 +19,7 @@ from stoker_scheduler.core.queue import Ask, Queue, dominant_share
 from stoker_scheduler.core.ranking import Ranking, Touched
 from stoker_scheduler.core.resources import CPU, UNIT, Units, add
 from stoker_scheduler.core.scoring import ScorePolicy
+from stoker_scheduler.core.starts import Starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +150,7 @@ class State:
     """Leases whose owners do not use them and were not asked to give them back."""
     unclaimed: dict[str, None] = field(default_factory=dict)
     """Leases that started, or are starting, for a request that has ended."""
+    starts: Starts = field(default_factory=Starts)
     finished_jobs: dict[str, float] = field(default_factory=dict)
     infeasible_since_s: dict[Need, float] = field(default_factory=dict)
     feasible: dict[Need, bool] = field(default_factory=dict)
@@ -230,6 +232,8 @@ class State:
         for node_id, node in self.nodes.items():
             _check_node(node, held[node_id])
         assert self.usage == {a: u for a, u in usage.items() if u}, "usage is not what leases hold"
+        starting = {i for i, lease in self.leases.items() if lease.phase is Phase.STARTING}
+        assert set(self.starts.lease_ids()) == starting, "starts are not what starts"
         self._check_asks()
         for need, kept in self.reserved.items():
             assert self.nodes[kept.node_id].reserved_for == need, "a reservation is one-sided"

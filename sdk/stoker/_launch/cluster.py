@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _LOG_LINES = 20
+_LONGEST_ARGUMENT = 128 * 1024 // 4  # 128 KiB of UTF-8
 _HEAVY_X = {"dev", "importtime", "tracemalloc", "showrefcount", "perf", "frozen_modules"}
 # They name the cluster that this process belongs to; a cluster of its own must not inherit them.
 _FOREIGN = (
@@ -67,7 +68,7 @@ class LocalCluster:
     def info(self) -> LocalInfo:
         """Where the cluster listens, with its token. Only after ``wait_ready``."""
         if self._info is None:
-            raise StartError("the local cluster is not ready; call wait_ready() first")
+            raise StartError("the local cluster is not ready\ncall wait_ready() first")
         return self._info
 
     @property
@@ -170,7 +171,7 @@ class LocalCluster:
         except OSError:
             lines = []
         shown = "".join(f"\n  {line}" for line in lines) or "\n  (nothing)"
-        return f"; the last lines of {self.log_path}:{shown}"
+        return f"\nthe last lines of {self.log_path}:{shown}"
 
 
 def start_local(
@@ -278,7 +279,7 @@ def _spawn(
     command += ["--session-dir", str(session)]
     for name, value in options.items():
         if value is not None:
-            command += [f"--{name}", str(value)]
+            command += [f"--{name}", _argument(session, name, str(value))]
     with contextlib.ExitStack() as on_error:
         ready_r, ready_w = _pipe(on_error)
         passed = [ready_w]
@@ -302,6 +303,15 @@ def _spawn(
     for fd in passed:
         os.close(fd)
     return LocalCluster(proc, session, mode, ready_r, lifeline_w)
+
+
+def _argument(session: Path, name: str, value: str) -> str:
+    """Return ``value``, or the name of its file where Linux takes no argument as long (E2BIG)."""
+    if len(value) < _LONGEST_ARGUMENT:
+        return value
+    path = session / f"{name}.json"
+    path.write_text(value)
+    return f"@{path}"
 
 
 def _interpreter_flags() -> list[str]:

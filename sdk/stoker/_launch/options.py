@@ -25,8 +25,8 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--num-cpus", type=float)
         each.add_argument("--num-gpus", type=float)
         each.add_argument("--memory", type=int, help="bytes")
-        each.add_argument("--resources", help="JSON object: name -> amount")
-        each.add_argument("--labels", help="JSON object: name -> value")
+        each.add_argument("--resources", help="JSON object: name -> amount, or @ and its file")
+        each.add_argument("--labels", help="JSON object: name -> value, or @ and its file")
         each.add_argument("--session-dir", type=Path)
         each.add_argument("--ready-fd", type=int, help="where to write one JSON line when ready")
         each.add_argument("--lifeline-fd", type=int, help="stop when this reaches its end")
@@ -36,14 +36,22 @@ def parser() -> argparse.ArgumentParser:
 
 
 def json_object(name: str, text: str | None) -> dict[str, Any] | None:
-    """Read ``text``; a BadRequestError names the option and shows how to write it."""
+    """Read ``text``, or the file that it names after an @.
+
+    A BadRequestError names the option and shows how to write it.
+    """
     if text is None:
         return None
+    if text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise BadRequestError(f"--{name} {text} cannot be read\n{error}", field=name) from None
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise BadRequestError(
-            f"--{name} {text!r} is not a JSON object ({error}); write it like "
-            f"""--{name} '{{"name": 1}}'""",
+            f"--{name} {text!r} is not a JSON object\n{error}\n"
+            f"""write it like --{name} '{{"name": 1}}'""",
             field=name,
         ) from None

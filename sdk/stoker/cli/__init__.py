@@ -81,7 +81,7 @@ class Lazy(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             instead = _ELSEWHERE.get(args[0])
-            hint = f": {instead}" if instead else suggestion(args[0], _COMMANDS)
+            hint = f": {instead}" if instead else f"; {suggestion(args[0], _COMMANDS)}"
             raise click.UsageError(f"no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
 
@@ -123,7 +123,7 @@ def _leave_with(error: Exception, *, as_json: bool) -> NoReturn:
         sys.exit(INTERRUPTED)
     if isinstance(error, StokerError):
         facts = {"field": error.field, "explain": error.explain, **error.extra}
-        _fail(str(error) or error.code, 1, error.code, facts, as_json)
+        _fail(error.one_line or error.code, 1, error.code, facts, as_json)
     assert isinstance(error, click.ClickException)
     message = error.format_message()
     message = message.replace(". Did you mean", "; did you mean").rstrip(".")

@@ -51,4 +51,4 @@ def config(changed: bool, as_json: bool) -> None:
     print_table(rows, columns, empty="every setting has its default")
     for variable in settings.unknown:
         hint = suggestion(variable, known)
-        click.echo(f"warning: {variable} names no setting{hint}", err=True)
+        click.echo(f"warning: {variable} names no setting; {hint}", err=True)

@@ -124,12 +124,12 @@ def _who_listens(host: str | None, port: int) -> str:
         if info.embedded:
             return (
                 f"port {port} belongs to the Stoker cluster of a running program (its head is pid "
-                f"{info.pid}) and ends with that; wait for it, {other}"
+                f"{info.pid}) and ends with that\nwait for it, {other}"
             )
         what = "a Stoker cluster" if info.role == "head" else "a Stoker node"
         return (
             f"{what} of yours listens on port {port} already (pid {info.pid}, session "
-            f"{info.session_dir}): use it as it is (`stoker status`), end it with `stoker stop`, "
+            f"{info.session_dir})\nuse it as it is (`stoker status`), end it with `stoker stop`, "
             f"{other}"
         )
     url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
@@ -141,7 +141,7 @@ def _who_listens(host: str | None, port: int) -> str:
     if service is None:
         return ""
     return (
-        f"port {port} belongs to the {service} of a Stoker cluster of another user or container; "
+        f"port {port} belongs to the {service} of a Stoker cluster of another user or container\n"
         f"join it with --address {url}, {other}"
     )
 

@@ -47,7 +47,7 @@ def explain(id_: str, address: str | None, token: str | None, as_json: bool) -> 
     from stoker_wire.messages.control import Explanation
 
     if id_.startswith("n_"):
-        raise BadRequestError("nodes wait for nothing; see `stoker get` for what a node is")
+        raise BadRequestError("nodes wait for nothing\nsee `stoker get` for what a node is")
     path_of(id_)
     client = http_client(address, token)
     id_ = resolve_id(client, id_)

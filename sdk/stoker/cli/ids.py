@@ -99,4 +99,4 @@ def resolve_id(client: HttpClient, given: str) -> str:
     if len(ids) == 1:
         return ids[0]
     shown = ", ".join(ids) + (", and more" if found.more else "")
-    raise BadRequestError(f"several ids begin with {given}: {shown}; give more of the one you mean")
+    raise BadRequestError(f"several ids begin with {given}\n{shown}\ngive more of the one you mean")

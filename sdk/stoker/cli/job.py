@@ -305,6 +305,7 @@ def output(
     from stoker.cli.output import nbytes, print_json
 
     client = job_client(address, token)
+    job_id = resolve_id(client.http, job_id)
     if target is not None:
         written = client.download_job_output(job_id, target)
         if as_json:

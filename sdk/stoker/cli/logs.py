@@ -101,12 +101,12 @@ def _source(client: HttpClient, id_: str, workers: bool) -> _Source:
         actor = client.call("GET", f"/v1/actors/{id_}", reply=dict[str, Any])
         if not actor["worker_id"]:
             raise NotFoundError(
-                f"{id_} is {actor['state']} and has no worker yet; see: stoker explain {id_}"
+                f"{id_} is {actor['state']} and has no worker yet\nsee: stoker explain {id_}"
             )
         return _of_worker(actor["job_id"], actor["worker_id"])
     if prefix == "w":
         return _of_worker(_job_of_worker(client, id_), id_)
-    raise BadRequestError(f"{id_!r} has no output; give the id of a job, task, actor or worker")
+    raise BadRequestError(f"{id_!r} has no output\ngive the id of a job, task, actor or worker")
 
 
 def _of_worker(job_id: str, worker_id: str) -> _Source:

@@ -38,6 +38,7 @@ class Waiting(WaitingGroup, frozen=True, kw_only=True):
 
     job_id: str
     resources: dict[str, float]
+    demand: Demand
     waited_s: float
 
 
@@ -103,30 +104,44 @@ def _collect(client: HttpClient) -> Status:
 
 def grouped(pending: list[Row]) -> list[Waiting]:
     """Put together the requests of one job for the same, in the order of the queue."""
-    groups: dict[object, list[Row]] = {}
+    groups: dict[object, tuple[Demand, list[Row]]] = {}
     for row in pending:
-        wants = tuple(sorted(row["resources"].items()))
-        groups.setdefault((row["job_id"], row["name"], wants, row["infeasible"]), []).append(row)
+        demand = _demand_of(row)
+        wants = msgspec.json.encode(demand, order="sorted")
+        groups.setdefault((wants, row["infeasible"]), (demand, []))[1].append(row)
     return [
         Waiting(
             kind="task",
-            name=rows[0]["name"] or "task",
+            name=demand.name or "task",
             count=sum(row["count"] for row in rows),
-            cause=f"{{{resources(rows[0]['resources'])}}}",
+            cause=f"{{{resources(demand.resources)}}}",
             example_id="",
             infeasible=rows[0]["infeasible"],
-            job_id=rows[0]["job_id"],
-            resources=rows[0]["resources"],
+            job_id=demand.job_id,
+            resources=demand.resources,
+            demand=demand,
             waited_s=max(row["waiting_s"] for row in rows),
         )
-        for rows in groups.values()
+        for demand, rows in groups.values()
     ]
 
 
+def _demand_of(row: Row) -> Demand:
+    """Return what a request asks for, but for where its arguments lie, in which alike ones differ."""
+    told = row.get("demand") or {name: row[name] for name in ("job_id", "resources", "name")}
+    return msgspec.structs.replace(msgspec.convert(told, Demand), locality={})
+
+
 def _why(client: HttpClient, group: Waiting) -> Waiting:
-    demand = Demand(job_id=group.job_id, resources=group.resources, name=group.name)
-    told = client.call("POST", "/v1/explain", demand, reply=Explanation, timeout_s=_SCHEDULER_S)
-    return msgspec.structs.replace(group, cause=told.cause or told.summary, remedy=told.remedy)
+    told = client.call(
+        "POST", "/v1/explain", group.demand, reply=Explanation, timeout_s=_SCHEDULER_S
+    )
+    return msgspec.structs.replace(
+        group,
+        cause=told.cause or told.summary,
+        remedy=told.remedy,
+        infeasible=told.state == "INFEASIBLE",
+    )
 
 
 def _print_nodes(found: Status) -> None:

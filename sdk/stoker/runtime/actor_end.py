@@ -120,6 +120,15 @@ class ActorEnd:
         """The code of a call raised ``SystemExit`` (any thread)."""
         self.begin(reason_of(leave, work.template.name, restart=True))
 
+    def broke(self, error: BaseException) -> None:
+        """What runs its calls raised, and runs no more of them (any thread)."""
+        traceback.print_exception(error)
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        said = "".join(traceback.format_exception_only(error)).strip()
+        cause = ErrorInfo(code="actor_died", message=f"it could run no more calls\n{said}")
+        self.begin(Reason(1, cause, restart=True))
+
     def holds(self, outcome: Outcome) -> bool:
         """Whether a call's result is not sent now, once the end has begun (any thread).
 

@@ -128,8 +128,7 @@ class ActorHost:
             threads.append(start_thread(self, self._loops[name], name))
         self._loops[""] = main
         await main.serve(self._alive)
-        for thread in threads:
-            await asyncio.to_thread(thread.join, actor_end.FINISH_S + _JOIN_S)
+        await asyncio.to_thread(_join, threads, actor_end.FINISH_S + _JOIN_S)
         if (hook := self.end.hook()) is not None:
             await hook
 
@@ -243,6 +242,8 @@ class ActorHost:
 
     def take(self, batch: list[Work]) -> None:
         """Take new calls, in order; they wait until the constructor has returned."""
+        if self.end.begun:
+            return  # its loops may be closed; the gcs tells who made them
         with self._lock:
             if not self._ready:
                 self._early += batch
@@ -287,7 +288,18 @@ class ActorHost:
         task_id = work.call.task_id
         if not self.end.begun and self.execution.unstarted.pop(task_id, None) is not None:
             self.execution.running[task_id] = work
-            self.report(invoke(self.execution, work, self.callable_of(work)))
+            try:
+                self.report(invoke(self.execution, work, self.callable_of(work)))
+            except BaseException as error:  # the pool would keep it to itself
+                self.execution.running.pop(task_id, None)
+                self.end.broke(error)
+
+
+def _join(threads: list[threading.Thread], timeout_s: float) -> None:
+    """Wait until all of them have ended, but for this long at most."""
+    until_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
 
 
 def _raise(error: Exception, *args: Any, **kwargs: Any) -> None:

@@ -69,7 +69,7 @@ class ActorLines:
                     if await self._reach(link, actor):
                         return
                 except StokerError as error:
-                    link.note = f"its worker cannot be reached: {error.message}"
+                    link.note = f"its worker cannot be reached: {error.one_line}"
                     link.news = None
                     await asyncio.sleep(_POLL_S)
                     continue
@@ -94,6 +94,17 @@ class ActorLines:
         link.line, link.incarnation = line, actor.incarnation
         link.note = "it is ALIVE"
         return True
+
+    async def line_to(self, link: ActorLink) -> Channel | None:
+        """Return a line to an actor that perhaps only others have called; None if it is not up."""
+        if link.line is not None and not link.line.closed:
+            return link.line
+        if link.created is not None:
+            await link.registered.wait()
+        actor = await self._lookup(link) if link.dead is None else None
+        if actor is None or actor.state is not ActorState.ALIVE or actor.address is None:
+            return None
+        return await self._runtime.peers.line(actor.address)
 
     async def _lookup(self, link: ActorLink, *, until: float = 0.0) -> Actor | None:
         actor = await look_up(self._runtime, link, self.gate, until=until)
@@ -166,7 +177,6 @@ class ActorLines:
             link.incarnation = seen + 1
         else:
             how = "lost the connection to this process"
-        self._calls.try_again(
-            link, lost, f"{how} ({cause.message})" if restarts and cause is not None else how
-        )
+        why = cause.message if restarts and cause is not None else ""
+        self._calls.try_again(link, lost, how, why)
         self._calls.send(link)

@@ -130,16 +130,16 @@ async def look_up(
             )
     except NotFoundError as error:
         if link.calls and (owner := link.lost_owner):
-            text = f"actor {link.name}: its owner {owner} died before it had created it"
+            text = f"actor {link.name} was never created\nits owner {owner} died before it had created it"
             link.die(failed_with(ActorDiedError(text)))
             return None
         link.note = "its creator has not created it yet"
         if link.incarnation < 0 and runtime.loop.time() < until:
             return None
-        link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
+        link.die(failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}")))
     except StokerError as error:
         if error.retryable or error.status >= 500:
-            link.note = f"the gcs does not answer: {error.message}"
+            link.note = f"the gcs does not answer: {error.one_line}"
             return None
-        link.die(failed_with(ActorDiedError(f"actor {link.name}: {error.message}")))
+        link.die(failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}")))
     return None

@@ -86,22 +86,25 @@ class GroupLoop:
 
     def submit(self, batch: list[Work]) -> None:
         """Start calls, in order."""
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._start, batch)
+        self._tell(self._start, batch)
 
     def cancel(self, task_id: str) -> bool:
         """Cancel a call; False if it is not here."""
         task = self.tasks.get(task_id)
-        if task is None or self._loop is None:
+        if task is None:
             return False
-        self._loop.call_soon_threadsafe(task.cancel)
+        self._tell(task.cancel)
         return True
 
     def stop(self) -> None:
         """Take no more calls, and cancel those that run."""
+        self._tell(self._over.set)
+
+    def _tell(self, what: Callable[..., object], *args: Any) -> None:
+        """Have the group's thread call this, unless it ended before."""
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it is closed: its thread ended before
-                self._loop.call_soon_threadsafe(self._over.set)
+            with contextlib.suppress(RuntimeError):  # it is closed
+                self._loop.call_soon_threadsafe(what, *args)
 
 
 def start_thread(host: ActorHost, group: GroupLoop, name: str) -> threading.Thread:
@@ -113,8 +116,9 @@ def start_thread(host: ActorHost, group: GroupLoop, name: str) -> threading.Thre
     thread.start()
     if not begun.wait(_BEGIN_S):
         raise StokerError(
-            f"the event loop of concurrency group {name!r} did not begin within {_BEGIN_S:g} s; the "
-            "worker's log says why (stoker logs), for instance a limit on threads or open files"
+            f"the event loop of concurrency group {name!r} did not begin within {_BEGIN_S:g} s\n"
+            "the worker's log says why (stoker logs), for instance a limit on threads or open "
+            "files"
         )
     return thread
 
@@ -122,7 +126,8 @@ def start_thread(host: ActorHost, group: GroupLoop, name: str) -> threading.Thre
 def drive(host: ActorHost, work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end on a new loop of the calling thread.
 
-    A ``SystemExit`` in a task that user code made leaves the loop: it ends the actor, in order.
+    A ``SystemExit`` in a task that user code made leaves the loop: it ends the actor, in order. So
+    does what the coroutine raises: nobody would run the calls that come.
     """
     runner = asyncio.Runner(loop_factory=new_loop)
     with contextlib.suppress(SystemExit, KeyboardInterrupt), runner:  # again, as the loop closes
@@ -137,3 +142,5 @@ def drive(host: ActorHost, work: Coroutine[Any, Any, None]) -> None:
             except KeyboardInterrupt:
                 how = "KeyboardInterrupt in a task of its event loop"
                 host.end.begin(left_by(how, 130, restart=host.is_up))
+            except BaseException as error:
+                host.end.broke(error)

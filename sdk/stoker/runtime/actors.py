@@ -89,8 +89,8 @@ class ActorCalls:
         """Call a method; return its refs at once."""
         if 0 <= link.max_pending <= len(link.open):
             raise PendingCallsLimitError(
-                f"actor {link.name} has {len(link.open)} unfinished calls from this process, its "
-                f"max_pending_calls is {link.max_pending}: wait for some of them first",
+                f"actor {link.name} has {len(link.open)} unfinished calls from this process\n"
+                f"its max_pending_calls is {link.max_pending}: wait for some of them first",
                 field="max_pending_calls",
             )
         runtime = self._runtime
@@ -154,15 +154,18 @@ class ActorCalls:
                 self.lines.open(link)
             return
         batch: list[PendingTask] = []
+        failures: list[tuple[PendingTask, Failed]] = []
         for task in link.calls.take(self._is_ready):
             if task.deps and (failed := failed_dep(task)) is not None:
-                self.fail(task, failed)
+                failures.append((task, failed))
                 continue
             task.phase, task.line = Phase.SENT, line
             link.sent[task.task_id] = task
             batch.append(task)
         if batch:
             line.post(run_frame(line, batch, self._runtime.address))
+        for task, failed in failures:  # not before: it lets calls behind these go, in here
+            self.fail(task, failed)
 
     def _is_ready(self, task: PendingTask) -> bool:
         """Whether the arguments of a call are there, or one has failed; else it is seen to again."""
@@ -192,7 +195,7 @@ class ActorCalls:
         self._end(link, text, dict(cause.extra) if cause else {})
 
     def _end(self, link: ActorLink, why: str, extra: dict[str, Any]) -> None:
-        text = f"actor {link.name} ({link.actor_id}) is dead: {why}"
+        text = f"actor {link.name} ({link.actor_id}) is dead\n{why}"
         failed = failed_with(ActorDiedError(text, extra=extra))
         link.die(failed)
         self.fail_all(link, failed)
@@ -254,14 +257,14 @@ class ActorCalls:
         """A line closed."""
         self.lines.lost(self.all_links(), line)
 
-    def try_again(self, link: ActorLink, lost: list[PendingTask], how: str) -> None:
+    def try_again(self, link: ActorLink, lost: list[PendingTask], how: str, why: str = "") -> None:
         """Let the calls that were under way go again before all others, or fail them."""
         retried: list[PendingTask] = []
         for task in lost:
             text = (
-                f"actor {link.name} ({link.actor_id}) {how} while it had the call "
-                f"{task.spec.name}, which may or may not have run "
-                "(set max_task_retries to have it tried again)"
+                f"actor {link.name} ({link.actor_id}) {how} while it had the call {task.spec.name}\n"
+                "the call may or may not have run (set max_task_retries to have it tried again)"
+                + (f"\n{why}" if why else "")
             )
             failed = failed_with(ActorUnavailableError(text))
             if task.cancelled:
@@ -319,16 +322,17 @@ class ActorCalls:
         if link is None or link.dead is None:
             reason = "no handle to it is left"
             if link is not None:
-                await self._terminate(link, reason)
+                with contextlib.suppress(StokerError):
+                    await self._terminate(link, reason)
             with contextlib.suppress(StokerError):  # it ends with this process at the latest
                 await self.kill(actor_id, no_restart=True, reason=reason)
         self._links.pop(actor_id, None)
 
     async def _terminate(self, link: ActorLink, reason: str) -> None:
         """Have an actor that nobody calls run its hooks; returns when it leaves, or is late."""
-        line = link.line
+        line = await self.lines.line_to(link)
         if line is None:
-            return  # none of our calls came through, and there may be nothing to clean up
+            return  # there is nothing to clean up
         number = next(TEMPLATE_NUMBERS)
         place = Inline(pack(([reason], {}, []), what="").data)
         template = Template(number, TERMINATE, f"{link.name}.{TERMINATE}", history=False)

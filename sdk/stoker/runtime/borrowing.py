@@ -65,7 +65,7 @@ class Borrowing:
             else:
                 entry = Entry(object_id)
                 entry.place = failed_with(
-                    ObjectFreedError(f"{object_id} was freed: no ref to it was left")
+                    ObjectFreedError(f"{object_id} was freed\nno ref to it was left")
                 )
         if self.loans.fresh:
             self._runtime.wake()
@@ -95,7 +95,8 @@ class Borrowing:
                         failed_with(
                             ObjectFreedError(
                                 f"{object_id} was freed by its owner "
-                                f"{self._runtime.address.peer_id}: no ref to it was left there"
+                                f"{self._runtime.address.peer_id}\n"
+                                "no ref to it was left there"
                             )
                         ),
                     )
@@ -290,8 +291,10 @@ class Borrowing:
             failed_with(
                 OwnerDiedError(
                     f"{entry.object_id} cannot be had: its owner "
-                    f"{owner.peer_id if owner else '?'} does not answer ({why}). A ref is good "
-                    "only while the process that made it lives, and within one cluster."
+                    f"{owner.peer_id if owner else '?'} does not answer\n"
+                    f"{why}\n"
+                    "a ref is good only while the process that made it lives, and within one "
+                    "cluster"
                 )
             ),
         )

@@ -260,7 +260,8 @@ def missed_start(task: PendingTask, why: str) -> TaskTimeoutError:
     """Return the error of a task whose ``start_deadline`` passed."""
     return TaskTimeoutError(
         f"task {task.spec.name} ({task.task_id}) did not start within its start_deadline of "
-        f"{task.spec.options.start_deadline:g} s: {why}"
+        f"{task.spec.options.start_deadline:g} s\n"
+        f"{why}"
     )
 
 

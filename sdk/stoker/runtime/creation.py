@@ -188,7 +188,7 @@ class _Creation:
         failed = failed_dep(self.call)
         if failed is not None:
             self.link.die(failed)
-            raise ActorDiedError(f"an argument of actor {self.link.name} failed: {failed.message}")
+            raise ActorDiedError(f"an argument of actor {self.link.name} failed\n{failed.message}")
 
     @property
     def _carried(self) -> bytes:
@@ -211,5 +211,5 @@ def handle_of(actor: Actor) -> ActorHandle[Any]:
 def creation_failed(link: ActorLink, error: StokerError) -> None:
     """Note that an actor could not be created: its calls fail with the cause."""
     if link.dead is None:
-        text = f"actor {link.name} could not be created: {error.message}"
+        text = f"actor {link.name} could not be created\n{error.message}"
         link.die(failed_with(ActorDiedError(text)))

@@ -92,8 +92,9 @@ class Driver:
         if self._runtime.running:
             self._runtime.lose_cluster(
                 UnavailableError(
-                    f"the local cluster is gone: its head (pid {head.pid}) ended, see "
-                    f"{head.log_path}; call stoker.shutdown() and stoker.init() to go on"
+                    "the local cluster is gone\n"
+                    f"its head (pid {head.pid}) ended, see {head.log_path}\n"
+                    "call stoker.shutdown() and stoker.init() to go on"
                 )
             )
 

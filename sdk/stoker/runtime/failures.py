@@ -284,7 +284,8 @@ def error_of(failed: Failed) -> StokerError:
     if failed.code != TaskError.code:
         return error_for(failed.code, failed.message, extra=extra)
     task = extra.get("task")
-    first, newline, rest = f"{failed.type_name}: {failed.message}".partition("\n")
+    raised = f"{failed.type_name}: {failed.message}" if failed.message else failed.type_name
+    first, newline, rest = raised.partition("\n")
     message = f"task {task} raised {first}" if task else first
     message += newline + rest
     if failed.traceback:

@@ -129,8 +129,8 @@ class Fetching:
                         self.check_alive(place.node_id, object_id)
                 if not may_come:
                     raise ObjectLostError(
-                        f"{object_id} of node {place.node_id} cannot be had: {begin} of "
-                        f"{place.nbytes} bytes have come, then: {error}"
+                        f"{object_id} of node {place.node_id} cannot be had\n"
+                        f"{begin} of {place.nbytes} bytes have come, then: {error}"
                     ) from None
                 time.sleep(_AGAIN_S)
             else:
@@ -149,7 +149,7 @@ class Fetching:
         else:
             death = node.death if node.state is NodeState.DEAD else ""
         if death:
-            raise ObjectNodeDiedError(f"{object_id} is lost: {death}") from None
+            raise ObjectNodeDiedError(f"{object_id} is lost with its node\n{death}") from None
 
 
 class _Deadline:
@@ -169,6 +169,6 @@ class _Deadline:
         """Return the error for when the time is over."""
         place = self._place
         return GetTimeoutError(
-            f"the {place.nbytes} bytes of {self._object_id} did not come from node "
-            f"{place.node_id} ({place.node_url}) within the {self._timeout_s:.3g} s that were left"
+            f"{self._object_id} did not come within the {self._timeout_s:.3g} s that were left\n"
+            f"its {place.nbytes} bytes are on node {place.node_id} ({place.node_url})"
         )

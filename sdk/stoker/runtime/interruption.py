@@ -112,8 +112,8 @@ class Interruption:
         ):
             return
         text = (
-            f"{error.message}, but its code does not stop: it still runs in actor "
-            f"{actor.spec.class_name} ({actor.spec.actor_id}). Let it look at "
+            f"{error.message}, but its code does not stop\n"
+            f"it still runs in actor {actor.spec.class_name} ({actor.spec.actor_id}): let it look at "
             "stoker.get_runtime_context().is_cancelled(), or end the actor with stoker.kill()"
         )
         self._execution.answer(work, failed_with(type(error)(text)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import sys
@@ -129,9 +130,10 @@ def load_function(execution: Execution, digest: str, blob: bytes = b"") -> Calla
             found = cloudpickle.loads(blob)
         except Exception as error:
             raise SerializationError(
-                f"the function cannot be unpickled on this worker: {type(error).__name__}: {error}."
-                " A module that it imports must be importable here: ship it with "
-                "runtime_env={'working_dir': ...} or 'py_modules'."
+                "the function cannot be unpickled on this worker\n"
+                f"{type(error).__name__}: {error}\n"
+                "a module that it imports must be importable here: ship it with "
+                "runtime_env={'working_dir': ...} or 'py_modules'"
             ) from error
         if REF_MARK not in blob:  # else it would keep objects alive that nobody can reach
             while len(cache) >= _FUNCTIONS:
@@ -173,8 +175,8 @@ def _outcome(execution: Execution, work: Work, value: Any, began: float) -> Outc
         if not sequence or len(value) != count:
             got = f"{len(value)} values" if sequence else type(value).__name__
             raise BadRequestError(
-                f"{template.name} has num_returns={count} but returned {got}: a tuple or list of "
-                f"{count} values is needed",
+                f"{template.name} has num_returns={count} but returned {got}\n"
+                f"a tuple or list of {count} values is needed",
                 field="num_returns",
             )
         values = list(value)
@@ -227,8 +229,8 @@ def failure(execution: Execution, work: Work, error: BaseException, began: float
         error.__traceback__ = None  # its frames hold the arguments, and are held by `work`
     else:
         with noted_refs() as refs:
+            retry = _should_retry(work, error)  # first: it may have something to add
             failed = failed_by(error, task=work.template.name)
-            retry = _should_retry(work, error)
         failed.refs = tuple(execution.runtime.wire_ref(r) for r in refs)
     result = Result(call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry)
     return Outcome(work, result, time.time(), escaped=tuple(refs))
@@ -238,11 +240,17 @@ def _should_retry(work: Work, error: BaseException) -> bool:
     wanted = work.template.retry_exceptions
     if not wanted:
         return False
-    kinds = cloudpickle.loads(wanted)
-    if kinds is True:
-        own = isinstance(error, StokerError) and not isinstance(error, TaskError)
-        return isinstance(error, Exception) and not own
-    return isinstance(error, tuple(kinds))
+    try:
+        kinds = cloudpickle.loads(wanted)
+        if kinds is True:
+            own = isinstance(error, StokerError) and not isinstance(error, TaskError)
+            return isinstance(error, Exception) and not own
+        return isinstance(error, tuple(kinds))
+    except BaseException as problem:  # of the user's code, a module that is not here for one
+        said = "".join(traceback.format_exception_only(problem)).strip()
+        with contextlib.suppress(Exception):
+            error.add_note(f"not tried again: this worker cannot read its retry_exceptions\n{said}")
+        return False
 
 
 def _streamed(execution: Execution, work: Work, values: Any, began: float) -> Outcome:

@@ -114,7 +114,7 @@ class Leases:
                     if not (error.retryable or isinstance(error, DeadlineExceededError)):
                         self._tasks.fail_class(key, error)
                         return
-                    leases.broken = f"the scheduler does not answer: {error}"
+                    leases.broken = f"the scheduler does not answer: {error.one_line}"
                     await asyncio.sleep(0.2)
                     continue
                 request_id = new_id(Prefix.REQUEST)
@@ -139,8 +139,8 @@ class Leases:
             leases = self._classes[key]
             leases.failures += 1
             leases.broken = (
-                f"its worker on node {granted.lease.node_id} cannot be reached from here: {error}; "
-                "a driver must reach the nodes, see STOKER_ADVERTISE_HOST"
+                f"its worker on node {granted.lease.node_id} cannot be reached from here: "
+                f"{error.one_line}; a driver must reach the nodes, see STOKER_ADVERTISE_HOST"
             )
             await self._release([lease_id], kill=True, reason=str(error))
             await asyncio.sleep(min(_APART_S, 0.1 * 2.0 ** min(leases.failures, 10)))

@@ -67,7 +67,8 @@ class Notices:
             took_s = time.monotonic() - wait.began_s
             stop.add_note(
                 f"stoker: {wait.what} had waited {took_s:.1f} s for {len(missing)} of "
-                f"{len(wait.entries)} objects: {self._runtime.describe_wait(missing)}"
+                f"{len(wait.entries)} objects: "
+                + self._runtime.describe_wait(missing).replace("\n", "; ")
             )
 
     def tick(self) -> None:

@@ -78,7 +78,7 @@ class Objects:
         """Store a value; return its ref."""
         if isinstance(value, ObjectRef):
             raise SerializationError(
-                "put() of an ObjectRef: pass the ref itself, or put a list that contains it",
+                "put() takes no ObjectRef\npass the ref itself, or put a list that contains it",
                 field="value",
             )
         packed = pack(value, what="value")
@@ -128,8 +128,8 @@ class Objects:
             missing = self._forget(waiter, entries)
             if missing:
                 raise GetTimeoutError(
-                    f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects: "
-                    + self._runtime.describe_wait(missing)
+                    f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects\n"
+                    f"{self._runtime.describe_wait(missing)}"
                 )
         if waiter.failed is not None:
             self._forget(waiter, entries)

@@ -112,8 +112,8 @@ class Peers:
         path = channel.usable_path(address, self._runtime.address.host_id)
         if not path and not address.url:
             raise UnavailableError(
-                f"{address.peer_id} listens on a Unix socket of another machine only "
-                f"({address.unix or 'none'}): is it of this cluster?"
+                f"{address.peer_id} listens on a Unix socket of another machine only\n"
+                f"its socket is {address.unix or 'none'}: is it of this cluster?"
             )
         connector: aiohttp.BaseConnector = (
             aiohttp.UnixConnector(path) if path else aiohttp.TCPConnector()

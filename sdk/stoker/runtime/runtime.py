@@ -429,6 +429,7 @@ class Runtime:
             self.tasks.cancel(task_id, force=force, recursive=recursive)
 
     def describe_wait(self, entries: list[Entry]) -> str:
-        """Say what unsettled objects wait for (at most three of them)."""
-        shown = "; ".join(self.tasks.reports.describe_entry(e) for e in entries[:3])
-        return shown + (f"; and {len(entries) - 3} more" if len(entries) > 3 else "")
+        """Say what unsettled objects wait for (at most three of them), a line each."""
+        lines = [self.tasks.reports.describe_entry(entry) for entry in entries[:3]]
+        more = [f"and {len(entries) - 3} more"] if len(entries) > 3 else []
+        return "\n".join((*lines, *more))

@@ -233,9 +233,10 @@ def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> A
         raise
     except Exception as error:
         raise SerializationError(
-            f"{what} cannot be read back in this process: {type(error).__name__}: {error}. Its type "
-            "must be importable here (ship its module with runtime_env={'working_dir': ...} or "
-            "'py_modules'), and its __reduce__ and __setstate__ must accept what was pickled."
+            f"{what} cannot be read back in this process\n{type(error).__name__}: {error}\n"
+            "its type must be importable here (ship its module with runtime_env="
+            "{'working_dir': ...} or 'py_modules'), and its __reduce__ and __setstate__ must accept "
+            "what was pickled"
         ) from error
 
 
@@ -261,8 +262,8 @@ def _diagnose(value: Any, what: str, error: Exception) -> str:
         cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     )
     return (
-        f"{path} cannot be pickled: it is a {kind} ({cause}). Make it inside the task or actor "
-        "instead, or give its class a __reduce__."
+        f"{path} cannot be pickled: it is a {kind}\n{cause}\n"
+        "make it inside the task or actor instead, or give its class a __reduce__"
     )
 
 

@@ -80,10 +80,11 @@ class Services:
             except (UnavailableError, DeadlineExceededError) as error:
                 if loop.time() > deadline_s:
                     raise UnavailableError(
-                        f"the scheduler at {leader.url} cannot be reached from here, and a driver "
-                        f"must reach the scheduler and the nodes: {error}. Run the driver in the "
-                        "cluster (stoker job submit), or set STOKER_ADVERTISE_HOST of each service "
-                        "to a name or an address that this machine knows it by"
+                        f"the scheduler at {leader.url} cannot be reached from here\n"
+                        f"{error}\n"
+                        "a driver must reach the scheduler and the nodes: run it in the cluster "
+                        "(stoker job submit), or set STOKER_ADVERTISE_HOST of each service to a "
+                        "name or an address that this machine knows it by"
                     ) from None
                 await asyncio.sleep(_AGAIN_S)
             else:
@@ -122,7 +123,7 @@ class Services:
             except (DeadlineExceededError, UnavailableError):
                 self._leader = None
                 raise
-        raise NotLeaderError("no scheduler leads at the moment; it is being elected")
+        raise NotLeaderError("no scheduler leads at the moment\nit is being elected")
 
     async def job_of(self, job_id: str, actor_id: str) -> Job:
         """Return the job that this worker works for.
@@ -193,8 +194,8 @@ class Services:
             if node is not None and node.state is NodeState.DEAD:
                 return node_died(node, worker_id)
             return WorkerDiedError(
-                f"worker {worker_id} on node {node_id} is gone ({how}), and its nodelet cannot "
-                f"say why: {error}"
+                f"worker {worker_id} on node {node_id} is gone ({how})\n"
+                f"its nodelet cannot say why: {error}"
             )
         return death_error(dead)
 
@@ -202,7 +203,7 @@ class Services:
 def node_died(node: Node, worker_id: str) -> NodeDiedError:
     """Return the error for what ran on a node that was declared dead."""
     return NodeDiedError(
-        f"{node.death}, and worker {worker_id} with it",
+        f"{node.end}, and worker {worker_id} with it" + (f"\n{node.reason}" if node.reason else ""),
         extra={"node_id": node.node_id, "worker_id": worker_id},
     )
 

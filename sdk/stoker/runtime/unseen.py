@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from stoker.exceptions import TaskCancelledError
+from stoker.exceptions import TaskCancelledError, TaskError
 from stoker.runtime.calls import PendingTask
 from stoker.runtime.printing import tell, tell_now
 from stoker_wire.messages.data import Failed
@@ -134,6 +134,8 @@ def _ids(task_ids: list[str]) -> str:
 
 def _text_of(failed: Failed) -> str:
     lines = failed.message.strip().splitlines()
-    kind = failed.type_name.removeprefix("builtins.").removeprefix("stoker_wire.errors.")
-    kind = kind.rpartition("exceptions.")[2]
-    return ": ".join(part for part in (kind, lines[0] if lines else "") if part)
+    kind = failed.type_name.removeprefix("builtins.").rpartition("exceptions.")[2]
+    # The second line of an error of ours is its cause; of a user's, it may be anything.
+    shown = lines[: 1 if failed.code == TaskError.code else 2]
+    text = "; ".join(line for line in shown if not line.startswith(" "))
+    return ": ".join(part for part in (kind, text) if part)

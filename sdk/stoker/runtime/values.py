@@ -130,8 +130,8 @@ class Values:
             mine = ", ".join(f"{name} ({nbytes} bytes)" for name, nbytes in views[:_VIEWS])
             more = f" and {len(views) - _VIEWS} more" if len(views) > _VIEWS else ""
             raise ArenaFullError(
-                f"{full.message} Disk has no room either: {error.strerror}. This process itself has "
-                f"values that are views of shared memory: {mine or 'none'}{more}."
+                f"{full.message}\nDisk has no room either: {error.strerror}\n"
+                f"This process itself has values that are views of shared memory: {mine or 'none'}{more}"
             ) from None
 
     def _reclaim(self) -> bool:

@@ -128,7 +128,8 @@ def _checked(
         raise BadRequestError(f"dtype={dtype!r}: use one of {', '.join(DTYPES)}", field="dtype")
     if not interpreted and (num_gpus < 1 or num_gpus != int(num_gpus)):
         raise BadRequestError(
-            f"num_gpus={num_gpus}: others on the same GPU would be measured too; give whole ones",
+            f"num_gpus={num_gpus} cannot be measured\n"
+            "others on the same GPU would be measured too: give whole ones",
             field="num_gpus",
         )
     if not time_limit > 0:

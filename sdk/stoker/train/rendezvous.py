@@ -61,8 +61,8 @@ def init_process_group(
 
     if dist.is_initialized():
         raise ConflictError(
-            f"init_process_group({name!r}): this process is in a group already; leave it by "
-            "stoker.train.destroy_process_group()"
+            f"init_process_group({name!r}): this process is in a group already\n"
+            "leave it by stoker.train.destroy_process_group()"
         )
     meeting = _Meeting(name, rank, world_size, attempt, time.monotonic() + timeout_s, timeout_s)
     host = advertised_host()
@@ -123,8 +123,9 @@ class _Meeting:
         there = (kv.get(key) or b"nobody").decode()
         if there != me:  # a put that was sent twice finds itself
             raise ConflictError(
-                f"rank {self.rank} of {self._title} is taken by {there}: give every worker a rank of "
-                "its own, and a group that is formed again another attempt"
+                f"rank {self.rank} of {self._title} is taken by {there}\n"
+                "give every worker a rank of its own, and a group that is formed again another "
+                "attempt"
             )
 
     def wait_for_all(self) -> None:
@@ -164,7 +165,7 @@ class _Meeting:
         else:
             cause = "all ranks came, but rank 0 did not open the store"
         return GetTimeoutError(
-            f"rank {self.rank} of {self._title} waited {self.timeout_s:g} s: {cause}",
+            f"rank {self.rank} of {self._title} waited {self.timeout_s:g} s\n{cause}",
             extra={"missing_ranks": missing},
         )
 

@@ -188,8 +188,9 @@ def _over(result: Any) -> ObjectRef[Any]:
         last: ObjectRef[Any] = result[-1]
         return last
     raise WrongTypeError(
-        f"the function given to the pool returned {type(result).__name__}, not what .remote() returns "
-        "of a method with results (a ref, a list of refs, a generator)",
+        f"the function given to the pool returned {type(result).__name__}\n"
+        "it must return what .remote() returns of a method with results (a ref, a list of refs, "
+        "a generator)",
         field="fn",
     )
 

@@ -56,12 +56,12 @@ def server() -> Iterator[Any]:
         thread.start()
         yield made
         made.shutdown()
-        thread.join(5)
+        thread.join(40)
 
 
 @pytest.fixture
 def client(server: Any) -> HttpClient:
-    return HttpClient(f"127.0.0.1:{server.server_port}", token="secret", timeout_s=5.0)
+    return HttpClient(f"127.0.0.1:{server.server_port}", token="secret", timeout_s=40.0)
 
 
 def problem(code: str, status: int, **more: object) -> tuple[int, object]:
@@ -78,7 +78,16 @@ def test_a_call_carries_token_deadline_protocol_and_key(server: Any, client: Htt
     assert headers["Authorization"] == "Bearer secret"
     assert headers["Stoker-Protocol"]
     assert headers["Idempotency-Key"]
-    assert 0 < float(headers["Stoker-Timeout-S"]) <= 5.0
+    assert 0 < float(headers["Stoker-Timeout-S"]) <= 40.0
+
+
+def test_a_large_body_tells_how_much_of_it_was_sent(server: Any, client: HttpClient) -> None:
+    server.script[:] = [problem("unavailable", 503, retryable=True), (200, {})]
+    content, told = bytes(range(256)) * 4000, list[int]()
+    client.call("PUT", "/v1/packages/x", content, sent=told.append)
+    assert [sent[3] for sent in server.seen] == [content] * 2
+    assert told == sorted(told[: len(told) // 2]) * 2, "the second attempt begins again"
+    assert told[-1] == len(content)
 
 
 def test_a_problem_is_raised_as_the_error_of_its_code(server: Any, client: HttpClient) -> None:
@@ -105,8 +114,8 @@ def test_a_retryable_problem_is_tried_again_with_the_same_key(
 
 def test_retries_end_at_the_deadline_with_the_last_cause(server: Any, client: HttpClient) -> None:
     server.script = [problem("not_ready", 503)]
-    with pytest.raises(DeadlineExceededError, match=r"deadline of 0\.2 s.*it is not_ready"):
-        client.call("GET", "/v1/x", timeout_s=0.2)
+    with pytest.raises(DeadlineExceededError, match=r"(?s)deadline of 0\.5 s.*it is not_ready"):
+        client.call("GET", "/v1/x", timeout_s=0.5)
 
 
 def test_nobody_there_says_where_and_what_to_do() -> None:
@@ -144,7 +153,7 @@ def test_a_silent_server_is_unavailable_after_the_silence(client: HttpClient) ->
         begun = time.monotonic()
         with pytest.raises(UnavailableError):
             next(silent.lines("/logs", item=LogLine, silence_s=0.1))
-        assert time.monotonic() - begun < 5.0
+        assert time.monotonic() - begun < 30.0
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_the_address_of_a_local_cluster_brings_its_token(root: Path) -> None:
 def test_no_cluster_and_no_token_say_what_to_do(root: Path) -> None:
     with pytest.raises(StartError, match="stoker start --head"):
         resolve()
-    with pytest.raises(UnavailableError, match=r"cannot reach .*http://127.0.0.1:1:"):
+    with pytest.raises(UnavailableError, match=r"cannot reach .*http://127.0.0.1:1\."):
         resolve("http://127.0.0.1:1")
     with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as somebody:
         Thread(target=somebody.serve_forever, daemon=True).start()

@@ -208,6 +208,19 @@ def test_requests_for_the_same_are_one_group() -> None:
     ]
 
 
+def test_requests_with_other_conditions_are_another_group_and_lie_where_they_may() -> None:
+    def entry(**more: Any) -> dict[str, Any]:
+        usual = {"job_id": JOB, "resources": {"CPU": 1.0}, "name": "f"}
+        facts = {"count": 1, "waiting_s": 1.0, "infeasible": False}
+        return {**usual, **facts, "demand": {**usual, **more}}
+
+    zone = {"zone": "mars"}
+    found = grouped(
+        [entry(locality={NODE: 5}), entry(label_selector=zone), entry(locality={NODE: 7})]
+    )
+    assert [(g.count, g.demand.label_selector) for g in found] == [(2, {}), (1, zone)]
+
+
 def test_a_summary_counts_by_name_and_state() -> None:
     tasks = [{"name": "f", "state": "FINISHED"}] * 3 + [{"name": "g", "state": "FAILED"}]
     first, second = counted(tasks)

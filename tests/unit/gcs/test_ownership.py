@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from stoker_gcs.actors import rules
 from stoker_gcs.actors.ownership import Ownership
@@ -13,9 +14,11 @@ from stoker_gcs.api.nodes import note_exits
 from stoker_gcs.hot.memory import MemoryHot
 from stoker_gcs.parts import assemble
 from stoker_gcs.store.memory import MemoryStore
+from stoker_gcs.truth import Step
 from stoker_wire.background import Background
 from stoker_wire.messages.cluster import Demand, RegisterNode, WorkerExit
 from stoker_wire.messages.work import (
+    Actor,
     ActorState,
     CreateActor,
     KillActor,
@@ -105,16 +108,33 @@ async def test_what_ended_decides_whenever_it_is_looked_at(parts: Parts, how: st
     assert [await ownership.ends(i) for i in ids] == [False] * 4
 
 
+async def placed(parts: Parts, actor_id: str) -> None:
+    """It lives on a worker."""
+
+    def rule(actor: Actor) -> Step[Actor]:
+        alive = replace(actor, state=ActorState.ALIVE, lease_id="l_1", node_id="n_2")
+        return Step(alive, "actor.alive")
+
+    await parts.truth.change(ACTORS, actor_id, rule)
+
+
+@pytest.mark.parametrize("lives", [False, True], ids=["waits", "lives"])
 @pytest.mark.parametrize("how", sorted(ENDS))
-async def test_an_end_that_no_gcs_saw_is_found_when_one_starts(parts: Parts, how: str) -> None:
+async def test_an_end_that_no_gcs_saw_is_found_when_one_starts(
+    parts: Parts, how: str, lives: bool
+) -> None:
     owner = OWNER if how in ("killed", "restarted") else TASK
     await create(parts, "a_2", owner=owner)
+    if lives:
+        await placed(parts, "a_2")
     await create(parts, "a_3", owner=Owner(peer_id="w_3", node_id="n_1", actor_id="a_2"))
     await end(parts, how)
     async with Background("reconciler") as work:
         work.spawn(parts.reconciler.run(), name="run")
         for actor_id in ("a_2", "a_3"):
-            found = await parts.actors.get(actor_id, 20.0)
+            found = await parts.truth.wait_for(
+                ACTORS, actor_id, lambda actor: actor.state is ActorState.DEAD, 20.0
+            )
             assert found.state is ActorState.DEAD
             assert found.death_cause is not None
             assert found.death_cause.message.startswith("its owner, ")

@@ -7,14 +7,18 @@ import io
 import os
 import tarfile
 import zipfile
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker._outputs import unpack
 from stoker_nodelet import jobfolders
+from stoker_nodelet.core import State
 from stoker_nodelet.environments import Environments
 from stoker_nodelet.jobfolders import JobFolders, copy_private
+from stoker_nodelet.workers import Workers
 from stoker_wire.background import Background
 from stoker_wire.errors import (
     BadRequestError,
@@ -23,6 +27,7 @@ from stoker_wire.errors import (
     RuntimeEnvSetupError,
     UnavailableError,
 )
+from stoker_wire.messages.cluster import Lease, LeaseKind, StartLease, WorkerSpec
 from stoker_wire.messages.common import RuntimeEnv
 
 
@@ -91,6 +96,80 @@ async def test_a_folder_goes_some_time_after_its_job_but_not_under_a_process(
     assert patient.over(()) == []
 
 
+async def test_a_folder_made_after_its_jobs_end_goes_as_well(tmp_path: Path) -> None:
+    folders = JobFolders(tmp_path, keep_s=0.0)
+    over, asked = {"job_late"}, []
+
+    async def is_over(job_id: str) -> bool:
+        asked.append(job_id)
+        return job_id in over
+
+    folders.ended("job_late")
+    for job_id in ("job_late", "job_lives", "job_restarts"):
+        folders.make_output_dir(job_id)
+    for _ in range(3):
+        await folders.sweep({"job_restarts"}, is_over)
+    assert asked == ["job_late", "job_lives"], "once, and nobody who has a process here"
+    assert sorted(os.listdir(tmp_path)) == ["job_lives", "job_restarts"]
+    over.add("job_restarts")
+    for in_use in (set(), {"job_lives"}, set()):
+        await folders.sweep(in_use, is_over)
+    assert asked[2:] == ["job_restarts", "job_lives"], "again after it has come back"
+    assert os.listdir(tmp_path) == ["job_lives"]
+
+
+def test_a_folder_is_kept_as_long_again_after_the_last_process_of_an_ended_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    folders = JobFolders(tmp_path, keep_s=60.0)
+    folders.make_output_dir("job_1")
+    folders.ended("job_1")
+    now += 600.0  # its detached actor lives on, dies, and is restarted
+    assert folders.over({"job_1"}) == []
+    now += 59.0
+    assert folders.over(()) == []
+    now += 1.0
+    assert folders.over(()) == ["job_1"]
+
+
+async def test_a_job_whose_environment_is_being_made_is_here(tmp_path: Path) -> None:
+    made = asyncio.Event()
+
+    class Slow:
+        async def prepare(self, _: RuntimeEnv, job_id: str) -> None:
+            await made.wait()
+            raise RuntimeEnvSetupError(f"no room for {job_id}")
+
+    others: dict[str, Any] = dict.fromkeys(
+        ("identity", "forks", "kernels", "exits", "logs", "objects", "jobs", "background")
+    )
+    folders = JobFolders(tmp_path, keep_s=0.0)
+    slow: Any = Slow()
+    workers = Workers(state=State(), environments=slow, folders=folders, **others)
+    workers.member.set()
+    lease = Lease(
+        lease_id="l_1", owner_id="gcs", job_id="job_1", kind=LeaseKind.ACTOR, node_id="n_1",
+        node_incarnation=0, resources={},
+    )  # fmt: skip
+    order = StartLease(lease=lease, epoch=1, worker=WorkerSpec())
+    async with asyncio.TaskGroup() as group:
+        start = group.create_task(_refusal(workers.start_lease(order)))
+        while not folders.job_ids():  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        assert workers.jobs_here() == {"job_1"}
+        made.set()
+        assert "no room for job_1" in await start
+    assert workers.jobs_here() == set()
+
+
+async def _refusal(start: Awaitable[object]) -> str:
+    with pytest.raises(RuntimeEnvSetupError) as caught:
+        await start
+    return str(caught.value)
+
+
 async def test_shared_output_is_told_and_never_removed(tmp_path: Path) -> None:
     folders = JobFolders(tmp_path / "jobs", keep_s=0.0, shared_output=tmp_path / "nfs")
     output = folders.make_output_dir("job_1")
@@ -134,6 +213,49 @@ def test_output_of_two_nodes_is_unpacked_into_one_folder(tmp_path: Path) -> None
     assert written == ["log", "of-n_1", "n_2/log", "of-n_2"]
     assert (target / "log").read_text() == "n_1"
     assert (target / "n_2" / "log").read_text() == "n_2"
+
+
+async def test_a_file_that_is_gone_or_cannot_be_read_costs_the_archive_no_other(
+    tmp_path: Path,
+) -> None:
+    folders = JobFolders(tmp_path, keep_s=0.0)
+    output = Path(folders.make_output_dir("job_1"))
+    for name in ("a", "checkpoint-1", "socket", "z"):
+        (output / name).write_text(name)
+    parts = await folders.archive("job_1")
+    (output / "checkpoint-1").unlink()
+    (output / "socket").unlink()
+    (output / "socket").mkdir()
+    whole = io.BytesIO(b"".join([part async for part in parts]))
+    assert unpack(whole, tmp_path / "target") == ["a", "z"]
+    assert (tmp_path / "target" / "z").read_text() == "z"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("x", "x/deep/y", ["x", "n_2/x/deep/y"]),
+        ("x/deep/y", "x", ["x/deep/y", "n_2/x"]),
+        ("x/deep", "x/deep/y", ["x/deep", "n_2/x/deep/y"]),
+    ],
+)
+def test_a_file_on_one_node_and_a_folder_on_another_are_both_unpacked(
+    tmp_path: Path, first: str, second: str, expected: list[str]
+) -> None:
+    written: list[str] = []
+    for node_id, name in (("n_1", first), ("n_2", second)):
+        folders = JobFolders(tmp_path / node_id, keep_s=0.0)
+        path = Path(folders.make_output_dir("job_1"), name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(node_id)
+        archive = io.BytesIO(asyncio.run(archive_of(folders, "job_1")))
+        written += unpack(archive, tmp_path / "to", node_id=node_id, taken=frozenset(written))
+    assert written == expected
+    assert [(tmp_path / "to" / name).read_text() for name in written] == ["n_1", "n_2"]
+    (tmp_path / "file").touch()
+    archive.seek(0)
+    with pytest.raises(BadRequestError, match=r"n_2 cannot be written to .*file"):
+        unpack(archive, tmp_path / "file", node_id="n_2")
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out", "link/out"])

@@ -238,7 +238,7 @@ def test_a_named_folder_is_used_and_one_that_others_can_write_is_refused(tmp_pat
     (tmp_path / "link").symlink_to(named)
     assert open_cache(Settings(kernel_cache_dir=str(tmp_path / "link")), tmp_path).root == named
     named.chmod(0o777)
-    with pytest.raises(StartError, match="not ours alone to write; name a folder on a local disk"):
+    with pytest.raises(StartError, match="not ours alone to write\nname a folder on a local disk"):
         open_cache(Settings(kernel_cache_dir=str(named)), tmp_path)
 
 

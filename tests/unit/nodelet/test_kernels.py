@@ -210,7 +210,7 @@ async def test_a_new_nodelet_knows_what_the_one_before_compiled(
     later = Kernels(node.cache, NoTables(), {}, 0, 60.0, node.background)  # type: ignore[arg-type]
     assert later.warm == ()
     node.background.spawn(later.run(), name="kernels")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while later.warm != (WARM,):  # noqa: ASYNC110  a thread looks, and tells nobody
             await asyncio.sleep(0.01)
 
@@ -242,10 +242,10 @@ async def test_a_compiler_that_hangs_is_killed_with_all_that_it_started(tmp_path
         "import subprocess, sys, time; child = subprocess.Popen(['sleep', '600']); "
         f"open({str(pid_file)!r}, 'w').write(str(child.pid)); time.sleep(600)"
     )
-    with pytest.raises(RuntimeEnvSetupError, match=r"not compiled within 1 s.*kernel_compile"):
+    with pytest.raises(RuntimeEnvSetupError, match=r"(?s)not compiled within 1 s.*kernel_compile"):
         await compile_specs([*PROGRAM, hang], b"[]", dict(os.environ), None, 1.0)
     child = int(pid_file.read_text())
-    until(lambda: not runs(child), 10.0, "its child is gone")
+    until(lambda: not runs(child), 40.0, "its child is gone")
 
 
 async def test_what_a_compiler_leaves_running_ends_with_it(tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ async def test_what_a_compiler_leaves_running_ends_with_it(tmp_path: Path) -> No
     )
     assert await compile_specs([*PROGRAM, leave], b"[]", dict(os.environ), None, 60.0) == []
     child = int(pid_file.read_text())
-    until(lambda: not runs(child), 10.0, "its child is gone")
+    until(lambda: not runs(child), 40.0, "its child is gone")
 
 
 async def test_records_that_are_none_are_an_error_and_of_complaints_the_last_are_kept() -> None:
-    with pytest.raises(RuntimeEnvSetupError, match="records cannot be read: JSON is malformed"):
+    with pytest.raises(RuntimeEnvSetupError, match=r"records cannot be read\.\nJSON is malformed"):
         await compile_specs([*PROGRAM, "print('hello')"], b"[]", dict(os.environ), None, 30.0)
     flood = "import sys; sys.stderr.write('x' * 10_000_000 + '\\nat last'); sys.exit(1)"
     with pytest.raises(RuntimeEnvSetupError, match=r"at last$") as told:
@@ -282,13 +282,13 @@ async def test_a_cache_that_cannot_be_looked_at_does_not_end_the_care_for_it(
     monkeypatch.setattr(kernels, "TRIM_S", 0.0)
     monkeypatch.setattr(KernelCache, "names", names)
     node.background.spawn(node.run(), name="kernels")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(40):
         while node.warm != ("k",):  # noqa: ASYNC110  a thread looks, and tells nobody
             await asyncio.sleep(0.01)
 
 
 async def test_a_compiler_that_cannot_be_started_says_so() -> None:
-    with pytest.raises(RuntimeEnvSetupError, match=r"cannot be started: .*no/such/python"):
+    with pytest.raises(RuntimeEnvSetupError, match=r"cannot be started\.\n.*no/such/python"):
         await compile_specs(["/no/such/python"], b"[]", {}, None, 5.0)
 
 

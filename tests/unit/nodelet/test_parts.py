@@ -212,7 +212,9 @@ async def test_a_package_that_nobody_uploaded_fails_its_environment(tmp_path: Pa
         folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
         environments = Environments(tmp_path / "env", download, background, folders)
         for _ in range(2):
-            with pytest.raises(RuntimeEnvSetupError, match=r"a{64} is not in this cluster"):
+            with pytest.raises(
+                RuntimeEnvSetupError, match=r"(?s)a{12}… is not in this cluster.*a{64}"
+            ):
                 await environments.prepare(RuntimeEnv(working_dir="a" * 64), "job_1")
 
 
@@ -221,8 +223,9 @@ async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:
     with pytest.raises(RuntimeEnvSetupError) as raised:
         await _run(["/bin/sh", "-c", script], "pip install x")
     first, *rest = str(raised.value).splitlines()
-    assert first == "pip install x failed (exit code 3): No matching distribution found for x."
-    assert rest == ["Looking", "ERROR: No matching distribution found for x", "Bye"]
+    assert first == "pip install x failed (exit code 3)."
+    assert rest[0] == "No matching distribution found for x"
+    assert rest[1:] == ["Looking", "ERROR: No matching distribution found for x", "Bye"]
 
 
 def test_the_process_tree_is_seen() -> None:

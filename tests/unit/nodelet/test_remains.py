@@ -45,10 +45,10 @@ def test_a_forked_fork_server_outlives_its_killed_owner_only_to_clean_up(tmp_pat
         [sys.executable, "-c", OWNER, str(tmp_path / "log"), str(folder)],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=90,
         check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid = int(done.stdout)
-    until(lambda: not os.path.exists(f"/proc/{pid}"), 10.0, "the fork server ends")
+    until(lambda: not os.path.exists(f"/proc/{pid}"), 40.0, "the fork server ends")
     assert not folder.exists()

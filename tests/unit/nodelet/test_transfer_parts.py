@@ -41,7 +41,7 @@ async def test_flows_take_turns_however_many_chunks_one_has_waiting() -> None:
 async def test_a_small_chunk_has_a_place_while_large_ones_hold_all_theirs() -> None:
     turns = Turns(places=2, nbytes=2 * LARGE)
     async with turns.turn("a", LARGE), turns.turn("b", LARGE):
-        await asyncio.wait_for(_enter(turns, "c", SMALL_NBYTES), 1)
+        await asyncio.wait_for(_enter(turns, "c", SMALL_NBYTES), 30)
         assert turns.nbytes_moving == 2 * LARGE
     assert turns.nbytes_moving == 0
 
@@ -52,7 +52,7 @@ async def test_bytes_are_bounded_and_one_chunk_always_fits() -> None:
         waiting = asyncio.ensure_future(_enter(turns, "b", LARGE))
         await asyncio.sleep(0)
         assert not waiting.done()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
 
 
 @pytest.mark.parametrize("given_in_the_same_moment", [False, True])
@@ -67,7 +67,7 @@ async def test_a_cancelled_wait_leaves_no_place_taken(given_in_the_same_moment: 
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    await asyncio.wait_for(_enter(turns, "c", LARGE), 1)
+    await asyncio.wait_for(_enter(turns, "c", LARGE), 30)
     assert turns.nbytes_moving == 0
 
 
@@ -139,7 +139,7 @@ async def test_chunks_are_ready_in_order_and_waiters_wake_for_theirs() -> None:
         (0, CHUNK_NBYTES), (CHUNK_NBYTES, CHUNK_NBYTES), (2 * CHUNK_NBYTES, 5)
     ]  # fmt: skip
     assert [coming.claim(), coming.claim()] == [0, 1]
-    waiting = asyncio.ensure_future(coming.wait_for(1, 5.0))
+    waiting = asyncio.ensure_future(coming.wait_for(1, 40.0))
     coming.arrived(1, 11)
     assert coming.ready == 0
     coming.unclaim(0)
@@ -147,7 +147,7 @@ async def test_chunks_are_ready_in_order_and_waiters_wake_for_theirs() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     coming.arrived(0, 10)
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 30)
     assert (coming.ready, coming.whole) == (2, False)
     coming.arrived(2, 12)
     assert coming.whole and coming.arrived_nbytes == coming.nbytes

@@ -29,7 +29,7 @@ TOKEN = "a-token-for-tests"
 LIMIT_BYTES = 64 * CHUNK_NBYTES
 
 
-async def until(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+async def until(condition: Callable[[], Any], what: str, timeout_s: float = 40.0) -> Any:
     """Return the first true value of ``condition``."""
     deadline_s = time.monotonic() + timeout_s
     while not (value := condition()):

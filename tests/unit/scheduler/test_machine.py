@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +15,16 @@ from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.explain import starting_text, tell
 from stoker_scheduler.core.feasibility import Fit, Rule, obstacles
+from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.need import Need, make_need
 from stoker_scheduler.core.nodes import Node, NodeSpec, make_node_spec
 from stoker_scheduler.core.plan import PlanRequest, choose
 from stoker_scheduler.core.resources import GPU, UNIT
+from stoker_scheduler.core.state import State
 from tests.unit.scheduler.obedient import POLICY, Core, is_reply, of
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 def test_grants_as_far_as_possible_and_the_rest_is_asked_for_again() -> None:
@@ -261,6 +268,51 @@ def test_a_failed_start_keeps_the_node_from_its_own_environment_alone() -> None:
         core.out = core.wait(POLICY.shun_max_s + 0.1, renew=False)
 
 
+def test_a_node_that_fails_as_a_whole_is_tried_by_one_environment_and_not_by_each() -> None:
+    core = Core({"CPU": 64}, {"CPU": 64}, slow=True)
+    tries = []
+    for turn in range(12):
+        core.out.clear()
+        core.ask(f"p_{turn}", need=make_need({"CPU": 1}, env=f"env{turn}"))
+        while starts := of(cmd.StartLease, core.out):
+            core.out.clear()
+            (start,) = starts
+            answer: ev.Event = ev.LeaseStarted(at_s=core.at_s, lease_id=start.lease_id)
+            if start.node_id == "n_1":
+                tries.append(core.at_s)
+                answer = ev.LeaseStartFailed(
+                    at_s=core.at_s,
+                    lease_id=start.lease_id,
+                    failure=ev.StartFailure.NODE,
+                    text="it got no answer",
+                )
+            core.feed(answer)
+        other = tell(core.state, make_need({"CPU": 1}, env="another"), "").verdicts[-1]
+        assert other.rules == (Rule.REFUSED,) and "it got no answer" in other.detail
+        if turn >= 6:
+            core.wait(POLICY.shun_max_s / 2, renew=False)
+    assert len(tries) < 6, "once at first, then as the pause allows, which grows"
+    core.wait(POLICY.shun_max_s + 0.1, renew=False)
+    assert tell(core.state, make_need({"CPU": 1}), "").fit is Fit.FITS
+    core.out.clear()
+    core.ask("p_last", CPU=1)
+    (start,) = of(cmd.StartLease, core.out)
+    core.feed(ev.LeaseStarted(at_s=core.at_s, lease_id=start.lease_id))
+    assert (start.node_id, core.state.nodes["n_1"].refusals) == ("n_1", {})
+
+
+def test_a_start_that_works_opens_the_node_again_at_once() -> None:
+    core = Core({"CPU": 4}, slow=True)
+    core.ask("p_1", count=2, CPU=1)
+    failed, works = of(cmd.StartLease, core.out)
+    core.feed(ev.LeaseStartFailed(at_s=0.0, lease_id=failed.lease_id, failure=ev.StartFailure.NODE))
+    core.out.clear()
+    waiting = core.ask("p_2", need=make_need({"CPU": 2}, env="e"))
+    assert not of(cmd.StartLease, core.out)
+    core.feed(ev.LeaseStarted(at_s=0.0, lease_id=works.lease_id))
+    assert waiting in [start.request_id for start in of(cmd.StartLease, core.out)]
+
+
 def test_a_start_says_where_what_and_since_when() -> None:
     core = Core({"CPU": 4}, slow=True)
     need = make_need({"CPU": 1}, env="e")
@@ -272,6 +324,52 @@ def test_a_start_says_where_what_and_since_when() -> None:
     assert starting_text(core.state, need, "job_2", "") == ""
     told = starting_text(core.state, need, "job_1", "")
     assert told == "a worker is being started on node n_1, since 2 s"
+
+
+def work_of(call: Callable[[], object]) -> int:
+    """Return how many operations ``call`` takes."""
+    count, before = 0, sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        call()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_requests_whose_wait_passes_do_not_look_at_each_other() -> None:
+    def work(requests: int) -> int:
+        state = State(policy=POLICY, term="1")
+        step(state, ev.NodeJoined(at_s=0.0, spec=make_node_spec("n_1", {"CPU": 4})))
+        for index in range(requests):
+            for need in (make_need({}), make_need({"CPU": 8})):
+                asked = ev.LeaseAsked(
+                    at_s=0.0,
+                    request_id=f"r_{need.text}_{index}",
+                    owner_id="gcs",
+                    job_id="job_1",
+                    need=need,
+                    class_key=f"{index}",
+                    count=1,
+                    deadline_s=1.0,
+                    wait_if_infeasible=True,
+                )
+                step(state, asked)
+        done: list[cmd.Command] = []
+        count = work_of(lambda: done.extend(step(state, ev.Tick(at_s=10.0))))
+        notes = [reply.note for reply in of(cmd.Reply, done)]
+        started = [note for note in notes if "being started on node n_1" in note]
+        assert (len(notes), len(started)) == (2 * requests, requests)
+        return count
+
+    assert work(160) < 10 * work(20)
 
 
 def test_a_new_incarnation_loses_the_leases_of_the_old_and_a_stale_one_is_ignored() -> None:

@@ -20,8 +20,10 @@ from stoker_wire.errors import (
     DeadlineExceededError,
     InfeasibleError,
     NotLeaderError,
+    NotReadyError,
     RuntimeEnvSetupError,
     StartError,
+    StokerError,
 )
 from stoker_wire.messages.cluster import (
     BlockLease,
@@ -34,12 +36,12 @@ from stoker_wire.messages.cluster import (
     OwnerPoll,
     ReleaseLeases,
 )
-from stoker_wire.messages.common import OnInfeasible
+from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
 from stoker_wire.messages.control import Explanation, Fit, Page, QueueEntry
 from stoker_wire.settings import Settings
 from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeGcs, FakeNodelet
 
-SETTINGS = Settings(infeasible_grace_s=0.1, lease_ttl_s=1.0, leader_ttl_s=1.0)
+SETTINGS = Settings(infeasible_grace_s=0.1, lease_ttl_s=30.0, leader_ttl_s=1.0)
 _numbers = itertools.count(1)
 
 
@@ -48,6 +50,7 @@ class Setup:
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self.stack = stack
+        self.settings = SETTINGS
         self.gcs = FakeGcs(SETTINGS)
         self.nodelets: list[FakeNodelet] = []
         self.running: Running
@@ -62,7 +65,7 @@ class Setup:
         return nodelet
 
     async def scheduler(self) -> Running:
-        running = await serve(SETTINGS, token=TOKEN, gcs_url=self.gcs.service.url, port=0)
+        running = await serve(self.settings, token=TOKEN, gcs_url=self.gcs.service.url, port=0)
         self.stack.push_async_callback(running.stop)
         return running
 
@@ -73,7 +76,7 @@ class Setup:
 
     async def lead(self) -> None:
         self.running = await self.scheduler()
-        await self.running.until_leads(5)
+        await self.running.until_leads(40)
         self.client = self.client_of(self.running)
 
     async def ask(
@@ -81,7 +84,7 @@ class Setup:
         count: int = 1,
         *,
         owner: str = "p_1",
-        wait_s: float = 5.0,
+        wait_s: float = 20.0,
         request_id: str = "",
         job: str = "job_1",
         options: dict[str, Any] | None = None,
@@ -113,7 +116,7 @@ class Setup:
         return (await self.client.call("GET", "/v1/leases", reply=Page[Lease])).items
 
 
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 5.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 40.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not await condition():  # noqa: ASYNC110 (it is the other process that changes)
             await asyncio.sleep(0.01)
@@ -207,6 +210,27 @@ async def test_a_request_waits_for_a_release_and_empty_polls_say_why(setup: Setu
     assert len((await waiting).granted) == 1
 
 
+async def test_the_queue_tells_the_whole_demand(setup: Setup) -> None:
+    await setup.node(CPU=1)
+    await setup.lead()
+    options = {"label_selector": {"zone": "mars"}, "on_infeasible": OnInfeasible.WAIT}
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(setup.ask(CPU=1, options=options))
+
+        async def queue() -> tuple[QueueEntry, ...]:
+            return (await setup.client.call("GET", "/v1/queue", reply=Page[QueueEntry])).items
+
+        async def queued() -> bool:
+            return bool(await queue())
+
+        await until(queued)
+        (entry,) = await queue()
+        told = await setup.client.call("POST", "/v1/explain", entry.demand, reply=Explanation)
+        assert told.state == "INFEASIBLE" and told.queue_position == 0
+        assert "zone=mars" in told.verdicts[0].detail
+        asked.cancel()
+
+
 async def test_infeasible_demands_fail_with_the_table_and_the_remedy(setup: Setup) -> None:
     await setup.node(CPU=4)
     await setup.lead()
@@ -248,11 +272,34 @@ async def test_failed_starts_go_to_another_node_and_bad_environments_to_the_aske
     assert len(bad.held) + len(good.held) == 1
 
 
+@pytest.mark.parametrize(
+    ("error", "of_the_node"),
+    [
+        (NotReadyError("it starts"), True),
+        (DeadlineExceededError("no answer came"), True),
+        (StartError("fork failed"), False),
+    ],
+    ids=["not ready", "deadline", "refusal"],
+)
+async def test_a_failure_of_the_node_keeps_every_environment_away_and_a_refusal_one(
+    setup: Setup, error: StokerError, of_the_node: bool
+) -> None:
+    bad = await setup.node(CPU=4)
+    await setup.node(CPU=4)
+    await setup.lead()
+    bad.fail_next.append(error)
+    await setup.ask(CPU=1, options={"runtime_env": RuntimeEnv(env_vars={"A": "1"})})
+    other = Demand(job_id="job_1", resources={"CPU": 1})
+    told = await setup.client.call("POST", "/v1/explain", other, reply=Explanation)
+    rules = {verdict.node_id: verdict.rule for verdict in told.verdicts}
+    assert rules["n_1"] == ("node_refused" if of_the_node else "")
+
+
 async def test_idle_leases_are_recalled_for_another_owner(setup: Setup) -> None:
     await setup.node(CPU=2)
     await setup.lead()
     mine = ids(await setup.ask(2, CPU=1))
-    polling = asyncio.create_task(setup.poll("p_1", *mine, idle=True, wait_s=0.3))
+    polling = asyncio.create_task(setup.poll("p_1", *mine, idle=True, wait_s=20))
     waiting = asyncio.create_task(setup.ask(CPU=1, owner="p_2"))
     orders = await polling
     assert len(orders.recall) == 1
@@ -270,16 +317,18 @@ async def test_a_recall_of_a_lease_that_the_waiting_poll_does_not_name_comes_wit
     polling = asyncio.create_task(setup.poll("p_1", wait_s=0.3))
     waiting = asyncio.create_task(setup.ask(CPU=1, owner="p_2"))
     assert (await polling).recall == ()
-    earlier = asyncio.create_task(setup.poll("p_3", wait_s=0.3))
-    again = asyncio.create_task(setup.poll("p_1", *mine, wait_s=0.3))
+    earlier = asyncio.create_task(setup.poll("p_3", wait_s=20))
+    again = asyncio.create_task(setup.poll("p_1", *mine, wait_s=20))
     await asyncio.wait({earlier, again}, return_when=asyncio.FIRST_COMPLETED)
     assert again.done() and not earlier.done(), "it waited for news that it had missed"
     await setup.release(*again.result().recall)
     assert len((await waiting).granted) == 1
-    await earlier
+    earlier.cancel()
+    await asyncio.wait({earlier})
 
 
 async def test_leases_expire_without_polls_and_the_owner_is_told(setup: Setup) -> None:
+    setup.settings = msgspec.structs.replace(SETTINGS, lease_ttl_s=1.0)
     nodelet = await setup.node(CPU=2)
     await setup.lead()
     kept, dropped = ids(await setup.ask(2, CPU=1))
@@ -339,11 +388,11 @@ async def test_worker_exits_and_node_deaths_are_losses(setup: Setup) -> None:
     await setup.lead()
     (lease_id,) = ids(await setup.ask(CPU=1))
     await setup.gcs.tell("worker.exited", "w_1", nodelet.exit_of(lease_id))
-    assert (await setup.poll("p_1", wait_s=0.3)).lost == (lease_id,)
+    assert (await setup.poll("p_1", wait_s=20)).lost == (lease_id,)
     (lease_id,) = ids(await setup.ask(CPU=1))
     dead = msgspec.structs.replace(nodelet.node, state="DEAD", reason="silent for 10 s")
     await setup.gcs.tell("node.died", "n_1", dead)
-    assert (await setup.poll("p_1", lease_id, wait_s=0.3)).lost == (lease_id,)
+    assert (await setup.poll("p_1", lease_id, wait_s=20)).lost == (lease_id,)
     assert (await setup.resources()).total == {}
 
 
@@ -377,7 +426,7 @@ async def test_a_standby_names_the_leader_and_takes_over(setup: Setup) -> None:
 
     await until(knows)
     await setup.running.stop()
-    await standby.until_leads(5)
+    await standby.until_leads(40)
     setup.client = client
     await setup.ask(CPU=1)
     assert nodelet.epoch == 2

@@ -47,7 +47,7 @@ def test_a_file_that_others_can_read_is_refused_with_the_fix(tmp_path: Path) -> 
     path = tmp_path / "token"
     auth.load_or_create_token(path)
     path.chmod(0o640)
-    with pytest.raises(StartError, match=f"mode 0640.*chmod 600 {path}"):
+    with pytest.raises(StartError, match=f"(?s)mode 0640.*chmod 600 {path}"):
         auth.load_or_create_token(path)
 
 

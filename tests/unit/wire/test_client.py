@@ -84,8 +84,8 @@ async def test_the_peer_is_told_a_little_less_time_than_is_left(cluster: Cluster
     service = cluster.service()
     flaky = Flaky(service, UnavailableError("busy"), failures=1)
     client = cluster.client(await cluster.start(service))
-    await client.call("POST", "/v1/flaky", timeout_s=1.0)
-    assert 0.5 < flaky.timeouts[1] <= flaky.timeouts[0] == 0.9
+    await client.call("POST", "/v1/flaky", timeout_s=60.0)
+    assert 30.0 < flaky.timeouts[1] <= flaky.timeouts[0] <= 59.8
 
 
 @pytest.mark.parametrize("error", [ConflictError("no"), NotLeaderError("not me")], ids=repr)
@@ -114,10 +114,10 @@ async def test_a_passed_deadline_names_method_url_tries_and_last_cause(cluster: 
     Flaky(service, UnavailableError("the disk is full", explain="/v1/why"), failures=10**9)
     client = cluster.client(await cluster.start(service))
     with pytest.raises(DeadlineExceededError) as caught:
-        await client.call("POST", "/v1/flaky", timeout_s=0.1)
+        await client.call("POST", "/v1/flaky", timeout_s=0.5)
     text = str(caught.value)
-    assert text.startswith(f"POST {service.url}/v1/flaky passed its deadline of 0.1 s after ")
-    assert text.endswith("tries; last cause: the disk is full.")
+    assert text.startswith(f"POST {service.url}/v1/flaky passed its deadline of 0.5 s after ")
+    assert text.endswith("tries.\nlast cause: the disk is full.")
     assert caught.value.explain == "/v1/why"
 
 
@@ -141,7 +141,7 @@ async def test_nobody_listening_is_unavailable_or_a_passed_deadline(closed_port:
         with pytest.raises(UnavailableError, match=f"GET {url}/x"):
             await client.call("GET", "/x", retry=False)
         with pytest.raises(DeadlineExceededError, match="Connect call failed"):
-            await client.call("GET", "/x", timeout_s=0.1)
+            await client.call("GET", "/x", timeout_s=0.5)
         with pytest.raises(UnavailableError):
             await client.ws("/x")
         with pytest.raises(UnavailableError):
@@ -153,8 +153,10 @@ async def test_a_silent_peer_ends_with_the_deadline() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         async with Client(url, token="t", peer="p") as client:
-            with pytest.raises(DeadlineExceededError, match=r"0\.05 s after 1 try; no answer came"):
-                await client.call("GET", "/x", timeout_s=0.05)
+            with pytest.raises(
+                DeadlineExceededError, match=r"0\.3 s after 1 try\.\nno answer came"
+            ):
+                await client.call("GET", "/x", timeout_s=0.3)
 
 
 async def test_a_service_that_starts_late_is_waited_for(

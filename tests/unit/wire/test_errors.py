@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _all(cls: type[StokerError]) -> list[type[StokerError]]:
     found = [cls]
     for sub in cls.__subclasses__():
-        if sub.__module__ == errors.__name__:
+        if vars(errors).get(sub.__name__) is sub:
             found += _all(sub)
     return found
 

@@ -43,7 +43,7 @@ def test_a_signal_stops_it_in_good_order(tmp_path: Path, number: signal.Signals)
         first = json.loads(process.stderr.readline())
         assert (first["event"], first["service"], first["level"]) == ("listening", "demo", "info")
         process.send_signal(number)
-        _, rest = process.communicate(timeout=20)
+        _, rest = process.communicate(timeout=60)
     assert process.returncode == 0
     assert [json.loads(line)["event"] for line in rest.splitlines()] == ["stopped"]
 
@@ -53,9 +53,9 @@ def test_a_failed_start_is_one_line_and_status_1(tmp_path: Path) -> None:
         assert first.stderr is not None
         port = json.loads(first.stderr.readline())["url"].rpartition(":")[2]
         with _start(tmp_path, STOKER_PORT=port) as second:
-            _, text = second.communicate(timeout=20)
+            _, text = second.communicate(timeout=60)
         first.terminate()
-        first.communicate(timeout=20)
+        first.communicate(timeout=60)
     assert second.returncode == 1
     assert text.startswith("error (port_in_use): demo cannot listen on 127.0.0.1:")
     assert text.count("\n") == 1

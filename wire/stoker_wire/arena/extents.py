@@ -274,7 +274,7 @@ class Arena:
         capacity = capacity_for(nbytes)
         if not self.ledger.take(capacity):
             raise ArenaFullError(
-                f"no room for {nbytes} bytes in {self.path.name}: "
+                f"no room for {nbytes} bytes in {self.path.name}\n"
                 f"{self.ledger.used_bytes} of {self.ledger.limit_bytes} bytes are in use"
             )
         path = self._temporary()
@@ -293,7 +293,7 @@ class Arena:
                 os.close(fd)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise ArenaFullError(
-                    f"no room for {nbytes} bytes: the file system of {self.path} is full"
+                    f"no room for {nbytes} bytes\nthe file system of {self.path} is full"
                 ) from None
             raise
         return Extent(self, fd, path, inode, capacity)

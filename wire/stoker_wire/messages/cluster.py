@@ -115,9 +115,13 @@ class Node(Record):
     @property
     def death(self) -> str:
         """Which node this is, since when it is dead, and why, as a clause for an error."""
+        return self.end + (f" ({self.reason})" if self.reason else "")
+
+    @property
+    def end(self) -> str:
+        """Which node this is, and since when it is dead."""
         since = datetime.fromtimestamp(self.heartbeat_at_s, UTC).strftime("%H:%M:%S UTC")
-        why = f" ({self.reason})" if self.reason else ""
-        return f"node {self.node_id} on {self.hostname} is dead since {since}{why}"
+        return f"node {self.node_id} on {self.hostname} is dead since {since}"
 
 
 class LeaseKind(StrEnum):

@@ -270,7 +270,7 @@ class Explanation(Record):
 
 
 class QueueEntry(Record):
-    """A demand that waits in the scheduler."""
+    """A demand that waits in the scheduler; ``demand`` is all of it, to be explained as it stands."""
 
     request_id: str
     owner_id: str
@@ -281,3 +281,4 @@ class QueueEntry(Record):
     waiting_s: float
     position: int
     infeasible: bool = False
+    demand: Demand | None = None
