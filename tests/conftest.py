@@ -174,13 +174,18 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Quiet:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _quiet_logs_at_the_end(request: pytest.FixtureRequest, _quiet: Quiet) -> Iterator[None]:
+def _quiet_logs_at_the_end(
+    request: pytest.FixtureRequest, _quiet: Quiet, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Services that a module shares say nothing loud when they end."""
     if not QUIET_FOLDERS.intersection(request.path.parts):
         yield
         return
     _quiet.begin()
-    yield
+    with pytest.MonkeyPatch.context() as patch:
+        # A cluster of which nobody says where its session lies is to be heard as well.
+        patch.setenv("STOKER_SESSION_ROOT", str(tmp_path_factory.mktemp("q")))
+        yield
     said = _quiet.unexpected()
     _quiet.end()
     assert not said, "services logged at their end:\n  " + "\n  ".join(said)

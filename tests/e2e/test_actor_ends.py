@@ -282,6 +282,18 @@ def test_terminate_lets_the_calls_before_it_finish(remote: Any, tmp_path: Path) 
     assert until_state(actor.actor_id, "DEAD")["restarts"] == 0
 
 
+@pytest.mark.parametrize("cls", [Plain, Loop])
+def test_terminate_lets_the_calls_that_queue_in_other_groups_finish(
+    cls: Any, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    actor = stoker.remote(concurrency_groups={"io": 1})(cls).remote(str(log))
+    before = [actor.slow.options(concurrency_group="io").remote() for _ in range(3)]
+    assert get(actor.__stoker_terminate__.remote()) is None
+    assert get(before) == ["slow"] * 3
+    assert hooks(log) == [*["slow"] * 3, "shutdown", "atexit"]
+
+
 def test_calls_that_run_when_the_actor_ends_finish_and_those_that_wait_do_not(
     either: Any, tmp_path: Path
 ) -> None:

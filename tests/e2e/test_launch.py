@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 from stoker._http import HttpClient
+from stoker.cli.cluster import DEFAULT_PORT
 from stoker.launch import LocalCluster, find_running, spawn_local, start_local
 from stoker_wire.errors import OpenBindError, PortInUseError, StartError
 from stoker_wire.messages.cluster import ClusterResources
@@ -208,3 +211,24 @@ def test_a_chosen_port_is_the_one_it_listens_on() -> None:
     port = ReservedPort()
     with start_local(num_cpus=1, num_gpus=0, port=port.number, timeout_s=START_S) as cluster:
         assert cluster.info.gcs_url == f"http://127.0.0.1:{port}"
+
+
+def test_the_health_check_of_the_image_is_one_of_services_and_of_a_started_head(
+    cluster: LocalCluster,
+) -> None:
+    dockerfile = (Path(__file__).parents[2] / "Dockerfile").read_text()
+    (written,) = re.findall(r"^HEALTHCHECK [^[]*CMD (\[.*\])$", dockerfile, re.MULTILINE)
+    check = json.loads(written)
+    port = cluster.info.gcs_url.rpartition(":")[2]
+    # `stoker start --head` listens on the default port, which others may have here.
+    as_head = [part.replace(f":-{DEFAULT_PORT}", f":-{port}") for part in check]
+
+    def code(command: list[str], **environ: str) -> int:
+        return subprocess.run(
+            command, env={**os.environ, **environ}, timeout=GONE_S, check=False, capture_output=True
+        ).returncode
+
+    assert code(check, STOKER_PORT=port) == 0
+    assert code(as_head) == 0
+    cluster.stop()
+    assert code(as_head) != 0

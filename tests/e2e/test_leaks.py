@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import stoker
+from stoker._launch.sessions import session_root
 from tests.e2e import _cycles as cycles
 from tests.e2e.conftest import Cluster
 
@@ -30,3 +31,7 @@ def test_cycles_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyP
         cycles.no_more_files(files)
     finally:
         stoker.shutdown()
+
+
+def test_sessions_lie_where_tests_read_their_logs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    assert session_root().is_relative_to(tmp_path_factory.getbasetemp())

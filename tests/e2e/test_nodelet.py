@@ -11,8 +11,9 @@ from stoker_wire.errors import (
     ConflictError,
     FencedError,
 )
-from stoker_wire.messages.cluster import ActorSpec, LeaseKind
+from stoker_wire.messages.cluster import ActorSpec, LeaseKind, Worker
 from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.messages.control import Page
 from tests.e2e.nodelet_harness import FakeGcs, eventually, is_alive
 
 
@@ -142,6 +143,14 @@ async def test_idle_workers_retire_unless_they_own_objects(start, gcs: FakeGcs) 
     assert (one.exit_code, one.expected, one.cause) == (0, True, "idle")
     assert (await node.do(owner, "disown")).pid == owner.pid
     assert (await node.exit_of(owner.worker_id)).exit_code == 0
+
+
+async def test_as_many_workers_wait_as_the_setting_says(start, gcs: FakeGcs) -> None:
+    node = await start(env={"STOKER_PRESTART_WORKERS": "3"})
+    found: list[Worker] = []
+    async with asyncio.timeout(40):
+        while len(found) != 3:
+            found = list((await node.client.call("GET", "/v1/workers", reply=Page[Worker])).items)
 
 
 async def test_forking_is_quick(start, gcs: FakeGcs) -> None:

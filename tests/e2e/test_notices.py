@@ -75,6 +75,53 @@ def test_what_waits_for_resources_is_said_once_per_cause(driver: Run) -> None:
     assert ". More: stoker explain t_" in task
 
 
+def test_what_a_call_waits_behind_is_followed_to_its_cause(driver: Run) -> None:
+    done = driver(
+        """
+        import io, sys, stoker
+        stoker.init(num_cpus=1, num_gpus=0)
+
+        @stoker.remote(num_cpus=1)
+        class Holder: pass
+
+        @stoker.remote(num_cpus=1)
+        def first(): return 1
+
+        @stoker.remote(num_cpus=0.5)
+        def second(): return 2
+
+        @stoker.remote
+        class A:
+            def __init__(self, x=0): pass
+            def f(self, x=0): return x
+
+        def until_told(ref, name):
+            for _ in range(60):
+                if f"for task {name}: {name}: needs" in heard.getvalue():
+                    return
+                try: stoker.get(ref, timeout=1)
+                except TimeoutError: pass
+
+        holder, up = Holder.remote(), A.remote()
+        stoker.get([holder.ready(), up.ready()])
+        before, sys.stderr = sys.stderr, io.StringIO()
+        heard = sys.stderr
+        made = A.remote(first.remote())
+        until_told(made.f.remote(), "first")
+        ahead = up.f.remote(second.remote())
+        behind = up.f.remote()
+        until_told(behind, "second")
+        sys.stderr = before
+        print(heard.getvalue())
+        """,
+        STOKER_WAIT_NOTICE_S="0.5",
+    )
+    said = notices(done.stdout)
+    assert len(said) == 2, done.stdout + done.stderr
+    assert "for task first: first: needs 1 CPU, 0 CPU of 1 CPU is free" in said[0]
+    assert "for task second: second: needs 0.5 CPU, 0 CPU of 1 CPU is free" in said[1]
+
+
 def test_notices_can_be_turned_off(driver: Run) -> None:
     done = driver(
         """

@@ -204,7 +204,11 @@ def test_a_worker_that_takes_no_more_calls_stays_while_others_need_what_it_owns(
     until(lambda: not any(os.path.exists(f"/proc/{p}") for p in pids), 40, "they have left")
 
 
-def test_an_idle_worker_stays_while_actors_that_it_made_live(driver: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("name", ["", "named"])
+def test_an_idle_worker_stays_while_actors_that_it_made_live(
+    driver: Callable[..., Any], name: str
+) -> None:
+    # Others hold what counts the handles of a nameless one; a named one is only its maker's own.
     script = """
         import os, time
         import stoker
@@ -217,14 +221,15 @@ def test_an_idle_worker_stays_while_actors_that_it_made_live(driver: Callable[..
 
         @stoker.remote
         def make():
-            child = Child.remote()
-            return os.getpid(), child
+            child = Child.options(name=NAME).remote() if NAME else Child.remote()
+            return os.getpid(), None if NAME else child
 
         @stoker.remote
         def other(): return os.getpid()
 
         gone = lambda pid: not os.path.exists(f"/proc/{pid}")
         maker, child = stoker.get(make.remote(), timeout=40)
+        child = child or stoker.get_actor(NAME)
         assert stoker.get(child.ping.remote(), timeout=40) == "pong"
         idle = stoker.get([other.options(runtime_env={"env_vars": {"A": "1"}}).remote()], timeout=40)[0]
         until(lambda: gone(idle), 40, "the idle worker is gone")
@@ -236,7 +241,7 @@ def test_an_idle_worker_stays_while_actors_that_it_made_live(driver: Callable[..
         until(lambda: gone(maker), 40, "the maker leaves after its actor")
         print("fine")
     """
-    done = driver(script, STOKER_WORKER_IDLE_S="0.3")
+    done = driver(script.replace("NAME", repr(name)), STOKER_WORKER_IDLE_S="0.3")
     assert "fine" in done.stdout, done.stdout + done.stderr
 
 

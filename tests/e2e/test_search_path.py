@@ -70,3 +70,22 @@ def test_what_is_said_of_a_path_and_what_a_worker_makes_of_it() -> None:
     assert taken_over(said, base, ["/head", "/pp"]) == merged
     assert taken_over(said, merged, ["/head", "/pp"]) == merged, "taken over twice"
     assert taken_over(["/a", "/lib"], base, []) == ["/a", *base], "of a driver that does not say"
+
+
+def test_workers_get_the_flags_of_the_driver_but_those_that_keep_them_from_working() -> None:
+    program = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from stoker._launch.cluster import _interpreter_flags
+print(*_interpreter_flags())
+"""
+    flags = ["-s", "-S", "-W", "error::FutureWarning", "-X", "tracemalloc=1", "-X", "utf8"]
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", program],
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTHON")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["-s", "-Werror::FutureWarning", "-X", "utf8"]

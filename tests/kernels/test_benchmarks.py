@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv
-from typing import TYPE_CHECKING
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from benchmarks.kernels.__main__ import main
+from benchmarks.kernels.__main__ import main, parser
 from benchmarks.kernels.peers import PEERS, providers
 from stoker_kernels.workloads import Workload, workloads
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ON_GPU = Path(__file__).parents[2] / "scripts" / "on-gpu"
 
 
 def test_one_op_from_end_to_end(tmp_path: Path) -> None:
@@ -99,3 +102,27 @@ def test_an_unknown_op_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["rms_nrom"])
     assert "no op 'rms_nrom': there are" in capsys.readouterr().err
+
+
+def test_what_runs_on_a_gpu_machine_is_there_and_comes_in_order_of_worth(tmp_path: Path) -> None:
+    sections = runpy.run_path(str(ON_GPU))["sections"]
+    found = sections(tmp_path, dry=False, cluster=True)
+    assert [name for name, *_ in found][:3] == ["machine", "tests", "attention"]
+    for _, most_s, command in found:
+        assert 0 < most_s <= 150
+        if command[:2] == ["-m", "benchmarks.kernels"]:
+            asked = parser().parse_args(command[2:])
+            assert asked.ops and set(asked.ops) <= set(workloads())
+            assert asked.csv == tmp_path / "results.csv"
+        for path in (word for word in command if word.startswith("tests/")):
+            assert (ON_GPU.parents[1] / path).exists()
+
+
+def test_without_time_every_section_is_told_and_it_fails(tmp_path: Path) -> None:
+    command = [sys.executable, str(ON_GPU), str(tmp_path), "--dry", "--seconds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    told = [json.loads(line) for line in (tmp_path / "sections.jsonl").read_text().splitlines()]
+    assert {one["result"] for one in told} == {"no time left"}
+    assert [one["section"] for one in told][:2] == ["machine", "tests"]
+    assert "compression: no time left" in done.stdout

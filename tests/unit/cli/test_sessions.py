@@ -26,6 +26,7 @@ from stoker._launch.sessions import (
     with_token,
     write_info,
 )
+from stoker.cli.cluster import _who_listens
 from stoker_wire.errors import StartError, UnavailableError
 
 if TYPE_CHECKING:
@@ -170,3 +171,41 @@ def test_no_cluster_and_no_token_say_what_to_do(root: Path) -> None:
         with pytest.raises(StartError, match="STOKER_TOKEN"):
             resolve(f"http://127.0.0.1:{somebody.server_port}")
         somebody.shutdown()
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers as the gcs of somebody else's cluster does."""
+
+    def do_GET(self) -> None:
+        body = b'{"service": "gcs"}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_whoever_has_a_port_is_named_with_what_to_do(root: Path) -> None:
+    pid = os.getpid()
+    an_info(new_session(root), gcs_url="http://127.0.0.1:7001")
+    an_info(new_session(root), gcs_url="http://127.0.0.1:7002", embedded=True)
+    an_info(new_session(root), nodelet_url="http://127.0.0.1:7003", role="node")
+    mine, program, node = (_who_listens(None, port) for port in (7001, 7002, 7003))
+    assert f"a Stoker cluster of yours listens on port 7001 already (pid {pid}" in mine
+    assert "`stoker stop`" in mine
+    assert f"of a running program (its head is pid {pid}) and ends with that" in program
+    assert "`stoker stop`" not in program
+    assert "a Stoker node of yours listens on port 7003 already" in node
+    for handler, said in (
+        (Healthy, "the gcs of a Stoker cluster of another user"),
+        (BaseHTTPRequestHandler, ""),
+    ):
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+            Thread(target=other.serve_forever, daemon=True).start()
+            told = _who_listens("0.0.0.0", other.server_port)
+            other.shutdown()
+        assert said in told and bool(said) == bool(told)
+        assert f"join it with --address http://127.0.0.1:{other.server_port}" in told or not said

@@ -169,6 +169,17 @@ def test_a_node_kept_for_its_gpu_still_takes_cpu_work() -> None:
     assert core.granted(core.ask("p_3", CPU=1))
 
 
+def test_short_spread_leases_take_turns_however_idle_the_nodes_are() -> None:
+    core, need = Core(*[{"CPU": 8}] * 3), make_need({"CPU": 1}, spread=True)
+    taken = []
+    for _ in range(6):
+        (lease_id,) = core.granted(core.ask(need=need)) or ()
+        taken.append(core.state.leases[lease_id].node_id)
+        core.release(lease_id)
+    assert sorted(taken[:3]) == ["n_1", "n_2", "n_3"]
+    assert taken[3:] == taken[:3]
+
+
 def test_infeasible_demands_are_refused_after_the_grace_with_every_node_and_a_remedy() -> None:
     core = Core({"CPU": 4}, {"CPU": 2, "GPU": 1})
     request = core.ask(CPU=1, GPU=2, name="train")
