@@ -9,8 +9,8 @@ VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,train
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
-# Tests wait more than they compute. A file stays with one worker, so that its tests share their cluster.
-TEST_WORKERS ?= 2
+# Tests also wait, so one worker more than cores. A file stays with one worker, so that its tests share their cluster.
+TEST_WORKERS ?= 3
 BENCH_ARGS ?=
 FLAKES_ARGS ?=
 # Today's plugin (v2), else yesterday's program (v1).

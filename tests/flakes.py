@@ -147,7 +147,7 @@ def main() -> int:
         "--runs", type=int, default=5, help="quiet runs with fresh seeds (default 5)"
     )
     parser.add_argument("--at-most", type=int, default=100, help="runs in this invocation")
-    parser.add_argument("--workers", type=int, default=2, help="pytest workers (default 2)")
+    parser.add_argument("--workers", type=int, default=3, help="pytest workers (default 3)")
     parser.add_argument("extra", nargs="*", help="further arguments of pytest, after --")
     arguments = parser.parse_args()
     RECORDS.mkdir(exist_ok=True)

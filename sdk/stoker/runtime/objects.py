@@ -212,7 +212,7 @@ class Objects:
         ``timeout_s`` bounds how long a value of another machine may take to come.
         """
         assert entry.place is not None
-        if isinstance(entry.place, Failed):
+        if type(entry.place) is Failed:
             self.unseen.seen(entry.place)
         return self.values.load(entry.place, entry.object_id, timeout_s)
 
@@ -258,7 +258,8 @@ class Objects:
         wanted = self.table.get(entry.object_id) is entry
         if place.refs and wanted and not entry.children:
             entry.children = tuple(self.borrowing.adopt(r.object_id, r.owner) for r in place.refs)
-        if entry.task is not None and entry.place is None:
+        is_new = entry.task is not None and entry.place is None
+        if is_new and (type(place) is Failed or self.unseen.asked):
             self.unseen.settles(entry, place)  # before anybody can read it
         with self.lock:
             waiters, subscribers = self.table.settle(entry, place)

@@ -47,7 +47,7 @@ class UnseenErrors:
         self._is_wanted = runtime.settings.log_unseen_errors
         self._errors: dict[int, _Error] = {}
         """By the identity of the failure, which each error holds."""
-        self._asked: set[int] = set()
+        self.asked: set[int] = set()
         """Identities of unsettled entries whose error will have been asked for."""
         self._is_telling = False
         self._pause_s = _TOGETHER_S
@@ -55,8 +55,8 @@ class UnseenErrors:
 
     def settles(self, entry: Entry, place: Place) -> None:
         """An entry of a task of this process gets its place (loop thread)."""
-        asked = id(entry) in self._asked
-        self._asked.discard(id(entry))
+        asked = id(entry) in self.asked
+        self.asked.discard(id(entry))
         task = entry.task
         if not isinstance(place, Failed) or not isinstance(task, PendingTask):
             return
@@ -79,7 +79,7 @@ class UnseenErrors:
         """Somebody wanted all of these, and had the error of one of them (any thread)."""
         for entry in entries:
             if entry.place is None and entry.task is not None:
-                self._asked.add(id(entry))
+                self.asked.add(id(entry))
             elif isinstance(entry.place, Failed):
                 self.seen(entry.place)
 

@@ -50,10 +50,12 @@ class FailFastWaiter(ThreadWaiter):
 
     def settled(self, place: Place | None = None) -> None:
         """One entry settled (loop thread)."""
-        if self.missing > 0 and isinstance(place, Failed):
+        if type(place) is Failed and self.missing > 0:
             self.failed = place
             self.missing = 1  # those that settle later find the gate open and leave it alone
-        super().settled(place)
+        self.missing -= 1
+        if self.missing == 0:
+            self._gate.release()
 
 
 class LoopWaiter:
