@@ -5,6 +5,7 @@ python ddp_worker.py RANK WORKERS INIT_FILE OUT METHOD[,METHOD...]
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -63,6 +64,15 @@ def train(rank: int, method: str) -> dict[str, Any]:
     }
 
 
+def thread_names() -> list[str]:
+    """The names of this process's threads."""
+    names = []
+    for path in Path("/proc/self/task").glob("*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            names.append(path.read_text())
+    return names
+
+
 if __name__ == "__main__":
     rank, workers, init_file, out, methods = sys.argv[1:]
     torch.set_num_threads(1)
@@ -75,6 +85,5 @@ if __name__ == "__main__":
     )
     results = {method: train(int(rank), method) for method in methods.split(",")}
     dist.destroy_process_group()
-    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
-    threads_left = [name for name in names if name.startswith("pt_gloo")]
+    threads_left = [name for name in thread_names() if name.startswith("pt_gloo")]
     torch.save({"results": results, "threads_left": threads_left}, out)
