@@ -13,7 +13,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
-from stoker_wire.errors import BadRequestError, StokerError, UnavailableError
+from stoker_wire.errors import BadRequestError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -39,9 +39,9 @@ def unpack(
                     name = node_id / name
                 if _put(members, member, root, name):
                     written.append(str(name))
+    except (ConnectionError, TimeoutError):  # of the archive on its way
+        raise
     except OSError as error:
-        if isinstance(error, StokerError):  # of the archive on its way
-            raise
         raise BadRequestError(
             f"the output of {node_id} cannot be written to {target}\n{error}\nname another folder"
         ) from None

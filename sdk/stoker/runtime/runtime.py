@@ -167,6 +167,7 @@ class Runtime:
             self.loop.close()
 
     async def _stop(self) -> None:
+        self.objects.unseen.job_ends()
         await self.tasks.close()
         self.objects.close()
         self.objects.flush()

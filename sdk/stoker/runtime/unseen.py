@@ -49,6 +49,7 @@ class UnseenErrors:
         """By the identity of the failure, which each error holds."""
         self.asked: set[int] = set()
         """Identities of unsettled entries whose error will have been asked for."""
+        self._is_over = False
         self._is_telling = False
         self._pause_s = _TOGETHER_S
         self._told_at_s = -math.inf
@@ -61,7 +62,7 @@ class UnseenErrors:
         if not isinstance(place, Failed) or not isinstance(task, PendingTask):
             return
         runtime = self._runtime
-        if place.code == TaskCancelledError.code or place is runtime.lost or not runtime.running:
+        if place.code == TaskCancelledError.code or place is runtime.lost or self._is_over:
             return
         if asked or entry._subscribers or not self._is_wanted:
             self.seen(place)
@@ -96,6 +97,10 @@ class UnseenErrors:
             recent = loop.time() - self._told_at_s < 2 * _APART_S
             self._pause_s = min(_APART_S, self._pause_s * 4) if recent else _TOGETHER_S
             loop.call_later(self._pause_s, self._tell)
+
+    def job_ends(self) -> None:
+        """What fails from here on fails because the job ends (any thread)."""
+        self._is_over = True
 
     def close(self) -> None:
         """The refs go with the process: tell what is left (loop thread)."""
