@@ -36,8 +36,9 @@ PROCESS_FOLDERS = {"e2e", "chaos"}
 QUIET_FOLDERS = {"e2e", "chaos", "contract"}
 # Folders that mark their tests, so that no file in them can forget it.
 MARKED_FOLDERS = {"gpu": "gpu", "soak": "soak"}
-# Where files take longest: with several workers they go first, and the short ones fill the end.
-LONGEST_FIRST = ("chaos", "e2e", "kernels", "contract")
+# With several workers what takes longest goes first, and what is short fills the end: a file that
+# compiles for minutes, then folders.
+LONGEST_FIRST = ("test_codegen.py", "chaos", "e2e", "kernels", "sim", "contract")
 
 
 def pytest_configure(config: pytest.Config) -> None:

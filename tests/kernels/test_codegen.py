@@ -18,7 +18,7 @@ from stoker_kernels.workloads import workloads
 
 pytestmark = pytest.mark.timeout(
     1900
-)  # the first test waits for the compiler, some 150 s of one core
+)  # the first test waits for the compiler, some minutes of one core
 ROOT = Path(__file__).parents[2]
 COMPILE_S = 1800
 ARCHS = ("80", "90", "100")
