@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -19,13 +20,22 @@ from msgspec import structs
 from stoker_nodelet.core.events import NodeFenced, NodeRegistered
 from stoker_nodelet.workers import Workers
 from stoker_wire.client import Client
-from stoker_wire.errors import CompactedError, FencedError, NotFoundError, StokerError
+from stoker_wire.errors import (
+    CompactedError,
+    ConflictError,
+    FencedError,
+    NotFoundError,
+    StokerError,
+)
 from stoker_wire.messages.cluster import Heartbeat, Node, RegisteredNode, RegisterNode
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.work import Job
 
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
+_FORMER_LIFE_S = 10.0
+"""For so long it is no error that the URL is in use: a node that was killed and started again must
+wait until its former life was silent for ``suspect_after_s``."""
 _KINDS = "job.finished,actor.died,worker.exited"
 
 _log = logging.getLogger("stoker.nodelet.membership")
@@ -63,7 +73,7 @@ class Membership:
         warm = self.workers.kernels.warm
         self.registration = structs.replace(self.registration, warm_kernels=warm)
         answer: RegisteredNode | None = None
-        told = ""
+        told, began_s = "", time.monotonic()
         while answer is None:
             try:
                 answer = await self.gcs.call(
@@ -72,6 +82,10 @@ class Membership:
             except StokerError as error:
                 if error.status >= 500:
                     _log.warning("the gcs does not answer yet: %s", error)
+                elif (
+                    isinstance(error, ConflictError) and time.monotonic() - began_s < _FORMER_LIFE_S
+                ):
+                    _log.info("this node waits to be admitted: %s", error)
                 elif str(error) != told:
                     told = str(error)
                     _log.error("the gcs refused this node, which goes on trying: %s", error)
