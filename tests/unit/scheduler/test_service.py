@@ -41,7 +41,7 @@ from stoker_wire.messages.control import Explanation, Fit, Page, QueueEntry
 from stoker_wire.settings import Settings
 from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeGcs, FakeNodelet
 
-SETTINGS = Settings(infeasible_grace_s=0.1, lease_ttl_s=30.0, leader_ttl_s=1.0)
+SETTINGS = Settings(infeasible_grace_s=0.1, lease_ttl_s=30.0, leader_ttl_s=4.0)
 _numbers = itertools.count(1)
 
 
