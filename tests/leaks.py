@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +34,6 @@ class Process(NamedTuple):
     start: int
 
 
-_MARKED: dict[Process, bool] = {}
-"""Whether it inherited the marker: an environment is read once, as two scans a test must be cheap."""
-
-
 def _parents() -> dict[Process, int]:
     """Every process that lives, with the id of its parent."""
     found = {}
@@ -50,14 +47,14 @@ def _parents() -> dict[Process, int]:
     return found
 
 
+@cache
 def _is_marked(process: Process) -> bool:
-    if process not in _MARKED:
-        try:
-            environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-        except OSError:  # it has ended, or is another user's
-            return False
-        _MARKED[process] = f"{MARKER}={os.environ[MARKER]}".encode() in environ
-    return _MARKED[process]
+    """Whether it inherited the marker. Read once per process: two scans a test must be cheap."""
+    try:
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has ended, or is another user's
+        return False
+    return f"{MARKER}={os.environ[MARKER]}".encode() in environ
 
 
 def _processes_of_this_run() -> dict[Process, int]:

@@ -35,7 +35,7 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
         _check_timeout(timeout, "get")
     if isinstance(refs, ObjectRefGenerator):
         raise WrongTypeError(
-            "get() of a generator cannot be\niterate over it and get() each ref", field="refs"
+            "get() takes no generator\niterate over it and get() each ref", field="refs"
         )
     try:
         if isinstance(refs, ObjectRef):

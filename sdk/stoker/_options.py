@@ -225,7 +225,7 @@ def strategy_of(value: Any) -> Strategy:
     if isinstance(value, NodeAffinity):
         return Strategy(node_id=value.node_id, soft=value.soft)
     raise BadRequestError(
-        f"scheduling_strategy={value!r} is none\n"
+        f"scheduling_strategy={value!r} is no strategy\n"
         "use 'DEFAULT', 'SPREAD' or NodeAffinity(node_id=...)",
         field="scheduling_strategy",
     )

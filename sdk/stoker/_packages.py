@@ -78,13 +78,14 @@ class Progress:
     def __init__(self, what: str, total_nbytes: int) -> None:
         self._what = what
         self._total = total_nbytes
+        self._is_long = total_nbytes >= NOTICE_BYTES
         self._began_s = self._told_s = time.monotonic()
         self._say(mib(total_nbytes))
 
     def done(self, nbytes: int) -> None:
         """``nbytes`` of the total are done."""
         now_s = time.monotonic()
-        if now_s >= self._told_s + _NOTICE_EVERY_S:
+        if self._is_long and now_s >= self._told_s + _NOTICE_EVERY_S:
             self._told_s = now_s
             self._say(f"{mib(nbytes)} of {mib(self._total)} ({100 * nbytes // self._total} %)")
 
@@ -93,7 +94,7 @@ class Progress:
         self._say(f"done in {time.monotonic() - self._began_s:.1f} s")
 
     def _say(self, text: str) -> None:
-        if self._total >= NOTICE_BYTES:
+        if self._is_long:
             sys.stderr.write(f"stoker: {self._what}: {text}\n")
             sys.stderr.flush()
 

@@ -96,7 +96,6 @@ __all__ = (
     "WrongTypeError",
 )
 
-for _cls in tuple(globals().values()):
-    if isinstance(_cls, type) and issubclass(_cls, StokerError):
-        _cls.__module__ = __name__
-del _cls
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

@@ -140,10 +140,11 @@ def test_what_takes_long_is_told_on_stderr(
     half = uploading + "1.0 MiB of 2.0 MiB (50 %)"
     uploaded = [uploading + "2.0 MiB", half, uploading + "done in T s"]
     assert said == packed + uploaded + packed, "what is there is not uploaded again"
-    for name in "ab":
-        (tmp_path / name).write_bytes(b"small")
-    make_runtime_env({"working_dir": tmp_path}, upload)
-    assert capfd.readouterr().err == ""
+    for content in (b"small", b""):
+        for name in "ab":
+            (tmp_path / name).write_bytes(content)
+        make_runtime_env({"working_dir": tmp_path}, upload)
+        assert capfd.readouterr().err == ""
 
 
 def test_a_path_that_is_not_there_is_an_error_that_says_so(tmp_path: Path) -> None:

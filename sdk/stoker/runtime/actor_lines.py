@@ -99,9 +99,9 @@ class ActorLines:
         """Return a line to an actor that perhaps only others have called; None if it is not up."""
         if link.line is not None and not link.line.closed:
             return link.line
-        if link.created is not None:
-            await link.registered.wait()
-        actor = await self._lookup(link) if link.dead is None else None
+        if link.dead is not None or (link.created is not None and not link.registered.is_set()):
+            return None
+        actor = await self._lookup(link)
         if actor is None or actor.state is not ActorState.ALIVE or actor.address is None:
             return None
         return await self._runtime.peers.line(actor.address)
