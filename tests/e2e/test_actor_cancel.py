@@ -227,8 +227,9 @@ def test_a_cancelled_stream_that_waits_for_its_reader_frees_its_thread(tmp_path:
         until(lambda p=path: p.exists() and p.read_text() == str(AHEAD), GET_S, "no more is made")
     for stream in streams:
         stoker.cancel(stream)
+    get(deaf.release.remote())  # before anything is read, which would let the streams go on
+    for stream in streams:
         caught(lambda s=stream: [get(ref) for ref in s], exceptions.TaskCancelledError)
-    get(deaf.release.remote())
 
 
 def test_force_is_refused_for_calls_of_actors(tmp_path: Path) -> None:
