@@ -49,21 +49,21 @@ TRACE = Trace()
 
 def wrap_worker() -> None:
     """Note the hops of calls at this worker from now on."""
-    from stoker.runtime import execution, invocation
-    from stoker_wire.frames import FrameCodec
+    from stoker.runtime.worker import execute, invoke
+    from stoker_wire.data.frames import FrameCodec
 
     TRACE.wrap(FrameCodec, "decode", "worker: frame read", "worker: frame decoded")
-    TRACE.wrap(invocation, "load_arguments", "worker: main thread has it")
-    TRACE.wrap(execution.Execution, "report", "worker: user code returned")
-    TRACE.wrap(execution.Execution, "_send", "worker: loop woken")
+    TRACE.wrap(invoke, "load_arguments", "worker: main thread has it")
+    TRACE.wrap(execute.Execution, "report", "worker: user code returned")
+    TRACE.wrap(execute.Execution, "_send", "worker: loop woken")
     TRACE.wrap(FrameCodec, "encode", "worker: result posted", "worker: result encoded")
 
 
 def wrap_driver() -> None:
     """Note the hops of calls at this driver from now on."""
+    from stoker.runtime.objects.waiters import ThreadWaiter
     from stoker.runtime.runtime import Runtime
-    from stoker.runtime.waiting import ThreadWaiter
-    from stoker_wire.frames import FrameCodec
+    from stoker_wire.data.frames import FrameCodec
 
     TRACE.wrap(Runtime, "wake", "driver: packed and queued")
     TRACE.wrap(Runtime, "_flush", "driver: loop woken")

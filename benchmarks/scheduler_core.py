@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.need import Need, make_need
-from stoker_scheduler.core.nodes import make_node_spec
+from stoker_scheduler.core.model.nodes import make_node_spec
+from stoker_scheduler.core.model.requirements import Need, make_need
 from stoker_scheduler.core.state import State
 
 PLACEMENTS = 20_000

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, proxied, tasks
-from stoker_gcs.hot.memory import MemoryHot
-from stoker_gcs.leading import Leading, keep
-from stoker_gcs.parts import Parts, assemble
+from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, scheduler_proxy, tasks
+from stoker_gcs.app import Parts, assemble
+from stoker_gcs.controllers.leader_loops import Leading, keep
+from stoker_gcs.controllers.maintenance import Upkeep
+from stoker_gcs.ephemeral.memory import MemoryHot
 from stoker_gcs.store.opening import open_store
-from stoker_gcs.upkeep import Upkeep
-from stoker_wire.background import Background
-from stoker_wire.server import Service
+from stoker_wire.http.server import Service
+from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from stoker_gcs.hot.protocol import HotStore
+    from stoker_gcs.ephemeral.protocol import HotStore
     from stoker_gcs.store.protocol import Store
     from stoker_wire.settings import Settings
 
@@ -87,7 +87,7 @@ async def serve(
     background, lanes = Background("gcs"), Background("gcs-journal")
     parts = assemble(store, hot, settings, token, background)
     service = Service("gcs", settings, token=token, authenticator=parts.tokens)
-    for module in (nodes, jobs, actors, tasks, control, proxied, logs, outputs):
+    for module in (nodes, jobs, actors, tasks, control, scheduler_proxy, logs, outputs):
         module.add_routes(service, parts)
     journal = parts.truth.journal
     upkeep = Upkeep(service, parts)
@@ -131,6 +131,6 @@ async def serve(
 def _hot_store(redis_url: str | None) -> HotStore:
     if not redis_url:
         return MemoryHot()
-    from stoker_gcs.hot.redis import RedisHot
+    from stoker_gcs.ephemeral.redis import RedisHot
 
     return RedisHot(redis_url)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.schema import REVISION
+from stoker_gcs.state.schema import REVISION
 from stoker_wire.errors import DatabaseError, StokerError
 from stoker_wire.settings import Settings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from stoker_gcs.tables import metadata
+from stoker_gcs.state.tables import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

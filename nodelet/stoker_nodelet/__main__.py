@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from stoker_nodelet.forkserver import DEFAULT_TARGET, start_forkserver
+from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, start_forkserver
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
@@ -40,10 +40,10 @@ def main(argv: list[str] | None = None) -> None:
     forkserver = start_forkserver(target=options.target)
 
     from stoker_nodelet.service import Running, serve
-    from stoker_wire.auth import load_or_create_token
     from stoker_wire.errors import BadRequestError
+    from stoker_wire.http.auth import load_or_create_token
+    from stoker_wire.http.server import run_service
     from stoker_wire.ids import Prefix, new_id
-    from stoker_wire.server import run_service
     from stoker_wire.settings import Settings
 
     settings = Settings.from_env(gcs_url=options.gcs_url, host=options.host, port=options.port)

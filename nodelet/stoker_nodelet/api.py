@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
-from stoker_nodelet.exits import Exits
-from stoker_nodelet.logs import LogFilter, Logs
-from stoker_nodelet.objects import Objects
-from stoker_nodelet.space import Space
-from stoker_nodelet.spool import Spool
+from stoker_nodelet.objects.eviction import Space
+from stoker_nodelet.objects.index import Objects
+from stoker_nodelet.telemetry.exits import Exits
+from stoker_nodelet.telemetry.logs import LogFilter, Logs
+from stoker_nodelet.telemetry.task_spool import Spool
 from stoker_nodelet.transfer import Transfer
-from stoker_nodelet.workers import Workers
+from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from stoker_wire.http.paging import page_of
+from stoker_wire.http.server import Request, Service, bytes_response, stream_response
 from stoker_wire.messages.cluster import (
     HeldLeases,
     RegisterWorker,
@@ -37,8 +39,6 @@ from stoker_wire.messages.work import (
     SealObjects,
     TaskHistoryStatus,
 )
-from stoker_wire.paging import page_of
-from stoker_wire.server import Request, Service, bytes_response, stream_response
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from stoker_nodelet import proctree
+from stoker_nodelet.workers import process_tree
 from stoker_wire.messages.cluster import Device
 
 _CGROUP = Path("/sys/fs/cgroup")
@@ -61,7 +61,7 @@ def schedulable_memory_bytes() -> int:
 
 def in_use(pid: int) -> bool:
     """Return whether the process, or one that it started, has opened a GPU."""
-    return any(_opens_gpu(one) for one in (pid, *proctree.descendants(pid)))
+    return any(_opens_gpu(one) for one in (pid, *process_tree.descendants(pid)))
 
 
 def _opens_gpu(pid: int) -> bool:

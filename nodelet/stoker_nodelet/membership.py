@@ -18,8 +18,7 @@ import psutil
 from msgspec import structs
 
 from stoker_nodelet.core.events import NodeFenced, NodeRegistered
-from stoker_nodelet.workers import Workers
-from stoker_wire.client import Client
+from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
     CompactedError,
     ConflictError,
@@ -27,6 +26,7 @@ from stoker_wire.errors import (
     NotFoundError,
     StokerError,
 )
+from stoker_wire.http.client import Client
 from stoker_wire.messages.cluster import Heartbeat, Node, RegisteredNode, RegisterNode
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.work import Job

@@ -16,32 +16,33 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from stoker_nodelet import arena, devices
+from stoker_nodelet import devices
 from stoker_nodelet.api import Api
 from stoker_nodelet.core import Policy, State
-from stoker_nodelet.environments import Environments
-from stoker_nodelet.exits import Exits
-from stoker_nodelet.forks import ForkServers
-from stoker_nodelet.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
+from stoker_nodelet.environments.environments import Environments
+from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.identity import Identity
-from stoker_nodelet.jobfolders import JobFolders
-from stoker_nodelet.jobs import Jobs
-from stoker_nodelet.kernelcache import KernelCache, open_cache
-from stoker_nodelet.kernels import Kernels
-from stoker_nodelet.logs import Logs
+from stoker_nodelet.kernels.cache import KernelCache, open_cache
+from stoker_nodelet.kernels.compiler import Kernels
+from stoker_nodelet.kernels.tuning_tables import TunedTables
 from stoker_nodelet.membership import Membership
-from stoker_nodelet.memory import MemoryGuard
-from stoker_nodelet.space import Space, prepare
-from stoker_nodelet.spool import Spool
+from stoker_nodelet.objects import arena
+from stoker_nodelet.objects.eviction import Space, prepare
+from stoker_nodelet.telemetry.driver_reports import Jobs
+from stoker_nodelet.telemetry.exits import Exits
+from stoker_nodelet.telemetry.logs import Logs
+from stoker_nodelet.telemetry.oom_guard import MemoryGuard
+from stoker_nodelet.telemetry.task_spool import Spool
 from stoker_nodelet.transfer import Transfer
-from stoker_nodelet.tuned import TunedTables
-from stoker_nodelet.workers import Workers
-from stoker_wire.background import Background
-from stoker_wire.client import Client
-from stoker_wire.host import host_id
+from stoker_nodelet.workers.fork_client import ForkServers
+from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
+from stoker_nodelet.workers.workers import Workers
+from stoker_wire.http.client import Client
+from stoker_wire.http.server import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
-from stoker_wire.server import Service
+from stoker_wire.process.background import Background
+from stoker_wire.process.host_identity import host_id
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from stoker_scheduler.service import DEFAULT_PORT, Running, serve
-from stoker_wire.auth import find_token
 from stoker_wire.errors import BadRequestError
-from stoker_wire.server import run_service
+from stoker_wire.http.auth import find_token
+from stoker_wire.http.server import run_service
 from stoker_wire.settings import Settings
 
 

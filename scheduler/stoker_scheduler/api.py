@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.explain import Story, starting_text, tell
-from stoker_scheduler.core.feasibility import Fit
-from stoker_scheduler.core.plan import PlanRequest, plan
-from stoker_scheduler.core.resources import UNIT
+from stoker_scheduler.core.model.resources import UNIT
+from stoker_scheduler.core.placement.explain import Story, starting_text, tell
+from stoker_scheduler.core.placement.feasibility import Fit
+from stoker_scheduler.core.placement.plan import PlanRequest, plan
 from stoker_scheduler.messages import PlannedLease, PlanQuery, PlanReply
-from stoker_scheduler.translate import (
+from stoker_scheduler.wire_types import (
     lease_of,
     need_of,
     queue_of,
@@ -23,7 +23,7 @@ from stoker_scheduler.translate import (
     verdicts_of,
 )
 from stoker_wire.errors import NotReadyError
-from stoker_wire.kernels import kernel_set
+from stoker_wire.http.paging import page_of
 from stoker_wire.messages.cluster import (
     BlockLease,
     ClusterResources,
@@ -37,11 +37,11 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import Explanation, LeaseQuery, ListQuery, Page, QueueEntry
-from stoker_wire.paging import page_of
+from stoker_wire.messages.kernels import kernel_set
 
 if TYPE_CHECKING:
     from stoker_scheduler.engine import Engine
-    from stoker_wire.server import Request, Service
+    from stoker_wire.http.server import Request, Service
 
 ANSWER_MARGIN_S = 0.3
 """A long poll ends so much before the caller's deadline."""

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.scoring import ScorePolicy
+from stoker_scheduler.core.placement.scoring import ScorePolicy
 from stoker_scheduler.core.state import Phase, Policy, State
-from stoker_scheduler.nodelets import Nodelets, StartFailedError
-from stoker_scheduler.translate import class_key, lease_of, need_of, setup_of
-from stoker_wire.background import Background
+from stoker_scheduler.nodelet_clients import Nodelets, StartFailedError
+from stoker_scheduler.wire_types import class_key, lease_of, need_of, setup_of
 from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
@@ -29,7 +28,6 @@ from stoker_wire.errors import (
     StokerError,
 )
 from stoker_wire.ids import Prefix, check_id
-from stoker_wire.kernels import kernel_set
 from stoker_wire.messages.cluster import (
     GrantedLease,
     LeaseReply,
@@ -41,6 +39,8 @@ from stoker_wire.messages.cluster import (
     WorkerSpec,
 )
 from stoker_wire.messages.common import OnInfeasible
+from stoker_wire.messages.kernels import kernel_set
+from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -16,7 +16,7 @@ from stoker_wire.messages.control import Campaign, Leader
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-    from stoker_wire.client import Client
+    from stoker_wire.http.client import Client
 
 NAME = "scheduler"
 UNREACHABLE_PAUSE_S = 0.2

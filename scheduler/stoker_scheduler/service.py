@@ -10,13 +10,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.api import Api, not_loaded
-from stoker_scheduler.cluster import Cluster
 from stoker_scheduler.engine import Engine, not_leader
+from stoker_scheduler.gcs_feed import Cluster
 from stoker_scheduler.leadership import Leadership
-from stoker_wire.background import Background
-from stoker_wire.client import Client
+from stoker_wire.http.client import Client
+from stoker_wire.http.server import Service
 from stoker_wire.ids import Prefix, new_id
-from stoker_wire.server import Service
+from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from stoker_wire.messages.control import Leader

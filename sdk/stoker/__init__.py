@@ -19,8 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker import exceptions
-from stoker._actors import ActorClass, ActorHandle, exit_actor, method
-from stoker._api import (
+from stoker.api.calls import (
     available_resources,
     cancel,
     cluster_resources,
@@ -35,10 +34,11 @@ from stoker._api import (
     timeline,
     wait,
 )
-from stoker._init import ClusterInfo, init, shutdown
-from stoker._options import NodeAffinity
-from stoker._refs import ObjectRef, ObjectRefGenerator
-from stoker._remote import RemoteFunction, remote
+from stoker.api.init import ClusterInfo, init, shutdown
+from stoker.api.options import NodeAffinity
+from stoker.api.remote import RemoteFunction, remote
+from stoker.runtime.actors.handle import ActorClass, ActorHandle, exit_actor, method
+from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:

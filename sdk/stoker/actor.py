@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from stoker._actors import ActorClass, ActorHandle, ActorMethod, exit_actor, method
+from stoker.runtime.actors.handle import ActorClass, ActorHandle, ActorMethod, exit_actor, method
 
 __all__ = ("ActorClass", "ActorHandle", "ActorMethod", "exit_actor", "method")

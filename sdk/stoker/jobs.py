@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker._address import resolve
-from stoker._http import HttpClient
 from stoker._outputs import unpack
-from stoker._runtime_env import make_runtime_env, uploader
+from stoker.local.address import resolve
+from stoker.runtime.environment.runtime_env import make_runtime_env, uploader
+from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from stoker_wire.messages.control import Explanation, LogLine, Page
 from stoker_wire.messages.work import Job, JobOutput, JobState, SubmitJob

@@ -11,8 +11,8 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from stoker._session import runtime
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError, NotFoundError
+from stoker.runtime.session import runtime
 
 __all__ = ("delete", "get", "keys", "put", "wait")
 

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from stoker._launch.cluster import LocalCluster, spawn_local, start_local
-from stoker._launch.ending import end_of, say, until_over
-from stoker._launch.options import json_object, parser
-from stoker._launch.sessions import (
+from stoker.local.cluster import LocalCluster, spawn_local, start_local
+from stoker.local.ending import end_of, say, until_over
+from stoker.local.options import json_object, parser
+from stoker.local.sessions import (
     DATABASE_NAME,
     TOKEN_NAME,
     LocalInfo,
@@ -38,8 +38,8 @@ from stoker._launch.sessions import (
     sweep,
     write_info,
 )
-from stoker_wire.auth import find_token, is_loopback, load_or_create_token
 from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
+from stoker_wire.http.auth import find_token, is_loopback, load_or_create_token
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stoker_nodelet.forkserver import ForkServerHandle
     from stoker_nodelet.service import Running as RunningNodelet
+    from stoker_nodelet.workers.forkserver import ForkServerHandle
 
 __all__ = (
     "LocalCluster",
@@ -101,8 +101,8 @@ def _run(options: argparse.Namespace) -> None:
     gc.disable()
     _import_common()
 
-    from stoker_nodelet.forkserver import fork_forkserver
-    from stoker_wire.loops import new_loop
+    from stoker_nodelet.workers.forkserver import fork_forkserver
+    from stoker_wire.process.event_loop import new_loop
 
     forkserver = fork_forkserver(session / "logs" / "forkserver.log")
     settings = Settings.from_env(
@@ -115,7 +115,7 @@ def _run(options: argparse.Namespace) -> None:
         labels=json_object("labels", options.labels),
     )
 
-    from stoker_wire import log
+    from stoker_wire.process import log
 
     log.configure(settings.log_level, settings.log_format)
     serve = _serve_head if options.mode == "head" else _serve_node
@@ -126,10 +126,10 @@ def _run(options: argparse.Namespace) -> None:
 
 def _import_common() -> None:
     """Import what is large and used by services and workers alike."""
-    from stoker_wire import lean
+    from stoker_wire.process import fast_imports
 
-    lean.import_aiohttp()
-    for name in ("aiohttp.web", "uvloop", "stoker_wire.client"):
+    fast_imports.import_aiohttp()
+    for name in ("aiohttp.web", "uvloop", "stoker_wire.http.client"):
         with contextlib.suppress(ModuleNotFoundError):  # uvloop is not everywhere
             importlib.import_module(name)
 
@@ -312,7 +312,7 @@ def _info(
 
 async def _until_ready(name: str, url: str, token: str) -> None:
     """Poll ``/readyz``: a service says there why it cannot do its work yet."""
-    from stoker_wire.client import Client
+    from stoker_wire.http.client import Client
 
     cause = "it has not answered"
     try:

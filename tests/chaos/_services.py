@@ -13,7 +13,7 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from stoker._http import HttpClient
+from stoker.runtime.net.http import HttpClient
 from tests.services import ReservedPort, until
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.service import Running, serve
 from stoker_migrations.command import upgrade
-from stoker_wire.client import Client
 from stoker_wire.errors import InfeasibleError
+from stoker_wire.http.client import Client
+from stoker_wire.http.server import Request, Service
 from stoker_wire.messages.cluster import (
     ClusterResources,
     Demand,
@@ -25,7 +26,6 @@ from stoker_wire.messages.cluster import (
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.control import Campaign, Explanation, Leader
 from stoker_wire.messages.work import AttachDriver, Job
-from stoker_wire.server import Request, Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from stoker_wire.client import Client
 from stoker_wire.errors import (
     BadRequestError,
     CompactedError,
@@ -18,6 +17,7 @@ from stoker_wire.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from stoker_wire.http.client import Client
 from stoker_wire.messages.cluster import (
     ClusterResources,
     Heartbeat,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from stoker_wire.data.spool import frames_of, row_of
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import WorkerExit, WorkersExited
 from stoker_wire.messages.control import Page
@@ -20,12 +21,11 @@ from stoker_wire.messages.work import (
     TaskRecord,
     TaskState,
 )
-from stoker_wire.spool import frames_of, row_of
 from tests.contract.gcs_support import attach, eventually, register
 
 if TYPE_CHECKING:
     from stoker_gcs.service import Running
-    from stoker_wire.client import Client
+    from stoker_wire.http.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
 
@@ -66,7 +66,7 @@ async def test_rows_of_spool_files_are_stored_as_they_come(
 async def test_what_nobody_can_report_any_more_ends_with_its_worker_or_node(
     served: tuple[Running, Client], fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker_gcs.reconcile.LAST_REPORTS_S", 0.0)
+    monkeypatch.setattr("stoker_gcs.controllers.reconcile.LAST_REPORTS_S", 0.0)
     _, client = served
     node = await register(client)
     job = await attach(client)

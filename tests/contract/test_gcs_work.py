@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from stoker_gcs import schema
+from stoker_gcs.state import schema
 from stoker_wire.errors import (
     BadRequestError,
     ConflictError,
@@ -17,6 +17,7 @@ from stoker_wire.errors import (
     IdempotencyError,
     NotFoundError,
 )
+from stoker_wire.http.server import Request, Service, bytes_response
 from stoker_wire.messages.cluster import (
     Demand,
     RegisteredNode,
@@ -45,7 +46,6 @@ from stoker_wire.messages.work import (
     TaskRecord,
     TaskState,
 )
-from stoker_wire.server import Request, Service, bytes_response
 from stoker_wire.settings import Settings
 from tests.contract.gcs_support import PATIENT, TOKEN, a_node, attach, eventually, gcs, register
 
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stoker_gcs.service import Running
-    from stoker_wire.client import Client
+    from stoker_wire.http.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
 

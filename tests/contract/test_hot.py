@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_gcs.hot.memory import MemoryHot
-from stoker_gcs.hot.redis import RedisHot
+from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_gcs.ephemeral.redis import RedisHot
 from tests.contract.gcs_support import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stoker_gcs.hot.protocol import HotStore
+    from stoker_gcs.ephemeral.protocol import HotStore
     from tests.services import RedisServer
 
 

@@ -13,10 +13,10 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.schema import JOBS, REVISION, Type
-from stoker_gcs.schema import TABLES as ALL_TABLES
+from stoker_gcs.state.schema import JOBS, REVISION, Type
+from stoker_gcs.state.schema import TABLES as ALL_TABLES
+from stoker_gcs.state.tables import metadata
 from stoker_gcs.store.opening import open_store
-from stoker_gcs.tables import metadata
 from stoker_migrations.command import main, scripts, upgrade
 from stoker_wire.errors import DatabaseError
 from tests.contract.gcs_support import migrate

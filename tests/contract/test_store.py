@@ -10,15 +10,15 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs import schema
+from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Append, Change, Clash, Delete, Insert, Prefix, Update, Upsert
 from stoker_gcs.store.journal import Journal
 from stoker_gcs.store.opening import open_store
 from stoker_gcs.store.rows import task_of
 from stoker_gcs.store.statements import select
-from stoker_wire.background import Background
+from stoker_wire.data.spool import row_of
 from stoker_wire.messages.work import TaskRecord, TaskState
-from stoker_wire.spool import row_of
+from stoker_wire.process.background import Background
 from tests.contract.gcs_support import migrate
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from stoker_gcs.store.changes import Condition
     from stoker_gcs.store.protocol import Store
-    from stoker_wire.spool import TaskRow
+    from stoker_wire.data.spool import TaskRow
 
 KINDS = ("memory", "sqlite-memory", "sqlite-file", "postgres")
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 import stoker
-from stoker._http import HttpClient
 from stoker.launch import LocalCluster, spawn_local
+from stoker.runtime.net.http import HttpClient
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def session_root(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def embedded(folder: Path, **offer: Any) -> Iterator[stoker._init.ClusterInfo]:
+def embedded(folder: Path, **offer: Any) -> Iterator[stoker.api.init.ClusterInfo]:
     """This process is the driver of a cluster of its own."""
     with session_root(folder):
         info = stoker.init(log_to_driver=False, **offer)
@@ -118,7 +118,7 @@ def alive(pid: int) -> bool:
 
 def actor_record(actor_id: str) -> dict[str, Any]:
     """An actor as the HTTP API of this driver's cluster shows it."""
-    found: dict[str, Any] = stoker._session.runtime().http.call(
+    found: dict[str, Any] = stoker.runtime.session.runtime().http.call(
         "GET", f"/v1/actors/{actor_id}", reply=dict[str, Any]
     )
     return found

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import stoker
-from stoker._session import runtime
 from stoker.exceptions import TaskCancelledError
-from stoker.runtime.reports import table_sizes
+from stoker.runtime.session import runtime
+from stoker.runtime.tasks.status import table_sizes
 from tests.e2e.conftest import WAIT_S, Cluster, get
 from tests.services import until
 

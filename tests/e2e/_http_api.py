@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, proxied, tasks
+from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, scheduler_proxy, tasks
 from stoker_nodelet.api import Api as NodeletApi
 from stoker_nodelet.transfer import Transfer
 from stoker_scheduler.api import Api as SchedulerApi
-from stoker_wire.server import Service
+from stoker_wire.http.server import Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.request import Route
+    from stoker_wire.http.request import Route
 
 TIMEOUT_S = 40.0
 
@@ -30,7 +30,7 @@ TIMEOUT_S = 40.0
 def declared() -> dict[str, Service]:
     """The three services with all their routes and nothing behind them."""
     made = {name: Service(name, Settings(), token="t") for name in ("gcs", "scheduler", "nodelet")}
-    for module in (nodes, jobs, actors, tasks, control, proxied, logs, outputs):
+    for module in (nodes, jobs, actors, tasks, control, scheduler_proxy, logs, outputs):
         module.add_routes(made["gcs"], MagicMock())
     SchedulerApi(made["scheduler"], MagicMock(), lease_ttl_s=1.0)
     parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool", "space"), MagicMock())

@@ -51,7 +51,7 @@ class Cluster:
 
     def call(self, method: str, path: str, **query: Any) -> Any:
         """Ask the HTTP API."""
-        from stoker._http import HttpClient
+        from stoker.runtime.net.http import HttpClient
 
         client = HttpClient(self.info.address, token=self.info.token)
         return client.call(method, path, reply=dict, query=query or None)

@@ -14,9 +14,11 @@ from typing import Any
 
 import msgspec
 
-from stoker_nodelet import proctree
-from stoker_wire.client import Client
+from stoker_nodelet.workers import process_tree
+from stoker_wire.data.spool import record_of, rows_in
 from stoker_wire.errors import FencedError, NotFoundError, UnavailableError
+from stoker_wire.http.client import Client
+from stoker_wire.http.server import Request, Service, watch_response
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
     ActorSpec,
@@ -36,9 +38,7 @@ from stoker_wire.messages.cluster import (
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.work import FinishJob, TaskHistoryStatus, TaskRecord
-from stoker_wire.server import Request, Service, watch_response
 from stoker_wire.settings import Settings
-from stoker_wire.spool import record_of, rows_in
 from tests.e2e.worker_target import Do, Seen
 
 REPO = Path(__file__).resolve().parents[2]
@@ -283,4 +283,4 @@ def there(path: Path | str) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    return proctree.start_time(pid) != 0
+    return process_tree.start_time(pid) != 0

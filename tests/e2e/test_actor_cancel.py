@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from stoker import exceptions
-from stoker.runtime.streams import AHEAD
+from stoker.runtime.tasks.streams import AHEAD
 from tests.e2e._cluster import caught, embedded
 from tests.services import until
 
@@ -160,7 +160,7 @@ class DeafLoop:
 def state_of(ref: Any) -> str | None:
     """What the history says of a call."""
     try:
-        found = stoker._session.runtime().http.call(
+        found = stoker.runtime.session.runtime().http.call(
             "GET", f"/v1/tasks/{ref.task_id}", reply=dict[str, Any]
         )
     except exceptions.NotFoundError:

@@ -36,20 +36,20 @@ def get(refs: Any, timeout: float = GET_S) -> Any:
 
 def finish_within(seconds: float, end_s: float = GET_S) -> None:
     """Have the actor that calls this wait no longer for its calls, and for all, when it ends."""
-    from stoker.runtime import actor_end
+    from stoker.runtime.worker import actor_exit
 
-    actor_end.FINISH_S, actor_end.END_S = seconds, end_s
+    actor_exit.FINISH_S, actor_exit.END_S = seconds, end_s
 
 
 def is_ending() -> bool:
     """Whether the actor that calls this starts no more calls."""
-    actor = stoker._session.runtime().execution.actor
+    actor = stoker.runtime.session.runtime().execution.actor
     return bool(actor.end.begun)
 
 
 def unstarted() -> bool:
     """Whether a call has come to the actor that calls this, and has not begun."""
-    return bool(stoker._session.runtime().execution.unstarted)
+    return bool(stoker.runtime.session.runtime().execution.unstarted)
 
 
 class Hooked:
@@ -357,11 +357,11 @@ def test_groups_that_do_not_finish_are_waited_for_together(tmp_path: Path) -> No
             threading.Event().wait()
 
         async def leave(self) -> None:
-            from stoker.runtime import actor_host
+            from stoker.runtime.worker import actor
 
-            actor_host._JOIN_S = 0.5  # one after the other they would take 20 s
+            actor._JOIN_S = 0.5  # one after the other they would take 20 s
             finish_within(0, 15)
-            running = stoker._session.runtime().execution.running
+            running = stoker.runtime.session.runtime().execution.running
             await asyncio.to_thread(until, lambda: len(running) > len(names), GET_S, "all run")
             stoker.exit_actor()
 
@@ -378,12 +378,12 @@ def test_an_actor_that_can_run_no_more_calls_ends_and_may_restart(
     cls: type, tmp_path: Path
 ) -> None:
     def sabotage(instance: Any) -> None:
-        from stoker.runtime import actor_host, actor_loops
+        from stoker.runtime.worker import actor, event_loops
 
         def defect(*args: Any) -> None:
             raise RuntimeError("a defect")
 
-        actor_host.invoke = actor_loops.invoke_async = defect  # type: ignore[assignment]
+        actor.invoke = event_loops.invoke_async = defect  # type: ignore[assignment]
 
     log = tmp_path / "log"
     made = stoker.remote(concurrency_groups={"io": 1}, max_restarts=1)(cls)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from stoker._launch.sessions import read_info
 from stoker.jobs import JobState, JobSubmissionClient
+from stoker.local.sessions import read_info
 from stoker_wire.errors import ConflictError, DeadlineExceededError, NotFoundError
 from tests.services import until
 

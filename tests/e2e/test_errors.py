@@ -274,7 +274,7 @@ def test_a_nested_error_shows_both_tracebacks() -> None:
     text = str(caught.value)
     assert 'raise KeyError("lost")' in text
     assert "stoker.get(inner.remote())" in text
-    assert "_api.py" not in text and "objects.py" not in text
+    assert "api/calls.py" not in text and "objects/store.py" not in text
 
 
 def test_get_of_many_raises_the_error_of_one() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from stoker.exceptions import BadRequestError, TaskCancelledError, WorkerDiedError
-from stoker.runtime.streams import AHEAD
+from stoker.runtime.tasks.streams import AHEAD
 from tests.e2e.conftest import Flags, get
 from tests.services import until
 

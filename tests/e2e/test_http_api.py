@@ -20,7 +20,7 @@ from tests.services import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.request import Route
+    from stoker_wire.http.request import Route
 
 LISTS = [pair for pair in shared.ROUTES if shared.is_page(pair[1])]
 KEYS = {

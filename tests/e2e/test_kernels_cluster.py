@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker._launch.cluster import spawn_node
 from stoker.exceptions import BadRequestError, RuntimeEnvSetupError
+from stoker.local.cluster import spawn_node
 from stoker.train import autotune, warm
 from tests.e2e import _cluster
 from tests.e2e.conftest import get
@@ -127,7 +127,7 @@ def node_records() -> dict[str, dict[str, Any]]:
 def details(columns: int) -> dict[str, str]:
     """What speaks for each node, in the words of ``stoker explain``."""
     spec = {"op": "rms_norm", "dtype": "float32", "sizes": {"columns": columns}}
-    runtime = stoker._session.runtime()
+    runtime = stoker.runtime.session.runtime()
     demand = {
         "job_id": runtime.job_id,
         "resources": {"GPU": 1.0},

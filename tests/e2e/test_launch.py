@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from stoker._http import HttpClient
 from stoker.cli.cluster import DEFAULT_PORT
 from stoker.launch import LocalCluster, find_running, spawn_local, start_local
+from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import OpenBindError, PortInUseError, StartError
 from stoker_wire.messages.cluster import ClusterResources
 from tests.services import ReservedPort, until

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import stoker
-from stoker._launch.sessions import session_root
+from stoker.local.sessions import session_root
 from tests.e2e import _cycles as cycles
 from tests.e2e.conftest import Cluster
 

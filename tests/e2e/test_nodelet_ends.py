@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_nodelet import proctree
+from stoker_nodelet.workers import process_tree
 from stoker_wire.messages.cluster import DriverSpec, LeaseKind
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import LogLine
@@ -26,7 +26,7 @@ async def test_a_killed_nodelet_leaves_nothing(start, gcs: FakeGcs) -> None:
     arena = Path(gcs.nodes[0].arena_dir)
     assert mode(arena) == 0o700
     (arena / "o_1").write_bytes(b"left")
-    tree = proctree.descendants(node.process.pid)
+    tree = process_tree.descendants(node.process.pid)
     assert {worker.pid, seen.child} <= set(tree)
     node.process.kill()
     await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone")
@@ -77,7 +77,7 @@ async def test_workers_leave_no_shared_memory_however_they_end(
     elif end == "kill":
         node.process.kill()
     else:
-        (forkserver,) = proctree.children(node.process.pid)
+        (forkserver,) = process_tree.children(node.process.pid)
         os.kill(forkserver, signal.SIGKILL)
     await eventually(lambda: not there(shared["node"]), "its resource tracker has cleaned up")
 
@@ -184,7 +184,7 @@ async def test_a_dead_fork_server_is_replaced_and_its_workers_exits_are_told(
     node = await start()
     _, worker = await node.start_lease()
     child = (await node.do(worker, "spawn")).child
-    (forkserver,) = proctree.children(node.process.pid)
+    (forkserver,) = process_tree.children(node.process.pid)
     os.kill(forkserver, signal.SIGKILL)
     one = await node.exit_of(worker.worker_id)
     assert one.signal == signal.SIGKILL

@@ -12,6 +12,7 @@ import pytest
 
 from stoker_nodelet.api import ArenaUsage, Freed
 from stoker_wire.arena import Arena, ObjectHead, split
+from stoker_wire.data.spool import SpoolWriter, row_of, spool_folder
 from stoker_wire.errors import (
     BadRequestError,
     NotFoundError,
@@ -29,7 +30,6 @@ from stoker_wire.messages.work import (
     TaskRecord,
     TaskState,
 )
-from stoker_wire.spool import SpoolWriter, row_of, spool_folder
 from tests.e2e.nodelet_harness import FakeGcs, eventually
 
 

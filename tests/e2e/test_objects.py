@@ -14,7 +14,7 @@ import stoker
 from stoker.exceptions import (
     SerializationError,
 )
-from stoker.runtime.serialization import pack
+from stoker.runtime.serialization.pickling import pack
 from tests.e2e.conftest import Cluster, Flags, get
 from tests.services import until
 

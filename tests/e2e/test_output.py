@@ -101,8 +101,8 @@ LEAVING = """
 import asyncio
 import aiohttp
 import stoker
-from stoker._session import runtime
-from stoker_wire.channel import PATH
+from stoker.runtime.session import runtime
+from stoker_wire.data.channel import PATH
 
 stoker.init()
 

@@ -10,9 +10,9 @@ import textwrap
 import time
 from typing import TYPE_CHECKING
 
+from stoker_wire.http.server import ListQuery, Request, Service
 from stoker_wire.messages.cluster import Node
 from stoker_wire.messages.control import Leader, Page
-from stoker_wire.server import ListQuery, Request, Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def test_an_unreachable_node_is_named_by_what_waits(
         import stoker
         from stoker.exceptions import UnavailableError
         stoker.init(num_cpus=1, num_gpus=0)
-        peers = stoker._session.runtime().peers
+        peers = stoker.runtime.session.runtime().peers
         connect = peers._connect
         async def refused(address):
             raise UnavailableError("Cannot connect to host elsewhere:7620")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.search_path import OWN, taken_over, told
+from stoker_wire.process.search_path import OWN, taken_over, told
 from tests.e2e.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_workers_get_the_flags_of_the_driver_but_those_that_keep_them_from_worki
     program = f"""
 import sys
 sys.path[:] = {sys.path!r}
-from stoker._launch.cluster import _interpreter_flags
+from stoker.local.cluster import _interpreter_flags
 print(*_interpreter_flags())
 """
     flags = ["-s", "-S", "-W", "error::FutureWarning", "-X", "tracemalloc=1", "-X", "utf8"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker._launch.cluster import spawn_node
+from stoker.local.cluster import spawn_node
 from tests.e2e import _cluster
 from tests.e2e.conftest import get
 from tests.services import until
@@ -45,7 +45,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             try:
                 node.wait_ready()
                 stoker.init(cluster.info.gcs_url, token=cluster.info.token, log_to_driver=False)
-                own = stoker._session.runtime().node
+                own = stoker.runtime.session.runtime().node
                 assert own is not None
                 [mine] = [n for n in stoker.nodes() if n["node_id"] == own.node_id]
                 names = ["one", "other"] if "one" in mine["resources"] else ["other", "one"]
@@ -57,7 +57,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 def listed(object_id: str) -> list[dict[str, Any]]:
     """What the nodes say of an object."""
-    page = stoker._session.runtime().http.call("GET", "/v1/objects", reply=dict[str, Any])
+    page = stoker.runtime.session.runtime().http.call("GET", "/v1/objects", reply=dict[str, Any])
     return [one for one in page["items"] if one["object_id"] == object_id]
 
 

@@ -1,6 +1,7 @@
 """What nodelet tests run in their workers: registers, takes leases on, and does what it is told.
 
-A stand-in for stoker.worker with the same duties (register, /v1/assign, /v1/retire); ``/test/do`` makes
+A stand-in for stoker.runtime.worker.main with the same duties (register, /v1/assign, /v1/retire);
+``/test/do`` makes
 it misbehave.
 """
 
@@ -17,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_wire.client import Client
+from stoker_wire.http.client import Client
+from stoker_wire.http.server import Request, Service
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Address, Empty
-from stoker_wire.server import Request, Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

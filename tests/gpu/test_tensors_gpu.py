@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs torch (the `train` extra)")
 
 import stoker  # noqa: E402
-from stoker.runtime.serialization import pack, unpack  # noqa: E402
+from stoker.runtime.serialization.pickling import pack, unpack  # noqa: E402
 from tests.unit.sdk.packing import inline, stored, travel  # noqa: E402
 
 pytestmark = [
@@ -85,7 +85,7 @@ def test_a_model_keeps_its_ties_on_the_gpu() -> None:
     found(torch.ones(2, 4, device="cuda")).sum().backward()
 
 
-IMPORT_UNPACK = "from stoker.runtime.serialization import unpack"
+IMPORT_UNPACK = "from stoker.runtime.serialization.pickling import unpack"
 
 
 def read_elsewhere(packed: Any, script: str, **env: str) -> str:

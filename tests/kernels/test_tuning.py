@@ -11,7 +11,7 @@ import torch
 
 from stoker_kernels import rms_norm, tuning
 from stoker_kernels.workloads import workloads
-from stoker_wire.kernels import TunedKernel
+from stoker_wire.messages.kernels import TunedKernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,13 +13,12 @@ import selectors
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stoker._session import CELL
-from stoker.core.objects import Entry, ObjectTable
-from stoker.runtime import objects as objects_module
-from stoker.runtime.borrowing import GRACE_S
-from stoker.runtime.objects import Objects
-from stoker_wire.background import Background
-from stoker_wire.channel import Channel
+from stoker.runtime.objects import store as objects_module
+from stoker.runtime.objects.borrowing import GRACE_S
+from stoker.runtime.objects.store import Objects
+from stoker.runtime.objects.table import Entry, ObjectTable
+from stoker.runtime.session import CELL
+from stoker_wire.data.channel import Channel
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import (
@@ -31,6 +30,7 @@ from stoker_wire.messages.data import (
     Resolved,
     Unborrow,
 )
+from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from stoker._refs import ObjectRef
+    from stoker.runtime.objects.refs import ObjectRef
 
 LATE_S = 0.1
 """The longest way of a message, and of the news that a line is cut."""
@@ -351,7 +351,7 @@ class World:
         for _ in range(count):
             self.start()
 
-    # `stoker._session.runtime()`, for refs
+    # `stoker.runtime.session.runtime()`, for refs
 
     @property
     def objects(self) -> World:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.need import Need, make_need
+from stoker_scheduler.core.model.requirements import Need, make_need
 from tests.sim.late_messages import Faults, LateMessages
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from random import Random
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.lifecycle import request_id_of
+from stoker_scheduler.core.leases.lifecycle import request_id_of
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.nodes import Health, NodeSpec, make_node_spec
-from stoker_scheduler.core.resources import UNIT
+from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
+from stoker_scheduler.core.model.resources import UNIT
 from stoker_scheduler.core.state import Phase, Policy, State
 from tests.sim.late_messages import Faults
 from tests.sim.scheduler_runtimes import KERNEL_SETS, Runtimes

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
-from stoker_scheduler.core import cycle, lifecycle, machine
+from stoker_scheduler.core import machine
+from stoker_scheduler.core.leases import lifecycle
 from stoker_scheduler.core.machine import step
+from stoker_scheduler.core.queueing import cycle
 from stoker_scheduler.core.state import State
 from tests.sim.scheduler_world import Faults, World
 

@@ -40,7 +40,16 @@ SERVICES = {"stoker_gcs", "stoker_scheduler", "stoker_nodelet"}
 COMPOSITION_ROOT = ROOTS["stoker"] / "launch.py"
 LAZY_ALIAS_OF_KERNELS = {ROOTS["stoker"] / "__init__.py", ROOTS["stoker"] / "kernels.py"}
 # Pure decisions: time is a field of the event, ids and randomness are injected, no IO.
-PURE = tuple(ROOTS[name] / "core" for name in ("stoker_scheduler", "stoker_nodelet", "stoker"))
+_RUNTIME = ROOTS["stoker"] / "runtime"
+PURE = (
+    ROOTS["stoker_scheduler"] / "core",
+    ROOTS["stoker_nodelet"] / "core",
+    _RUNTIME / "objects/table.py",
+    _RUNTIME / "objects/borrow_table.py",
+    _RUNTIME / "tasks/dispatch.py",
+    _RUNTIME / "tasks/ready_queue.py",
+    _RUNTIME / "actors/call_order.py",
+)
 IMPURE_MODULES = {
     "aiohttp", "anyio", "asyncio", "concurrent", "http", "multiprocessing", "os", "pathlib",
     "random", "secrets", "socket", "sqlalchemy", "subprocess", "threading", "time", "uuid",
@@ -49,8 +58,8 @@ MAX_LINES = 600
 MIGRATION_VERSIONS = "versions"
 # Files that may start a task outside a TaskGroup; each says there who awaits it.
 BARE_TASKS_ALLOWED = {
-    REPO / "wire" / "stoker_wire" / "background.py",
-    REPO / "sdk" / "stoker" / "runtime" / "actor_loops.py",  # it runs its loop until that task ends
+    REPO / "wire/stoker_wire/process/background.py",
+    REPO / "sdk/stoker/runtime/worker/event_loops.py",  # it runs its loop until that task ends
 }
 HEAVY = {"torch", "numpy", "sqlalchemy", "redis", "aiohttp"}
 

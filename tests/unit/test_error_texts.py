@@ -30,11 +30,11 @@ from stoker.exceptions import (
     UnavailableError,
     WorkerDiedError,
 )
-from stoker.runtime.calls import about, cancelled_error, missed_start
-from stoker.runtime.creation import creation_failed
-from stoker.runtime.failures import error_of, failed_by
+from stoker.runtime.actors.create import creation_failed
+from stoker.runtime.net.clients import death_error, node_died
 from stoker.runtime.runtime import Runtime
-from stoker.runtime.services import death_error, node_died
+from stoker.runtime.serialization.exceptions import error_of, failed_by
+from stoker.runtime.tasks.task_spec import about, cancelled_error, missed_start
 from stoker_scheduler.core import commands
 from stoker_wire import errors
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit

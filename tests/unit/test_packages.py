@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from stoker import _packages, _runtime_env
-from stoker._packages import Package, pack
-from stoker._runtime_env import make_runtime_env
+from stoker.runtime.environment import packages, runtime_env
+from stoker.runtime.environment.packages import Package, pack
+from stoker.runtime.environment.runtime_env import make_runtime_env
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError, UnknownOptionError
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
 
@@ -108,8 +108,8 @@ def test_a_package_that_is_too_large_names_its_largest_files(tmp_path: Path) -> 
 def test_what_takes_long_is_told_on_stderr(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_packages, "NOTICE_BYTES", 2**20)
-    monkeypatch.setattr(_packages, "_NOTICE_EVERY_S", 0.0)
+    monkeypatch.setattr(packages, "NOTICE_BYTES", 2**20)
+    monkeypatch.setattr(packages, "_NOTICE_EVERY_S", 0.0)
 
     class Gcs:
         base_url = "http://head:7600"
@@ -126,7 +126,7 @@ def test_what_takes_long_is_told_on_stderr(
 
     (tmp_path / "a").write_bytes(os.urandom(2**20))
     (tmp_path / "b").write_bytes(os.urandom(2**20))
-    upload = _runtime_env.uploader(Gcs())  # type: ignore[arg-type]
+    upload = runtime_env.uploader(Gcs())  # type: ignore[arg-type]
     for _ in range(2):
         make_runtime_env({"working_dir": tmp_path}, upload)
     said = re.sub(r"in \S+ s", "in T s", capfd.readouterr().err).splitlines()
@@ -188,7 +188,7 @@ def test_kernels_are_named_by_op_by_mapping_or_by_function() -> None:
         KernelSpec(op="rms_norm", dtype="bfloat16", sizes={"columns": 4096}),
         KernelSpec(call="a.b:C.step"),
         KernelSpec(call="a:f"),
-        KernelSpec(call="stoker._runtime_env:make_runtime_env"),
+        KernelSpec(call="stoker.runtime.environment.runtime_env:make_runtime_env"),
     )
     assert make_runtime_env({"kernels": made.kernels}, no_upload) == made
 
@@ -248,4 +248,4 @@ def test_a_wrong_runtime_env_is_named_with_its_fix(
 
 
 def test_the_limit_is_the_one_that_the_message_promises() -> None:
-    assert _packages.MAX_BYTES == 512 * 1024 * 1024
+    assert packages.MAX_BYTES == 512 * 1024 * 1024

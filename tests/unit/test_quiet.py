@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.log import get_logger
+from stoker_wire.process.log import get_logger
 from tests.quiet import Quiet
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from stoker_wire.errors import BadRequestError, UnknownOptionError
-from stoker_wire.nearest import nearest, suggestion
+from stoker_wire.suggestions import nearest, suggestion
 
 PREFIX = "STOKER_"
 

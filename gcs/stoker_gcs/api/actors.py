@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker_gcs.actors.rules import ACTORS
+from stoker_gcs.api.events import matcher, watch
 from stoker_gcs.api.queries import ActorQuery, WaitQuery, states
-from stoker_gcs.api.watching import matcher, watch
+from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.work import (
     Actor,
@@ -18,8 +18,8 @@ from stoker_wire.messages.work import (
 )
 
 if TYPE_CHECKING:
-    from stoker_gcs.parts import Parts
-    from stoker_wire.server import Request, Service
+    from stoker_gcs.app import Parts
+    from stoker_wire.http.server import Request, Service
 
 FILTERS = ("job_id", "state", "name", "namespace", "node_id", "class_name")
 

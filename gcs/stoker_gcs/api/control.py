@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from stoker_gcs.api.events import matcher, page, watch
 from stoker_gcs.api.queries import KvListQuery, KvPutQuery, ResignQuery, WaitQuery
-from stoker_gcs.api.watching import matcher, page, watch
-from stoker_gcs.finding import find_ids
-from stoker_gcs.kv import FUNCTIONS, PACKAGES
+from stoker_gcs.explain.id_prefixes import find_ids
+from stoker_gcs.registry.kv import FUNCTIONS, PACKAGES
 from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.messages.control import (
     Campaign,
@@ -26,9 +26,9 @@ from stoker_wire.messages.control import (
 )
 
 if TYPE_CHECKING:
-    from stoker_gcs.parts import Parts
-    from stoker_wire.request import Handler
-    from stoker_wire.server import Request, Service
+    from stoker_gcs.app import Parts
+    from stoker_wire.http.request import Handler
+    from stoker_wire.http.server import Request, Service
 
 MAX_BLOB_BYTES = 512 * 1024 * 1024
 

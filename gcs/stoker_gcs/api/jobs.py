@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from stoker_gcs.api.events import matcher, watch
 from stoker_gcs.api.queries import ExitQuery, JobQuery, WaitQuery, states
-from stoker_gcs.api.watching import matcher, watch
-from stoker_gcs.jobs.rules import JOBS
+from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState, SubmitJob
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from stoker_gcs.parts import Parts
-    from stoker_wire.server import Request, Service
+    from stoker_gcs.app import Parts
+    from stoker_wire.http.server import Request, Service
 
 
 def add_routes(service: Service, parts: Parts) -> None:

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 
 from aiohttp import ClientConnectionResetError, web
 
-from stoker_gcs import logtail
+from stoker_gcs import log_stream
 from stoker_gcs.api.queries import LogQuery
-from stoker_gcs.jobs.rules import JOBS
+from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError
+from stoker_wire.http.server import stream_response
 from stoker_wire.messages.control import LogCursors, LogLine
-from stoker_wire.server import stream_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from stoker_gcs.parts import Parts
-    from stoker_wire.server import Request, Service
+    from stoker_gcs.app import Parts
+    from stoker_wire.http.server import Request, Service
 
 
 def add_routes(service: Service, parts: Parts) -> None:
@@ -31,7 +31,7 @@ def add_routes(service: Service, parts: Parts) -> None:
         job = await truth.get(JOBS, req.path["job_id"])
         if not query.follow and job.node_id:
             links.nodelet(job.node_id)  # Raises while the status can still say so.
-        source = logtail.of_driver(
+        source = log_stream.of_driver(
             truth, links, job.job_id, follow=query.follow, since=query.since, tail=query.tail
         )
         return await _answer(req, source, named=False)
@@ -39,7 +39,7 @@ def add_routes(service: Service, parts: Parts) -> None:
     async def of_workers(req: Request) -> web.StreamResponse:
         query = req.query
         job = await truth.get(JOBS, req.path["job_id"])
-        source = logtail.of_workers(
+        source = log_stream.of_workers(
             truth,
             links,
             job.job_id,
@@ -51,7 +51,7 @@ def add_routes(service: Service, parts: Parts) -> None:
 
     async def rest_of_workers(req: Request) -> web.StreamResponse:
         job = await truth.get(JOBS, req.path["job_id"])
-        source = logtail.rest_of_workers(links, job.job_id, req.body)
+        source = log_stream.rest_of_workers(links, job.job_id, req.body)
         return await _answer(req, source, named=True)
 
     async def of_task(req: Request) -> web.StreamResponse:
@@ -60,7 +60,7 @@ def add_routes(service: Service, parts: Parts) -> None:
             raise NotFoundError(f"task {record.task_id} is {record.state} and has no worker yet")
         links.nodelet(record.node_id)
         query = req.query
-        source = logtail.of_worker(
+        source = log_stream.of_worker(
             links,
             record.node_id,
             record.worker_id,

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_gcs import schema
+from stoker_gcs.api.events import matcher, watch
 from stoker_gcs.api.queries import Leave, NodeQuery, WorkerQuery, states
-from stoker_gcs.api.watching import matcher, watch
-from stoker_gcs.nodes.rules import NODES
+from stoker_gcs.registry.nodes.rules import NODES
+from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change
+from stoker_wire.http.paging import page_of
 from stoker_wire.messages.cluster import (
     Heartbeat,
     Node,
@@ -23,12 +24,11 @@ from stoker_wire.messages.cluster import (
     WorkerState,
 )
 from stoker_wire.messages.control import Page
-from stoker_wire.paging import page_of
 
 if TYPE_CHECKING:
-    from stoker_gcs.parts import Parts
-    from stoker_wire.client import Client
-    from stoker_wire.server import Request, Service
+    from stoker_gcs.app import Parts
+    from stoker_wire.http.client import Client
+    from stoker_wire.http.server import Request, Service
 
 
 def add_routes(service: Service, parts: Parts) -> None:

@@ -6,20 +6,20 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from stoker_gcs.api.queries import OutputQuery
-from stoker_gcs.jobs.rules import JOBS
+from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
+from stoker_wire.http.server import bytes_response
 from stoker_wire.messages.work import Job, JobOutput, NodeOutput
-from stoker_wire.server import bytes_response
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from aiohttp import web
 
-    from stoker_gcs.parts import Parts
-    from stoker_wire.client import Client
+    from stoker_gcs.app import Parts
+    from stoker_wire.http.client import Client
+    from stoker_wire.http.server import Request, Service
     from stoker_wire.messages.cluster import Node
-    from stoker_wire.server import Request, Service
 
 SILENCE_S = 30.0
 

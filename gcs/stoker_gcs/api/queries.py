@@ -9,7 +9,7 @@ import msgspec
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.common import Message
 from stoker_wire.messages.control import ListQuery, Position
-from stoker_wire.nearest import suggestion
+from stoker_wire.suggestions import suggestion
 
 if TYPE_CHECKING:
     from enum import StrEnum

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker_gcs.api.queries import TaskQuery, states
+from stoker_wire.data.spool import MAX_FRAME_BYTES
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord, TaskState
-from stoker_wire.spool import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
-    from stoker_gcs.parts import Parts
-    from stoker_wire.server import Request, Service
+    from stoker_gcs.app import Parts
+    from stoker_wire.http.server import Request, Service
 
 FILTERS = ("job_id", "state", "name", "node_id", "actor_id")
 

@@ -11,18 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from stoker_gcs.schema import Table
+from stoker_gcs.state.schema import Table
 
 Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = dict[str, Any]
-"""A row as stores return it; the column's type in :mod:`stoker_gcs.schema` says what a value is."""
+"""A row as stores return it; the column's type in :mod:`stoker_gcs.state.schema` says what a value is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """A condition of a select: the column starts with this text.
 
-    The column is one of the key, or ``searched`` (see :class:`stoker_gcs.schema.Table`).
+    The column is one of the key, or ``searched`` (see :class:`stoker_gcs.state.schema.Table`).
     """
 
     text: str

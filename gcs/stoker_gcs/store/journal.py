@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from stoker_gcs.store.changes import Change
     from stoker_gcs.store.protocol import Store
+    from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
-    from stoker_wire.spool import TaskRow
 
 T = TypeVar("T")
 R = TypeVar("R")

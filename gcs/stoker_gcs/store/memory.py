@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_gcs.schema import ARRIVAL, EVENTS, TABLES, TASKS, Table
+from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
+from stoker_gcs.state.schema import ARRIVAL, EVENTS, TABLES, TASKS, Table
 from stoker_gcs.store.changes import Clash, Delete, Insert, Prefix, Update, Upsert
 from stoker_gcs.store.rows import numbered
-from stoker_gcs.tasks.merge import merge_all, merge_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stoker_gcs.store.changes import Change, Condition, Operation, Row
+    from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
-    from stoker_wire.spool import TaskRow
 
 Key = tuple[str | int, ...]
 

@@ -21,12 +21,12 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.schema import META, REVISION, TASKS
+from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
+from stoker_gcs.state.schema import META, REVISION, TASKS
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import Clash, Upsert
 from stoker_gcs.store.rows import event_of, numbered
 from stoker_gcs.store.sqlite import not_migrated
-from stoker_gcs.tasks.merge import merge_all, merge_rows
 from stoker_wire.errors import DatabaseError, UnavailableError
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from stoker_gcs.schema import Table
+    from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Change, Condition, Row
+    from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
-    from stoker_wire.spool import TaskRow
 
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 30.0

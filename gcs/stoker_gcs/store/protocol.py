@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stoker_gcs.schema import Table
+    from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Change, Clash, Condition, Row
+    from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
-    from stoker_wire.spool import TaskRow
 
 
 class Store(Protocol):
@@ -58,7 +58,7 @@ class Store(Protocol):
         """Rows that match, in key order, behind the key ``after``. A tuple means any of its values.
 
         With ``arrival`` the rows of a listed table come in the order of their numbers instead; these
-        are in the rows then (:data:`stoker_gcs.schema.ARRIVAL`), and ``after`` is one of them.
+        are in the rows then (:data:`stoker_gcs.state.schema.ARRIVAL`), and ``after`` is one of them.
         """
         ...
 
@@ -85,5 +85,5 @@ class Store(Protocol):
         ...
 
     async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
-        """Merge attempts into the history (see :mod:`stoker_gcs.tasks.merge`); durable on return."""
+        """Merge attempts into the history (see :mod:`stoker_gcs.registry.tasks.merge`); durable on return."""
         ...

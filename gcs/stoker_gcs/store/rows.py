@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_gcs.schema import TASKS
+from stoker_gcs.state.schema import TASKS
+from stoker_wire.data.spool import record_of
 from stoker_wire.messages.control import Event
-from stoker_wire.spool import record_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

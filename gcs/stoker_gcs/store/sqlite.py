@@ -18,20 +18,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from stoker_gcs.schema import META, REVISION, sqlite_ddl
+from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
+from stoker_gcs.state.schema import META, REVISION, sqlite_ddl
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import Clash, Upsert
 from stoker_gcs.store.rows import event_of, numbered
-from stoker_gcs.tasks.merge import merge_all, merge_rows
 from stoker_wire.errors import DatabaseError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from stoker_gcs.schema import Table
+    from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Change, Condition, Row
+    from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
-    from stoker_wire.spool import TaskRow
 
 T = TypeVar("T")
 READERS = 2

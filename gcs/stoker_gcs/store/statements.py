@@ -1,6 +1,6 @@
 """Operations as SQL text that SQLite and PostgreSQL both read, with ``:name`` parameters.
 
-Identifiers come from :mod:`stoker_gcs.schema`, all values are parameters. Only the event log and the
+Identifiers come from :mod:`stoker_gcs.state.schema`, all values are parameters. Only the event log and the
 task history, which the stores treat in ways of their own, have statements by name.
 """
 
@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stoker_gcs.schema import ARRIVAL, TASKS, Table
+from stoker_gcs.state.schema import ARRIVAL, TASKS, Table
 from stoker_gcs.store.changes import Insert, Prefix, Update, Upsert, Value
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stoker_nodelet.transfer.incoming import Incoming, span_of
-from stoker_nodelet.transfer.threads import TransferThreads
-from stoker_nodelet.transfer.turns import Turns
+from stoker_nodelet.transfer.chunk_map import Incoming, span_of
+from stoker_nodelet.transfer.fair_limiter import Turns
+from stoker_nodelet.transfer.io_pool import TransferThreads
 from stoker_wire.arena import Arena, Extent
-from stoker_wire.client import Client
+from stoker_wire.data.range_reader import CHUNK_NBYTES, RangeReader
 from stoker_wire.errors import (
     ArenaFullError,
     NotFoundError,
@@ -26,6 +26,7 @@ from stoker_wire.errors import (
     ObjectNodeDiedError,
     StokerError,
 )
+from stoker_wire.http.client import Client
 from stoker_wire.messages.work import (
     FindSources,
     ObjectInfo,
@@ -34,7 +35,6 @@ from stoker_wire.messages.work import (
     PullObject,
     ReadyChunks,
 )
-from stoker_wire.ranges import CHUNK_NBYTES, RangeReader
 
 STREAMS = 2
 """Connections per pull: while the chunk of one is verified, the other's comes."""

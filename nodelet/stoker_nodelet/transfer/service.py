@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from stoker_nodelet.transfer.broadcast_tree import Spreading
+from stoker_nodelet.transfer.fair_limiter import Turns
+from stoker_nodelet.transfer.io_pool import TransferThreads
 from stoker_nodelet.transfer.pull import Means, Pull
 from stoker_nodelet.transfer.serving import Serving
-from stoker_nodelet.transfer.spreading import Spreading
-from stoker_nodelet.transfer.threads import TransferThreads
-from stoker_nodelet.transfer.turns import Turns
-from stoker_wire.client import Client
+from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError
+from stoker_wire.http.client import Client
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.common import Empty, Message
@@ -34,13 +35,12 @@ from stoker_wire.messages.work import (
     ReadyChunks,
     ReportCopy,
 )
-from stoker_wire.ranges import CHUNK_NBYTES
 
 if TYPE_CHECKING:
-    from stoker_nodelet.space import Space
-    from stoker_nodelet.transfer.incoming import Incoming
-    from stoker_wire.background import Background
-    from stoker_wire.server import Request, Service
+    from stoker_nodelet.objects.eviction import Space
+    from stoker_nodelet.transfer.chunk_map import Incoming
+    from stoker_wire.http.server import Request, Service
+    from stoker_wire.process.background import Background
     from stoker_wire.settings import Settings
 
 _PLACES = 6

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from stoker_nodelet.transfer.incoming import Incoming, count_chunks, span_of
-from stoker_nodelet.transfer.window import Window
-from stoker_wire.codec import BYTES
+from stoker_nodelet.transfer.chunk_map import Incoming, count_chunks, span_of
+from stoker_nodelet.transfer.mapped_range import Window
+from stoker_wire.data.range_reader import CHECKSUM_HEADER, CHUNK_NBYTES
 from stoker_wire.errors import BadRequestError, NotFoundError, ObjectLostError, UnavailableError
-from stoker_wire.ranges import CHECKSUM_HEADER, CHUNK_NBYTES
+from stoker_wire.http.codec import BYTES
 
 if TYPE_CHECKING:
-    from stoker_nodelet.objects import Objects
-    from stoker_nodelet.transfer.threads import TransferThreads
-    from stoker_nodelet.transfer.turns import Turns
-    from stoker_wire.server import Request
+    from stoker_nodelet.objects.index import Objects
+    from stoker_nodelet.transfer.fair_limiter import Turns
+    from stoker_nodelet.transfer.io_pool import TransferThreads
+    from stoker_wire.http.server import Request
 
 _FLUSH_TRIES = 2000
 _FLUSH_AGAIN_S = 0.001

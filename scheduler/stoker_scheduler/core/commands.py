@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stoker_scheduler.core.devices import Shares
+from stoker_scheduler.core.model.devices import Shares
 
 
 class Refusal(StrEnum):

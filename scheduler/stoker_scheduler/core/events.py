@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from stoker_scheduler.core.devices import Shares
-from stoker_scheduler.core.need import Need
-from stoker_scheduler.core.nodes import NodeSpec
+from stoker_scheduler.core.model.devices import Shares
+from stoker_scheduler.core.model.nodes import NodeSpec
+from stoker_scheduler.core.model.requirements import Need
 
 
 class Kind(StrEnum):

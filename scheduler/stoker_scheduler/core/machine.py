@@ -19,8 +19,7 @@ from stoker_scheduler.core.commands import (
     Reply,
     WakeAt,
 )
-from stoker_scheduler.core.cycle import run_cycle
-from stoker_scheduler.core.lifecycle import (
+from stoker_scheduler.core.leases.lifecycle import (
     adopt_by,
     block,
     claim,
@@ -33,9 +32,15 @@ from stoker_scheduler.core.lifecycle import (
     release,
     reply,
 )
-from stoker_scheduler.core.membership import lease_adopted, node_changed, node_joined, node_lost
-from stoker_scheduler.core.nodes import ANY_ENV, Refused
-from stoker_scheduler.core.queue import Ask, account_of, keep_after_job
+from stoker_scheduler.core.leases.membership import (
+    lease_adopted,
+    node_changed,
+    node_joined,
+    node_lost,
+)
+from stoker_scheduler.core.model.nodes import ANY_ENV, Refused
+from stoker_scheduler.core.queueing.cycle import run_cycle
+from stoker_scheduler.core.queueing.queue import Ask, account_of, keep_after_job
 from stoker_scheduler.core.state import Phase, State
 from stoker_scheduler.core.timers import run_timers
 

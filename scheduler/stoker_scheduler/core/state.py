@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from stoker_scheduler.core.devices import Shares
 from stoker_scheduler.core.events import Kind
-from stoker_scheduler.core.need import Need
-from stoker_scheduler.core.nodes import Health, Node
-from stoker_scheduler.core.queue import Ask, Queue, dominant_share
-from stoker_scheduler.core.ranking import Ranking, Touched
-from stoker_scheduler.core.resources import CPU, UNIT, Units, add
-from stoker_scheduler.core.scoring import ScorePolicy
-from stoker_scheduler.core.starts import Starts
+from stoker_scheduler.core.leases.starts import Starts
+from stoker_scheduler.core.model.devices import Shares
+from stoker_scheduler.core.model.nodes import Health, Node
+from stoker_scheduler.core.model.requirements import Need
+from stoker_scheduler.core.model.resources import CPU, UNIT, Units, add
+from stoker_scheduler.core.placement.ranking import Ranking, Touched
+from stoker_scheduler.core.placement.scoring import ScorePolicy
+from stoker_scheduler.core.queueing.queue import Ask, Queue, dominant_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stoker_scheduler.core.commands import Command
-from stoker_scheduler.core.explain import waiting_note
-from stoker_scheduler.core.lifecycle import must_kill, release, reply
+from stoker_scheduler.core.leases.lifecycle import must_kill, release, reply
+from stoker_scheduler.core.placement.explain import waiting_note
 from stoker_scheduler.core.state import Phase, State
 
 Out = list[Command]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from stoker_wire.errors import StokerError
-from stoker_wire.nearest import suggestion
+from stoker_wire.suggestions import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

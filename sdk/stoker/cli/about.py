@@ -31,8 +31,8 @@ def config(changed: bool, as_json: bool) -> None:
     import msgspec
 
     from stoker.cli.output import print_json, print_table
-    from stoker_wire.nearest import suggestion
     from stoker_wire.settings import Settings
+    from stoker_wire.suggestions import suggestion
 
     log = logging.getLogger("stoker.settings")
     log.disabled = True  # what it would say is said below

@@ -14,7 +14,7 @@ from stoker.cli.output import print_json, print_table
 from stoker.cli.tables import Column, Row
 
 if TYPE_CHECKING:
-    from stoker._http import HttpClient
+    from stoker.runtime.net.http import HttpClient
 
 _job = click.option("--job", "job_id", metavar="ID", type=Id("job"), help="Only of this job.")
 _limit = click.option(
@@ -44,7 +44,7 @@ def timeline(
     """
     import msgspec
 
-    from stoker._trace import trace_events
+    from stoker.api.trace import trace_events
 
     tasks = _tasks(http_client(address, token), job_id, limit)
     events = trace_events(tasks)

@@ -18,8 +18,8 @@ from stoker.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from stoker._launch.cluster import LocalCluster
-    from stoker._launch.sessions import LocalInfo
+    from stoker.local.cluster import LocalCluster
+    from stoker.local.sessions import LocalInfo
 
 DEFAULT_PORT = 7600
 _POLL_S = 0.02
@@ -55,7 +55,7 @@ def start(
     It listens on loopback unless --host says otherwise; beyond loopback a token must be given by
     STOKER_TOKEN or STOKER_TOKEN_FILE, the same on every node.
     """
-    from stoker._launch.cluster import spawn_local, spawn_node
+    from stoker.local.cluster import spawn_local, spawn_node
     from stoker_wire.errors import PortInUseError
     from stoker_wire.settings import Settings
 
@@ -71,7 +71,7 @@ def start(
     amounts = json_mapping(resources, "--resources")
     marks = json_mapping(labels, "--labels")
     if address:
-        from stoker._address import resolve
+        from stoker.local.address import resolve
 
         target = resolve(address, token)
         cluster = spawn_node(
@@ -112,8 +112,8 @@ def start(
 
 def _who_listens(host: str | None, port: int) -> str:
     """Return what to do about the Stoker that listens on a port; nothing if it is no Stoker."""
-    from stoker._http import HttpClient
-    from stoker._launch.sessions import running_sessions
+    from stoker.local.sessions import running_sessions
+    from stoker.runtime.net.http import HttpClient
     from stoker_wire.errors import StokerError
 
     other = "or start another on a port of its own: --port 0 takes a free one"
@@ -185,8 +185,8 @@ def _stay(cluster: LocalCluster) -> None:
 @json_option
 def stop(everything: bool, timeout_s: float, as_json: bool) -> None:
     """Stop the clusters and nodes that `stoker start` started on this machine."""
-    from stoker._launch.sessions import is_alive, running_sessions
     from stoker.cli.output import print_json
+    from stoker.local.sessions import is_alive, running_sessions
 
     infos = [info for info in running_sessions() if everything or not info.embedded]
     infos.sort(key=lambda info: info.role == "head")  # nodes leave before their head goes

@@ -16,7 +16,7 @@ from stoker_wire.errors import BadRequestError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-    from stoker._http import HttpClient
+    from stoker.runtime.net.http import HttpClient
     from stoker_wire.messages.control import IdMatch, IdMatches
 
     _StrType = click.ParamType[str]

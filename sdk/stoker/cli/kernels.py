@@ -16,8 +16,8 @@ from stoker.cli.options import cluster_options, http_client, job_client, pairs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker._http import HttpClient
-    from stoker_wire.kernels import TunedKernel
+    from stoker.runtime.net.http import HttpClient
+    from stoker_wire.messages.kernels import TunedKernel
 
 
 @click.group()
@@ -67,8 +67,8 @@ def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
     import msgspec
 
     from stoker_wire.errors import NotFoundError
-    from stoker_wire.kernels import TUNING_NAMESPACE, TunedKernel
     from stoker_wire.messages.control import KvEntry, Page
+    from stoker_wire.messages.kernels import TUNING_NAMESPACE, TunedKernel
 
     path, cursor = f"/v1/kv/{TUNING_NAMESPACE}", ""
     found: list[TunedKernel] = []

@@ -26,14 +26,14 @@ from stoker.cli.output import (
 )
 from stoker.cli.tables import Column, Row
 from stoker_wire.errors import BadRequestError
-from stoker_wire.nearest import nearest
+from stoker_wire.suggestions import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from click.shell_completion import CompletionItem
 
-    from stoker._http import HttpClient
+    from stoker.runtime.net.http import HttpClient
 
     _StrType = click.ParamType[str]
 else:

@@ -13,8 +13,8 @@ from stoker.cli.options import cluster_options, http_client, job_client
 from stoker_wire.errors import BadRequestError, NotFoundError
 
 if TYPE_CHECKING:
-    from stoker._http import HttpClient
     from stoker.jobs import JobSubmissionClient
+    from stoker.runtime.net.http import HttpClient
 
 
 class _Source(msgspec.Struct):

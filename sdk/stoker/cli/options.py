@@ -9,8 +9,8 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker._http import HttpClient
     from stoker.jobs import JobSubmissionClient
+    from stoker.runtime.net.http import HttpClient
 
     _IntType = click.ParamType[int]
 else:
@@ -56,7 +56,7 @@ _TOKEN = "stoker.token"
 def _read_token(ctx: click.Context, param: click.Parameter, path: str | None) -> None:
     if path is None or ctx.resilient_parsing:
         return
-    from stoker_wire.auth import load_token
+    from stoker_wire.http.auth import load_token
 
     ctx.meta[_TOKEN] = load_token(path)
 
@@ -121,8 +121,8 @@ class Bytes(_IntType):
 
 def http_client(address: str | None, token: str | None) -> HttpClient:
     """Return a client of the cluster that is meant."""
-    from stoker._address import resolve
-    from stoker._http import HttpClient
+    from stoker.local.address import resolve
+    from stoker.runtime.net.http import HttpClient
 
     target = resolve(address, given_token(token))
     return HttpClient(target.address, token=target.token)

@@ -26,7 +26,7 @@ from stoker_wire.messages.cluster import ClusterResources, Demand
 from stoker_wire.messages.control import Explanation, Leader, WaitingGroup
 
 if TYPE_CHECKING:
-    from stoker._http import HttpClient
+    from stoker.runtime.net.http import HttpClient
 
 _JOBS = 10
 _EXPLAINED = 10

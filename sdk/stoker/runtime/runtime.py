@@ -1,6 +1,6 @@
 """One runtime per process: the loop thread, and what user threads may ask of it.
 
-Made by ``stoker.init()`` in drivers and by :mod:`stoker.worker` in workers. It composes objects,
+Made by ``stoker.init()`` in drivers and by :mod:`stoker.runtime.worker.main` in workers. It composes objects,
 tasks, actors, peers and history, and knows the services' clients; it decides nothing itself.
 """
 
@@ -15,25 +15,22 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker._context import current_task
-from stoker._http import HttpClient
-from stoker._init import LocalNode
-from stoker._runtime_env import make_runtime_env, uploader
+from stoker.api.context import current_task
+from stoker.api.init import LocalNode
 from stoker.exceptions import StokerError
-from stoker.runtime.actors import ActorCalls
-from stoker.runtime.failures import failed_with
-from stoker.runtime.history import History
-from stoker.runtime.notices import Notices
-from stoker.runtime.objects import Objects
-from stoker.runtime.peers import Handler, Peers
-from stoker.runtime.services import Services
-from stoker.runtime.streams import take_item
-from stoker.runtime.tasks import Tasks
-from stoker_wire import host
+from stoker.runtime.actors.calls import ActorCalls
+from stoker.runtime.driver.wait_notices import Notices
+from stoker.runtime.environment.runtime_env import make_runtime_env, uploader
+from stoker.runtime.net.channels import Handler, Peers
+from stoker.runtime.net.clients import Services
+from stoker.runtime.net.http import HttpClient
+from stoker.runtime.net.task_events import History
+from stoker.runtime.objects.store import Objects
+from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.tasks.streams import take_item
+from stoker.runtime.tasks.submitter import Tasks
 from stoker_wire.arena import Arena
-from stoker_wire.background import Background
 from stoker_wire.errors import DeadlineExceededError
-from stoker_wire.loops import new_loop
 from stoker_wire.messages.common import Address, RuntimeEnv
 from stoker_wire.messages.data import (
     Borrow,
@@ -51,14 +48,17 @@ from stoker_wire.messages.data import (
     Unborrow,
 )
 from stoker_wire.messages.work import Owner
+from stoker_wire.process import host_identity
+from stoker_wire.process.background import Background
+from stoker_wire.process.event_loop import new_loop
 
 if TYPE_CHECKING:
-    from stoker._refs import ObjectRef
-    from stoker.core.objects import Entry
-    from stoker.runtime.driver import Driver
-    from stoker.runtime.execution import Execution
-    from stoker.runtime.waiting import ThreadWaiter
-    from stoker_wire.channel import Channel
+    from stoker.runtime.driver.driver import Driver
+    from stoker.runtime.objects.refs import ObjectRef
+    from stoker.runtime.objects.table import Entry
+    from stoker.runtime.objects.waiters import ThreadWaiter
+    from stoker.runtime.worker.execute import Execution
+    from stoker_wire.data.channel import Channel
     from stoker_wire.messages.work import Job
     from stoker_wire.settings import Settings
 
@@ -97,7 +97,7 @@ class Runtime:
         self._namespace = identity.namespace
         self.token = identity.token
         self.node = identity.node
-        self.host_id = host.host_id()
+        self.host_id = host_identity.host_id()
         self.address = Address(
             identity.peer_id,
             identity.node.node_id if identity.node else "",

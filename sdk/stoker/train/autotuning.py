@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker import kv
-from stoker._api import get
-from stoker._kernel_specs import DTYPES
-from stoker._remote import remote
+from stoker.api.calls import get
+from stoker.api.remote import remote
 from stoker.exceptions import BadRequestError, StokerError
-from stoker_wire.kernels import CPU_DEVICE, TUNING_NAMESPACE, TunedKernel, tuning_key
+from stoker.runtime.environment.kernel_specs import DTYPES
+from stoker_wire.messages.kernels import CPU_DEVICE, TUNING_NAMESPACE, TunedKernel, tuning_key
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:

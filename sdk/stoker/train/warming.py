@@ -11,11 +11,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from stoker._api import get, nodes
-from stoker._kernel_specs import kernel_specs
-from stoker._options import NodeAffinity
-from stoker._remote import remote
+from stoker.api.calls import get, nodes
+from stoker.api.options import NodeAffinity
+from stoker.api.remote import remote
 from stoker.exceptions import StokerError
+from stoker.runtime.environment.kernel_specs import kernel_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from stoker._api import get, wait
-from stoker._refs import ObjectRef, ObjectRefGenerator
+from stoker.api.calls import get, wait
 from stoker.exceptions import BadRequestError, GetTimeoutError, WrongTypeError
+from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 
 A = TypeVar("A")
 V = TypeVar("V")

@@ -7,8 +7,8 @@ import queue
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from stoker._api import get, kill
-from stoker._remote import remote
+from stoker.api.calls import get, kill
+from stoker.api.remote import remote
 from stoker.exceptions import BadRequestError
 
 T = TypeVar("T")

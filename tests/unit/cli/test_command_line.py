@@ -166,7 +166,9 @@ def test_a_token_is_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise StartError("not today")
 
     # Both are there before either is changed, as one imports from the other.
-    for module in [importlib.import_module(name) for name in ("stoker._address", "stoker.jobs")]:
+    for module in [
+        importlib.import_module(name) for name in ("stoker.local.address", "stoker.jobs")
+    ]:
         monkeypatch.setattr(module, "resolve", resolve)
     (tmp_path / "token").write_text("from-the-file\n")
     (tmp_path / "token").chmod(0o600)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker._http import HttpClient, checked_url
+from stoker.runtime.net.http import HttpClient, checked_url
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,

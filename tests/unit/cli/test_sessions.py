@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker._address import resolve
-from stoker._launch.sessions import (
+from stoker.cli.cluster import _who_listens
+from stoker.local.address import resolve
+from stoker.local.sessions import (
     LocalInfo,
     find_running,
     is_alive,
@@ -26,7 +27,6 @@ from stoker._launch.sessions import (
     with_token,
     write_info,
 )
-from stoker.cli.cluster import _who_listens
 from stoker_wire.errors import StartError, UnavailableError
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from stoker_gcs.store.journal import Lane
-from stoker_wire.background import Background
 from stoker_wire.errors import UnavailableError
+from stoker_wire.process.background import Background
 
 
 async def test_what_arrives_during_a_write_shares_the_next_one() -> None:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from stoker_gcs.actors import rules
-from stoker_gcs.actors.ownership import Ownership
-from stoker_gcs.actors.rules import ACTORS
 from stoker_gcs.api.nodes import note_exits
-from stoker_gcs.hot.memory import MemoryHot
-from stoker_gcs.parts import assemble
+from stoker_gcs.app import assemble
+from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_gcs.registry.actors import rules
+from stoker_gcs.registry.actors.ownership import Ownership
+from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_gcs.state.records import Step
 from stoker_gcs.store.memory import MemoryStore
-from stoker_gcs.truth import Step
-from stoker_wire.background import Background
 from stoker_wire.messages.cluster import Demand, RegisterNode, WorkerExit
 from stoker_wire.messages.work import (
     Actor,
@@ -26,12 +25,13 @@ from stoker_wire.messages.work import (
     SubmitJob,
     SupplyArguments,
 )
+from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stoker_gcs.parts import Parts
+    from stoker_gcs.app import Parts
 
 OWNER = Owner(peer_id="w_1", node_id="n_1", node_incarnation=1, actor_id="a_1")
 TASK = Owner(peer_id="w_1", node_id="n_1", node_incarnation=1)

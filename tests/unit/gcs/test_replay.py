@@ -7,13 +7,12 @@ from typing import Any
 
 import msgspec
 
-from stoker_gcs.actors.rules import ACTORS
-from stoker_gcs.hot.memory import MemoryHot
-from stoker_gcs.jobs.rules import JOBS
-from stoker_gcs.nodes.rules import NODES
-from stoker_gcs.parts import Parts, assemble
+from stoker_gcs.app import Parts, assemble
+from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.store.memory import MemoryStore
-from stoker_wire.background import Background
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import Demand, Heartbeat, NodeState, RegisterNode, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
@@ -27,6 +26,7 @@ from stoker_wire.messages.work import (
     ReportActor,
     SubmitJob,
 )
+from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
 
 STEPS = 300

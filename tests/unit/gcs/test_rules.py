@@ -7,10 +7,10 @@ import itertools
 import msgspec
 import pytest
 
-from stoker_gcs.actors import rules as actors
-from stoker_gcs.jobs import rules as jobs
-from stoker_gcs.nodes import rules as nodes
-from stoker_gcs.placing import RELEASING
+from stoker_gcs.controllers.lease_requests import RELEASING
+from stoker_gcs.registry.actors import rules as actors
+from stoker_gcs.registry.jobs import rules as jobs
+from stoker_gcs.registry.nodes import rules as nodes
 from stoker_gcs.store.changes import Delete, Update
 from stoker_wire.errors import ConflictError, FencedError
 from stoker_wire.messages.cluster import (

@@ -11,9 +11,9 @@ from unittest.mock import MagicMock
 import msgspec
 import pytest
 
-from stoker_nodelet.forks import ForkExit, ForkRequest, ForkServer
-from stoker_nodelet.forkserver import HEAD, ForkServerHandle
-from stoker_wire.background import Background
+from stoker_nodelet.workers.fork_client import ForkExit, ForkRequest, ForkServer
+from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle
+from stoker_wire.process.background import Background
 
 
 def frame(message: dict[str, Any]) -> bytes:

@@ -14,12 +14,11 @@ from typing import Any
 import pytest
 
 from stoker._outputs import unpack
-from stoker_nodelet import jobfolders
 from stoker_nodelet.core import State
-from stoker_nodelet.environments import Environments
-from stoker_nodelet.jobfolders import JobFolders, copy_private
-from stoker_nodelet.workers import Workers
-from stoker_wire.background import Background
+from stoker_nodelet.environments import job_folders
+from stoker_nodelet.environments.environments import Environments
+from stoker_nodelet.environments.job_folders import JobFolders, copy_private
+from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
     BadRequestError,
     NotFoundError,
@@ -29,6 +28,7 @@ from stoker_wire.errors import (
 )
 from stoker_wire.messages.cluster import Lease, LeaseKind, StartLease, WorkerSpec
 from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.process.background import Background
 
 
 async def archive_of(folders: JobFolders, job_id: str) -> bytes:
@@ -192,7 +192,7 @@ async def test_only_output_of_jobs_is_sent(tmp_path: Path, job_id: str) -> None:
 async def test_too_much_output_is_refused_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobfolders, "MAX_OUTPUT_BYTES", 10)
+    monkeypatch.setattr(job_folders, "MAX_OUTPUT_BYTES", 10)
     folders = JobFolders(tmp_path, keep_s=0.0)
     folder = folders.make_output_dir("job_1")
     (tmp_path / "job_1" / "output" / "big").write_bytes(bytes(11))

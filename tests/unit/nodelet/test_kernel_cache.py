@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from stoker_nodelet import kernelcache
-from stoker_nodelet.kernelcache import (
+from stoker_nodelet.kernels import cache as kernel_cache
+from stoker_nodelet.kernels.cache import (
     DYING_S,
     CompiledSet,
     KernelCache,
@@ -201,7 +201,7 @@ def test_a_function_that_was_edited_is_no_set(tmp_path: Path) -> None:
 def test_notes_are_bounded_and_halves_of_killed_writers_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernelcache, "MAX_NOTES", 2)
+    monkeypatch.setattr(kernel_cache, "MAX_NOTES", 2)
     cache = a_cache(tmp_path)
     for age, key in enumerate("abc"):
         cache.note(key, CompiledSet(key, str(cache.triton_dir), ()))

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from stoker_nodelet import kernels
-from stoker_nodelet.environments import Environment
-from stoker_nodelet.kernelcache import CompiledSet, KernelCache
-from stoker_nodelet.kernels import Kernels, compile_specs
-from stoker_wire.background import Background
+from stoker_nodelet.environments.environments import Environment
+from stoker_nodelet.kernels import compiler as kernel_compiler
+from stoker_nodelet.kernels.cache import CompiledSet, KernelCache
+from stoker_nodelet.kernels.compiler import Kernels, compile_specs
 from stoker_wire.errors import RuntimeEnvSetupError
-from stoker_wire.kernels import kernel_set
 from stoker_wire.messages.cluster import MAX_WARM_KERNELS, Device
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
+from stoker_wire.messages.kernels import kernel_set
+from stoker_wire.process.background import Background
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ class Compiler:
 @pytest.fixture
 async def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr(kernels, "compile_specs", made)
-    monkeypatch.setattr(kernels, "code_version", lambda: "v1")
+    monkeypatch.setattr(kernel_compiler, "compile_specs", made)
+    monkeypatch.setattr(kernel_compiler, "code_version", lambda: "v1")
     return made
 
 
@@ -155,7 +155,7 @@ async def test_changed_code_is_compiled_again_and_so_are_trimmed_entries(
     (next(node.cache.triton_dir.iterdir()) / "__grp__k.json").unlink()
     await node.prepare(WANTED, Environment(), {0: 1.0})
     assert len(compiler.calls) == 2
-    monkeypatch.setattr(kernels, "code_version", lambda: "v2")
+    monkeypatch.setattr(kernel_compiler, "code_version", lambda: "v2")
     await node.prepare(WANTED, Environment(), {0: 1.0})
     assert len(compiler.calls) == 3
 
@@ -279,7 +279,7 @@ async def test_a_cache_that_cannot_be_looked_at_does_not_end_the_care_for_it(
             raise OSError("read-only")
         return ["k"]
 
-    monkeypatch.setattr(kernels, "TRIM_S", 0.0)
+    monkeypatch.setattr(kernel_compiler, "TRIM_S", 0.0)
     monkeypatch.setattr(KernelCache, "names", names)
     node.background.spawn(node.run(), name="kernels")
     async with asyncio.timeout(40):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from stoker_nodelet.logs import LogFile, LogFilter, Logs, WriteTimes, tail
+from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs, WriteTimes, tail
 from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
 
 if TYPE_CHECKING:

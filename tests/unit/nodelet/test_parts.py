@@ -12,19 +12,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_nodelet import arena, devices, proctree
-from stoker_nodelet.environments import Environments, _extract, _run
-from stoker_nodelet.exits import Exits, describe
-from stoker_nodelet.jobfolders import JobFolders
-from stoker_nodelet.jobs import ended_as, message_of
-from stoker_nodelet.logs import LogFile, LogFilter, Logs
-from stoker_nodelet.objects import Objects
+from stoker_nodelet import devices
+from stoker_nodelet.environments.environments import Environments, _extract, _run
+from stoker_nodelet.environments.job_folders import JobFolders
+from stoker_nodelet.objects import arena
+from stoker_nodelet.objects.index import Objects
+from stoker_nodelet.telemetry.driver_reports import ended_as, message_of
+from stoker_nodelet.telemetry.exits import Exits, describe
+from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs
+from stoker_nodelet.workers import process_tree
 from stoker_wire.arena import Arena
-from stoker_wire.background import Background
 from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError, UnavailableError
 from stoker_wire.messages.cluster import WorkerExit
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.work import JobState, ObjectInfo
+from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -230,8 +232,8 @@ async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:
 
 def test_the_process_tree_is_seen() -> None:
     me = os.getpid()
-    assert proctree.start_time(me) > 0
-    assert proctree.start_time(2**30) == 0
-    assert me in proctree.children(os.getppid()) or os.getppid() == 0
-    assert proctree.rss_bytes(me) > 1 << 20
-    assert proctree.tree_bytes(me) > 1 << 20
+    assert process_tree.start_time(me) > 0
+    assert process_tree.start_time(2**30) == 0
+    assert me in process_tree.children(os.getppid()) or os.getppid() == 0
+    assert process_tree.rss_bytes(me) > 1 << 20
+    assert process_tree.tree_bytes(me) > 1 << 20

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from stoker_nodelet import arena
+from stoker_nodelet.objects import arena
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 OWNER = """
 import os, pathlib, signal, sys
-from stoker_nodelet import arena
-from stoker_nodelet.forkserver import _send, fork_forkserver
+from stoker_nodelet.objects import arena
+from stoker_nodelet.workers.forkserver import _send, fork_forkserver
 log, folder = map(pathlib.Path, sys.argv[1:])
 server = fork_forkserver(log, target="tests.e2e.worker_target:main")
 arena.create_owned(folder)

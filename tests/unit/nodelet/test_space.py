@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker_nodelet import space as space_module
-from stoker_nodelet.arena import remove_owned
-from stoker_nodelet.space import Space, prepare
+from stoker_nodelet.objects import eviction as space_module
+from stoker_nodelet.objects.arena import remove_owned
+from stoker_nodelet.objects.eviction import Space, prepare
 from stoker_wire.arena import ObjectHead
 from stoker_wire.errors import ArenaFullError
 from stoker_wire.messages.work import ObjectInfo

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_nodelet import spool as nodelet_spool
-from stoker_nodelet.spool import Spool
-from stoker_wire import spool as wire_spool
+from stoker_nodelet.telemetry import task_spool as nodelet_spool
+from stoker_nodelet.telemetry.task_spool import Spool
+from stoker_wire.data import spool as wire_spool
+from stoker_wire.data.spool import SpoolWriter, TaskRow, row_of, rows_in
 from stoker_wire.errors import BadRequestError, UnavailableError
 from stoker_wire.messages.work import TaskRecord, TaskState
-from stoker_wire.spool import SpoolWriter, TaskRow, row_of, rows_in
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import xxhash
 
+from stoker_wire.data.range_reader import CHECKSUM_HEADER, CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, ObjectLostError
 from stoker_wire.messages.work import FreeObjects, ObjectInfo
-from stoker_wire.ranges import CHECKSUM_HEADER, CHUNK_NBYTES
 from tests.unit.nodelet.transfer_support import Line, Node, nodes, until
 
 if TYPE_CHECKING:

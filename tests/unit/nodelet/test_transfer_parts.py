@@ -9,11 +9,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stoker_nodelet.transfer.incoming import Incoming, span_of
-from stoker_nodelet.transfer.spreading import Spreading
-from stoker_nodelet.transfer.turns import SMALL_NBYTES, Turns
+from stoker_nodelet.transfer.broadcast_tree import Spreading
+from stoker_nodelet.transfer.chunk_map import Incoming, span_of
+from stoker_nodelet.transfer.fair_limiter import SMALL_NBYTES, Turns
+from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.messages.work import ObjectSource
-from stoker_wire.ranges import CHUNK_NBYTES
 
 LARGE = 4 * SMALL_NBYTES
 HOME = ObjectSource(node_id="n_home", url="http://home")

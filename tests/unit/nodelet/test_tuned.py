@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from stoker_nodelet.kernelcache import KernelCache
-from stoker_nodelet.tuned import TunedTables, triton_version
+from stoker_nodelet.kernels.cache import KernelCache
+from stoker_nodelet.kernels.tuning_tables import TunedTables, triton_version
 from stoker_wire.errors import UnavailableError
-from stoker_wire.kernels import TunedKernel, tuning_key
 from stoker_wire.messages.control import KvEntry, Page
+from stoker_wire.messages.kernels import TunedKernel, tuning_key
 from stoker_wire.version import VERSION
 
 

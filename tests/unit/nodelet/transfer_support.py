@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stoker_nodelet.space import prepare
+from stoker_nodelet.objects.eviction import prepare
 from stoker_nodelet.transfer import Transfer
 from stoker_wire.arena import ObjectHead
-from stoker_wire.background import Background
-from stoker_wire.client import Client
+from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, UnavailableError
+from stoker_wire.http.client import Client
+from stoker_wire.http.server import Request, Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.work import FreeObjects, ObjectInfo, PullObject
-from stoker_wire.ranges import CHUNK_NBYTES
-from stoker_wire.server import Request, Service
+from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

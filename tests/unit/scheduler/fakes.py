@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_wire.errors import ConflictError, RuntimeEnvSetupError, StokerError
+from stoker_wire.http.server import Request, Service, watch_response
 from stoker_wire.messages.cluster import (
     Device,
     HeldLease,
@@ -23,7 +24,6 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import Address, Empty
 from stoker_wire.messages.control import Campaign, Event, EventQuery, Leader, ListQuery, Page
-from stoker_wire.server import Request, Service, watch_response
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings

@@ -8,8 +8,8 @@ from typing import Any
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.need import make_need
-from stoker_scheduler.core.nodes import make_node_spec
+from stoker_scheduler.core.model.nodes import make_node_spec
+from stoker_scheduler.core.model.requirements import make_need
 from stoker_scheduler.core.state import Policy, State
 
 POLICY = Policy(infeasible_grace_s=2.0, lease_ttl_s=10.0, reserve_after_s=5.0)

@@ -6,8 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_scheduler.core.devices import Devices
-from stoker_scheduler.core.feasibility import (
+from stoker_scheduler.core.model.devices import Devices
+from stoker_scheduler.core.model.labels import parse_selector
+from stoker_scheduler.core.model.nodes import Health, Node, make_node_spec
+from stoker_scheduler.core.model.requirements import Need, make_need
+from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_amounts, to_units
+from stoker_scheduler.core.placement.feasibility import (
     Fit,
     Rule,
     could_ever_fit,
@@ -16,12 +20,8 @@ from stoker_scheduler.core.feasibility import (
     obstacles,
     remedy,
 )
-from stoker_scheduler.core.labels import parse_selector
-from stoker_scheduler.core.need import Need, make_need
-from stoker_scheduler.core.nodes import Health, Node, make_node_spec
-from stoker_scheduler.core.plan import PlanRequest, choose, plan
-from stoker_scheduler.core.resources import UNIT, InvalidDemandError, to_amounts, to_units
-from stoker_scheduler.core.scoring import ScorePolicy
+from stoker_scheduler.core.placement.plan import PlanRequest, choose, plan
+from stoker_scheduler.core.placement.scoring import ScorePolicy
 
 GIB = 1 << 30
 POLICY = ScorePolicy()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.explain import starting_text, tell
-from stoker_scheduler.core.feasibility import Fit, Rule, obstacles
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.need import Need, make_need
-from stoker_scheduler.core.nodes import Node, NodeSpec, make_node_spec
-from stoker_scheduler.core.plan import PlanRequest, choose
-from stoker_scheduler.core.resources import GPU, UNIT
+from stoker_scheduler.core.model.nodes import Node, NodeSpec, make_node_spec
+from stoker_scheduler.core.model.requirements import Need, make_need
+from stoker_scheduler.core.model.resources import GPU, UNIT
+from stoker_scheduler.core.placement.explain import starting_text, tell
+from stoker_scheduler.core.placement.feasibility import Fit, Rule, obstacles
+from stoker_scheduler.core.placement.plan import PlanRequest, choose
 from stoker_scheduler.core.state import State
 from tests.unit.scheduler.obedient import POLICY, Core, is_reply, of
 

@@ -14,7 +14,6 @@ import pytest
 from stoker_scheduler import engine
 from stoker_scheduler.messages import PlanQuery, PlanReply
 from stoker_scheduler.service import Running, serve
-from stoker_wire.client import Client
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
@@ -25,6 +24,7 @@ from stoker_wire.errors import (
     StartError,
     StokerError,
 )
+from stoker_wire.http.client import Client
 from stoker_wire.messages.cluster import (
     BlockLease,
     ClusterResources,

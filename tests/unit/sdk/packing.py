@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.runtime.serialization import Packed, pack, unpack
+from stoker.runtime.serialization.pickling import Packed, pack, unpack
 from stoker_wire.arena import Arena, Ledger, ObjectHead
 from stoker_wire.arena.extents import FREE, LEDGER
 

@@ -10,8 +10,8 @@ import pytest
 from stoker.exceptions import BadRequestError, TaskTimeoutError, WorkerDiedError
 from stoker.train import autotuning
 from stoker.train.autotuning import MAX_RESTARTS, SLACK_S, START_S, autotune
-from stoker_wire.kernels import TunedKernel, kernel_set, tuning_key
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
+from stoker_wire.messages.kernels import TunedKernel, kernel_set, tuning_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

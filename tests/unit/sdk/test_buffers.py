@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.runtime.serialization import Whole, pack
+from stoker.runtime.serialization.pickling import Whole, pack
 from tests.unit.sdk.packing import inline, stored, travel
 
 np = pytest.importorskip("numpy")

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.core.dispatch import MAX_DEPTH, PIPELINE_S, STALE_S, ClassQueue
+from stoker.runtime.tasks.dispatch import MAX_DEPTH, PIPELINE_S, STALE_S, ClassQueue
 
 
 @dataclass

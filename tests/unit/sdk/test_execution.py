@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
-from stoker.runtime.execution import Execution, Work
-from stoker.runtime.invocation import Outcome
+from stoker.runtime.worker.execute import Execution, Work
+from stoker.runtime.worker.invoke import Outcome
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Call, Done, Inline, Item, Result, Template
 

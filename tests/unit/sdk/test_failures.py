@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 
 from stoker.exceptions import ActorDiedError, StokerError, TaskError
-from stoker.runtime.failures import error_of, failed_by
+from stoker.runtime.serialization.exceptions import error_of, failed_by
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -201,7 +201,7 @@ def test_the_text_is_one_sentence_then_the_users_frames() -> None:
 
 
 def test_frames_of_ours_are_left_out_also_in_the_middle_and_in_causes() -> None:
-    from stoker.runtime.serialization import unpack
+    from stoker.runtime.serialization.pickling import unpack
 
     class Trap:
         def __reduce__(self) -> Any:

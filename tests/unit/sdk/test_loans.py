@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.core.loans import Loans
-from stoker.core.objects import Entry, ObjectTable
+from stoker.runtime.objects.borrow_table import Loans
+from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Borrow, Unborrow
 

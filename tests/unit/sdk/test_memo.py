@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from stoker.runtime import memo as module
-from stoker.runtime.memo import Memo
+from stoker.runtime.tasks import result_cache as module
+from stoker.runtime.tasks.result_cache import Memo
 from stoker_wire.messages.data import Buffer, Failed, Inline
 
 

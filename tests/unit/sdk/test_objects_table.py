@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.core.objects import ObjectTable
+from stoker.runtime.objects.table import ObjectTable
 from stoker_wire.messages.data import Inline
 
 PLACE = Inline(b"value")

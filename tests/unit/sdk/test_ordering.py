@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from stoker.core.ordering import CallOrder
+from stoker.runtime.actors.call_order import CallOrder
 
 
 @dataclass(eq=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import stoker
-from stoker._actors import ActorHandle, HandleInfo, MethodInfo
-from stoker._options import MethodOptions
+from stoker.api.options import MethodOptions
+from stoker.runtime.actors.handle import ActorHandle, HandleInfo, MethodInfo
 
 
 @stoker.remote

@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from stoker.runtime.submission import Submissions
+from stoker.runtime.tasks.inbox import Submissions
 
 
 def task(name: str) -> Any:

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.exceptions import SerializationError
-from stoker.runtime.serialization import Packed, pack, unpack
+from stoker.runtime.serialization.pickling import Packed, pack, unpack
 from tests.unit.sdk.packing import inline, protected, store, stored, travel
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch", reason="needs torch (the `train` extra)")
 
-from stoker.runtime import tensors  # noqa: E402
+from stoker.runtime.serialization import tensors  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -457,7 +457,7 @@ def run_python(script: str, *options: str) -> str:
 def test_packing_imports_neither_torch_nor_numpy() -> None:
     run_python(
         "import sys, stoker\n"
-        "from stoker.runtime.serialization import pack\n"
+        "from stoker.runtime.serialization.pickling import pack\n"
         "pack([1, {'a': (2,)}, lambda: 1], what='value')\n"
         "assert not {'torch', 'numpy'} & set(sys.modules), sorted(sys.modules)\n"
     )
@@ -468,7 +468,7 @@ def test_without_numpy_tensors_travel_by_torchs_own_way() -> None:
     run_python(
         "import sys; sys.modules['numpy'] = None\n"
         "import torch\n"
-        "from stoker.runtime.serialization import pack, unpack\n"
+        "from stoker.runtime.serialization.pickling import pack, unpack\n"
         "p = pack([torch.arange(3)], what='value')\n"
         "assert unpack(p.data, p.buffers, what='value')[0].tolist() == [0, 1, 2]\n"
     )
@@ -476,7 +476,7 @@ def test_without_numpy_tensors_travel_by_torchs_own_way() -> None:
     stream, buffers = packed.data, [bytes(b) for b in packed.buffers]
     assert (
         run_python(
-            "from stoker.runtime.serialization import unpack\n"
+            "from stoker.runtime.serialization.pickling import unpack\n"
             f"print(unpack({stream!r}, {buffers!r}, what='value')[0].sum().item())"
         )
         == "3\n"
@@ -492,7 +492,7 @@ def test_the_first_tensor_of_a_process_without_numpy_is_a_view_too(tmp_path: Pat
             "from stoker_wire.arena import Arena\n"
             f"data, buffers = Arena({str(tmp_path)!r}).read('o_1')\n"
             "assert 'numpy' not in sys.modules\n"
-            "from stoker.runtime.serialization import unpack\n"
+            "from stoker.runtime.serialization.pickling import unpack\n"
             "(found,) = unpack(data, buffers, what='value')\n"
             "found[::1024] = 0\n"
             "import numpy\n"

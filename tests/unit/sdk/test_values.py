@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stoker
-from stoker._options import (
+from stoker.api.options import (
     ActorOptions,
     NodeAffinity,
     TaskOptions,
@@ -29,9 +29,9 @@ from stoker.exceptions import (
     UnknownOptionError,
     WorkerDiedError,
 )
-from stoker.runtime.failures import error_of, failed_by, failed_with, info_of
-from stoker.runtime.serialization import pack, unpack
-from stoker.runtime.values import Values
+from stoker.runtime.objects.values import Values
+from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with, info_of
+from stoker.runtime.serialization.pickling import pack, unpack
 from stoker_wire.errors import DeadlineExceededError, StokerError, error_for
 from stoker_wire.messages.data import Stored
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker_wire.client import Client
-from stoker_wire.server import Service
+from stoker_wire.http.client import Client
+from stoker_wire.http.server import Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

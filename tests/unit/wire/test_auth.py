@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire import auth
 from stoker_wire.errors import ForbiddenError, OpenBindError, StartError, UnauthorizedError
+from stoker_wire.http import auth
+from stoker_wire.http.server import Service
 from stoker_wire.messages.common import Empty
-from stoker_wire.server import Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker_wire.server import Request
+    from stoker_wire.http.server import Request
 
     from .conftest import Cluster
 

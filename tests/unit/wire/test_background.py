@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.background import Background, GeneratorTasks
+from stoker_wire.process.background import Background, GeneratorTasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

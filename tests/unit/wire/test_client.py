@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.client import Client
 from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
@@ -16,6 +15,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
+from stoker_wire.http.client import Client
 from stoker_wire.messages.common import Record
 from stoker_wire.settings import Settings
 from tests.services import ReservedPort
@@ -23,7 +23,7 @@ from tests.services import ReservedPort
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.server import Request, Service
+    from stoker_wire.http.server import Request, Service
 
     from .conftest import Cluster
 

@@ -9,10 +9,10 @@ import pytest
 
 from stoker_wire import errors
 from stoker_wire.errors import StokerError, error_for
-from stoker_wire.problems import error_of
+from stoker_wire.http.problems import error_of
 
 if TYPE_CHECKING:
-    from stoker_wire.server import Request
+    from stoker_wire.http.server import Request
 
     from .conftest import Cluster
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stoker_wire.data.frames import ALIGNMENT, FrameCodec
 from stoker_wire.errors import BadRequestError
-from stoker_wire.frames import ALIGNMENT, FrameCodec
 from stoker_wire.messages.data import Buffer, Call, Inline, Run
 
 sizes = st.sampled_from([0, 0, 0, 1, 63, 64, 65, 1000])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker_wire.errors import IdempotencyError, UnavailableError
-from stoker_wire.idempotency import MemoryStore, StoredReply
+from stoker_wire.http.idempotency import MemoryStore, StoredReply
 from stoker_wire.messages.common import Message, Record
 
 if TYPE_CHECKING:
-    from stoker_wire.client import Client
-    from stoker_wire.server import Request
+    from stoker_wire.http.client import Client
+    from stoker_wire.http.server import Request
 
     from .conftest import Cluster
 

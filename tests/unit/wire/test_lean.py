@@ -9,9 +9,9 @@ from typing import Any
 
 CERTIFICATES = """
 import json, ssl, sys
-from stoker_wire import lean
+from stoker_wire.process import fast_imports
 load = ssl.SSLContext.load_default_certs
-lean.import_aiohttp()
+fast_imports.import_aiohttp()
 from aiohttp import connector
 late = connector._SSL_CONTEXT_VERIFIED
 before = late.cert_store_stats()["x509"]
@@ -29,7 +29,7 @@ print(json.dumps({
 
 LOGS = """
 import json, sys
-import stoker_wire.log
+import stoker_wire.process.log
 hidden = "rich" in sys.modules
 import rich.console
 print(json.dumps({"hidden": hidden, "usable": rich.console.Console is not None}))

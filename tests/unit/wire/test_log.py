@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 
-from stoker_wire import log
+from stoker_wire.process import log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

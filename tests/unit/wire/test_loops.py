@@ -7,7 +7,7 @@ import sys
 
 CONNECT = """
 import os, socket
-from stoker_wire.loops import new_loop
+from stoker_wire.process.event_loop import new_loop
 
 async def connect(loop, address):
     with socket.socket() as sock:

@@ -9,7 +9,7 @@ from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import Event, EventQuery, ListQuery, Page
 
 if TYPE_CHECKING:
-    from stoker_wire.server import Request
+    from stoker_wire.http.server import Request
 
     from .conftest import Cluster
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.paging import ListQuery, page_of
+from stoker_wire.http.paging import ListQuery, page_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,12 +17,12 @@ from stoker_wire.errors import (
     ProtocolError,
     UnavailableError,
 )
+from stoker_wire.http.server import Reply
 from stoker_wire.messages.common import Message
-from stoker_wire.server import Reply
 from tests.unit.wire.orders import Order, Receipt, orders
 
 if TYPE_CHECKING:
-    from stoker_wire.server import Request
+    from stoker_wire.http.server import Request
 
     from .conftest import Cluster
 

@@ -20,7 +20,7 @@ from tests.unit.wire.orders import Order, Receipt, orders
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker_wire.server import Request
+    from stoker_wire.http.server import Request
 
     from .conftest import Cluster
 

@@ -99,8 +99,8 @@ def test_describe_has_a_meaning_for_every_setting_and_hides_the_token() -> None:
     ("module", "unwanted"),
     [
         ("settings", {"aiohttp", "structlog", "difflib", "asyncio"}),
-        ("auth", {"aiohttp", "structlog", "difflib", "asyncio"}),
-        ("client", {"aiohttp.web", "structlog", "prometheus_client"}),
+        ("http.auth", {"aiohttp", "structlog", "difflib", "asyncio"}),
+        ("http.client", {"aiohttp.web", "structlog", "prometheus_client"}),
     ],
 )
 def test_importing_stays_light(module: str, unwanted: set[str]) -> None:

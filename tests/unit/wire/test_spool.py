@@ -10,12 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_wire import spool
-from stoker_wire.errors import BadRequestError
-from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import ErrorInfo
-from stoker_wire.messages.work import TaskRecord, TaskState
-from stoker_wire.spool import (
+from stoker_wire.data import spool
+from stoker_wire.data.spool import (
     SpoolWriter,
     TaskRow,
     frames_of,
@@ -25,6 +21,10 @@ from stoker_wire.spool import (
     rows_in_frames,
     whole_frames,
 )
+from stoker_wire.errors import BadRequestError
+from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.work import TaskRecord, TaskState
 
 if TYPE_CHECKING:
     from pathlib import Path

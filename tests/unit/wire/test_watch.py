@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from stoker_wire.errors import CompactedError, NodeDiedError, StokerError, UnavailableError
+from stoker_wire.http.server import stream_response, watch_response
 from stoker_wire.messages.control import Event, EventQuery, LogLine
-from stoker_wire.server import stream_response, watch_response
 
 from .conftest import TOKEN
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from stoker_wire.client import Client
-    from stoker_wire.server import Request, Service
+    from stoker_wire.http.client import Client
+    from stoker_wire.http.server import Request, Service
 
     from .conftest import Cluster
 

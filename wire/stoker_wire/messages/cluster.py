@@ -50,7 +50,7 @@ class Device(Record):
 class RegisterNode(Message):
     """A nodelet introduces itself. ``host_id`` is equal for processes that share a /dev/shm.
 
-    ``warm_kernels`` are the kernel sets (``stoker_wire.kernels.kernel_set``) that its cache holds.
+    ``warm_kernels`` are the kernel sets (``stoker_wire.messages.kernels.kernel_set``) that its cache holds.
     """
 
     node_id: str
@@ -338,9 +338,10 @@ class WorkerSetup(Record):
     """What a registered worker is told: who it is and, for an actor, what it becomes.
 
     The reply to its registration, and the body of ``POST <worker>/v1/assign`` for a worker of the
-    pool. ``env_vars``, ``sys_path`` (see ``stoker_wire.search_path``) and ``cwd`` (empty: stay) are to
-    be applied before any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty where the fork
-    applied them. ``runtime_env`` is that of the lease: what the worker starts inherits it.
+    pool. ``env_vars``, ``sys_path`` (see ``stoker_wire.process.search_path``) and ``cwd`` (empty:
+    stay) are to be applied before any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty
+    where the fork applied them. ``runtime_env`` is that of the lease: what the worker starts
+    inherits it.
     """
 
     worker_id: str

@@ -1,0 +1,1 @@
+"""The loops of a gcs: leader election, reconciliation, lease requests, maintenance."""

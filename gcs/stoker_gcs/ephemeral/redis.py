@@ -1,0 +1,178 @@
+"""The hot store that replicas share over Redis, and live without while it is gone.
+
+Every fact is in this process's memory first; a writer sends it to Redis behind the caller's back, a
+few tens of milliseconds later, many in one round trip. When Redis does not answer, reads fall back
+to memory, the writer keeps trying, and once Redis is back (empty or not) it gets all facts again.
+
+One hash per kind: field = key, value = expiry in seconds since the epoch and the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import struct
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import redis.asyncio as redis_client
+from redis.exceptions import RedisError
+
+from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_wire.process.background import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker_gcs.ephemeral.memory import Fact
+
+_log = logging.getLogger("stoker.gcs.hot")
+_EXPIRY = struct.Struct("<d")
+CHANNEL = "stoker:events"
+TIMEOUT_S = 1.0
+WRITE_EVERY_S = 0.03
+RETRY_S = 0.5
+HASH_TTL_S = 3600
+
+
+class RedisHot:
+    """See :class:`stoker_gcs.ephemeral.protocol.HotStore`."""
+
+    def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
+        self._memory = MemoryHot(now)
+        self._now = now
+        self._client = redis_client.Redis.from_url(
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        )
+        # A subscription waits for as long as nothing happens; its health check finds a dead server.
+        self._listener = redis_client.Redis.from_url(url, socket_connect_timeout=TIMEOUT_S)
+        self._dirty: dict[tuple[str, str], Fact | None] = {}
+        self._announced = 0
+        self._wake = asyncio.Event()
+        self._background = Background("gcs-redis")
+        self.degraded = True
+        self.hears = False
+
+    @property
+    def shared(self) -> bool:
+        """Whether Redis answers."""
+        return not self.degraded
+
+    async def start(self, on_news: Callable[[int], None]) -> None:
+        """Begin writing and listening; does not wait for Redis."""
+        self._background.spawn(self._write(), name="write")
+        self._background.spawn(self._listen(on_news), name="listen")
+
+    async def stop(self) -> None:
+        """Close the connections."""
+        await self._background.close()
+        await self._client.aclose()
+        await self._listener.aclose()
+
+    def put(self, kind: str, key: str, value: bytes, ttl_s: float) -> None:
+        """Keep ``value`` for ``ttl_s`` seconds."""
+        self._memory.put(kind, key, value, ttl_s)
+        self._dirty[kind, key] = (value, self._now() + ttl_s)
+        self._wake.set()
+
+    def remove(self, kind: str, key: str) -> None:
+        """Forget a fact."""
+        self._memory.remove(kind, key)
+        self._dirty[kind, key] = None
+        self._wake.set()
+
+    def announce(self, seq: int) -> None:
+        """Tell the other replicas that events up to ``seq`` are committed."""
+        self._announced = max(self._announced, seq)
+        self._wake.set()
+
+    async def all(self, kind: str) -> dict[str, bytes]:
+        """Facts in Redis and in memory; where both have one, the one that lives longer."""
+        facts = dict(self._memory.alive(kind))
+        if not self.degraded:
+            try:
+                async with asyncio.timeout(TIMEOUT_S):
+                    found = await self._client.hgetall(_hash(kind))
+            except (RedisError, OSError, TimeoutError) as error:
+                self._lost(error)
+                found = {}
+            now = self._now()
+            for raw_key, raw in found.items():
+                key = raw_key.decode() if isinstance(raw_key, bytes) else raw_key
+                if not isinstance(raw, bytes):
+                    continue
+                until = _EXPIRY.unpack_from(raw)[0]
+                if until > now and (key not in facts or until > facts[key][1]):
+                    facts[key] = (raw[_EXPIRY.size :], until)
+        return {key: value for key, (value, _) in facts.items()}
+
+    async def _write(self) -> None:
+        sent = 0
+        while True:
+            if not self.degraded:
+                await self._wake.wait()
+                await asyncio.sleep(WRITE_EVERY_S)
+            self._wake.clear()
+            if self.degraded:
+                self._dirty_all()
+            dirty, self._dirty = self._dirty, {}
+            announced = self._announced
+            try:
+                async with asyncio.timeout(2 * TIMEOUT_S):
+                    await self._send(dirty, announced if announced > sent else 0)
+            except (RedisError, OSError, TimeoutError) as error:
+                self._lost(error)
+                self._dirty = {**dirty, **self._dirty}
+                await asyncio.sleep(RETRY_S)
+                continue
+            sent = announced
+            if self.degraded:
+                self.degraded = False
+                _log.info("Redis answers: the hot store is shared again")
+
+    def _dirty_all(self) -> None:
+        for kind in self._memory.kinds():
+            for key, fact in self._memory.alive(kind):
+                self._dirty[kind, key] = fact
+
+    async def _send(self, dirty: dict[tuple[str, str], Fact | None], announced: int) -> None:
+        pipe = self._client.pipeline(transaction=False)
+        for (kind, key), fact in dirty.items():
+            if fact is None:
+                pipe.hdel(_hash(kind), key)
+            else:
+                pipe.hset(_hash(kind), key, _EXPIRY.pack(fact[1]) + fact[0])
+        for kind in {kind for kind, _ in dirty}:
+            pipe.expire(_hash(kind), HASH_TTL_S)
+        if announced:
+            pipe.publish(CHANNEL, str(announced))
+        pipe.ping()
+        await pipe.execute()
+
+    async def _listen(self, on_news: Callable[[int], None]) -> None:
+        while True:
+            with contextlib.suppress(RedisError, OSError, TimeoutError):
+                async with self._listener.pubsub() as pubsub:
+                    await pubsub.subscribe(CHANNEL)
+                    # Whatever was announced while nobody listened is news, however old.
+                    on_news(sys.maxsize)
+                    self.hears = True
+                    while True:
+                        message = await pubsub.get_message(
+                            ignore_subscribe_messages=True, timeout=5.0
+                        )
+                        if message is not None:
+                            on_news(int(message["data"]))
+            self.hears = False
+            await asyncio.sleep(RETRY_S)
+
+    def _lost(self, error: BaseException) -> None:
+        if not self.degraded:
+            _log.warning("Redis does not answer (%s): going on from memory and SQL", error)
+        self.degraded = True
+
+
+def _hash(kind: str) -> str:
+    return f"stoker:hot:{kind}"

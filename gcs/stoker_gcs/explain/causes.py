@@ -1,0 +1,199 @@
+"""What of a job waits, by cause: its actors without a worker and its tasks that have not begun.
+
+Called by the explanation of a job. Whoever has one cause is one group with a count and an example, and
+the scheduler is asked once per kind of demand. All of it is bounded: so many actors and tasks are
+looked at, so many demands are asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker_gcs.registry.actors.registry import spec_of
+from stoker_gcs.registry.actors.rules import ACTORS, lease_job, waits
+from stoker_gcs.state import schema
+from stoker_gcs.store.rows import task_of
+from stoker_wire.errors import StokerError
+from stoker_wire.messages.cluster import Demand, LeaseKind
+from stoker_wire.messages.control import Explanation, Fit, WaitingGroup
+from stoker_wire.messages.work import ActorState, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stoker_gcs.app import Parts
+    from stoker_gcs.store.changes import Condition
+    from stoker_wire.messages.control import Verdict
+    from stoker_wire.messages.work import Actor
+
+LOOKED_AT = 1000
+"""Waiting actors, and waiting tasks, that are looked at."""
+ASKED_FOR = 20
+"""Demands for which the scheduler is asked; groups beyond show what they themselves reported."""
+SHOWN = 50
+_DETAILS = 2
+_PER_SELECT = 500
+_ID = re.compile(r"\b[a-z]+_[0-9a-f]{8}[0-9a-f.]*")
+
+
+@dataclass(slots=True)
+class _Group:
+    """Those that wait for one cause; ``note`` is what they said of it themselves."""
+
+    kind: str
+    name: str
+    state: str
+    example_id: str
+    demand: Demand | None
+    note: str
+    count: int = 0
+
+
+@dataclass(slots=True)
+class _Groups:
+    """Groups by what their members have in common, in the order in which they were met."""
+
+    by_key: dict[object, _Group] = field(default_factory=dict)
+    bounded: set[str] = field(default_factory=set)
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        state: str,
+        id_: str,
+        demand: Demand | None,
+        note: str,
+        alike: str = "",
+    ) -> None:
+        """Count one in; without a demand those with the same ``alike`` (or note) are one group."""
+        cause = (alike or _ID.sub("", note)) if demand is None else _class_of(demand)
+        key = (kind, name, state, cause)
+        group = self.by_key.setdefault(key, _Group(kind, name, state, id_, demand, note))
+        group.count += 1
+
+
+def _class_of(demand: Demand) -> bytes:
+    return msgspec.msgpack.encode(msgspec.structs.replace(demand, locality={}), order="sorted")
+
+
+async def waiting_of(parts: Parts, job_id: str) -> tuple[WaitingGroup, ...]:
+    """Return what of the job waits, the largest group first."""
+    groups = _Groups()
+    await _add_actors(parts, job_id, groups)
+    await _add_tasks(parts, job_id, groups)
+    found = sorted(groups.by_key.values(), key=lambda group: -group.count)[:SHOWN]
+    asked = [group for group in found if group.demand is not None][:ASKED_FOR]
+    told = await asyncio.gather(*[_ask(parts, group.demand) for group in asked])
+    stories = dict(zip(map(id, asked), told, strict=True))
+    return tuple(
+        _group_of(group, stories.get(id(group)), group.kind not in groups.bounded)
+        for group in found
+    )
+
+
+async def _add_actors(parts: Parts, job_id: str, groups: _Groups) -> None:
+    states = (ActorState.PENDING.value, ActorState.RESTARTING.value)
+    where: dict[str, Condition] = {"job_id": job_id, "state": states}
+    rows = await parts.truth.store.select(schema.ACTORS, where, limit=LOOKED_AT + 1)
+    if len(rows) > LOOKED_AT:
+        groups.bounded.add("actor")
+    for row in rows[:LOOKED_AT]:
+        actor = ACTORS.kept(row).record
+        demand = None
+        note = "runs its constructor"
+        if waits(actor):
+            note = actor.pending_reason
+            demand = msgspec.structs.replace(
+                spec_of(row).demand, kind=LeaseKind.ACTOR, job_id=lease_job(actor)
+            )
+        groups.add("actor", actor.class_name, actor.state, actor.actor_id, demand, note)
+
+
+async def _add_tasks(parts: Parts, job_id: str, groups: _Groups) -> None:
+    states = (TaskState.WAITING.value, TaskState.QUEUED.value)
+    where: dict[str, Condition] = {"job_id": job_id, "state": states}
+    rows = await parts.truth.store.select(schema.TASKS, where, limit=LOOKED_AT + 1)
+    if len(rows) > LOOKED_AT:
+        groups.bounded.add("task")
+    tasks = [task_of(row) for row in rows[:LOOKED_AT]]
+    actors = await _actors(parts, {task.actor_id for task in tasks if task.actor_id})
+    for task in tasks:
+        queued = task.state is TaskState.QUEUED and not task.actor_id
+        note, alike = task.waiting_for or "waits for a worker", ""
+        if (actor := actors.get(task.actor_id)) is not None:
+            # As the actor is now: the task told once how it was when the call was made.
+            alike = f"{actor.class_name} {actor.state}"
+            note = f"waits for actor {actor.class_name} ({actor.actor_id}), which is {actor.state}"
+        demand = task.demand if queued else None
+        groups.add("task", task.name, task.state, task.task_id, demand, note, alike)
+
+
+async def _actors(parts: Parts, ids: set[str]) -> dict[str, Actor]:
+    found = {}
+    some = sorted(ids)
+    for start in range(0, len(some), _PER_SELECT):
+        where: dict[str, Condition] = {"actor_id": tuple(some[start : start + _PER_SELECT])}
+        for row in await parts.truth.store.select(schema.ACTORS, where):
+            found[row["actor_id"]] = ACTORS.kept(row).record
+    return found
+
+
+async def _ask(parts: Parts, demand: Demand | None) -> Explanation | None:
+    try:
+        return await parts.links.scheduler("POST", "/v1/explain", demand, reply=Explanation)
+    except StokerError:
+        return None
+
+
+def _group_of(group: _Group, told: Explanation | None, exact: bool) -> WaitingGroup:
+    cause = short_of(group.note)
+    if told is not None:
+        cause = cause_of(told)
+    return WaitingGroup(
+        kind=group.kind,
+        name=group.name,
+        count=group.count,
+        cause=cause,
+        example_id=group.example_id,
+        state=group.state,
+        remedy=told.remedy if told is not None else "",
+        infeasible=told is not None and told.state == "INFEASIBLE",
+        count_exact=exact,
+    )
+
+
+def short_of(note: str) -> str:
+    """Return what a task said of itself ("it waits for ...") as the end of a sentence about it."""
+    return note.removeprefix("it ")
+
+
+def cause_of(told: Explanation) -> str:
+    """Return in a few words why a demand waits: what the nodes say, those with one cause counted."""
+    if not told.verdicts:
+        return told.summary
+    if any(verdict.fit is Fit.FITS for verdict in told.verdicts):
+        return "there is room for it: it starts when its turn comes"
+    return _details(told.verdicts)
+
+
+def _details(verdicts: Sequence[Verdict]) -> str:
+    # What could take it later comes before what never can.
+    ordered = sorted(verdicts, key=lambda verdict: verdict.fit is Fit.NEVER)
+    counted = Counter(verdict.detail for verdict in ordered)
+    if len(counted) == 1:
+        [(detail, count)] = counted.items()
+        return detail if count == 1 else f"{detail}, on each of {count} nodes"
+    shown = [f"{_nodes(count)}: {detail}" for detail, count in list(counted.items())[:_DETAILS]]
+    left = sum(list(counted.values())[_DETAILS:])
+    return "; ".join(shown) + (f"; and {_nodes(left)} more" if left else "")
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

@@ -1,0 +1,220 @@
+"""Log lines from the nodes where they lie: of one driver, or merged from all workers of a job.
+
+Called by the log routes. Lines of one process stay in order; those of several are as they come. A
+nodelet that cannot be reached is tried again, and no line is given twice. Where output ends is never
+guessed from silence: a driver's log ends with its process, and what is left of the workers' at the
+job's end is read from the last line given to the end of each file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_wire.errors import StokerError, UnavailableError
+from stoker_wire.messages.control import LogCursors, LogLine, LogStream
+from stoker_wire.process.background import GeneratorTasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from stoker_gcs.peer_clients import Links
+    from stoker_gcs.state.records import Truth
+    from stoker_wire.messages.cluster import Node
+
+QUEUE_SIZE = 4096
+RETRY_S = 0.5
+NEW_NODES_S = 0.5
+DRIVER_END_S = 5.0
+"""A driver that is told to stop may print for 3 s more, until it is killed."""
+REST_S = 10.0
+"""How long a node may be silent while it sends the last lines of its workers."""
+
+
+async def of_driver(
+    truth: Truth, links: Links, job_id: str, *, follow: bool, since: int, tail: int
+) -> AsyncGenerator[LogLine, None]:
+    """Lines of a submitted job's driver; with ``follow``, until it has ended."""
+    job = await truth.get(JOBS, job_id)
+    while follow and job.submitted and not job.node_id and not job.state.terminal:
+        job = await truth.wait_for(
+            JOBS, job_id, lambda found: bool(found.node_id) or found.state.terminal, 30.0
+        )
+    if not job.node_id:
+        return
+    query = {"job_id": job_id, "kind": "driver", "follow": follow, "since": since, "tail": tail}
+    source = links.nodelet(job.node_id).stream("/v1/logs", item=LogLine, query=query)
+    # A nodelet that has started no driver waits for one: the job's end is the end then.
+    lines = _until_end(truth, job_id, source, DRIVER_END_S) if follow else source
+    async with aclosing(lines):
+        async for line in lines:
+            yield line
+
+
+async def of_workers(
+    truth: Truth, links: Links, job_id: str, *, follow: bool, worker_id: str, tail: int
+) -> AsyncGenerator[LogLine, None]:
+    """Lines of all workers of a job on all nodes; with ``follow``, until the job has ended."""
+    await truth.get(JOBS, job_id)
+    query: dict[str, object] = {"job_id": job_id, "kind": "worker", "tail": tail}
+    query |= {"follow": follow} | ({"worker_id": worker_id} if worker_id else {})
+    merged = _merge(links, query, follow=follow)
+    lines = _until_end(truth, job_id, merged, 0.0) if follow else merged
+    cursors: dict[str, int] = {}
+    async with aclosing(lines):
+        async for line in lines:
+            cursors[line.worker_id] = line.cursor
+            yield line
+    if follow:
+        rest = LogCursors(cursors=cursors, tail=tail, worker_id=worker_id)
+        async for line in rest_of_workers(links, job_id, rest):
+            yield line
+
+
+async def rest_of_workers(
+    links: Links, job_id: str, rest: LogCursors
+) -> AsyncGenerator[LogLine, None]:
+    """Lines of a job's workers behind those seen, up to now; a node that does not answer is named."""
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
+
+    async def read(node: Node) -> None:
+        query = {"job_id": job_id, "kind": "worker"}
+        try:
+            source = links.client(node.url).stream(
+                "/v1/logs", item=LogLine, query=query, body=rest, silence_s=REST_S
+            )
+            async with aclosing(source):
+                async for line in source:
+                    await lines.put(line)
+        except StokerError as error:
+            text = f"the last output of node {node.node_id} is missing: {error}"
+            await lines.put(_notice(node, text))
+
+    async def read_all() -> None:
+        async with asyncio.TaskGroup() as group:
+            for node in links.living():
+                group.create_task(read(node))
+        await lines.put(None)
+
+    async with GeneratorTasks() as group:
+        reading = group.create_task(read_all())
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+        finally:
+            reading.cancel()
+
+
+def _notice(node: Node, text: str) -> LogLine:
+    return LogLine(
+        node_id=node.node_id, worker_id="", pid=0, name="stoker", text=text, stream=LogStream.STDERR
+    )
+
+
+async def of_worker(
+    links: Links, node_id: str, worker_id: str, *, follow: bool, since: int, tail: int
+) -> AsyncGenerator[LogLine, None]:
+    """Lines of one worker."""
+    query = {"worker_id": worker_id, "follow": follow, "since": since, "tail": tail}
+    source = links.nodelet(node_id).stream("/v1/logs", item=LogLine, query=query)
+    async with aclosing(source):
+        async for line in source:
+            yield line
+
+
+async def _until_end(
+    truth: Truth, job_id: str, source: AsyncGenerator[LogLine, None], grace_s: float
+) -> AsyncGenerator[LogLine, None]:
+    """Lines of ``source`` until it ends, or the job does: then it has ``grace_s`` to end."""
+    lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
+    broken: list[StokerError] = []
+
+    async def pump() -> None:
+        try:
+            async with aclosing(source):
+                async for line in source:
+                    await lines.put(line)
+        except StokerError as error:
+            broken.append(error)
+        await lines.put(None)
+
+    async def end() -> None:
+        ended = False
+        while not ended:
+            job = await truth.wait_for(JOBS, job_id, lambda found: found.state.terminal, 30.0)
+            ended = job.state.terminal
+        await asyncio.sleep(grace_s)
+        await lines.put(None)
+
+    async with GeneratorTasks() as group:
+        tasks = [group.create_task(pump()), group.create_task(end())]
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+        finally:
+            for task in tasks:
+                task.cancel()
+    if broken:
+        raise broken[0]
+
+
+async def _merge(
+    links: Links, query: Mapping[str, object], *, follow: bool
+) -> AsyncGenerator[LogLine, None]:
+    lines: asyncio.Queue[LogLine] = asyncio.Queue(QUEUE_SIZE)
+    seen: dict[str, int] = {}
+    pumps: dict[str, asyncio.Task[None]] = {}
+    async with GeneratorTasks() as group:
+        try:
+            while True:
+                for node in links.living():
+                    if node.node_id not in pumps:
+                        pumps[node.node_id] = group.create_task(
+                            _pump(links, node, query, lines, seen, follow=follow)
+                        )
+                try:
+                    async with asyncio.timeout(NEW_NODES_S):
+                        line = await lines.get()
+                except TimeoutError:
+                    pass
+                else:
+                    yield line
+                while not lines.empty():
+                    yield lines.get_nowait()
+                if not follow and all(pump.done() for pump in pumps.values()):
+                    while not lines.empty():
+                        yield lines.get_nowait()
+                    return
+        finally:
+            for pump in pumps.values():
+                pump.cancel()
+
+
+async def _pump(
+    links: Links,
+    node: Node,
+    query: Mapping[str, object],
+    lines: asyncio.Queue[LogLine],
+    seen: dict[str, int],
+    *,
+    follow: bool,
+) -> None:
+    while True:
+        try:
+            client = links.nodelet(node.node_id)
+            source = client.stream("/v1/logs", item=LogLine, query=query)
+            async with aclosing(source):
+                async for line in source:
+                    if line.cursor > seen.get(line.worker_id, -1):
+                        seen[line.worker_id] = line.cursor
+                        await lines.put(line)
+        except UnavailableError:
+            if not any(living.node_id == node.node_id for living in links.living()):
+                return
+        except StokerError:
+            return
+        if not follow:
+            return
+        await asyncio.sleep(RETRY_S)

@@ -1,0 +1,234 @@
+"""What may become of an actor: pure rules over its record (called by ``actors.registry``).
+
+===================  ==================================  ====================
+from                 event                               to
+===================  ==================================  ====================
+(none)               created                             PENDING
+PENDING, RESTARTING  arguments came                      same, may be placed
+PENDING, RESTARTING  placed on a worker                  same, with an address
+PENDING, RESTARTING  constructor returned                ALIVE
+PENDING, RESTARTING  constructor raised, or infeasible   DEAD
+ALIVE                it ended itself                     DEAD
+ALIVE                it ended itself by a failure        RESTARTING or DEAD
+not DEAD             worker or node lost, restarts left  RESTARTING
+not DEAD             worker or node lost, none left      DEAD
+not DEAD             killed, restarts left               RESTARTING
+not DEAD             killed, no restart; its job ends    DEAD
+not DEAD             its owner ended                     DEAD
+===================  ==================================  ====================
+
+Each start has its own incarnation; whatever an older one says is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker_gcs.controllers.lease_requests import RELEASING, gone, held
+from stoker_gcs.state import schema
+from stoker_gcs.state.records import Shelf, Step
+from stoker_gcs.store.changes import Operation, Update
+from stoker_wire.errors import FencedError
+from stoker_wire.messages.cluster import LeaseKind
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.work import DETACHED_JOB, Actor, ActorState, CreateActor, ReportActor
+
+if TYPE_CHECKING:
+    from stoker_wire.messages.cluster import GrantedLease, WorkerExit
+
+ACTORS: Shelf[Actor] = Shelf(
+    schema.ACTORS,
+    Actor,
+    lambda actor: {
+        "actor_id": actor.actor_id,
+        "job_id": actor.job_id,
+        "state": actor.state.value,
+        "node_id": actor.node_id,
+        "namespace": actor.namespace,
+        "name": actor.name,
+        "class_name": actor.class_name,
+        "live_name": live_name(actor.namespace, actor.name)
+        if actor.name and actor.state is not ActorState.DEAD
+        else None,
+        "incarnation": actor.incarnation,
+    },
+    label="actor",
+    fences=("incarnation",),
+)
+TRANSITIONS = {
+    ActorState.PENDING: frozenset({ActorState.ALIVE, ActorState.RESTARTING, ActorState.DEAD}),
+    ActorState.ALIVE: frozenset({ActorState.RESTARTING, ActorState.DEAD}),
+    ActorState.RESTARTING: frozenset({ActorState.ALIVE, ActorState.RESTARTING, ActorState.DEAD}),
+    ActorState.DEAD: frozenset[ActorState](),
+}
+SHOWN_LINES = 10
+"""Of the last output of an actor's process, in its cause of death; all that is kept is in its extra."""
+LIVING = (ActorState.PENDING.value, ActorState.ALIVE.value, ActorState.RESTARTING.value)
+AWAITS = "its constructor's arguments are not there yet"
+_replace = msgspec.structs.replace
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def live_name(namespace: str, name: str) -> str:
+    """What is unique among the living."""
+    return f"{namespace}/{name}"
+
+
+def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
+    """The actor of a request."""
+    return Actor(
+        actor_id=body.actor_id,
+        job_id=body.demand.job_id,
+        class_name=body.class_name,
+        state=ActorState.PENDING,
+        name=body.name,
+        namespace=namespace,
+        detached=body.detached,
+        max_restarts=body.max_restarts,
+        max_task_retries=body.max_task_retries,
+        resources=body.demand.resources,
+        created_at_s=now_s,
+        handle_info=body.handle_info,
+        owner=body.owner,
+        awaits_arguments=body.awaits_arguments,
+        pending_reason=AWAITS if body.awaits_arguments else "",
+    )
+
+
+def lease_job(actor: Actor) -> str:
+    """The job that the actor's lease counts for; a detached actor's must not end with any."""
+    return DETACHED_JOB if actor.detached else actor.job_id
+
+
+def waits(actor: Actor) -> bool:
+    """Whether it needs a lease."""
+    unplaced = actor.state in (ActorState.PENDING, ActorState.RESTARTING) and not actor.lease_id
+    return unplaced and not actor.awaits_arguments
+
+
+def delayed(actor: Actor, reason: str) -> Step[Actor] | None:
+    """It waits for another reason than before."""
+    if not waits(actor) or actor.pending_reason == reason:
+        return None
+    return Step(_replace(actor, pending_reason=reason), "actor.delayed")
+
+
+def supplied(actor: Actor, spec: CreateActor, payload: bytes) -> Step[Actor] | None:
+    """The constructor's arguments are there; None if they were before, or it is dead."""
+    if actor.state is ActorState.DEAD or not actor.awaits_arguments:
+        return None
+    then = _replace(actor, awaits_arguments=False, pending_reason="")
+    whole = _encode(_replace(spec, payload=payload, awaits_arguments=False))
+    keep = Update(schema.ACTORS, {"actor_id": actor.actor_id}, {"spec": whole})
+    return Step(then, "actor.supplied", also=(keep,))
+
+
+def placed(actor: Actor, granted: GrantedLease, incarnation: int) -> Step[Actor] | None:
+    """A worker was leased for this incarnation; None if it is no longer wanted."""
+    if not waits(actor) or actor.incarnation != incarnation:
+        return None
+    then = _replace(
+        actor,
+        node_id=granted.lease.node_id,
+        worker_id=granted.worker_id,
+        lease_id=granted.lease.lease_id,
+        pid=granted.pid,
+        address=granted.address,
+        pending_reason="",
+    )
+    lease = _replace(granted.lease, kind=LeaseKind.ACTOR, actor_id=actor.actor_id)
+    return Step(then, "actor.placed", also=(held(lease, job_id=lease_job(actor)),))
+
+
+def reported(actor: Actor, body: ReportActor, now_s: float) -> Step[Actor] | None:
+    """The worker tells how the constructor ended, or that the actor leaves of itself."""
+    if actor.incarnation != body.incarnation:
+        raise FencedError(
+            f"actor {actor.actor_id} is at incarnation {actor.incarnation}, this report is of "
+            f"{body.incarnation}\n"
+            "end this worker"
+        )
+    if body.state is ActorState.DEAD:
+        cause = body.error or ErrorInfo(code="actor_died", message="the actor ended itself")
+        return worker_lost(
+            actor, cause, now_s, lease_id=actor.lease_id, restart=body.restart, release=True
+        )
+    if actor.state is ActorState.DEAD:
+        raise FencedError(f"actor {actor.actor_id} is dead\nend this worker")
+    if actor.state is ActorState.ALIVE:
+        return None
+    then = _replace(
+        actor,
+        state=ActorState.ALIVE,
+        started_at_s=now_s,
+        worker_id=body.worker_id or actor.worker_id,
+        pending_reason="",
+    )
+    return Step(then, "actor.started")
+
+
+def died(actor: Actor, cause: ErrorInfo, now_s: float, *, release: bool) -> Step[Actor] | None:
+    """The end. ``release``: its worker may still run and must be killed."""
+    if actor.state is ActorState.DEAD:
+        return None
+    then = _replace(
+        actor, state=ActorState.DEAD, ended_at_s=now_s, death_cause=cause, pending_reason=""
+    )
+    return Step(then, "actor.died", also=_let_go(actor, release))
+
+
+def worker_lost(
+    actor: Actor,
+    cause: ErrorInfo,
+    now_s: float,
+    *,
+    lease_id: str,
+    restart: bool = True,
+    release: bool = False,
+) -> Step[Actor] | None:
+    """The worker behind ``lease_id`` is gone: start again, or die of the cause."""
+    if actor.state is ActorState.DEAD or actor.lease_id != lease_id:
+        return None
+    left = actor.max_restarts == -1 or actor.restarts < actor.max_restarts
+    if not (restart and left):
+        return died(actor, cause, now_s, release=release)
+    then = _replace(
+        actor,
+        state=ActorState.RESTARTING,
+        incarnation=actor.incarnation + 1,
+        restarts=actor.restarts + 1,
+        node_id="",
+        worker_id="",
+        lease_id="",
+        pid=0,
+        address=None,
+        started_at_s=None,
+        death_cause=cause,
+        pending_reason=AWAITS if actor.awaits_arguments else f"restarts: {cause.message}",
+    )
+    return Step(then, "actor.restarting", also=_let_go(actor, release))
+
+
+def exit_cause(exit_: WorkerExit) -> ErrorInfo:
+    """An exit's forensics as the cause of a death."""
+    how = f"exit code {exit_.exit_code}" if exit_.signal is None else f"signal {exit_.signal}"
+    text = f"its worker {exit_.worker_id} ended: {exit_.cause or how}"
+    if exit_.last_log_lines:
+        lines = "".join(f"\n    {line}" for line in exit_.last_log_lines[-SHOWN_LINES:])
+        text += f".\nlast output:{lines}"
+    return ErrorInfo(
+        code="out_of_memory" if exit_.oom else "actor_died",
+        message=text,
+        extra=msgspec.to_builtins(exit_),
+    )
+
+
+def _let_go(actor: Actor, release: bool) -> tuple[Operation, ...]:
+    if not actor.lease_id:
+        return ()
+    if not release:
+        return gone(actor.lease_id)
+    key = {"lease_id": actor.lease_id}
+    return (Update(schema.LEASES, key, {"state": RELEASING}, must_exist=False),)

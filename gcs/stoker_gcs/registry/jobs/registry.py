@@ -1,0 +1,158 @@
+"""Jobs as callers change them: the shell around ``jobs.rules``, used by the HTTP API and the loops."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker_gcs.registry.jobs import rules
+from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_gcs.store.changes import Change, Clash
+from stoker_wire.errors import (
+    BadRequestError,
+    ConflictError,
+    IdempotencyError,
+    NameTakenError,
+    NotFoundError,
+)
+from stoker_wire.ids import Prefix, check_id, new_id
+from stoker_wire.messages.work import (
+    DETACHED_JOB,
+    AttachDriver,
+    FinishJob,
+    Job,
+    JobState,
+    SubmitJob,
+)
+
+if TYPE_CHECKING:
+    from stoker_gcs.state.records import Truth
+    from stoker_wire.messages.cluster import WorkerExit
+    from stoker_wire.messages.control import Event
+
+
+class JobLedger:
+    """See the module. ``ended`` holds the ids of jobs that are known to have ended."""
+
+    def __init__(self, truth: Truth) -> None:
+        self._truth = truth
+        self._live: dict[str, Job] = {}
+
+    async def load(self) -> None:
+        """Fill the view of living jobs from SQL."""
+        states = (JobState.PENDING.value, JobState.RUNNING.value)
+        for job in await self._truth.all(JOBS, {"state": states}):
+            self._live[job.job_id] = job
+
+    def observe(self, event: Event) -> None:
+        """Keep the view in step with the log."""
+        if not event.kind.startswith("job."):
+            return
+        job = msgspec.convert(event.payload, Job)
+        if job.state.terminal:
+            self._live.pop(job.job_id, None)
+        else:
+            self._live[job.job_id] = job
+
+    @property
+    def live(self) -> dict[str, Job]:
+        """The jobs that have not ended, as of the events read so far."""
+        return self._live
+
+    async def check_living(self, job_id: str, *, field: str) -> None:
+        """Raise unless the job exists and has not ended."""
+        if job_id in self._live or job_id == DETACHED_JOB:
+            return
+        found = await self._truth.find(JOBS, job_id)
+        if found is None:
+            raise NotFoundError(f"{field}: there is no job {job_id!r}", field=field)
+        if found.record.state.terminal:
+            raise ConflictError(f"job {job_id} has ended ({found.record.state})", field=field)
+
+    async def has_ended(self, job_id: str) -> bool:
+        """Whether the job is known and terminal; an unknown one may yet be told of."""
+        if job_id in self._live:
+            return False
+        found = await self._truth.find(JOBS, job_id)
+        return found is not None and found.record.state.terminal
+
+    async def submit(self, body: SubmitJob, *, key: str | None) -> Job:
+        """Accept a job. The id comes from ``key``, if given, so that a retry finds the same job."""
+        if body.job_id is not None:
+            check_id(body.job_id, Prefix.JOB, field="job_id")
+        job_id = body.job_id or _id_for(key)
+        job = rules.submitted(body, job_id, self._truth.now())
+        event = self._truth.event("job.submitted", job_id, job)
+        try:
+            await self._truth.journal.apply(Change((JOBS.insert(job),), (event,)))
+        except Clash:
+            known = await self._truth.get(JOBS, job_id)
+            if body.job_id is not None:
+                raise NameTakenError(
+                    f"there is a job {job_id} already ({known.state})\nchoose another job_id",
+                    field="job_id",
+                ) from None
+            if known.entrypoint != body.entrypoint:
+                raise IdempotencyError(
+                    "this Idempotency-Key was used before for another job", field="Idempotency-Key"
+                ) from None
+            return known
+        return job
+
+    async def attach(self, body: AttachDriver, *, key: str | None) -> Job:
+        """A driver joins: as a new job, or as the driver of the job that it names."""
+        now = self._truth.now()
+        if body.job_id is not None:
+            return await self._truth.change(
+                JOBS, body.job_id, lambda job: rules.joined(job, body, now)
+            )
+        job = rules.attached(body, _id_for(key), now)
+        event = self._truth.event("job.started", job.job_id, job)
+        try:
+            await self._truth.journal.apply(Change((JOBS.insert(job),), (event,)))
+        except Clash:
+            return await self._truth.get(JOBS, job.job_id)
+        return job
+
+    async def finish(self, job_id: str, body: FinishJob) -> Job:
+        """The driver says how it ended; an end before this one stands."""
+        if not body.state.terminal:
+            raise BadRequestError(f"state: {body.state} is not an end of a job", field="state")
+        return await self._end(job_id, body)
+
+    async def end(self, job_id: str, state: JobState, *, message: str = "") -> Job:
+        """End a job, unless it has ended."""
+        return await self._end(job_id, FinishJob(state=state, message=message))
+
+    async def _end(self, job_id: str, how: FinishJob) -> Job:
+        now = self._truth.now()
+        return await self._truth.change(
+            JOBS,
+            job_id,
+            lambda job: rules.ended(
+                job,
+                how.state,
+                now,
+                message=how.message,
+                exit_code=how.exit_code,
+                node_id=how.node_id,
+            ),
+        )
+
+    async def worker_exited(self, exit_: WorkerExit) -> None:
+        """A worker ended: if it was the driver of a submitted job, so does the job."""
+        if exit_.job_id and not exit_.actor_id and exit_.lease_id:
+            found = await self._truth.find(JOBS, exit_.job_id)
+            if found is not None and found.record.submitted:
+                now = self._truth.now()
+                await self._truth.change(
+                    JOBS, exit_.job_id, lambda job: rules.driver_exited(job, exit_, now)
+                )
+
+
+def _id_for(key: str | None) -> str:
+    if key is None:
+        return new_id(Prefix.JOB)
+    return f"{Prefix.JOB.value}_{hashlib.sha256(key.encode()).hexdigest()[:16]}"

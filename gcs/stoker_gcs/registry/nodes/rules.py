@@ -1,0 +1,158 @@
+"""What may become of a node: pure rules over its record (called by ``nodes.registry``).
+
+==========  ==========================  =========
+from        event                       to
+==========  ==========================  =========
+(none)      registers                   ALIVE
+any         registers again             ALIVE, next incarnation
+ALIVE       silent for suspect_after_s  SUSPECT
+SUSPECT     heartbeat                   ALIVE
+ALIVE       silent for dead_after_s     DEAD
+SUSPECT     silent for dead_after_s     DEAD
+ALIVE       leaves                      DEAD
+SUSPECT     leaves                      DEAD
+any living  silent, its URL registers   DEAD
+==========  ==========================  =========
+
+Besides, a node that lives may tell which kernels its cache holds.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import msgspec
+
+from stoker_gcs.state import schema
+from stoker_gcs.state.records import Shelf, Step
+from stoker_wire.errors import BadRequestError, ConflictError, FencedError
+from stoker_wire.ids import Prefix, check_id
+from stoker_wire.messages.cluster import Node, NodeState, RegisterNode
+
+NODES: Shelf[Node] = Shelf(
+    schema.NODES,
+    Node,
+    lambda node: {
+        "node_id": node.node_id,
+        "state": node.state.value,
+        "incarnation": node.incarnation,
+        "heartbeat_at_s": node.heartbeat_at_s,
+    },
+    label="node",
+    fences=("incarnation",),
+)
+TRANSITIONS = {
+    NodeState.ALIVE: frozenset({NodeState.SUSPECT, NodeState.DEAD}),
+    NodeState.SUSPECT: frozenset({NodeState.ALIVE, NodeState.DEAD}),
+    NodeState.DEAD: frozenset[NodeState](),
+}
+KINDS = {
+    NodeState.SUSPECT: "node.suspected",
+    NodeState.ALIVE: "node.recovered",
+    NodeState.DEAD: "node.died",
+}
+
+
+MAX_AMOUNT = 1e15
+"""Of any resource of a node; memory is in bytes."""
+MAX_GPUS = 1024
+
+
+def check(body: RegisterNode) -> None:
+    """BadRequestError names what no node can have; schedulers and peers trust what is admitted."""
+    check_id(body.node_id, Prefix.NODE, field="node_id")
+    try:
+        parts = urlsplit(body.url)
+        reachable = parts.scheme in ("http", "https") and bool(parts.hostname and parts.port)
+    except ValueError:
+        reachable = False
+    if not reachable:
+        raise BadRequestError(
+            f"url: {body.url[:100]!r} is not an address\nwrite it like http://host:7620",
+            field="url",
+        )
+    for name, amount in body.resources.items():
+        most = MAX_GPUS if name == "GPU" else MAX_AMOUNT
+        if not 0 <= amount <= most:
+            raise BadRequestError(
+                f"resources.{name}: expected an amount from 0 to {most:g}, got {amount:g}",
+                field=f"resources.{name}",
+            )
+
+
+def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
+    """The node as of its registration: one incarnation after the one before."""
+    facts = {name: getattr(body, name) for name in body.__struct_fields__}
+    return Node(
+        **facts,
+        incarnation=1 if before is None else before.incarnation + 1,
+        state=NodeState.ALIVE,
+        registered_at_s=now_s,
+        heartbeat_at_s=now_s,
+    )
+
+
+def superseded(
+    holder: Node, newcomer: RegisterNode, silent_s: float, *, suspect_after_s: float
+) -> str:
+    """Return why ``holder`` is dead to make room for ``newcomer``, which has the same URL.
+
+    ConflictError while the holder is heard: two nodes at one URL get each other's requests. A node
+    that was killed and started again is admitted once its former life was silent long enough.
+    """
+    if silent_s < suspect_after_s:
+        raise ConflictError(
+            f"url: {newcomer.url} is in use by the living node {holder.node_id} on "
+            f"{holder.hostname}\n"
+            f"give this node (on {newcomer.hostname}) an address of its own: set "
+            "STOKER_ADVERTISE_HOST to a name or IP that leads to it alone, or STOKER_PORT to "
+            "another port",
+            field="url",
+        )
+    return f"no heartbeat for {silent_s:.1f} s, and {newcomer.node_id} registered at its URL"
+
+
+def moved(
+    node: Node, to: NodeState, *, incarnation: int, reason: str, heartbeat_at_s: float
+) -> Step[Node] | None:
+    """The step to ``to``, or None where the table has none or the incarnation is over."""
+    if node.incarnation != incarnation or to not in TRANSITIONS[node.state]:
+        return None
+    then = msgspec.structs.replace(
+        node, state=to, reason=reason, heartbeat_at_s=max(node.heartbeat_at_s, heartbeat_at_s)
+    )
+    return Step(then, KINDS[to])
+
+
+def warmed(node: Node, warm_kernels: tuple[str, ...], *, incarnation: int) -> Step[Node] | None:
+    """The step to a node whose cache holds ``warm_kernels``, or None if that is nothing new."""
+    if (
+        node.incarnation != incarnation
+        or node.state is NodeState.DEAD
+        or node.warm_kernels == warm_kernels
+    ):
+        return None
+    return Step(msgspec.structs.replace(node, warm_kernels=warm_kernels), "node.warmed")
+
+
+def verdict(
+    node: Node, silent_s: float, *, suspect_after_s: float, dead_after_s: float
+) -> NodeState:
+    """The state that a node's silence calls for."""
+    if node.state is NodeState.DEAD or silent_s >= dead_after_s:
+        return NodeState.DEAD
+    return NodeState.SUSPECT if silent_s >= suspect_after_s else NodeState.ALIVE
+
+
+def check_incarnation(node: Node, incarnation: int) -> None:
+    """Refuse a nodelet that speaks for an incarnation that is over."""
+    if node.incarnation != incarnation or node.state is NodeState.DEAD:
+        why = (
+            f"was declared dead ({node.reason})"
+            if node.state is NodeState.DEAD
+            else f"is at incarnation {node.incarnation}"
+        )
+        raise FencedError(
+            f"node {node.node_id} {why}\n"
+            f"you speak for incarnation {incarnation}: stop its workers and register again"
+        )

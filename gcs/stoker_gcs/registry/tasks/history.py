@@ -1,0 +1,138 @@
+"""The task history: durable before the reply, merged by attempt; what nobody can report is inferred.
+
+An attempt is closed here when its job, its worker or its node has ended and nobody told how it went.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker_gcs.registry.tasks.merge import inferred_end
+from stoker_gcs.state import schema
+from stoker_gcs.store.rows import task_of
+from stoker_wire.data.spool import RANKS, record_of, row_of, rows_in
+from stoker_wire.errors import NotFoundError
+from stoker_wire.messages.control import Page
+from stoker_wire.messages.work import DETACHED_JOB, TaskHistoryStatus, TaskRecord, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from stoker_gcs.registry.jobs.registry import JobLedger
+    from stoker_gcs.state.records import Truth
+    from stoker_gcs.store.changes import Condition
+    from stoker_wire.data.spool import TaskRow
+    from stoker_wire.messages.cluster import WorkerExit
+    from stoker_wire.messages.control import ListQuery
+
+OPEN = (TaskState.WAITING.value, TaskState.QUEUED.value, TaskState.RUNNING.value)
+RUNNING = (TaskState.RUNNING.value,)
+JOB_ENDED = "its job ended before it did"
+_ENDED_RANK = RANKS[TaskState.FINISHED]
+_PAGE = 1000
+
+
+class TaskHistory:
+    """See the module."""
+
+    def __init__(self, truth: Truth, ledger: JobLedger) -> None:
+        self._truth = truth
+        self._ledger = ledger
+        self.accepted = 0
+        self.dropped = 0
+
+    async def report(self, records: tuple[TaskRecord, ...]) -> TaskHistoryStatus:
+        """Store records."""
+        return await self._store([row_of(record) for record in records])
+
+    async def spooled(self, body: bytes) -> TaskHistoryStatus:
+        """Store the rows of whole frames of spool files, as they come."""
+        rows, dropped = rows_in(body)
+        self.dropped += dropped
+        return await self._store(rows)
+
+    async def _store(self, rows: Sequence[TaskRow]) -> TaskHistoryStatus:
+        """Store a batch. An attempt of a job that has ended is not open any more."""
+        jobs = {row[2] for row in rows if row[7] < _ENDED_RANK}
+        ended = {job_id for job_id in jobs if await self._ledger.has_ended(job_id)}
+        if ended:
+            now = self._truth.now()
+            rows = [
+                row_of(inferred_end(record_of(row), JOB_ENDED, now))
+                if row[2] in ended and row[3] in OPEN
+                else row
+                for row in rows
+            ]
+        await self._truth.journal.put_tasks(rows)
+        self.accepted += len(rows)
+        return TaskHistoryStatus(accepted=len(rows), dropped=self.dropped)
+
+    async def page(self, query: ListQuery, where: Mapping[str, Condition]) -> Page[TaskRecord]:
+        """One page of attempts."""
+        given = {name: value for name, value in where.items() if value not in ("", ())}
+        rows, cursor = await self._truth.rows(schema.TASKS, query, given)
+        items = tuple(task_of(row) for row in rows)
+        total, exact = await self._truth.total(schema.TASKS, query, given)
+        return Page(
+            items=items,
+            next_cursor=cursor,
+            seq=self._truth.log.last,
+            total=total,
+            total_exact=exact,
+        )
+
+    async def attempts(self, task_id: str) -> list[TaskRecord]:
+        """All attempts of a task, oldest first; NotFoundError if none was reported."""
+        rows = await self._truth.store.select(schema.TASKS, {"task_id": task_id})
+        if not rows:
+            raise NotFoundError(
+                f"there is no task {task_id!r} in the history\n"
+                "a task shows up there once it has waited or run for about 100 ms, or has ended"
+            )
+        return [task_of(row) for row in rows]
+
+    async def end_job(self, job_id: str) -> None:
+        """Close what is still open of a job that has ended."""
+        await self._close(job_id, OPEN, JOB_ENDED, lambda record: True)
+
+    async def end_worker(self, exit_: WorkerExit) -> None:
+        """Close what a worker that has ended ran, and what it submitted that waits.
+
+        Its callers report on what they called; this is for calls whose callers died as well.
+        """
+        worker_id = exit_.worker_id
+        await self._close(
+            exit_.job_id,
+            OPEN,
+            f"its worker {worker_id} ended: {exit_.cause}",
+            lambda record: (
+                record.worker_id == worker_id
+                if record.state is TaskState.RUNNING
+                else record.owner_id == worker_id
+            ),
+        )
+
+    async def end_node(self, node_id: str, reason: str, *, before_s: float) -> None:
+        """Close what a node has run and left when it died or started again, at ``before_s``."""
+
+        def left(record: TaskRecord) -> bool:
+            return record.node_id == node_id and (record.started_at_s or 0.0) < before_s
+
+        for job_id in [*self._ledger.live, DETACHED_JOB]:
+            await self._close(job_id, RUNNING, reason, left)
+
+    async def _close(
+        self,
+        job_id: str,
+        states: tuple[str, ...],
+        reason: str,
+        concerns: Callable[[TaskRecord], bool],
+    ) -> None:
+        now = self._truth.now()
+        after: tuple[str | int, ...] = ()
+        where: dict[str, Condition] = {"job_id": job_id, "state": states}
+        while rows := await self._truth.store.select(schema.TASKS, where, after=after, limit=_PAGE):
+            after = (rows[-1]["task_id"], rows[-1]["attempt"])
+            records = [record for row in rows if concerns(record := task_of(row))]
+            ends = [row_of(inferred_end(record, reason, now)) for record in records]
+            await self._truth.journal.put_tasks(ends)

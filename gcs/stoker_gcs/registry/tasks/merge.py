@@ -1,0 +1,82 @@
+"""How reports about one attempt become one record: pure, commutative where it matters, idempotent.
+
+Several processes tell of the same attempt, late, twice and out of order. The further state wins,
+a terminal one absorbs, and facts that only one of them knew (node, start time, demand) are kept.
+An end that the gcs only inferred ("its job ended") yields to one that a process reports.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker_wire.data.spool import RANKS, rank, record_of, row_of
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.work import TaskRecord, TaskState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stoker_wire.data.spool import TaskRow
+
+_DEFAULTS = {
+    "actor_id": "",
+    "parent_task_id": "",
+    "submitted_at_s": None,
+    "started_at_s": None,
+    "ended_at_s": None,
+    "node_id": "",
+    "worker_id": "",
+    "args_nbytes": 0,
+    "result_nbytes": 0,
+    "demand": None,
+    "name": "",
+    "owner_id": "",
+}
+
+
+def merge(old: TaskRecord, new: TaskRecord) -> TaskRecord:
+    """Return what is known after ``new`` when ``old`` was known before."""
+    if rank(old) >= RANKS[TaskState.FINISHED] or rank(new) < rank(old):
+        winner, other = old, new
+    else:
+        winner, other = new, old
+    missing = {
+        name: getattr(other, name)
+        for name, default in _DEFAULTS.items()
+        if getattr(winner, name) == default and getattr(other, name) != default
+    }
+    return msgspec.structs.replace(winner, **missing) if missing else winner
+
+
+def merge_rows(old: TaskRow, new: TaskRow) -> TaskRow:
+    """Like :func:`merge`, for rows."""
+    return row_of(merge(record_of(old), record_of(new)))
+
+
+def merge_all(rows: Iterable[TaskRow]) -> dict[tuple[str, int], TaskRow]:
+    """Fold reports by (task_id, attempt)."""
+    merged: dict[tuple[str, int], TaskRow] = {}
+    for row in rows:
+        key = (row[0], row[1])
+        known = merged.setdefault(key, row)
+        if known is not row:
+            merged[key] = merge_rows(known, row)
+    return merged
+
+
+def inferred_end(record: TaskRecord, reason: str, at_s: float) -> TaskRecord:
+    """End an attempt that nobody will report on: running ones FAILED, waiting ones CANCELLED."""
+    ran = record.state is TaskState.RUNNING
+    return msgspec.structs.replace(
+        record,
+        state=TaskState.FAILED if ran else TaskState.CANCELLED,
+        ended_at_s=at_s,
+        waiting_for="",
+        error=ErrorInfo(
+            code="worker_died" if ran else "task_cancelled",
+            message=reason,
+            extra={"inferred": True},
+        ),
+    )

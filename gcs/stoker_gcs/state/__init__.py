@@ -1,0 +1,1 @@
+"""The state of the cluster: typed records, the event log, the schema of both."""

@@ -1,0 +1,242 @@
+"""What the tables are, as plain data: one description for SQLite, PostgreSQL, memory and Alembic.
+
+The stores read it on every start, so it imports nothing heavy: a fresh SQLite file is made from it in
+milliseconds, without SQLAlchemy or Alembic. ``tables.py`` turns it into SQLAlchemy metadata for the
+migrations, and a contract test proves that migrating and creating give the same schema.
+
+A state table holds the msgpack of the wire record in ``record`` and, beside it, only the columns that
+a WHERE needs (in ``tasks``, what the columns do not say: :class:`stoker_wire.data.spool.TaskFacts`).
+Texts that are searched by their beginning (the keys, the subjects of events) compare as bytes, as
+everywhere in SQLite; PostgreSQL is told so (``COLLATE "C"``), so that its index serves the search.
+``version`` counts the changes of a row: writers compare and swap on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+REVISION = "0002"
+"""The Alembic revision that this description equals. A change here needs a migration and a new one."""
+
+
+class Type(StrEnum):
+    """Column types that all stores have."""
+
+    TEXT = "TEXT"
+    INT = "BIGINT"
+    FLOAT = "FLOAT"
+    BYTES = "BYTES"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. ``null`` permits NULL."""
+
+    name: str
+    type: Type = Type.TEXT
+    null: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table: its primary key, its indexes (tuples of columns) and its unique indexes.
+
+    ``searched`` names text columns beside the key that are searched by their beginning. The rows of
+    a ``listed`` table are numbered in the order in which they came: SQLite does so by itself in
+    ``rowid``, PostgreSQL in a column of that name; a change of a row keeps its number.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    indexes: tuple[tuple[str, ...], ...] = ()
+    unique: tuple[tuple[str, ...], ...] = ()
+    counted: bool = False
+    listed: bool = False
+    searched: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all columns, in order."""
+        return tuple(column.name for column in self.columns)
+
+
+def _int(name: str, *, null: bool = False) -> Column:
+    return Column(name, Type.INT, null)
+
+
+def _float(name: str, *, null: bool = False) -> Column:
+    return Column(name, Type.FLOAT, null)
+
+
+def _bytes(name: str) -> Column:
+    return Column(name, Type.BYTES)
+
+
+_VERSION = _int("version")
+_RECORD = _bytes("record")
+_TEXT = Column
+
+EVENTS = Table(
+    "events",
+    (_int("seq"), _float("at_s"), _TEXT("kind"), _TEXT("subject"), _bytes("payload")),
+    key=("seq",),
+    indexes=(("subject",),),
+    counted=True,
+    searched=("subject",),
+)
+META = Table("meta", (_TEXT("name"), _TEXT("value")), key=("name",))
+NODES = Table(
+    "nodes",
+    (
+        _TEXT("node_id"),
+        _TEXT("state"),
+        _int("incarnation"),
+        _float("heartbeat_at_s"),
+        _VERSION,
+        _RECORD,
+    ),
+    key=("node_id",),
+    listed=True,
+)
+JOBS = Table(
+    "jobs",
+    (_TEXT("job_id"), _TEXT("state"), _TEXT("namespace"), _TEXT("node_id"), _VERSION, _RECORD),
+    key=("job_id",),
+    indexes=(("state",),),
+    listed=True,
+)
+ACTORS = Table(
+    "actors",
+    (
+        _TEXT("actor_id"),
+        _TEXT("job_id"),
+        _TEXT("state"),
+        _TEXT("node_id"),
+        _TEXT("namespace"),
+        _TEXT("name"),
+        _TEXT("class_name"),
+        Column("live_name", null=True),
+        _int("incarnation"),
+        _VERSION,
+        _RECORD,
+        _bytes("spec"),
+    ),
+    key=("actor_id",),
+    indexes=(("job_id",), ("state",), ("node_id",)),
+    unique=(("live_name",),),
+    listed=True,
+)
+LEASES = Table(
+    "leases",
+    (_TEXT("lease_id"), _TEXT("job_id"), _TEXT("node_id"), _TEXT("state"), _VERSION, _RECORD),
+    key=("lease_id",),
+    indexes=(("job_id",), ("node_id",)),
+)
+TASKS = Table(
+    "tasks",
+    (
+        _TEXT("task_id"),
+        _int("attempt"),
+        _TEXT("job_id"),
+        _TEXT("state"),
+        _TEXT("name"),
+        _TEXT("node_id"),
+        _TEXT("actor_id"),
+        _int("rank"),
+        _RECORD,
+    ),
+    key=("task_id", "attempt"),
+    indexes=(("job_id", "state"),),
+    listed=True,
+)
+KV = Table(
+    "kv",
+    (_TEXT("namespace"), _TEXT("key"), _int("nbytes"), _int("seq"), _bytes("value")),
+    key=("namespace", "key"),
+)
+BLOBS = Table(
+    "blobs",
+    (_TEXT("kind"), _TEXT("blob_id"), _int("nbytes"), _float("created_at_s"), _bytes("value")),
+    key=("kind", "blob_id"),
+)
+TOKENS = Table(
+    "tokens",
+    (
+        _TEXT("token_id"),
+        _TEXT("secret_hash"),
+        _float("expires_at_s", null=True),
+        _int("revoked"),
+        _VERSION,
+        _RECORD,
+    ),
+    key=("token_id",),
+    unique=(("secret_hash",),),
+)
+LEADERS = Table(
+    "leaders",
+    (_TEXT("name"), _TEXT("holder"), _TEXT("url"), _int("epoch"), _float("expires_at_s")),
+    key=("name",),
+)
+FACTS = Table(
+    "facts",
+    (_TEXT("kind"), _TEXT("key"), _bytes("value"), _float("expires_at_s")),
+    key=("kind", "key"),
+)
+TABLES: tuple[Table, ...] = (
+    EVENTS,
+    META,
+    NODES,
+    JOBS,
+    ACTORS,
+    LEASES,
+    TASKS,
+    KV,
+    BLOBS,
+    TOKENS,
+    LEADERS,
+    FACTS,
+)
+BY_NAME = {table.name: table for table in TABLES}
+ARRIVAL = "rowid"
+"""The number of a row of a listed table: it grows with every row that is added."""
+
+_SQLITE_TYPES = {Type.TEXT: "TEXT", Type.INT: "BIGINT", Type.FLOAT: "FLOAT", Type.BYTES: "BLOB"}
+
+
+def index_name(table: Table, columns: tuple[str, ...], *, unique: bool) -> str:
+    """The name of an index: ``ix_jobs_state``, ``ux_actors_live_name``."""
+    return f"{'ux' if unique else 'ix'}_{table.name}_{'_'.join(columns)}"
+
+
+def sqlite_ddl() -> list[str]:
+    """The statements that make an empty SQLite file a database of :data:`REVISION`."""
+    found = []
+    for table in TABLES:
+        lines = []
+        for column in table.columns:
+            kind = (
+                "INTEGER"
+                if table.counted and (column.name,) == table.key
+                else _SQLITE_TYPES[column.type]
+            )
+            lines.append(f"{column.name} {kind}{'' if column.null else ' NOT NULL'}")
+        if table.counted:
+            lines[0] += " PRIMARY KEY AUTOINCREMENT"
+        else:
+            lines.append(f"PRIMARY KEY ({', '.join(table.key)})")
+        found.append(f"CREATE TABLE {table.name} ({', '.join(lines)})")
+        for columns, unique in [(c, False) for c in table.indexes] + [
+            (c, True) for c in table.unique
+        ]:
+            found.append(
+                f"CREATE {'UNIQUE ' if unique else ''}INDEX {index_name(table, columns, unique=unique)} "
+                f"ON {table.name} ({', '.join(columns)})"
+            )
+    found.append(
+        "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
+        "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
+    )
+    found.append(f"INSERT INTO alembic_version VALUES ('{REVISION}')")
+    return found

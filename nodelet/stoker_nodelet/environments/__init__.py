@@ -1,0 +1,1 @@
+"""Runtime environments of workers, and the folders of jobs."""

@@ -1,0 +1,274 @@
+"""Makes runtime environments real on this node: packages unpacked once, one venv per ``pip`` list.
+
+Builds are shared: whoever asks for the same thing at the same time waits for the same build, and a
+finished build is kept for the session. Failures are RuntimeEnvSetupError with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import re
+import shutil
+import stat
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker_nodelet.environments.job_folders import JobFolders, copy_private
+from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError, StokerError
+from stoker_wire.process.background import Background
+
+if TYPE_CHECKING:
+    from stoker_wire.messages.common import RuntimeEnv
+
+_PIP_S = 600.0
+_PIP_LINES = 20
+_HASH = re.compile(r"^[0-9a-zA-Z]{8,128}$")
+_MAX_UNPACKED_BYTES = 10 * 2**30
+_MAX_MEMBERS = 100_000
+
+Download = Callable[[str], Awaitable[bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A runtime environment as paths and variables; ``key`` says which workers share it.
+
+    ``late`` means that a worker which was forked without it can still take it on.
+    """
+
+    key: str = ""
+    python: str = sys.executable
+    preload: tuple[str, ...] = ()
+    env_vars: dict[str, str] = field(default_factory=dict)
+    sys_path: tuple[str, ...] = ()
+    cwd: str = ""
+
+    @property
+    def late(self) -> bool:
+        return self.python == sys.executable and not self.preload
+
+    def keyed(self) -> Environment:
+        """Return this with the key that its other fields call for."""
+        variables = sorted(self.env_vars.items())
+        facts = (self.python, self.preload, variables, self.sys_path, self.cwd)
+        return replace(self, key=hashlib.sha256(repr(facts).encode()).hexdigest()[:16])
+
+    def with_variables(self, more: dict[str, str]) -> Environment:
+        """Return this environment with ``more`` variables; those it has stay."""
+        return replace(self, env_vars={**more, **self.env_vars}).keyed() if more else self
+
+
+@dataclass(slots=True)
+class Environments:
+    """Prepares environments under ``root``; ``download`` fetches a package by its hash.
+
+    A working_dir is copied into the job's own folder among ``folders``, where it may be written to.
+    """
+
+    root: Path
+    download: Download
+    background: Background
+    folders: JobFolders
+    _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def prepare(self, wanted: RuntimeEnv, job_id: str) -> Environment:
+        """Return ``wanted`` made real for a job."""
+        sys_path = list(wanted.sys_path)
+        cwd = wanted.cwd or ""
+        for package in reversed(wanted.py_modules):
+            sys_path.insert(0, str(await self._package(package)))
+        if wanted.working_dir:
+            cwd = str(await self._working_dir(job_id, wanted.working_dir))
+            sys_path.insert(0, cwd)
+        _check_cwd(cwd)
+        python = str(await self._venv(wanted.pip)) if wanted.pip else sys.executable
+        return Environment(
+            python=python,
+            preload=wanted.preload,
+            env_vars=dict(wanted.env_vars),
+            sys_path=tuple(dict.fromkeys(sys_path)),
+            cwd=cwd,
+        ).keyed()
+
+    async def _package(self, package: str) -> Path:
+        _check_hash(package)
+        path = self.root / "packages" / package
+        await self._built(path, lambda: self._unpack(package, path))
+        return path
+
+    async def _working_dir(self, job_id: str, package: str) -> Path:
+        _check_hash(package)
+        path = self.folders.working_dir(job_id, package)
+
+        async def copy() -> None:
+            await asyncio.to_thread(copy_private, await self._package(package), path)
+
+        try:
+            if not path.exists():
+                await self._built(path, copy)
+        except OSError as error:
+            if isinstance(error, StokerError):  # of the download, which may be tried again
+                raise
+            raise RuntimeEnvSetupError(
+                f"working_dir: it cannot be copied to {path} for {job_id}\n{error}"
+            ) from None
+        return path
+
+    async def _unpack(self, package: str, path: Path) -> None:
+        try:
+            content = await self.download(package)
+        except NotFoundError:
+            raise RuntimeEnvSetupError(
+                f"package {_short(package)} is not in this cluster\n"
+                f"upload it first (PUT /v1/packages/{package}), or name a folder"
+            ) from None
+        partial = path.with_name(f"{path.name}.partial")
+        await asyncio.to_thread(_extract, content, partial, package)
+        partial.rename(path)
+
+    async def _venv(self, requirements: tuple[str, ...]) -> Path:
+        text = "\n".join(requirements) + f"\n{sys.version}\n{sys.prefix}"
+        path = self.root / "venvs" / hashlib.sha256(text.encode()).hexdigest()[:16]
+        await self._built(path, lambda: _make_venv(path, requirements))
+        return path / "bin" / "python"
+
+    async def _built(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
+        """Wait for the one build of ``path``; a failed one may be tried again."""
+        if path not in self._builds:
+            if _is_there(path):
+                return
+
+            async def run() -> None:
+                try:
+                    await build()
+                finally:
+                    del self._builds[path]
+
+            self._builds[path] = self.background.spawn(
+                run(), name=f"build-{path.name}", report=False
+            )
+        # A waiter that gives up must not end the build of the others.
+        await asyncio.shield(self._builds[path])
+
+
+def _short(package: str) -> str:
+    """Return enough of a package's 64 digits to know it by."""
+    return package if len(package) <= 16 else f"{package[:12]}…"
+
+
+def _check_hash(package: str) -> None:
+    if not _HASH.match(package):
+        raise RuntimeEnvSetupError(f"this is not the hash of a package\n{package!r}")
+
+
+def _check_cwd(cwd: str) -> None:
+    if cwd and not os.path.isdir(cwd):
+        raise RuntimeEnvSetupError(f"cwd: {cwd} is not a directory on this node")
+
+
+def _is_there(path: Path) -> bool:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path.exists()
+
+
+def _extract(content: bytes, target: Path, package: str) -> None:
+    """Unpack a zip archive; members that would leave ``target`` or are links are refused."""
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    try:
+        _extract_members(content, target.resolve(), package)
+    except RuntimeEnvSetupError:
+        raise
+    except Exception as error:
+        # zipfile raises whatever it meets: of the disk, of encryption, of unknown methods, of noise.
+        # Each is the package's fault or this disk's, and no reason to try again for ever.
+        why = f"{error}" or type(error).__name__
+        raise RuntimeEnvSetupError(
+            f"package {_short(package)} cannot be unpacked\n{why}\nits full hash is {package}"
+        ) from error
+
+
+def _extract_members(content: bytes, root: Path, package: str) -> None:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            members = archive.infolist()
+            if len(members) > _MAX_MEMBERS:
+                raise RuntimeEnvSetupError(
+                    f"package {_short(package)} has {len(members)} files, more than {_MAX_MEMBERS}\n"
+                    f"its full hash is {package}"
+                )
+            if sum(member.file_size for member in members) > _MAX_UNPACKED_BYTES:
+                raise RuntimeEnvSetupError(
+                    f"package {_short(package)} unpacks to more than 10 GiB\n"
+                    f"its full hash is {package}"
+                )
+            for member in members:
+                where = (root / member.filename).resolve()
+                mode = member.external_attr >> 16
+                if not where.is_relative_to(root) or stat.S_ISLNK(mode):
+                    raise RuntimeEnvSetupError(
+                        f"package {_short(package)} has a member that leaves it\n"
+                        f"member {member.filename!r} leaves the package {package}"
+                    )
+                archive.extract(member, root)
+                if mode & 0o111 and not member.is_dir():
+                    where.chmod(0o700)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise RuntimeEnvSetupError(
+            f"package {_short(package)} is not a zip archive\n{error}\nits full hash is {package}"
+        ) from None
+
+
+async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
+    """Make a venv that sees our own packages behind its own, and install ``requirements``."""
+    partial = path.with_name(f"{path.name}.partial")
+    await asyncio.to_thread(shutil.rmtree, partial, True)
+    python = str(partial / "bin" / "python")
+    await _run([sys.executable, "-m", "venv", "--without-pip", str(partial)], "venv")
+    ours = dict.fromkeys((sysconfig.get_paths()["purelib"], sysconfig.get_paths()["platlib"]))
+    lines = "".join(f"import site; site.addsitedir({entry!r})\n" for entry in ours)
+    site = next((partial / "lib").glob("python*/site-packages"))
+    (site / "_stoker_parent.pth").write_text(lines)
+    command = [sys.executable, "-m", "pip", "--python", python, "install"]
+    command += ["--disable-pip-version-check", "--no-input", *requirements]
+    try:
+        await _run(command, "pip install " + " ".join(requirements))
+    except RuntimeEnvSetupError:
+        await asyncio.to_thread(shutil.rmtree, partial, True)
+        raise
+    # Nothing but the interpreter is run from it, and that finds itself: the rename is safe.
+    partial.rename(path)
+
+
+async def _run(command: list[str], what: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(_PIP_S):
+            output, _ = await process.communicate()
+    except (TimeoutError, asyncio.CancelledError) as error:
+        process.kill()
+        await process.wait()
+        if isinstance(error, TimeoutError):
+            raise RuntimeEnvSetupError(f"{what} was not done within {_PIP_S:g} s") from None
+        raise
+    if process.returncode != 0:
+        said = output.decode(errors="replace").splitlines()[-_PIP_LINES:]
+        errors = [line for line in said if line.startswith("ERROR: ")] or said
+        why = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
+        raise RuntimeEnvSetupError(
+            "\n".join((f"{what} failed (exit code {process.returncode})", why, *said))
+        )

@@ -1,0 +1,1 @@
+"""Kernels that are compiled before a worker starts: compiler, cache, measured configurations."""

@@ -1,0 +1,105 @@
+"""Measured configurations of kernels: read from the gcs, handed to workers as a file.
+
+Only environments that name kernels cause a look, so that other workers start as fast as before. The
+table is a convenience: while the gcs does not answer, the one known last is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from dataclasses import dataclass, field
+from functools import cache
+from urllib.parse import quote
+
+import msgspec
+
+from stoker_nodelet.kernels.cache import KernelCache
+from stoker_wire.errors import NotFoundError, StokerError
+from stoker_wire.http.client import Client
+from stoker_wire.messages.control import KvEntry, Page
+from stoker_wire.messages.kernels import DIGEST_LENGTH, TUNING_NAMESPACE, TunedKernel, device_prefix
+from stoker_wire.version import VERSION
+
+_CALL_S = 5.0
+_PATH = f"/v1/kv/{TUNING_NAMESPACE}"
+_log = logging.getLogger("stoker.nodelet.kernels")
+
+
+@cache
+def triton_version() -> str:
+    """Return the version of the node's Triton, without importing it; empty without one."""
+    from importlib.metadata import PackageNotFoundError, version  # 10 ms that a start can spare
+
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
+
+
+@dataclass(slots=True)
+class TunedTables:
+    """The tables of all devices, as far as they were asked for: device -> key -> (seq, value)."""
+
+    gcs: Client
+    cache: KernelCache
+    _known: dict[str, dict[str, tuple[int, bytes]]] = field(default_factory=dict)
+
+    async def file(self, device: str) -> str:
+        """Return the path of the table of ``device``; empty while nothing was measured there."""
+        try:
+            known = await self._refreshed(device)
+        except StokerError as error:
+            _log.warning("the measured configurations of %s cannot be read: %s", device, error)
+            known = self._known.get(device, {})
+        triton = await asyncio.to_thread(triton_version)
+        records = []
+        for key, (_, value) in sorted(known.items()):
+            try:
+                record = msgspec.json.decode(value, type=TunedKernel)
+            except msgspec.MsgspecError as error:
+                _log.warning("%s/%s is no measurement: %s", TUNING_NAMESPACE, key, error)
+                continue
+            # What another Triton found to be fast, or to fit at all, need not be so here.
+            if record.version == VERSION and record.triton in ("", triton):
+                # No times: measuring again without another outcome shall change nothing.
+                records.append(
+                    {"kernel": record.kernel, "key": record.key, "config": record.config}
+                )
+        if not records:
+            return ""
+        content = msgspec.json.encode(records, order="sorted")
+        name = hashlib.sha256(content).hexdigest()[:DIGEST_LENGTH]
+        try:
+            return str(await asyncio.to_thread(self.cache.table, name, content))
+        except OSError as error:
+            _log.warning("the measured configurations cannot be written: %s", error)
+            return ""
+
+    async def _refreshed(self, device: str) -> dict[str, tuple[int, bytes]]:
+        before = self._known.get(device, {})
+        now: dict[str, tuple[int, bytes]] = {}
+        cursor = ""
+        while True:
+            query = {"prefix": device_prefix(device), "limit": 1000, "cursor": cursor or None}
+            page = await self.gcs.call(
+                "GET", _PATH, reply=Page[KvEntry], query=query, timeout_s=_CALL_S
+            )
+            for entry in page.items:
+                kept = before.get(entry.key)
+                if kept is not None and kept[0] == entry.seq:
+                    now[entry.key] = kept
+                    continue
+                try:
+                    value = await self.gcs.call(
+                        "GET", f"{_PATH}/{quote(entry.key)}", raw=True, timeout_s=_CALL_S
+                    )
+                except NotFoundError:  # deleted meanwhile
+                    continue
+                now[entry.key] = entry.seq, value
+            cursor = page.next_cursor
+            if not cursor:
+                break
+        self._known[device] = now
+        return now

@@ -1,0 +1,296 @@
+"""Keeps the arena within its limit: trims what is recycled, spills what is old, sweeps what is left.
+
+Writers take memory from the ledger by themselves; they ask here (``make_room``) when it is used up.
+An object that somebody reads stays where it is: to spill it would free nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker_nodelet.objects.index import Objects
+from stoker_wire.arena import Arena, Ledger, read_head
+from stoker_wire.arena.extents import FREE, LEDGER, SPILL
+from stoker_wire.arena.layout import id_of
+from stoker_wire.errors import ArenaFullError, ObjectLostError
+from stoker_wire.messages.work import ObjectInfo
+
+if TYPE_CHECKING:
+    from stoker_wire.settings import Settings
+
+_EVERY_S = 1.0
+_IDLE_S = 4.0
+"""A recycled extent that nobody claims for so long is given back to the machine. To touch its pages
+anew costs 0.4 ms a MB: less than a hundredth of that time for all but the largest."""
+_MOST_RECYCLED = 256
+_ORPHAN_S = 10.0
+"""A half-written file younger than this may have a writer that has not locked it yet."""
+_UNREPORTED_S = 2.0
+"""An object that was not reported for so long is taken for that of a writer that died."""
+_REPORT_S = 2.0
+"""What was just written cannot be spilled before it is reported; so long that is waited for."""
+_AGAIN_S = 0.02
+_LARGEST = 3
+
+_log = logging.getLogger("stoker.space")
+
+
+@dataclass(slots=True)
+class Space:
+    """The arena's housekeeping. ``warm_bytes``: recycled extents that are kept while work goes on."""
+
+    objects: Objects
+    spill_dir: Path
+    warm_bytes: int
+    spill_at: float
+    """Share of the limit above which the oldest objects go to disk."""
+    is_over: Callable[[str, str], bool] = lambda *_: False
+    """Whether a job (its id) or an owner (its id) is known to have ended."""
+    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def arena(self) -> Arena:
+        return self.objects.arena
+
+    async def run(self) -> None:
+        """Trim, sweep and spill for as long as the nodelet lives."""
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            try:
+                self.sweep()
+                self.trim()
+                ledger = self.arena.ledger
+                if ledger.used_bytes > ledger.limit_bytes * self.spill_at:
+                    async with self._one_at_a_time:
+                        await self._lower_to(int(ledger.limit_bytes * self.spill_at))
+            except OSError:
+                _log.exception("the arena's housekeeping failed; it is tried again")
+
+    async def make_room(self, nbytes: int) -> None:
+        """Free memory so that ``nbytes`` more can be taken; raises :class:`ArenaFullError`."""
+        ledger = self.arena.ledger
+        if nbytes > ledger.limit_bytes:
+            raise ArenaFullError(
+                f"an object of {nbytes} bytes is larger than the node's whole shared memory for "
+                "objects\n"
+                f"it has {ledger.limit_bytes} bytes: split the object, or raise "
+                "STOKER_ARENA_MAX_BYTES"
+            )
+        deadline_s = time.monotonic() + _REPORT_S
+        while True:
+            async with self._one_at_a_time:
+                obstacle = await self._lower_to(ledger.limit_bytes - nbytes)
+            waits = self._unreported() and time.monotonic() < deadline_s
+            if ledger.used_bytes + nbytes <= ledger.limit_bytes or not waits:
+                break
+            await asyncio.sleep(_AGAIN_S)
+        if ledger.used_bytes + nbytes > ledger.limit_bytes:
+            holders = ", ".join(
+                f"{one.object_id} of {one.owner_id or 'an unknown owner'} ({one.nbytes} bytes)"
+                for one in self.objects.largest(_LARGEST)
+            )
+            freed = sum(size for _, size, path in self.recycled() if self.arena.in_use(path))
+            if freed:
+                holders += (", " if holders else "") + f"views of freed objects ({freed} bytes)"
+            raise ArenaFullError(
+                f"no room for {nbytes} bytes in the node's shared memory\n"
+                f"{ledger.used_bytes} of {ledger.limit_bytes} bytes are in use, and {obstacle}\n"
+                f"largest holders: {holders or 'none'}\n"
+                "drop refs and values that are no longer needed, or raise STOKER_ARENA_MAX_BYTES"
+            )
+
+    def _unreported(self) -> bool:
+        """Whether there are files that are being written or whose report is on its way."""
+        names = (entry.name for entry in _entries(self.arena.path) if entry.is_file())
+        return any(name[0] != "." and name not in self.objects for name in names)
+
+    async def _lower_to(self, target_bytes: int) -> str:
+        """Bring the arena down to ``target_bytes``; return what stood in the way, if anything did."""
+        ledger = self.arena.ledger
+        self._delete_recycled(lambda: ledger.used_bytes > target_bytes)
+        # Copies of other nodes' objects first: they can be had again, and cost no disk.
+        for one in sorted(self.objects.in_memory(), key=lambda one: not one.copy_of):
+            if ledger.used_bytes <= target_bytes:
+                return ""
+            if not self.arena.in_use(self.arena.path / one.object_id):
+                try:
+                    if one.copy_of:
+                        self.objects.free([one.object_id])
+                    else:
+                        await self._spill(one)
+                except OSError as error:
+                    _log.error("spilling %s: %s", one.object_id, error)
+                    return f"nothing can be spilled to {self.spill_dir}: {error.strerror}"
+                self._delete_recycled(lambda: ledger.used_bytes > target_bytes)
+        return "what is left is being read or written"
+
+    async def _spill(self, one: ObjectInfo) -> None:
+        """Move an object to disk. Readers find it there; views of it keep what they have."""
+        began = time.monotonic()
+        try:
+            fd = self.arena.open(one.object_id)
+        except ObjectLostError:
+            return  # freed meanwhile
+        final = self.arena.path / SPILL / one.object_id
+        copying = asyncio.get_running_loop().run_in_executor(None, _copy, fd, one.nbytes, final)
+        try:
+            await asyncio.shield(copying)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                await copying  # it has the descriptor
+            final.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        if not self.objects.spilled(one):
+            final.unlink(missing_ok=True)
+            return
+        self.arena.recycle(one.object_id)
+        _log.info(
+            "spilled %s, %d bytes, in %.2f s", one.object_id, one.nbytes, time.monotonic() - began
+        )
+
+    # -- what is recycled ------------------------------------------------------------------------
+
+    def recycled(self) -> list[tuple[float, int, Path]]:
+        """Return (when recycled, bytes, path) of the extents that wait to be claimed, oldest first."""
+        found = []
+        for entry in _entries(self.arena.path / FREE):
+            with contextlib.suppress(FileNotFoundError):
+                status = entry.stat()
+                found.append((status.st_ctime, status.st_size, Path(entry.path)))
+        return sorted(found)
+
+    def trim(self) -> None:
+        """Delete recycled extents that are too old, too many or too large together."""
+        found = self.recycled()
+        total, count = sum(nbytes for _, nbytes, _ in found), len(found)
+        before_s = time.time() - _IDLE_S
+        for recycled_s, nbytes, path in found:
+            if recycled_s > before_s and total <= self.warm_bytes and count <= _MOST_RECYCLED:
+                return
+            self.arena.delete(path)
+            total, count = total - nbytes, count - 1
+
+    def _delete_recycled(self, wanted: Callable[[], bool]) -> None:
+        if wanted():
+            for _, _, path in self.recycled():
+                self.arena.delete(path)
+                if not wanted():
+                    return
+
+    # -- what the dead left ----------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Recycle what dead writers left half done, index what was never reported, count anew."""
+        half_done_s, unreported_s = time.time() - _ORPHAN_S, time.time() - _UNREPORTED_S
+        lost = []
+        counted = self.arena.ledger.used_bytes
+        used = 0
+        for entry in _entries(self.arena.path):
+            if entry.name.startswith(".") or not entry.is_file(follow_symlinks=False):
+                continue
+            try:
+                status = entry.stat()
+            except FileNotFoundError:
+                continue
+            used += status.st_size
+            path = Path(entry.path)
+            since_s = half_done_s if path.suffix == ".tmp" else unreported_s
+            if status.st_ctime < since_s and entry.name not in self.objects:
+                lost.append(path)
+        with contextlib.suppress(FileNotFoundError):
+            for entry in _entries(self.arena.path / SPILL):
+                self._sweep_disk(entry, half_done_s)
+        # After the others: what is recycled meanwhile is counted twice, not never.
+        used += sum(nbytes for _, nbytes, _ in self.recycled())
+        for path in lost:
+            if path.suffix != ".tmp":
+                self._index_again(path)
+            elif not self.arena.in_use(path):
+                self.arena.recycle_file(str(path))
+        self.arena.ledger.recount(used, counted)
+
+    def _sweep_disk(self, entry: os.DirEntry[str], before_s: float) -> None:
+        """Look after a file that a writer left on disk: half done, or never reported."""
+        with contextlib.suppress(FileNotFoundError):
+            if entry.name in self.objects or entry.stat().st_mtime >= before_s:
+                return
+            if entry.name.endswith(".tmp"):
+                os.unlink(entry.path)
+            elif entry.is_file(follow_symlinks=False):
+                self._index_again(Path(entry.path), spilled=True)
+
+    def _index_again(self, path: Path, *, spilled: bool = False) -> None:
+        """Take an object into the index by what its own head says."""
+        try:
+            with path.open("rb") as file:
+                start = file.read(1 << 16)
+            head, _, nbytes = read_head(start)
+        except (FileNotFoundError, ValueError):
+            return
+        if id_of(start) != path.name:
+            return  # it was freed and filled again while it was looked at
+        if self.is_over(head.job_id, head.owner_id):
+            if spilled:
+                self.arena.drop_from_disk(path.name)
+            else:
+                self.arena.recycle(path.name)
+        else:
+            self.objects.seal(
+                [
+                    ObjectInfo(
+                        object_id=path.name,
+                        nbytes=nbytes,
+                        job_id=head.job_id,
+                        owner_id=head.owner_id,
+                        spilled=spilled,
+                    )
+                ]
+            )
+
+
+def prepare(
+    arena_dir: Path, node_id: str, settings: Settings, *, spill_dir: Path, limit_bytes: int
+) -> Space:
+    """Lay out an empty arena in a folder. Its limit is at most what the file system has."""
+    status = os.statvfs(arena_dir)
+    (arena_dir / FREE).mkdir(mode=0o700)
+    spill_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (arena_dir / SPILL).symlink_to(spill_dir)
+    Ledger(arena_dir / LEDGER, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
+    objects = Objects(Arena(arena_dir), node_id)
+    return Space(objects, spill_dir, settings.arena_warm_bytes, settings.arena_spill_at)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _copy(fd: int, nbytes: int, final: Path) -> None:
+    temporary = final.with_name(f"{final.name}.tmp")
+    try:
+        out = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            offset = 0
+            while offset < nbytes:
+                sent = os.sendfile(out, fd, offset, nbytes - offset)
+                if not sent:
+                    raise OSError(errno.EIO, f"its file ends after {offset} of {nbytes} bytes")
+                offset += sent
+        finally:
+            os.close(out)
+        temporary.rename(final)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise

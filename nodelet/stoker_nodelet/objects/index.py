@@ -1,0 +1,141 @@
+"""The index of objects that lie in this node's arena or were spilled from it.
+
+Runtimes write, read and free the files themselves; the nodelet knows which exist and whom they
+belong to, and frees what is left: when the owner is on another node or gone, when the job has
+finished. Making room is the work of :mod:`stoker_nodelet.objects.eviction`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from stoker_wire.arena import Arena
+from stoker_wire.arena.extents import SPILL
+from stoker_wire.errors import NotFoundError
+from stoker_wire.ids import Prefix, check_id
+from stoker_wire.messages.work import ObjectInfo
+
+
+@dataclass(slots=True)
+class Objects:
+    """Object id -> what is known of it, the oldest first. ``nbytes`` is the sum of those in memory."""
+
+    arena: Arena
+    node_id: str
+    nbytes: int = 0
+    spilled_bytes: int = 0
+    _index: dict[str, ObjectInfo] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, object_id: str) -> bool:
+        return object_id in self._index
+
+    def seal(self, objects: Iterable[ObjectInfo]) -> None:
+        """Take objects into the index. Those that their owner has freed by now are passed over.
+
+        One that is known was made again, by another attempt at its task.
+        """
+        for one in objects:
+            object_id = check_id(one.object_id, Prefix.OBJECT, field="objects.object_id")
+            folder = self.arena.path / SPILL if one.spilled else self.arena.path
+            if not (folder / object_id).exists():
+                continue
+            self._forget(object_id, keep_file=one.spilled)
+            self._index[object_id] = msgspec.structs.replace(
+                one, node_id=self.node_id, created_at_s=time.time()
+            )
+            if one.spilled:
+                self.spilled_bytes += one.nbytes
+            else:
+                self.nbytes += one.nbytes
+
+    def free(self, object_ids: Iterable[str]) -> int:
+        """Free objects; ids that are unknown here are passed over. Return how many were known."""
+        count = 0
+        for object_id in object_ids:
+            check_id(object_id, Prefix.OBJECT, field="object_ids")
+            known = self._forget(object_id)
+            here = self.arena.recycle(object_id)  # the owner, if on this machine, has done it
+            count += known or here
+        return count
+
+    def _forget(self, object_id: str, *, keep_file: bool = False) -> bool:
+        """Take an object out of the index, and off the disk; return whether it was known."""
+        known = self._index.pop(object_id, None)
+        if known is None:
+            return False
+        if known.spilled:
+            self.spilled_bytes -= known.nbytes
+            if not keep_file:
+                self.arena.drop_from_disk(object_id)
+        else:
+            self.nbytes -= known.nbytes
+        return True
+
+    def free_job(self, job_id: str, *, keep_owners: set[str]) -> int:
+        """Free the job's objects, except those of owners that live on (detached actors)."""
+        return self.free(
+            [
+                one.object_id
+                for one in self._index.values()
+                if one.job_id == job_id and one.owner_id not in keep_owners
+            ]
+        )
+
+    def free_owner(self, owner_id: str) -> int:
+        """Free what an owner that is gone has left."""
+        return self.free([o.object_id for o in self._index.values() if o.owner_id == owner_id])
+
+    def get(self, object_id: str) -> ObjectInfo:
+        """Return what is known of an object."""
+        try:
+            return self._index[object_id]
+        except KeyError:
+            raise NotFoundError(f"{object_id} is not on {self.node_id}") from None
+
+    def made_at_s(self, object_id: str) -> float:
+        """Return when an object was reported; 0 for one that is not known."""
+        one = self._index.get(object_id)
+        return one.created_at_s if one is not None else 0.0
+
+    def job_ids(self) -> set[str]:
+        """Return the jobs that have objects here."""
+        return {one.job_id for one in self._index.values()}
+
+    def in_memory(self) -> Iterator[ObjectInfo]:
+        """Iterate over the objects that are not spilled, the oldest first."""
+        return (one for one in list(self._index.values()) if not one.spilled)
+
+    def spilled(self, one: ObjectInfo) -> bool:
+        """Note that an object lies on disk now; False if it was freed or made again meanwhile."""
+        if self._index.get(one.object_id) is not one:
+            return False
+        self._index[one.object_id] = msgspec.structs.replace(one, spilled=True)
+        self.nbytes -= one.nbytes
+        self.spilled_bytes += one.nbytes
+        return True
+
+    def page(self, cursor: str, limit: int, *, job_id: str, owner_id: str) -> list[ObjectInfo]:
+        """Return up to ``limit`` objects with ids behind ``cursor``, in order of their ids."""
+        chosen = sorted(
+            (
+                one
+                for one in self._index.values()
+                if one.object_id > cursor
+                and job_id in ("", one.job_id)
+                and owner_id in ("", one.owner_id)
+            ),
+            key=lambda one: one.object_id,
+        )
+        return chosen[:limit]
+
+    def largest(self, count: int) -> tuple[ObjectInfo, ...]:
+        """Return the largest objects in memory, for the error of a full arena."""
+        ranked = sorted(self.in_memory(), key=lambda one: (-one.nbytes, one.object_id))
+        return tuple(ranked[:count])

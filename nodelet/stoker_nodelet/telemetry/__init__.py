@@ -1,0 +1,1 @@
+"""What a nodelet knows of what happened: logs, exits, memory, task history."""

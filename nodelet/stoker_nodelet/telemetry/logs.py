@@ -1,0 +1,297 @@
+"""Reads the log files of workers and drivers: tails for forensics, pages and live lines for readers.
+
+A cursor is the byte offset behind a line. Files are looked at twice a second, which says when their
+lines were written, and more often while somebody follows them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from array import array
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
+
+_POLL_S = 0.05
+_KEPT = 1000
+_CHUNK = 1 << 18
+_LONGEST_LINE = 1 << 16
+_TAIL_BYTES = 1 << 16
+_MARK_BYTES = 1 << 19
+"""A worker says at least this often whose output follows (see ``stoker.runtime.worker.output``)."""
+_TIMES = 512
+_MARK = OUTPUT_MARK.encode()
+
+
+class WriteTimes:
+    """When the bytes of a file were written: its size at so many times, the file's own."""
+
+    def __init__(self) -> None:
+        self._sizes = array("q")
+        self._at_s = array("d")
+
+    def note(self, nbytes: int, at_s: float) -> None:
+        """The file had ``nbytes``, the last of them written at ``at_s``."""
+        if self._sizes and nbytes <= self._sizes[-1]:
+            return
+        self._sizes.append(nbytes)
+        self._at_s.append(at_s)
+        if len(self._sizes) > _TIMES:  # every second one goes: lines become a little too young
+            del self._sizes[0:-1:2], self._at_s[0:-1:2]
+
+    def at(self, offset: int) -> float:
+        """Return when the byte before ``offset`` was there, at the latest."""
+        if not self._sizes:
+            return 0.0
+        return self._at_s[min(bisect_left(self._sizes, offset), len(self._at_s) - 1)]
+
+
+@dataclass(slots=True)
+class LogFile:
+    """One process's output. ``ended`` once the process is gone and nothing more can come."""
+
+    worker_id: str
+    path: Path
+    job_id: str = ""
+    name: str = ""
+    pid: int = 0
+    driver: bool = False
+    ended: bool = False
+    times: WriteTimes = field(default_factory=WriteTimes)
+
+    def look(self) -> int:
+        """Return the file's size, and remember since when it has it."""
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            return 0
+        self.times.note(found.st_size, found.st_mtime)
+        return found.st_size
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which files: ``kind`` is ``worker``, ``driver`` or empty for both."""
+
+    job_id: str = ""
+    worker_id: str = ""
+    kind: str = ""
+
+    def takes(self, log: LogFile) -> bool:
+        return (
+            self.job_id in ("", log.job_id)
+            and self.worker_id in ("", log.worker_id)
+            and self.kind in ("", "driver" if log.driver else "worker")
+        )
+
+    def is_whole(self, logs: list[LogFile]) -> bool:
+        """Whether no other process can come: one was named, or a job's driver, which is one."""
+        return bool(self.worker_id or (self.job_id and self.kind == "driver" and logs))
+
+
+@dataclass(slots=True)
+class Logs:
+    """The log files of this node, by worker id; of ended ones the last thousand are known."""
+
+    node_id: str
+    _files: dict[str, LogFile] = field(default_factory=dict)
+
+    def add(self, log: LogFile) -> None:
+        """Make a new process's output known."""
+        self._files[log.worker_id] = log
+        for worker_id in [w for w, known in self._files.items() if known.ended][:-_KEPT]:
+            del self._files[worker_id]
+
+    def get(self, worker_id: str) -> LogFile | None:
+        return self._files.get(worker_id)
+
+    def end(self, worker_id: str) -> None:
+        """A process is gone, with all that it started."""
+        log = self._files.get(worker_id)
+        if log is not None:
+            log.look()
+            log.ended = True
+
+    def look(self) -> None:
+        """Notice what was written since the last look; called twice a second."""
+        for log in self._files.values():
+            if not log.ended:
+                log.look()
+
+    def tail(self, worker_id: str, count: int) -> tuple[str, ...]:
+        """Return the last ``count`` lines of a process's output."""
+        log = self._files.get(worker_id)
+        return tail(log.path, count) if log else ()
+
+    async def read(
+        self,
+        chosen: LogFilter,
+        *,
+        since: int = 0,
+        cursors: Mapping[str, int] | None = None,
+        follow: bool = False,
+        last: int = 0,
+    ) -> AsyncIterator[list[LogLine]]:
+        """Yield batches of lines, each file's in order.
+
+        ``since`` is a cursor, of use where the filter chooses one file; ``cursors`` are by worker.
+        ``last`` starts that many lines before the end of each file without a cursor. With ``follow``
+        it goes on until the chosen processes have ended (for a job's workers: until the caller
+        stops asking); without, it ends where the files ended when it began, unfinished lines
+        included.
+        """
+        readers: dict[str, _Reader] = {}
+        while True:
+            batch: list[LogLine] = []
+            logs = [log for log in self._files.values() if chosen.takes(log)]
+            open_ended = not chosen.is_whole(logs)
+            for log in logs:
+                reader = readers.get(log.worker_id)
+                if reader is None:
+                    start = since or (cursors or {}).get(log.worker_id, 0)
+                    reader = _Reader(self.node_id, log, start, last, whole=follow)
+                    readers[log.worker_id] = reader
+                ended = log.ended  # before the read: what comes after the end is read here
+                batch += reader.lines(final=ended or not follow)
+                open_ended = open_ended or not ended
+            if batch:
+                yield batch
+                continue
+            if not follow and all(reader.over for reader in readers.values()):
+                return
+            if follow:
+                if not open_ended:
+                    return
+                await asyncio.sleep(_POLL_S)
+
+
+class _Reader:
+    """A place in one file. Without ``whole`` the file ends for it where it ends now."""
+
+    def __init__(self, node_id: str, log: LogFile, since: int, last: int, *, whole: bool) -> None:
+        self._node_id = node_id
+        self._log = log
+        size = log.look()
+        self._limit = None if whole else size
+        self._offset = min(since, size) or (_offset_of_last(log.path, last) if last else 0)
+        self._rest = b""
+        self._stream, self._name = _mark_before(log.path, self._offset)
+        self.over = False
+
+    def lines(self, *, final: bool) -> list[LogLine]:
+        """Return what came since; with ``final`` nothing comes after what is there."""
+        if self.over:
+            return []
+        read_to = self._offset + len(self._rest)
+        size = self._log.look()
+        end = size if self._limit is None else min(size, self._limit)
+        if end <= read_to and not (final and self._rest):
+            self.over = final
+            return []  # asked often, and a look costs a fifth of opening the file
+        try:
+            with self._log.path.open("rb") as file:
+                file.seek(read_to)
+                chunk = file.read(min(_CHUNK, max(0, end - read_to)))
+        except FileNotFoundError:
+            self.over = final
+            return []
+        return self._split(self._rest + chunk, final=final and read_to + len(chunk) >= end)
+
+    def _split(self, data: bytes, *, final: bool) -> list[LogLine]:
+        found = []
+        start = 0
+        while start < len(data):
+            end = data.find(b"\n", start)
+            if end < 0:
+                if not final and len(data) - start < _LONGEST_LINE:
+                    break
+                end = len(data) - 1
+            self._offset += end + 1 - start
+            text = data[start : end + 1].decode(errors="replace").rstrip("\r\n")
+            if text.startswith(OUTPUT_MARK):
+                self._stream, self._name = _parsed(text)
+            else:
+                found.append(self._line(text))
+            start = end + 1
+        self._rest = data[start:]
+        return found
+
+    def _line(self, text: str) -> LogLine:
+        log = self._log
+        return LogLine(
+            node_id=self._node_id,
+            worker_id=log.worker_id,
+            pid=log.pid,
+            name=self._name or log.name,
+            text=text,
+            at_s=log.times.at(self._offset),
+            cursor=self._offset,
+            job_id=log.job_id,
+            stream=self._stream,
+        )
+
+
+def tail(path: Path, count: int) -> tuple[str, ...]:
+    """Return the last ``count`` lines of a file, as far as they lie in its last 64 KiB."""
+    try:
+        with path.open("rb") as file:
+            nbytes = file.seek(0, 2)
+            file.seek(max(0, nbytes - _TAIL_BYTES))
+            lines = _lines_of(file.read())
+    except FileNotFoundError:
+        return ()
+    shown = [line.decode(errors="replace") for line in lines if not line.startswith(_MARK)]
+    return tuple([line.rstrip("\r\n") for line in shown[-count:]])
+
+
+def _lines_of(data: bytes) -> list[bytes]:
+    """Split at line feeds alone, not at the other ends of lines that Python knows."""
+    *whole, rest = data.split(b"\n")
+    return [*(line + b"\n" for line in whole), *([rest] if rest else [])]
+
+
+def _parsed(mark: str) -> tuple[LogStream, str]:
+    stream, _, name = mark.removeprefix(OUTPUT_MARK).partition(":")
+    return (LogStream.STDERR if stream == LogStream.STDERR else LogStream.STDOUT), name
+
+
+def _mark_before(path: Path, offset: int) -> tuple[LogStream, str]:
+    """Return what the last mark before ``offset`` says, for a reader that begins there."""
+    try:
+        with path.open("rb") as file:
+            data, start = b"", offset
+            while start > 0 and offset - start < _MARK_BYTES:
+                end, start = start, max(0, start - _TAIL_BYTES)
+                file.seek(start)
+                data = file.read(end - start) + data[:_TAIL_BYTES]
+                at = data.rfind(b"\n" + _MARK)
+                if at < 0 and start == 0 and data.startswith(_MARK):
+                    at = -1
+                elif at < 0:
+                    continue
+                return _parsed(data[at + 1 :].partition(b"\n")[0].decode(errors="replace"))
+    except FileNotFoundError:
+        pass
+    return LogStream.STDOUT, ""
+
+
+def _offset_of_last(path: Path, count: int) -> int:
+    try:
+        with path.open("rb") as file:
+            nbytes = file.seek(0, 2)
+            start = max(0, nbytes - _TAIL_BYTES)
+            file.seek(start)
+            data = file.read()
+    except FileNotFoundError:
+        return 0
+    offset = nbytes
+    for line in reversed(_lines_of(data)):
+        count -= not line.startswith(_MARK)
+        if count < 0:
+            break
+        offset -= len(line)
+    return offset

@@ -1,0 +1,66 @@
+"""An object on its way into the arena: which chunks are there, and who waits for the next.
+
+Filled by a pull; read by ``Serving``, which passes chunks on to other nodes while later ones come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import heapq
+
+from stoker_wire.data.range_reader import CHUNK_NBYTES
+
+
+class Incoming:
+    """``fd`` is the extent's; a chunk with a checksum is whole and was verified."""
+
+    def __init__(self, nbytes: int, fd: int) -> None:
+        self.nbytes = nbytes
+        self.fd = fd
+        self.checksums: list[int | None] = [None] * count_chunks(nbytes)
+        self.ready = 0
+        """Chunks that are there, counted from the start without a gap."""
+        self.arrived_nbytes = 0
+        self._missing = list(range(len(self.checksums)))
+        self._changed = asyncio.Event()
+
+    @property
+    def whole(self) -> bool:
+        """Whether all chunks are there."""
+        return self.ready == len(self.checksums)
+
+    def claim(self) -> int | None:
+        """Return the first chunk that nobody fetches yet."""
+        return heapq.heappop(self._missing) if self._missing else None
+
+    def unclaim(self, chunk: int) -> None:
+        """The chunk did not come; somebody else may fetch it."""
+        heapq.heappush(self._missing, chunk)
+
+    def arrived(self, chunk: int, checksum: int) -> None:
+        """A chunk was received and verified."""
+        self.checksums[chunk] = checksum
+        self.arrived_nbytes += span_of(chunk, self.nbytes)[1]
+        while self.ready < len(self.checksums) and self.checksums[self.ready] is not None:
+            self.ready += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, chunk: int, wait_s: float) -> None:
+        """Wait until ``chunk`` and all before it are there, at most so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self.ready <= chunk:
+                    await self._changed.wait()
+
+
+def count_chunks(nbytes: int) -> int:
+    """Return how many chunks an object has."""
+    return -(-nbytes // CHUNK_NBYTES)
+
+
+def span_of(chunk: int, nbytes: int) -> tuple[int, int]:
+    """Return where a chunk of an object begins, and its length."""
+    begin = chunk * CHUNK_NBYTES
+    return begin, min(CHUNK_NBYTES, nbytes - begin)

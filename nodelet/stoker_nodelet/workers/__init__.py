@@ -1,0 +1,1 @@
+"""Worker processes: the fork server, what it starts, and what becomes of it."""

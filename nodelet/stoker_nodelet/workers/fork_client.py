@@ -1,0 +1,229 @@
+"""The asyncio side of fork servers: forks as awaitable calls, exits as callbacks.
+
+``ForkServer`` speaks to one fork server process; ``ForkServers`` keeps one per (python, preloaded
+modules) and starts further ones on demand. Only ``workers.py`` uses them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker_nodelet.workers import process_tree
+from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle, start_forkserver
+from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
+from stoker_wire.process.background import Background
+
+_FORK_S = 60.0  # covers the import of the target and of the preloaded modules
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """One child: a worker (``boot`` is a packed WorkerBoot) or a program (``argv``)."""
+
+    worker_id: str
+    log_path: str
+    env: dict[str, str]
+    cwd: str = ""
+    sys_path: tuple[str, ...] = ()
+    boot: bytes = b""
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForkExit:
+    """A child and all that it started are gone. ``status`` is as wait(2) gives it."""
+
+    worker_id: str
+    pid: int
+    status: int
+    peak_rss_bytes: int
+
+
+OnExit = Callable[[ForkExit], None]
+
+
+@dataclass(slots=True)
+class ForkServer:
+    """One fork server process. If it dies, its workers die with it: ``on_exit`` tells of each."""
+
+    handle: ForkServerHandle
+    on_exit: OnExit
+    background: Background
+    import_s: float = 0.0
+    lost: bool = False
+    _waiting: dict[str, asyncio.Future[int]] = field(default_factory=dict)
+    _pids: dict[str, int] = field(default_factory=dict)
+    _failure: str = ""
+    _writer: asyncio.StreamWriter | None = None
+    _early: list[bytes] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin to listen to the process; forks may be asked for at once."""
+        self.background.spawn(self._listen(), name=f"forkserver-{self.handle.proc.pid}")
+
+    async def fork(self, request: ForkRequest) -> int:
+        """Return the pid of the new child."""
+        if self.lost:
+            raise UnavailableError(self._failure or "the fork server is gone")
+        waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting[request.worker_id] = waiting
+        self._send({"op": "fork", **_fields(request)})
+        try:
+            async with asyncio.timeout(_FORK_S):
+                return await waiting
+        except TimeoutError:
+            message = f"the fork server did not fork {request.worker_id} within {_FORK_S:g} s"
+            raise UnavailableError(message) from None
+        finally:
+            self._waiting.pop(request.worker_id, None)
+
+    def signal(self, worker_id: str, signum: int) -> None:
+        """Send ``signum`` to the child and its descendants, if it still lives."""
+        if not self.lost:
+            self._send({"op": "signal", "worker_id": worker_id, "signum": int(signum)})
+
+    def remove_at_end(self, path: Path) -> None:
+        """Have a folder of ours removed if this process is killed."""
+        if not self.lost:
+            self._send({"op": "remains", "path": str(path)})
+
+    async def stop(self) -> None:
+        """Close the control socket; the process kills all that it forked and ends."""
+        if not self.lost:
+            self._send({"op": "dismiss"})
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self.handle.sock.close()
+        try:
+            async with asyncio.timeout(6.0):
+                await asyncio.to_thread(self.handle.proc.wait)
+        except TimeoutError:
+            self.handle.proc.kill()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        body = msgspec.msgpack.encode(message)
+        frame = HEAD.pack(len(body)) + body
+        if self._writer is None:
+            self._early.append(frame)
+        elif not self._writer.is_closing():  # else it ends, and kills what it forked
+            self._writer.write(frame)
+
+    async def _listen(self) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=self.handle.sock)
+        for frame in self._early:
+            self._writer.write(frame)
+        self._early.clear()
+        try:
+            while True:
+                (nbytes,) = HEAD.unpack(await reader.readexactly(HEAD.size))
+                self._heard(msgspec.msgpack.decode(await reader.readexactly(nbytes)))
+        except (asyncio.IncompleteReadError, OSError):
+            self._on_lost()
+        finally:
+            self._writer.close()
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        match message["ev"]:
+            case "ready":
+                self.import_s = message["import_s"]
+            case "import_failed":
+                target = self.handle.target
+                self._failure = f"the fork server could not import {target}\n{message['error']}"
+            case "forked":
+                self._pids[message["worker_id"]] = message["pid"]
+                self._settle(message["worker_id"], message["pid"])
+            case "fork_failed":
+                self._settle(message["worker_id"], RuntimeEnvSetupError(message["error"]))
+            case "exited":
+                self._pids.pop(message["worker_id"], None)
+                told = ForkExit(
+                    message["worker_id"],
+                    message["pid"],
+                    message["status"],
+                    message["peak_rss_bytes"],
+                )
+                # Behind whoever waits for its fork: a child may end before that is told.
+                asyncio.get_running_loop().call_soon(self.on_exit, told)
+
+    def _settle(self, worker_id: str, outcome: int | Exception) -> None:
+        waiting = self._waiting.get(worker_id)
+        if waiting is None or waiting.done():
+            return
+        if isinstance(outcome, Exception):
+            waiting.set_exception(outcome)
+        else:
+            waiting.set_result(outcome)
+
+    def _on_lost(self) -> None:
+        """The process died: its children died with it, but not what *they* had started."""
+        self.lost = True
+        error = RuntimeEnvSetupError if self._failure else UnavailableError
+        for worker_id in list(self._waiting):
+            self._settle(worker_id, error(self._failure or "the fork server died"))
+        for worker_id, pid in list(self._pids.items()):
+            for orphan in process_tree.marked("STOKER_WORKER_ID", worker_id):
+                if process_tree.is_resource_tracker(orphan):
+                    continue  # it ends when those that it serves are dead
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(orphan, signal.SIGKILL)
+            self.on_exit(ForkExit(worker_id, pid, int(signal.SIGKILL), 0))
+        self._pids.clear()
+
+
+def _fields(request: ForkRequest) -> dict[str, Any]:
+    return {name: getattr(request, name) for name in ForkRequest.__slots__}
+
+
+@dataclass(slots=True)
+class ForkServers:
+    """The fork servers of this node, by python executable and preloaded modules.
+
+    ``remains`` are the folders that they clear away if this process is killed.
+    """
+
+    target: str
+    log_dir: Path
+    on_exit: OnExit
+    background: Background
+    remains: tuple[Path, ...] = ()
+    _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
+
+    def adopt(self, handle: ForkServerHandle) -> None:
+        """Take over a fork server that was started before the nodelet."""
+        self._add((handle.python, handle.preload), handle)
+
+    def get(self, python: str, preload: tuple[str, ...]) -> ForkServer:
+        """Return the fork server for these, starting one if there is none alive."""
+        key = (python, preload)
+        server = self._servers.get(key)
+        if server is None or server.lost:
+            log_path = self.log_dir / f"forkserver-{len(self._servers)}.log"
+            handle = start_forkserver(
+                target=self.target, preload=preload, python=python, log_path=log_path
+            )
+            server = self._add(key, handle)
+        return server
+
+    async def stop(self) -> None:
+        """Stop all of them, and with them every worker."""
+        async with asyncio.TaskGroup() as group:
+            for server in self._servers.values():
+                group.create_task(server.stop())
+
+    def _add(self, key: tuple[str, tuple[str, ...]], handle: ForkServerHandle) -> ForkServer:
+        server = ForkServer(handle, self.on_exit, self.background)
+        self._servers[key] = server
+        server.start()
+        for path in self.remains:
+            server.remove_at_end(path)
+        return server

@@ -1,0 +1,230 @@
+"""Carries the lease machine's commands out on processes: fork, assign, retire, kill, bury.
+
+Only ``workers.py`` calls it. Outcomes go back to the machine as events through ``dispatch``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stoker_nodelet import devices
+from stoker_nodelet.core import State, WorkerPhase
+from stoker_nodelet.core.events import (
+    AssignFailed,
+    Event,
+    ForkFailed,
+    RetireAnswered,
+    WorkerAssigned,
+    WorkerCondemned,
+    WorkerForked,
+)
+from stoker_nodelet.identity import Identity
+from stoker_nodelet.telemetry.logs import LogFile, Logs
+from stoker_nodelet.workers.fork_client import ForkServer, ForkServers
+from stoker_nodelet.workers.launch_spec import Order, driver_request, worker_request
+from stoker_wire.errors import (
+    ConflictError,
+    RuntimeEnvSetupError,
+    StokerError,
+    UnavailableError,
+)
+from stoker_wire.http.client import Client
+from stoker_wire.messages.cluster import WorkerSetup
+from stoker_wire.messages.common import Empty
+from stoker_wire.process.background import Background
+
+if TYPE_CHECKING:
+    from stoker_nodelet.core.state import Worker as CoreWorker
+
+_ASSIGN_S = 10.0
+_RETIRE_S = 5.0
+_DRIVER_END_S = 3.0
+
+
+@dataclass(slots=True)
+class Process:
+    """What the shell knows of a worker beyond the core's state."""
+
+    server: ForkServer
+    log_path: Path
+    socket_path: Path | None = None
+    order: Order | None = None
+    client: Client | None = None
+    pid: int = 0
+    oom: bool = False
+    exited: asyncio.Event = field(default_factory=asyncio.Event)
+    gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it holds no GPU any more: it has exited, or stays without them."""
+
+
+@dataclass(slots=True)
+class Processes:
+    """The living processes of this node, by worker id; ``orders`` are those of held leases."""
+
+    identity: Identity
+    state: State
+    forks: ForkServers
+    logs: Logs
+    background: Background
+    dispatch: Callable[[Event], object]
+    living: dict[str, Process] = field(default_factory=dict)
+    orders: dict[str, Order] = field(default_factory=dict)
+
+    async def fork(self, worker_id: str, order: Order | None) -> None:
+        """Start the worker of an order, or a fresh one."""
+        identity = self.identity
+        try:
+            if order is not None and order.spec.driver is not None:
+                request = driver_request(identity, worker_id, order)
+                socket_path = None
+            else:
+                request = worker_request(identity, worker_id, order)
+                socket_path = identity.socket_path(worker_id)
+            environment = order.environment if order else None
+            server = self.forks.get(
+                environment.python if environment else identity.python,
+                environment.preload if environment else (),
+            )
+            log_path = Path(request.log_path)
+            process = Process(server, log_path, socket_path, order)
+            self.living[worker_id] = process
+            self._log_of(worker_id, log_path, order)
+            pid = await server.fork(request)
+        except (StokerError, OSError) as error:
+            self.forget(worker_id)
+            code = error.code if isinstance(error, RuntimeEnvSetupError) else "worker_died"
+            self.dispatch(ForkFailed(worker_id=worker_id, reason=str(error), code=code))
+            return
+        process.pid = pid
+        log = self.logs.get(worker_id)
+        if log is not None:
+            log.pid = pid
+        self.dispatch(WorkerForked(at_s=time.monotonic(), worker_id=worker_id, pid=pid))
+        worker = self.state.workers.get(worker_id)
+        if worker is not None and worker.phase is WorkerPhase.DYING:
+            self.kill(worker_id)
+
+    def _log_of(self, worker_id: str, path: Path, order: Order | None) -> None:
+        log = LogFile(worker_id, path)
+        if order is not None:
+            log.job_id = order.lease.job_id
+            log.name = order.name
+            log.driver = order.spec.driver is not None
+        self.logs.add(log)
+
+    async def assign(self, worker_id: str, lease_id: str) -> None:
+        """Tell a worker of the pool which lease it serves now."""
+        worker = self.state.workers.get(worker_id)
+        process = self.living.get(worker_id)
+        order = self.orders.get(lease_id)
+        try:
+            if worker is None or process is None or order is None:
+                raise UnavailableError(f"{worker_id} is gone")
+            process.order = None  # the environment was not applied by the fork
+            setup = self.setup(worker, process)
+            client = self._client(process)
+            await client.call("POST", "/v1/assign", setup, reply=Empty, timeout_s=_ASSIGN_S)
+        except StokerError as error:
+            reason = f"{worker_id} did not take {lease_id} on: {error}"
+            self.dispatch(
+                AssignFailed(
+                    at_s=time.monotonic(), worker_id=worker_id, lease_id=lease_id, reason=reason
+                )
+            )
+            return
+        self.dispatch(WorkerAssigned(worker_id=worker_id, lease_id=lease_id))
+
+    def setup(self, worker: CoreWorker, process: Process) -> WorkerSetup:
+        """Return what a worker is told; the environment only if its fork did not apply it."""
+        order = self.orders.get(worker.lease_id)
+        late = order is not None and process.order is None
+        log = self.logs.get(worker.worker_id)
+        if order is not None and log is not None:
+            log.job_id = order.lease.job_id
+            log.name = order.name
+        environment = order.environment if order is not None and late else None
+        return WorkerSetup(
+            worker_id=worker.worker_id,
+            node_id=self.identity.node_id,
+            lease=order.lease if order else None,
+            actor=order.spec.actor if order else None,
+            runtime_env=order.spec.runtime_env if order else None,
+            arena_dir=str(self.identity.arena_dir),
+            env_vars=order.variables(self.identity) if order is not None and late else {},
+            sys_path=environment.sys_path if environment else (),
+            cwd=environment.cwd if environment else "",
+        )
+
+    async def retire(self, worker_id: str) -> None:
+        """Ask a worker without a lease to leave; it stays while others need what it owns."""
+        process = self.living.get(worker_id)
+        if process is None:
+            return
+        try:
+            client = self._client(process)
+            await client.call("POST", "/v1/retire", reply=Empty, timeout_s=_RETIRE_S)
+            leaves, uses_gpus = True, False
+        except ConflictError as error:
+            leaves = False
+            uses_gpus = bool(error.extra.get("runs")) or devices.in_use(process.pid)
+        except StokerError as error:
+            if worker_id in self.state.workers:
+                reason = f"idle, and it does not answer: {error}"
+                self.dispatch(
+                    WorkerCondemned(at_s=time.monotonic(), worker_id=worker_id, reason=reason)
+                )
+            return
+        self.dispatch(
+            RetireAnswered(
+                at_s=time.monotonic(), worker_id=worker_id, leaves=leaves, uses_gpus=uses_gpus
+            )
+        )
+        worker = self.state.workers.get(worker_id)
+        if worker is not None and not worker.gpus:
+            process.gpus_free.set()
+
+    def _client(self, process: Process) -> Client:
+        if process.client is None:
+            process.client = Client(
+                "http://localhost",
+                token=self.identity.token,
+                peer="nodelet",
+                unix_path=str(process.socket_path),
+            )
+        return process.client
+
+    def kill(self, worker_id: str) -> None:
+        """End a worker and its descendants; a driver gets 3 s to leave by itself."""
+        process = self.living.get(worker_id)
+        if process is None:
+            return
+        if process.order is not None and process.order.spec.driver is not None:
+            self.background.spawn(self._stop_driver(worker_id, process), name=f"stop-{worker_id}")
+        else:
+            process.server.signal(worker_id, signal.SIGKILL)
+
+    async def _stop_driver(self, worker_id: str, process: Process) -> None:
+        process.server.signal(worker_id, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(_DRIVER_END_S):
+                await process.exited.wait()
+        except TimeoutError:
+            process.server.signal(worker_id, signal.SIGKILL)
+
+    def forget(self, worker_id: str) -> None:
+        """Drop what is kept of a worker that is gone."""
+        process = self.living.pop(worker_id, None)
+        if process is None:
+            return
+        process.exited.set()
+        process.gpus_free.set()
+        if process.socket_path is not None:
+            process.socket_path.unlink(missing_ok=True)
+        if process.client is not None:
+            self.background.close_later(process.client.close(), name=worker_id)

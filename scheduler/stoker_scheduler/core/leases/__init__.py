@@ -1,0 +1,1 @@
+"""The life of a lease, and which nodes may hold one."""

@@ -1,0 +1,98 @@
+"""What a lease needs of a node: the part of a demand on which placement depends.
+
+Two demands with equal needs fit on the same nodes. That is what lets the scheduler look at each
+kind of need once per event, however many requests wait for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter, itemgetter
+
+from stoker_scheduler.core.model.devices import check_gpu_units
+from stoker_scheduler.core.model.labels import Term, parse_selector
+from stoker_scheduler.core.model.resources import CPU, GPU, Units, to_units, units_text
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Resources and constraints of one lease.
+
+    ``items`` are all resources but GPUs, in units and ordered by name; ``terms`` are ordered by
+    label. ``node_id`` pins the lease to a node, or only prefers it if ``soft``. ``spread`` asks for
+    nodes in turns. ``env`` names the runtime environment, which a node may fail to make while it
+    takes work with others.
+    """
+
+    items: tuple[tuple[str, int], ...] = ()
+    gpu: int = 0
+    terms: tuple[Term, ...] = ()
+    node_id: str | None = None
+    soft: bool = False
+    spread: bool = False
+    env: str = ""
+    names: frozenset[str] = field(default=frozenset(), compare=False)
+    but_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    _hash: int = field(default=0, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Needs are dict keys on every step; hashing nested tuples each time cost a third of it.
+        parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.spread, self.env)
+        object.__setattr__(self, "_hash", hash(parts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @property
+    def units(self) -> Units:
+        """All resources in units, GPUs included."""
+        return dict(self.vector)
+
+    @property
+    def vector(self) -> tuple[tuple[str, int], ...]:
+        """All resources in units as pairs, GPUs included."""
+        return (*self.items, (GPU, self.gpu)) if self.gpu else self.items
+
+    def amount(self, name: str) -> int:
+        """Return the units of ``name`` among ``items``, 0 if it is not asked for."""
+        at = bisect_left(self.items, name, key=itemgetter(0))
+        found = self.items[at : at + 1]
+        return found[0][1] if found and found[0][0] == name else 0
+
+    def term(self, label: str) -> Term:
+        """Return the condition on ``label``, which must be there."""
+        return self.terms[bisect_left(self.terms, label, key=attrgetter("label"))]
+
+    @property
+    def text(self) -> str:
+        """The resources in words."""
+        return units_text(self.vector)
+
+
+def make_need(
+    resources: Mapping[str, float],
+    *,
+    label_selector: Mapping[str, str] | None = None,
+    node_id: str | None = None,
+    soft: bool = False,
+    spread: bool = False,
+    env: str = "",
+) -> Need:
+    """Return the need of a demand; raises :class:`InvalidDemandError` for what makes no sense."""
+    units = to_units(resources)
+    gpu = units.pop(GPU, 0)
+    check_gpu_units(gpu)
+    items = tuple(units.items())
+    return Need(
+        items=items,
+        gpu=gpu,
+        terms=parse_selector(label_selector or {}),
+        node_id=node_id or None,
+        soft=soft,
+        spread=spread,
+        env=env,
+        names=frozenset(units) | ({GPU} if gpu else set()),
+        but_cpu=tuple((name, count) for name, count in items if name != CPU),
+    )

@@ -1,0 +1,1 @@
+"""Who is next: queues, the scheduling cycle, reservations and preemption."""

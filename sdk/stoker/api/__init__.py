@@ -1,0 +1,1 @@
+"""What ``import stoker`` offers: decorators, options, ``init``, ``get``, ``put`` and their like."""

@@ -1,0 +1,289 @@
+"""What users call: ``get``, ``put``, ``wait``, ``cancel``, ``kill``, and questions to the cluster."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from stoker.api.context import RuntimeContext, current_task
+from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
+from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
+from stoker.runtime.session import maybe_runtime, runtime
+
+if TYPE_CHECKING:
+    from stoker.runtime.actors.handle import ActorHandle
+
+T = TypeVar("T")
+_CALL_S = 30.0
+
+
+@overload
+def get(refs: ObjectRef[T], /, *, timeout: float | None = None) -> T: ...
+@overload
+def get(refs: Sequence[ObjectRef[T]], /, *, timeout: float | None = None) -> list[T]: ...
+
+
+def get(refs: Any, /, *, timeout: float | None = None) -> Any:
+    """Return the value of a ref, or the values of a list of refs, waiting for them.
+
+    Raises what the task raised (as its own type, with the remote traceback), of a list as soon as
+    the first of them fails; or ``GetTimeoutError`` after ``timeout`` seconds, which says what the
+    missing ones wait for. Arrays from shared memory are read-only views.
+    """
+    if timeout is not None:
+        _check_timeout(timeout, "get")
+    if isinstance(refs, ObjectRefGenerator):
+        raise WrongTypeError(
+            "get() takes no generator\niterate over it and get() each ref", field="refs"
+        )
+    try:
+        if isinstance(refs, ObjectRef):
+            return runtime().objects.get((refs,), timeout)[0]
+        return runtime().objects.get(_refs(refs, "get"), timeout)
+    except KeyboardInterrupt as stop:
+        raise stop.with_traceback(None)  # noqa: B904 (it says what was waited for; our frames do not)
+
+
+def _check_timeout(timeout: Any, what: str) -> None:
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real):
+        raise WrongTypeError(
+            f"{what}(timeout={timeout!r}): give seconds as a number, or None to wait for ever",
+            field="timeout",
+        )
+    if not float(timeout) >= 0:
+        raise BadRequestError(
+            f"{what}(timeout={timeout!r}): give seconds from 0, or None to wait for ever",
+            field="timeout",
+        )
+
+
+def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
+    if isinstance(refs, (str, bytes)) or not isinstance(refs, Iterable):
+        raise WrongTypeError(
+            f"{what}() takes an ObjectRef or a list of them, not {type(refs).__name__}\n"
+            "only what .remote() and put() return can be waited for",
+            field="refs",
+        )
+    found = list(refs)
+    for index, ref in enumerate(found):
+        if not isinstance(ref, ObjectRef):
+            raise WrongTypeError(
+                f"{what}(): item {index} is a {type(ref).__name__}, not an ObjectRef",
+                field=f"refs[{index}]",
+            )
+    return found
+
+
+def put(value: T) -> ObjectRef[T]:
+    """Store a value and return its ref; large values go to shared memory, written once."""
+    return runtime().objects.put(value)
+
+
+def wait(
+    refs: Sequence[ObjectRef[T]],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
+) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
+    """Wait until ``num_returns`` of ``refs`` are there (or failed), or ``timeout`` seconds passed.
+
+    Returns (ready, not ready), both in the order of ``refs``. ``fetch_local`` is accepted for
+    habit's sake: values are fetched when they are read.
+    """
+    if timeout is not None:
+        _check_timeout(timeout, "wait")
+    found = _refs(refs, "wait")
+    if len(set(found)) != len(found):
+        raise BadRequestError("wait(): the same ref is given twice", field="refs")
+    given: object = num_returns
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral):
+        raise WrongTypeError(
+            f"wait(): num_returns={given!r} is no whole number", field="num_returns"
+        )
+    if not 0 < num_returns <= len(found):
+        raise BadRequestError(
+            f"wait(): num_returns={num_returns} must be between 1 and the {len(found)} refs given",
+            field="num_returns",
+        )
+    try:
+        return runtime().objects.wait(found, num_returns, timeout)
+    except KeyboardInterrupt as stop:
+        raise stop.with_traceback(None)  # noqa: B904 (as in get)
+
+
+def cancel(
+    ref: ObjectRef[Any] | ObjectRefGenerator[Any], *, force: bool = False, recursive: bool = True
+) -> None:
+    """Stop the task that makes ``ref``: its ``get`` then raises ``TaskCancelledError``.
+
+    A waiting task never starts; in a running one ``TaskCancelledError`` is raised at the next
+    bytecode, and with ``force`` its worker ends at once. ``recursive`` stops the tasks that it
+    submitted as well. A finished task is left alone.
+
+    A running call of an actor is told to stop: a coroutine by ``asyncio.CancelledError``, a sync
+    actor's method by ``TaskCancelledError``, and all by ``get_runtime_context().is_cancelled()``,
+    which is what a method in a thread of its own must look at. If its code does not stop within a
+    second, ``get`` raises ``TaskCancelledError`` that says that it still runs. ``force`` is refused
+    for it with ``BadRequestError``: the process is that of all its callers, and ``kill`` ends it.
+    Through a borrowed ref ``force`` is not known to be wrong, and is taken as a plain cancel.
+    """
+    if not isinstance(ref, (ObjectRef, ObjectRefGenerator)):
+        raise WrongTypeError(
+            f"cancel() takes one ObjectRef or generator, not {type(ref).__name__}\n"
+            "to end an actor use kill()",
+            field="ref",
+        )
+    if not ref.task_id:
+        raise BadRequestError(f"cancel(): {ref!r} was put, no task makes it", field="ref")
+    if force and runtime().actors.has_call(ref.task_id):
+        raise BadRequestError(
+            f"cancel(force=True): {ref!r} is a call of an actor\n"
+            "its process is not that call's alone: cancel it without force, or end the actor "
+            "with stoker.kill(actor)",
+            field="force",
+        )
+    owner = ref._entry.owner if isinstance(ref, ObjectRef) else None
+    if owner is None:
+        runtime().cancel_task(ref.task_id, force=force, recursive=recursive)
+    else:
+        runtime().cancel_at(owner, ref.task_id, force=force, recursive=recursive)
+
+
+def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
+    """End an actor at once: its unfinished calls raise ``ActorDiedError``."""
+    from stoker.runtime.actors.handle import ActorHandle
+
+    if not isinstance(actor, ActorHandle):
+        raise WrongTypeError(
+            f"kill() takes an actor handle, not {type(actor).__name__}\nfor a task use cancel()",
+            field="actor",
+        )
+    found = runtime()
+    found.run(
+        found.actors.kill(actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"),
+        _CALL_S,
+    )
+
+
+def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
+    """Return a handle to the living actor with this name.
+
+    ``NotFoundError`` (a ``ValueError`` and a ``LookupError``) if there is none.
+    """
+    for field, text in (("name", name), ("namespace", namespace)):
+        if not isinstance(text, str) and (field == "name" or text is not None):
+            raise WrongTypeError(
+                f"get_actor(): {field}={text!r} is no text\n"
+                f"give the {field} that the actor was created with",
+                field=field,
+            )
+        if text is not None and not text.strip():
+            raise BadRequestError(
+                f"get_actor(): {field}={text!r} is empty, and no actor has such a {field}",
+                field=field,
+            )
+    from stoker.runtime.actors.create import handle_of
+    from stoker_wire.messages.control import Page
+    from stoker_wire.messages.work import Actor, ActorState
+
+    found = runtime()
+    where = namespace or found.namespace
+    query = {"name": name, "namespace": where, "limit": 100}
+    page = found.run(found.gcs.call("GET", "/v1/actors", reply=Page[Actor], query=query), _CALL_S)
+    living = [a for a in page.items if a.state is not ActorState.DEAD]
+    if not living:
+        raise NotFoundError(
+            f"no living actor is named {name!r} in namespace {where!r}\n"
+            "was it created with name=..., in this namespace, and is its job (or "
+            "lifetime='detached') still there?",
+            field="name",
+        )
+    return handle_of(living[0])
+
+
+def is_initialized() -> bool:
+    """Return whether this process is connected to a cluster."""
+    return maybe_runtime() is not None
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Return where the calling code runs: job, node, worker, task, actor, GPUs."""
+    found = runtime()
+    info = current_task.get()
+    lease = found.execution.lease if found.execution is not None else None
+    return RuntimeContext(
+        job_id=found.job_id,
+        node_id=found.node.node_id if found.node else "",
+        worker_id=found.identity.peer_id,
+        task_id=info.task_id if info else "",
+        task_name=info.name if info else "",
+        attempt=info.attempt if info else 0,
+        actor_id=lease.actor_id if lease else "",
+        namespace=found.namespace,
+        gcs_url=found.identity.gcs_url,
+        gpu_ids=tuple(sorted(lease.gpus)) if lease else (),
+        assigned_resources=dict(lease.resources) if lease else {},
+        was_current_actor_reconstructed=bool(
+            found.execution and found.execution.actor and found.execution.actor.spec.incarnation
+        ),
+    )
+
+
+def get_gpu_ids() -> list[int]:
+    """Return the device indices that this worker may use, as the node counts them."""
+    return list(get_runtime_context().gpu_ids)
+
+
+def nodes() -> list[dict[str, Any]]:
+    """Return the cluster's nodes, living and dead, as the HTTP API shows them."""
+    return _items("/v1/nodes")
+
+
+def _items(path: str, **filters: str) -> list[dict[str, Any]]:
+    found = runtime()
+    items: list[dict[str, Any]] = []
+    cursor = ""
+    while True:
+        query = {**filters, "limit": 1000, "cursor": cursor or None}
+        page = found.http.call("GET", path, reply=dict[str, Any], query=query)
+        items += page["items"]
+        cursor = page.get("next_cursor", "")
+        if not cursor:
+            return items
+
+
+def cluster_resources() -> dict[str, float]:
+    """Return the sum of all nodes' resources (memory in bytes)."""
+    return _cluster("total")
+
+
+def available_resources() -> dict[str, float]:
+    """Return what no lease holds at the moment."""
+    return _cluster("available")
+
+
+def _cluster(field: str) -> dict[str, float]:
+    from stoker_wire.messages.cluster import ClusterResources
+
+    reply = runtime().http.call("GET", "/v1/cluster", reply=ClusterResources)
+    return dict(getattr(reply, field))
+
+
+def timeline(filename: str | None = None) -> list[dict[str, Any]]:
+    """Return the job's finished task attempts as Chrome trace events; write them to ``filename``.
+
+    Open the file in ``chrome://tracing`` or Perfetto. Times are microseconds; one row per worker.
+    """
+    import msgspec
+
+    found = runtime()
+    found.run(found.history.forward(), _CALL_S)
+    from stoker.api.trace import trace_events
+
+    events = trace_events(_items("/v1/tasks", job_id=found.job_id))
+    if filename:
+        with open(filename, "wb") as file:
+            file.write(msgspec.json.encode(events))
+    return events

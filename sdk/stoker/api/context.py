@@ -1,0 +1,151 @@
+"""Which task this thread or coroutine runs, and what user code may know of where it runs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stoker.exceptions import BadRequestError
+from stoker.runtime.session import maybe_runtime, runtime
+
+if TYPE_CHECKING:
+    from stoker.runtime.actors.handle import ActorHandle
+    from stoker.runtime.worker.actor import ActorHost
+    from stoker.runtime.worker.execute import Execution
+
+
+class TaskInfo(NamedTuple):
+    """The task that runs now."""
+
+    task_id: str
+    name: str
+    attempt: int
+    actor_id: str = ""
+
+
+current_task: ContextVar[TaskInfo | None] = ContextVar("stoker_task", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContext:
+    """Where the calling code runs. Ids are '' where they do not apply (no task in a driver)."""
+
+    job_id: str
+    node_id: str
+    worker_id: str
+    task_id: str
+    task_name: str
+    attempt: int
+    actor_id: str
+    namespace: str
+    gcs_url: str
+    gpu_ids: tuple[int, ...] = ()
+    assigned_resources: dict[str, float] = field(default_factory=dict)
+    was_current_actor_reconstructed: bool = False
+
+    @property
+    def actor_name(self) -> str:
+        """The actor's name, or '' outside of actors and in one without a name."""
+        host = _host()
+        return host.record.name if host is not None else ""
+
+    @property
+    def current_actor(self) -> ActorHandle[Any]:
+        """A handle to the actor whose code this is; ``BadRequestError`` outside of actors."""
+        from stoker.runtime.actors.create import handle_of
+
+        host = _host()
+        if host is None:
+            raise BadRequestError("current_actor: this code runs in no actor")
+        return handle_of(host.record)
+
+    @property
+    def node_labels(self) -> dict[str, str]:
+        """The labels of this node."""
+        from stoker_wire.messages.cluster import Node
+
+        if not self.node_id:
+            return {}
+        found = runtime().http.call("GET", f"/v1/nodes/{self.node_id}", reply=Node)
+        return dict(found.labels)
+
+    def is_cancelled(self) -> bool:
+        """Return whether the task was told to stop by now, by ``cancel()`` or its ``timeout``.
+
+        Code in a thread is not interrupted: it asks here, and ends.
+        """
+        execution = _execution()
+        work = execution.running.get(self.task_id) if execution is not None else None
+        return work is not None and work.interrupt is not None
+
+    is_canceled = is_cancelled
+
+    def get_task_name(self) -> str | None:
+        """Return the running task's name, or None."""
+        return self.task_name or None
+
+    def get_task_function_name(self) -> str | None:
+        """Return the qualified name of the function or method that runs, or None."""
+        execution = _execution()
+        work = execution.running.get(self.task_id) if execution is not None else None
+        if execution is None or work is None:
+            return None
+        name = work.template.function
+        if execution.actor is not None:
+            cls = type(execution.actor.instance)
+            return f"{cls.__module__}.{cls.__qualname__}.{name}"
+        function = execution.runtime.function_cache.get(name)
+        if function is None:
+            return work.template.name
+        return f"{function.__module__}.{function.__qualname__}"
+
+    def get_actor_name(self) -> str | None:
+        """Return the actor's name, or None if it has none."""
+        return self.actor_name or None
+
+    def get_node_labels(self) -> dict[str, str]:
+        """Return the labels of this node."""
+        return self.node_labels
+
+    def get_namespace(self) -> str:
+        """Return the namespace of the job's named actors."""
+        return self.namespace
+
+    def get_job_id(self) -> str:
+        """Return the job's id."""
+        return self.job_id
+
+    def get_node_id(self) -> str:
+        """Return the node's id."""
+        return self.node_id
+
+    def get_task_id(self) -> str | None:
+        """Return the running task's id, or None."""
+        return self.task_id or None
+
+    def get_actor_id(self) -> str | None:
+        """Return the actor's id, or None outside actors."""
+        return self.actor_id or None
+
+    def get_worker_id(self) -> str:
+        """Return this process's id."""
+        return self.worker_id
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """Return the devices of this lease: ``{"GPU": ["0", ...]}``."""
+        return {"GPU": [str(i) for i in self.gpu_ids]}
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """Return the resources of this worker's lease."""
+        return dict(self.assigned_resources)
+
+
+def _execution() -> Execution | None:
+    found = maybe_runtime()
+    return found.execution if found is not None else None
+
+
+def _host() -> ActorHost | None:
+    execution = _execution()
+    return execution.actor if execution is not None else None

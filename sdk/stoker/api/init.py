@@ -1,0 +1,304 @@
+"""``init()`` and ``shutdown()``: how a driver joins a cluster, or starts one of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from stoker.exceptions import BadRequestError, ConflictError, StokerError
+from stoker.local.offer import checked_offer, checked_port
+from stoker.runtime.session import CELL
+from stoker_wire.ids import Prefix, new_id
+
+if TYPE_CHECKING:
+    from stoker.local.sessions import LocalInfo
+    from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.common import RuntimeEnv
+    from stoker_wire.settings import Settings
+
+_JOIN_S = 5.0
+"""How long a cluster that does not answer is tried: it may be starting."""
+AUTO = "auto"
+_SOCKET_PATH_BYTES = 104
+
+
+class LocalNode(NamedTuple):
+    """The nodelet whose shared memory this process can see."""
+
+    node_id: str
+    url: str
+    arena_dir: str
+    session_dir: str = ""
+
+
+class ClusterInfo(NamedTuple):
+    """What ``init()`` returns: where the cluster's HTTP API is, and which job this driver is."""
+
+    address: str
+    job_id: str
+    namespace: str
+    node_id: str
+    session_dir: str
+    token: str
+
+    def __repr__(self) -> str:
+        return f"ClusterInfo(address={self.address!r}, job_id={self.job_id!r})"
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: float | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    namespace: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    token: str | None = None,
+    port: int = 0,
+    log_to_driver: bool | None = None,
+    ignore_reinit_error: bool = False,
+) -> ClusterInfo:
+    """Connect this process to a cluster as a driver.
+
+    Without ``address`` (and without ``STOKER_ADDRESS``) a cluster is started on this machine, with
+    ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
+    process. ``"http://host:port"`` joins one that runs (its token from ``token`` or
+    ``STOKER_TOKEN``), and ``"auto"`` that of ``STOKER_ADDRESS``, else the newest that ``stoker start
+    --head`` started here. Raises UnavailableError where a cluster's scheduler cannot be reached.
+    """
+    with CELL.lock:
+        if CELL.runtime is not None:
+            if ignore_reinit_error:
+                return _info_of(CELL.runtime)
+            raise ConflictError(
+                "stoker.init() was called already in this process\n"
+                "call stoker.shutdown() first, or pass ignore_reinit_error=True"
+            )
+        address = address or os.environ.get("STOKER_ADDRESS") or None
+        offer = {
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "memory": memory,
+            "resources": resources,
+            "labels": labels,
+        }
+        offer, port = checked_offer(offer), checked_port(port)
+        if address is None:
+            return _init_local(offer, port, namespace, runtime_env, log_to_driver)
+        given = [name for name, value in offer.items() if value is not None]
+        if given:
+            raise BadRequestError(
+                f"{', '.join(given)}: this describes a cluster that init() starts\n"
+                f"{address!r} names one that runs already",
+                field=given[0],
+            )
+        return _init_remote(address, token, namespace, runtime_env, log_to_driver)
+
+
+def _init_local(
+    offer: dict[str, Any],
+    port: int,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    log_to_driver: bool | None,
+) -> ClusterInfo:
+    from stoker.local.cluster import spawn_local
+    from stoker_wire.process import fast_imports
+
+    cluster = spawn_local(port=port, **offer)
+    try:
+        # The head starts on another core while this process imports its own half.
+        fast_imports.import_aiohttp()
+        import stoker.runtime.runtime  # noqa: F401
+
+        info: LocalInfo = cluster.wait_ready()
+        node = LocalNode(info.node_id, info.nodelet_url, info.arena_dir, info.session_dir)
+        found = _connect(
+            info.gcs_url,
+            info.token,
+            node,
+            namespace,
+            runtime_env,
+            log_to_driver,
+            tcp_host=None,
+            embedded=True,
+        )
+    except BaseException:
+        cluster.stop()
+        raise
+    CELL.cluster = cluster
+    runtime = CELL.runtime
+    if runtime is not None and runtime.driver is not None:
+        runtime.driver.watch_head(cluster)
+    return found
+
+
+def _init_remote(
+    address: str,
+    token: str | None,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    log_to_driver: bool | None,
+) -> ClusterInfo:
+    from stoker.local.address import resolve
+    from stoker.runtime.net.http import HttpClient
+    from stoker_wire.http.auth import is_loopback
+    from stoker_wire.messages.cluster import Node, NodeState
+    from stoker_wire.messages.control import Page
+    from stoker_wire.process import host_identity
+
+    target = resolve(address, token, embedded=False)
+    client = HttpClient(target.address, token=target.token, timeout_s=_JOIN_S)
+    nodes = client.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1000}).items
+    mine = host_identity.host_id()
+    here = [n for n in nodes if n.host_id == mine and n.state is not NodeState.DEAD]
+    node = None
+    if here:
+        near = here[0]
+        node = LocalNode(near.node_id, near.url, near.arena_dir, near.session_dir)
+    gcs_host = target.address.split("//", 1)[-1].rsplit(":", 1)[0]
+    tcp_host = None if is_loopback(gcs_host) else _local_address(target.address)
+    return _connect(
+        target.address, target.token, node, namespace, runtime_env, log_to_driver, tcp_host=tcp_host
+    )
+
+
+def _local_address(url: str) -> str:
+    """Return the address by which this machine reaches ``url`` (no packet is sent)."""
+    host, _, port = url.split("//", 1)[-1].partition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port.rstrip("/") or 80)))
+        return str(probe.getsockname()[0])
+
+
+def _connect(
+    gcs_url: str,
+    token: str,
+    node: LocalNode | None,
+    namespace: str | None,
+    runtime_env: Mapping[str, Any] | None,
+    log_to_driver: bool | None,
+    *,
+    tcp_host: str | None,
+    embedded: bool = False,
+) -> ClusterInfo:
+    from stoker.runtime.driver.driver import Driver
+    from stoker.runtime.runtime import Identity, Runtime
+    from stoker_wire.settings import Settings
+
+    settings = Settings.from_env()
+    peer_id = new_id(Prefix.PEER)
+    socket_path = ""
+    if node is not None and node.session_dir:
+        socket_path = _socket_path(node, peer_id)
+    identity = Identity(
+        peer_id=peer_id,
+        job_id="",
+        namespace=namespace or "",
+        gcs_url=gcs_url,
+        token=token,
+        node=node,
+        socket_path=socket_path,
+        tcp_host=tcp_host,
+    )
+    runtime = Runtime(identity, settings)
+    runtime.start()
+    try:
+        driver = Driver(runtime)
+        if not embedded:
+            driver.check_scheduler()
+        wanted = _driver_env(runtime, node, runtime_env, settings)
+        driver.attach(settings.job_id or None, namespace, wanted)
+        show = settings.log_to_driver if log_to_driver is None else log_to_driver
+        driver.begin(follow_logs=show)
+    except BaseException:
+        runtime.stop()
+        raise
+    runtime.driver = driver
+    CELL.runtime = runtime
+    CELL.auto_init, CELL.forked = True, False
+    atexit.register(_exit)
+    return _info_of(runtime)
+
+
+def _socket_path(node: LocalNode, peer_id: str) -> str:
+    """Return where this driver listens: in the session, unless that path is too long for a socket."""
+    path = os.path.join(node.session_dir, "sockets", f"{peer_id}.sock")
+    if len(os.fsencode(path)) < _SOCKET_PATH_BYTES:
+        return path
+    return f"/tmp/stoker-sock-{node.node_id}/{peer_id}.sock"  # the nodelet's folder, in that case
+
+
+def _driver_env(
+    runtime: Runtime,
+    node: LocalNode | None,
+    runtime_env: Mapping[str, Any] | None,
+    settings: Settings,
+) -> RuntimeEnv:
+    """Return the job's environment: what the user gave and, on this machine, where its code lies.
+
+    That is this process's ``sys.path`` as it is now, whichever way Python was started.
+    """
+    import msgspec
+
+    from stoker_wire.process import search_path
+
+    made = runtime.uploaded_env(runtime_env)
+    if node is None or settings.job_id or made.working_dir:
+        return made
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        cwd = ""
+    paths = search_path.told(sys.path, search_path.own_folders(), cwd)
+    return msgspec.structs.replace(made, sys_path=paths, cwd=cwd or None)
+
+
+def shutdown() -> None:
+    """Leave the cluster: the job ends, and a cluster that ``init()`` started stops with it.
+
+    A driver that does not call it leaves at its exit, and its exit code decides whether the job has
+    SUCCEEDED.
+    """
+    _leave(exits=False)
+
+
+def _exit() -> None:
+    _leave(exits=True)
+
+
+def _leave(*, exits: bool) -> None:
+    with CELL.lock:
+        runtime, CELL.runtime = CELL.runtime, None
+        cluster, CELL.cluster = CELL.cluster, None
+        if runtime is None:
+            return
+        CELL.auto_init = False
+        atexit.unregister(_exit)
+        dead = cluster is not None and not cluster.is_alive()
+        if runtime.driver is not None:
+            with contextlib.suppress(StokerError):
+                # A cluster of its own ends before this process does.
+                runtime.driver.finish(reachable=not dead, exits=exits and cluster is None)
+        runtime.stop()
+        if cluster is not None:
+            cluster.stop()
+
+
+def _info_of(runtime: Runtime) -> ClusterInfo:
+    node = runtime.node
+    return ClusterInfo(
+        address=runtime.identity.gcs_url,
+        job_id=runtime.job_id,
+        namespace=runtime.namespace,
+        node_id=node.node_id if node else "",
+        session_dir=node.session_dir if node else "",
+        token=runtime.token,
+    )

@@ -1,0 +1,239 @@
+"""``@stoker.remote`` on functions: typed handles whose ``.remote()`` submits a task."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import itertools
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from stoker.api.options import TaskOptions, check_options, demand_of, merged
+from stoker.exceptions import BadRequestError
+from stoker.runtime.session import runtime
+from stoker_wire.messages.cluster import LeaseKind
+
+if TYPE_CHECKING:
+    from stoker.runtime.actors.handle import ActorClass
+    from stoker.runtime.objects.refs import ObjectRef
+    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.tasks.task_spec import FunctionSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
+
+_LARGE_NBYTES = 10 << 20
+"""A function or class that is larger when pickled is warned of."""
+TEMPLATE_NUMBERS = itertools.count(1)
+"""Names templates on the lines of this process."""
+
+
+class RemoteFunction(Generic[P, R]):
+    """A function that runs as a task. Made by ``@stoker.remote``; call it with ``.remote(...)``."""
+
+    def __init__(self, function: Callable[P, R], options: TaskOptions) -> None:
+        self._function = function
+        self._options = options
+        self._spec: FunctionSpec | None = None
+        self._spec_of: Runtime | None = None
+        functools.update_wrapper(self, function)
+
+    @property
+    def name(self) -> str:
+        """How the task is called in lists and logs."""
+        return self._options.name or self._function.__qualname__
+
+    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
+        """Submit a call and return its ref at once (a list of refs, or a generator of them, with
+        ``num_returns`` other than 1). Top-level refs among the arguments arrive as their values.
+        """
+        found = runtime()
+        spec = self._spec
+        if spec is None or self._spec_of is not found:
+            spec = self._make_spec(found)
+        if args or kwargs or self._needs_arguments:
+            self._check_signature(args, kwargs)
+        return found.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
+
+    def options(self, **options: Any) -> RemoteFunction[P, R]:
+        """Return this function with other options; unknown ones are errors."""
+        what = f"remote function {self.name}"
+        return RemoteFunction(self._function, merged(self._options, options, what=what))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        raise TypeError(
+            f"{self.name} is a remote function: call {self.name}.remote(...) and stoker.get() its "
+            f"result, or call the plain function as {self.name}.function(...)"
+        )
+
+    @property
+    def function(self) -> Callable[P, R]:
+        """The plain function."""
+        return self._function
+
+    def __repr__(self) -> str:
+        return f"<stoker.remote function {self.name}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteFunction, (self._function, self._options)
+
+    def _check_signature(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}.remote(): {error}; it takes {self._signature}") from None
+
+    @functools.cached_property
+    def _needs_arguments(self) -> bool:
+        """Whether a call without arguments is wrong (checked once: such calls are the fastest)."""
+        try:
+            self._signature.bind()
+        except TypeError:
+            return True
+        return False
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self._function)
+
+    def _make_spec(self, found: Runtime) -> FunctionSpec:
+        from stoker.runtime.tasks.task_spec import FunctionSpec
+        from stoker_wire.messages.data import Template
+
+        options = self._options
+        blob, digest, refs = pickled(self._function, what=f"function {self.name}")
+        count, streaming = returns_of(options.num_returns, self._function)
+        demand = demand_of(
+            options,
+            job_id=found.job_id,
+            kind=LeaseKind.TASK,
+            runtime_env=found.runtime_env_of(options.runtime_env),
+            default_cpus=1.0,
+            name=self.name,
+        )
+        template = Template(
+            number=next(TEMPLATE_NUMBERS),
+            function=digest,
+            name=self.name,
+            num_returns=count,
+            streaming=streaming,
+            timeout_s=options.timeout or 0.0,
+            max_calls=options.max_calls,
+            retry_exceptions=pickled_kinds(options.retry_exceptions),
+            history=options.enable_task_events,
+        )
+        self._spec = FunctionSpec(
+            function=digest,
+            blob=blob,
+            name=self.name,
+            template=template,
+            options=options,
+            demand=demand,
+            refs=refs,
+        )
+        self._spec_of = found
+        return self._spec
+
+
+def pickled(value: Any, *, what: str) -> tuple[bytes, str, tuple[ObjectRef[Any], ...]]:
+    """Return a pickled function or class, the hash that names it, and the refs inside."""
+    import cloudpickle
+
+    from stoker.runtime.serialization.pickling import pack
+
+    packed = pack(value, what=what)
+    # What a function closes over travels with it, in one piece.
+    blob = cloudpickle.dumps(value, 5) if packed.buffers else packed.data
+    if len(blob) > _LARGE_NBYTES:
+        _warn_of_size(value, what, len(blob))
+    return blob, hashlib.sha256(blob).hexdigest(), tuple(packed.refs)
+
+
+def _warn_of_size(value: Any, what: str, nbytes: int) -> None:
+    """Warn of a large function or class, once each, and name the largest of what it refers to."""
+    import warnings
+
+    code, module = getattr(value, "__code__", None), getattr(value, "__globals__", {})
+    captured = {name: module[name] for name in getattr(code, "co_names", ()) if name in module}
+    with contextlib.suppress(ValueError):  # a closure with a variable that is not set yet
+        captured |= inspect.getclosurevars(value).nonlocals if code is not None else vars(value)
+    sizes = {name: _nbytes_of(one) for name, one in captured.items()}
+    largest = max(sizes, key=sizes.__getitem__, default="")
+    named = f"; {largest!r} alone has {sizes[largest]:,}" if largest and sizes[largest] else ""
+    warnings.warn(
+        f"{what} is {nbytes:,} bytes when pickled{named}: each worker reads it. Pass large values as "
+        "arguments, from stoker.put()",
+        stacklevel=5,
+    )
+
+
+def _nbytes_of(value: Any) -> int:
+    """Return the bytes of a value as far as they are known without pickling it."""
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    return len(value) if isinstance(value, (bytes, bytearray, str)) else sys.getsizeof(value)
+
+
+def pickled_kinds(kinds: Any) -> bytes:
+    """Return the exception types to retry as they travel: b'' for none."""
+    if not kinds:
+        return b""
+    if kinds is not True:
+        if isinstance(kinds, type):
+            kinds = [kinds]
+        if not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
+            raise BadRequestError(
+                f"retry_exceptions={kinds!r}: give True, False or a list of exception types",
+                field="retry_exceptions",
+            )
+        kinds = list(kinds)
+    return pickled(kinds, what="retry_exceptions")[0]
+
+
+def returns_of(num_returns: Any, function: Any) -> tuple[int, bool]:
+    """Return (number of results, whether they stream); generators stream unless told otherwise."""
+    if num_returns is None:
+        generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        num_returns = "streaming" if generates else 1
+    if num_returns == "streaming":
+        return 0, True
+    return int(num_returns), False
+
+
+@overload
+def remote(function: type[C], /) -> ActorClass[C]: ...  # type: ignore[overload-overlap]
+@overload
+def remote(function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
+@overload
+def remote(**options: Any) -> Callable[[Any], Any]: ...
+
+
+def remote(function: Any = None, /, **options: Any) -> Any:
+    """Make a function a task, or a class an actor: ``@remote`` or ``@remote(num_gpus=1, ...)``.
+
+    The options are listed in :class:`stoker.api.options.TaskOptions` and ``ActorOptions``; an unknown
+    one raises ``UnknownOptionError`` that names the nearest.
+    """
+    if function is None:
+        return lambda decorated: remote_with(decorated, options)
+    return remote_with(function, options)
+
+
+def remote_with(target: Any, options: dict[str, Any]) -> Any:
+    """Return ``target`` as a remote function or class with ``options``."""
+    name = getattr(target, "__qualname__", repr(target))
+    if isinstance(target, type):
+        from stoker.api.options import ActorOptions
+        from stoker.runtime.actors.handle import ActorClass
+
+        return ActorClass(target, check_options(ActorOptions, options, what=f"remote class {name}"))
+    if not callable(target):
+        raise TypeError(f"@stoker.remote takes a function or a class, not {type(target).__name__}")
+    return RemoteFunction(
+        target, check_options(TaskOptions, options, what=f"remote function {name}")
+    )

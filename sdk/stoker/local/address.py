@@ -1,0 +1,94 @@
+"""Which cluster is meant, and with which token: one order for drivers, the CLI and ``stoker.jobs``.
+
+What was given, then ``STOKER_ADDRESS`` and ``STOKER_TOKEN`` or ``STOKER_TOKEN_FILE``, then the newest
+cluster of this machine. Reads files and the environment; starts nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker.local.sessions import find_running, running_sessions, session_root, with_token
+from stoker.runtime.net.http import HttpClient, checked_url
+from stoker_wire.errors import (
+    DeadlineExceededError,
+    StartError,
+    StokerError,
+    UnavailableError,
+)
+from stoker_wire.http.auth import load_token
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+AUTO = "auto"
+"""As an address: the one of ``STOKER_ADDRESS``, else the newest cluster of this machine."""
+
+_DEFAULT_TOKEN_FILE = "~/.stoker/token"
+_PROBE_S = 0.5
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A gcs and the token that it takes."""
+
+    address: str
+    token: str
+
+
+def resolve(
+    address: str | None = None,
+    token: str | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    embedded: bool = True,
+) -> Target:
+    """Return the cluster that is meant; StartError, with what to do, if there is none.
+
+    ``"auto"`` is as if nothing was given. ``embedded`` says whether a cluster inside a driver of this
+    machine counts.
+    """
+    environ = os.environ if environ is None else environ
+    if not address or address == AUTO:
+        address = environ.get("STOKER_ADDRESS") or AUTO
+    if address != AUTO:
+        url = checked_url(address)
+        return Target(address=url, token=token or _token_for(url, environ))
+    info = find_running(session_root(environ), embedded=embedded)
+    if info is None:
+        raise StartError(
+            "no running cluster was found on this machine\n"
+            "start one with `stoker start --head`, or name one with --address or STOKER_ADDRESS"
+        )
+    return Target(address=info.gcs_url, token=token or info.token)
+
+
+def _token_for(url: str, environ: Mapping[str, str]) -> str:
+    if environ.get("STOKER_TOKEN"):
+        return environ["STOKER_TOKEN"]
+    if environ.get("STOKER_TOKEN_FILE"):
+        return load_token(environ["STOKER_TOKEN_FILE"])
+    for info in running_sessions(session_root(environ)):
+        if _same(info.gcs_url, url):
+            return with_token(info).token
+    try:
+        return load_token(_DEFAULT_TOKEN_FILE)
+    except StartError:
+        _check_answers(url)
+        raise
+
+
+def _check_answers(url: str) -> None:
+    """Raise if nobody answers at ``url``: that is to be mended before a missing token is."""
+    try:
+        HttpClient(url, token="").call("GET", "/healthz", timeout_s=_PROBE_S)
+    except (UnavailableError, DeadlineExceededError):
+        raise
+    except StokerError:
+        return
+
+
+def _same(ours: str, theirs: str) -> bool:
+    return ours == theirs.replace("//localhost:", "//127.0.0.1:")

@@ -1,0 +1,351 @@
+"""A local cluster, from the side of whoever starts it: ``stoker.init()`` and ``stoker start --head``.
+
+Spawns ``python -m stoker.launch head`` and waits for its one ready line. It runs inside the user's
+driver, so it imports little and never loads a service; the head imports them in a process of its own
+while the driver goes on with its own imports (``spawn_local``, then ``wait_ready``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.local.sessions import LocalInfo, new_session, prepare, session_root, with_token
+from stoker_wire.errors import StartError, error_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+_LOG_LINES = 20
+_LONGEST_ARGUMENT = 128 * 1024 // 4  # 128 KiB of UTF-8
+_HEAVY_X = {"dev", "importtime", "tracemalloc", "showrefcount", "perf", "frozen_modules"}
+# They name the cluster that this process belongs to; a cluster of its own must not inherit them.
+_FOREIGN = (
+    "STOKER_ADDRESS", "STOKER_GCS_URL", "STOKER_JOB_ID", "STOKER_NODE_ID", "STOKER_PORT",
+    "STOKER_SESSION_DIR", "STOKER_WORKER_ID",
+)  # fmt: skip
+_EMBEDDED_FOREIGN = ("STOKER_TOKEN", "STOKER_TOKEN_FILE", "STOKER_HOST", "STOKER_DATABASE_URL",
+                     "STOKER_REDIS_URL")  # fmt: skip
+
+
+class LocalCluster:
+    """A head process that this process started.
+
+    An embedded one ends when this process does, however that dies: it holds the reading end of a
+    pipe whose writing end is ours.
+    """
+
+    def __init__(
+        self,
+        proc: subprocess.Popen[bytes],
+        session_dir: Path,
+        mode: str,
+        ready_fd: int,
+        lifeline_fd: int | None,
+    ) -> None:
+        self.session_dir = session_dir
+        self._mode = mode
+        self._proc = proc
+        self._ready_fd: int | None = ready_fd
+        self._lifeline_fd = lifeline_fd
+        self._embedded = lifeline_fd is not None
+        self._info: LocalInfo | None = None
+        self._owner_pid = os.getpid()
+
+    @property
+    def info(self) -> LocalInfo:
+        """Where the cluster listens, with its token. Only after ``wait_ready``."""
+        if self._info is None:
+            raise StartError("the local cluster is not ready\ncall wait_ready() first")
+        return self._info
+
+    @property
+    def pid(self) -> int:
+        """Process id of the head."""
+        return self._proc.pid
+
+    @property
+    def log_path(self) -> Path:
+        """What the head prints."""
+        return self.session_dir / "logs" / f"{self._mode}.log"
+
+    def is_alive(self) -> bool:
+        """Whether the head still runs."""
+        return self._proc.poll() is None
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> LocalInfo:
+        """Wait until all services answer. On failure the head is gone, and the error says why."""
+        if self._info is not None:
+            return self._info
+        try:
+            line = self._ready_line(timeout_s)
+            said: dict[str, Any] = msgspec.json.decode(line) if line else {}
+            if "error" in said:
+                raise error_for(said["error"]["code"], said["error"]["message"])
+            if not said:
+                code = self._proc.wait(timeout=5)
+                raise StartError(
+                    f"the {self._mode} of the local cluster {_ended(code)}{self._last_lines()}"
+                )
+            self._info = with_token(msgspec.convert(said, LocalInfo))
+        except BaseException:
+            self.stop(timeout_s=2.0)
+            raise
+        return self._info
+
+    def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
+        """Stop the head and all that it started; after ``timeout_s`` it is killed. Idempotent.
+
+        In a forked child this only forgets the cluster: it is the parent's.
+        """
+        self._close_fds()
+        if os.getpid() != self._owner_pid or self._proc.returncode is not None:
+            return
+        # Besides the lifeline, of which a forked child of ours may hold a copy.
+        with contextlib.suppress(ProcessLookupError):
+            self._proc.send_signal(signal.SIGTERM)
+        try:
+            self._proc.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self._proc.kill()
+            self._proc.wait(timeout=5.0)
+
+    def detach(self) -> None:
+        """Let the head go on when this process ends (only a head without a lifeline can)."""
+        if self._embedded:
+            raise StartError("an embedded cluster ends with its driver and cannot be detached")
+        self._close_fds()
+        self._proc.returncode = 0  # else Popen warns that its child still runs
+
+    def __enter__(self) -> LocalCluster:
+        self.wait_ready()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _close_fds(self) -> None:
+        for fd in (self._ready_fd, self._lifeline_fd):
+            if fd is not None:
+                os.close(fd)
+        self._ready_fd = self._lifeline_fd = None
+
+    def _ready_line(self, timeout_s: float) -> bytes:
+        """Return the head's line; empty if it ended without one."""
+        assert self._ready_fd is not None
+        deadline_s = time.monotonic() + timeout_s
+        line = b""
+        while not line.endswith(b"\n"):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not select.select([self._ready_fd], [], [], left_s)[0]:
+                raise StartError(
+                    f"the local cluster was not ready within {timeout_s:g} s (its {self._mode}, pid "
+                    f"{self.pid}, runs but has not said so){self._last_lines()}"
+                )
+            chunk = os.read(self._ready_fd, 65536)
+            if not chunk:
+                return b""
+            line += chunk
+        return line
+
+    def _last_lines(self) -> str:
+        try:
+            lines = self.log_path.read_text(errors="replace").splitlines()[-_LOG_LINES:]
+        except OSError:
+            lines = []
+        shown = "".join(f"\n  {line}" for line in lines) or "\n  (nothing)"
+        return f"\nthe last lines of {self.log_path}:{shown}"
+
+
+def start_local(
+    *,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    port: int = 0,
+    session_dir: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> LocalCluster:
+    """Start an embedded cluster and wait until it is ready. See ``spawn_local``."""
+    cluster = spawn_local(
+        num_cpus=num_cpus,
+        num_gpus=num_gpus,
+        memory=memory,
+        resources=resources,
+        labels=labels,
+        port=port,
+        session_dir=session_dir,
+        environ=environ,
+    )
+    cluster.wait_ready(timeout_s)
+    return cluster
+
+
+def spawn_local(
+    *,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    host: str | None = None,
+    port: int = 0,
+    session_dir: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    embedded: bool = True,
+) -> LocalCluster:
+    """Start a head process and return at once; ``wait_ready`` of the result waits for it.
+
+    ``None`` means "as found on this machine"; ``port`` 0 takes a free one; ``memory`` in bytes.
+    ``environ`` is added to this process's environment, for the head and its workers. With
+    ``embedded`` (the default) the cluster has a fresh token, listens on loopback, keeps everything
+    in its session, and ends with this process; else it is one to be joined by others.
+    """
+    env = _environment(environ, embedded)
+    options = {"host": host, **_offer(port, num_cpus, num_gpus, memory, resources, labels)}
+    return _spawn("head", options, env, session_dir, embedded)
+
+
+def spawn_node(
+    address: str,
+    *,
+    token: str,
+    num_cpus: float | None = None,
+    num_gpus: float | None = None,
+    memory: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    host: str | None = None,
+    port: int = 0,
+    session_dir: str | Path | None = None,
+) -> LocalCluster:
+    """Start a nodelet that joins the cluster at ``address``; the parameters as ``spawn_local``'s."""
+    env = _environment({"STOKER_TOKEN": token}, embedded=False)
+    options = {"address": address, "host": host}
+    options |= _offer(port, num_cpus, num_gpus, memory, resources, labels)
+    return _spawn("node", options, env, session_dir, embedded=False)
+
+
+def _offer(
+    port: int,
+    num_cpus: float | None,
+    num_gpus: float | None,
+    memory: int | None,
+    resources: Mapping[str, float] | None,
+    labels: Mapping[str, str] | None,
+) -> dict[str, Any]:
+    return {
+        "port": port,
+        "num-cpus": num_cpus,
+        "num-gpus": num_gpus,
+        "memory": memory,
+        "resources": msgspec.json.encode(dict(resources)).decode() if resources else None,
+        "labels": msgspec.json.encode(dict(labels)).decode() if labels else None,
+    }
+
+
+def _spawn(
+    mode: str,
+    options: dict[str, Any],
+    env: dict[str, str],
+    session_dir: str | Path | None,
+    embedded: bool,
+) -> LocalCluster:
+    session = (
+        prepare(Path(session_dir).absolute()) if session_dir else new_session(session_root(env))
+    )
+    flags = _interpreter_flags() if embedded else []
+    command = [sys.executable, *flags, "-P", "-m", "stoker.launch", mode]
+    command += ["--session-dir", str(session)]
+    for name, value in options.items():
+        if value is not None:
+            command += [f"--{name}", _argument(session, name, str(value))]
+    with contextlib.ExitStack() as on_error:
+        ready_r, ready_w = _pipe(on_error)
+        passed = [ready_w]
+        command += ["--ready-fd", str(ready_w)]
+        lifeline_w = None
+        if embedded:
+            lifeline_r, lifeline_w = _pipe(on_error)
+            passed.append(lifeline_r)
+            command += ["--lifeline-fd", str(lifeline_r)]
+        with (session / "logs" / f"{mode}.log").open("ab") as log:
+            proc = subprocess.Popen(
+                command,
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
+                start_new_session=True,
+            )
+        on_error.pop_all()
+    for fd in passed:
+        os.close(fd)
+    return LocalCluster(proc, session, mode, ready_r, lifeline_w)
+
+
+def _argument(session: Path, name: str, value: str) -> str:
+    """Return ``value``, or the name of its file where Linux takes no argument as long (E2BIG)."""
+    if len(value) < _LONGEST_ARGUMENT:
+        return value
+    path = session / f"{name}.json"
+    path.write_text(value)
+    return f"@{path}"
+
+
+def _interpreter_flags() -> list[str]:
+    """Return the flags that this Python was started with and that its workers shall have.
+
+    Not ``-S``, without which nothing of ours is found, and no ``-X`` that slows or traces the head.
+    """
+    given = iter(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
+    flags: list[str] = []
+    for flag in given:
+        if flag == "-X":
+            option = next(given)
+            if option.partition("=")[0] not in _HEAVY_X:
+                flags += [flag, option]
+        elif flag not in ("-S", "-v", "-d"):
+            flags.append(flag)
+    return flags
+
+
+def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:
+    ends = os.pipe()
+    for fd in ends:
+        on_error.callback(os.close, fd)
+    return ends
+
+
+def _environment(environ: Mapping[str, str] | None, embedded: bool) -> dict[str, str]:
+    foreign = _FOREIGN + _EMBEDDED_FOREIGN if embedded else _FOREIGN
+    env = {name: value for name, value in os.environ.items() if name not in foreign}
+    env.update(environ or {})
+    return env
+
+
+def _ended(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name} before it was ready"
+    return f"ended with exit code {code} before it was ready"

@@ -1,0 +1,216 @@
+"""Sessions on this machine: one private folder per life of a local cluster, and how to find it again.
+
+The head writes ``head.json`` into its folder when it is ready; drivers and the CLI read it. Light on
+purpose (standard library and msgspec): it runs inside every driver. It starts and stops nothing.
+
+::
+
+    <session_root>/              0700, STOKER_SESSION_ROOT
+        latest -> <session>      the head that `stoker start --head` started last; without one, the newest
+        <stamp>_<random>/        0700, one session
+            token  address  head.json  stoker.sqlite3  logs/
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker_wire.http.auth import load_token, private_dir
+from stoker_wire.settings import default_session_root
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+KEEP = 10
+"""How many sessions of dead heads are kept for their logs."""
+
+LATEST = "latest"
+INFO_NAME = "head.json"
+TOKEN_NAME = "token"
+DATABASE_NAME = "stoker.sqlite3"
+_STARTING_S = 120.0  # a folder without head.json may belong to a head that is starting
+
+
+class LocalInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a local cluster listens and where its files are.
+
+    ``role`` is ``head`` or ``node``. ``embedded`` ones belong to one driver and end with it.
+    ``pid_started`` tells the process from a later one with its pid. ``token`` is never written to
+    ``head.json``.
+    """
+
+    gcs_url: str
+    scheduler_url: str
+    nodelet_url: str
+    nodelet_unix: str
+    node_id: str
+    host_id: str
+    arena_dir: str
+    session_dir: str
+    token_file: str
+    pid: int
+    pid_started: str = ""
+    role: str = "head"
+    embedded: bool = False
+    started_at_s: float = 0.0
+    token: str = ""
+
+
+def session_root(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder of all sessions of this user, made with mode 0700 if need be."""
+    value = (os.environ if environ is None else environ).get("STOKER_SESSION_ROOT", "")
+    return private_dir(value or default_session_root())
+
+
+def new_session(root: Path) -> Path:
+    """Make a folder for a new session."""
+    stamp = time.strftime("%Y%m%d_%H%M%S")
+    return prepare(root / f"{stamp}_{os.urandom(3).hex()}")
+
+
+def prepare(session: Path) -> Path:
+    """Make ``session`` and its ``logs`` folder, both private; return the session."""
+    private_dir(session)
+    private_dir(session / "logs")
+    return session
+
+
+def write_info(info: LocalInfo, root: Path) -> None:
+    """Publish a ready head or node in ``root``: ``head.json`` appears whole or not at all.
+
+    A session whose folder is elsewhere (``--session-dir``) is found by a link in ``root``. A program's
+    own cluster does not take ``latest`` from one that was started to stay.
+    """
+    session = Path(info.session_dir)
+    fresh = session / f".{INFO_NAME}"
+    fresh.write_bytes(msgspec.json.encode(msgspec.structs.replace(info, token="")))
+    fresh.replace(session / INFO_NAME)
+    (session / "address").write_text(f"{info.gcs_url}\n")
+    with contextlib.suppress(OSError):
+        if session.parent.resolve() != root.resolve():
+            _link(root / f"{time.strftime('%Y%m%d_%H%M%S')}_{os.urandom(3).hex()}", session)
+        if info.role == "head" and not (info.embedded and _has_started_head(root)):
+            _link(root / LATEST, session)
+
+
+def _has_started_head(root: Path) -> bool:
+    return any(info.role == "head" and not info.embedded for info in running_sessions(root))
+
+
+def _link(link: Path, session: Path) -> None:
+    fresh = link.with_name(f".{link.name}_{os.urandom(3).hex()}")
+    fresh.symlink_to(session.absolute())
+    fresh.replace(link)
+
+
+def read_info(session: Path) -> LocalInfo | None:
+    """Return what the head of ``session`` published, or None (none there, or another version's)."""
+    try:
+        return msgspec.json.decode((session / INFO_NAME).read_bytes(), type=LocalInfo)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def process_started(pid: int) -> str:
+    """Return when ``pid`` started, in the kernel's ticks: empty if there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    fields = text.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]
+
+
+def is_alive(info: LocalInfo) -> bool:
+    """Whether the head of ``info`` still runs (its pid may belong to another process by now)."""
+    started = process_started(info.pid)
+    return bool(started) and info.pid_started in ("", started)
+
+
+def running_sessions(root: Path | None = None) -> list[LocalInfo]:
+    """Return the living heads, the newest first, without their tokens."""
+    found = [read_info(path) for path in _sessions(root or session_root())]
+    # By folder: one of the user's own may be linked more than once.
+    alive = {info.session_dir: info for info in found if info is not None and is_alive(info)}
+    return sorted(alive.values(), key=lambda info: info.started_at_s, reverse=True)
+
+
+def find_running(
+    root: Path | None = None, *, embedded: bool = False, timeout_s: float = 1.0
+) -> LocalInfo | None:
+    """Return the newest cluster of this machine that answers ``/healthz``, with its token, or None.
+
+    Only those that ``stoker start --head`` made; with ``embedded`` also those inside a driver
+    (which end with it), after the others.
+    """
+    infos = running_sessions(root)
+    infos.sort(key=lambda info: info.embedded)
+    for info in infos:
+        if info.role != "head" or (info.embedded and not embedded):
+            continue
+        if _is_healthy(info.gcs_url, timeout_s):
+            return with_token(info)
+    return None
+
+
+def with_token(info: LocalInfo) -> LocalInfo:
+    """Return ``info`` with the token read from its file; StartError if that is unreadable."""
+    return msgspec.structs.replace(info, token=load_token(info.token_file))
+
+
+def sweep(root: Path, *, keep: int = KEEP) -> list[Path]:
+    """Remove the folders of dead heads, all but the last ``keep``; return those removed.
+
+    A folder whose head is alive, or may be starting, is not touched. Shared memory of dead nodes is
+    the nodelet's to sweep: it does so at each start.
+    """
+    dead: list[tuple[float, Path]] = []
+    for session in _sessions(root):
+        info = read_info(session)
+        with contextlib.suppress(OSError):
+            changed_at_s = session.stat().st_mtime
+            if info is None and time.time() - changed_at_s < _STARTING_S:
+                continue
+            if info is not None and is_alive(info):
+                continue
+            dead.append((changed_at_s, session))
+    dead.sort(reverse=True)
+    for _, session in dead[keep:]:
+        if session.is_symlink():
+            session.unlink(missing_ok=True)  # the folder is the user's own
+        else:
+            shutil.rmtree(session, ignore_errors=True)
+    return [session for _, session in dead[keep:]]
+
+
+def _sessions(root: Path) -> list[Path]:
+    """Only folders that a head made: another program's files in the root are not ours to touch."""
+    with contextlib.suppress(OSError):
+        return [path for path in root.iterdir() if path.name != LATEST and _is_session(path)]
+    return []
+
+
+def _is_session(path: Path) -> bool:
+    return (path / "logs").is_dir()
+
+
+def _is_healthy(url: str, timeout_s: float) -> bool:
+    from http.client import HTTPConnection, HTTPException
+    from urllib.parse import urlsplit
+
+    parts = urlsplit(url)
+    connection = HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", "/healthz")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+    finally:
+        connection.close()

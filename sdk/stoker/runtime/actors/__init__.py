@@ -1,0 +1,1 @@
+"""Actors, the caller's half: handles, creation, ordered calls, connections."""

@@ -1,0 +1,206 @@
+"""What only a driver does: it is a job to the cluster, and it shows its workers' output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from stoker.exceptions import StokerError, UnavailableError
+from stoker.runtime.driver.printing import Printer
+from stoker_wire.messages.control import LogCursors, LogLine
+from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
+
+if TYPE_CHECKING:
+    from stoker.local.cluster import LocalCluster
+    from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.common import RuntimeEnv
+
+_log = logging.getLogger("stoker.driver")
+_CALL_S = 15.0
+_ELECTION_S = 2.0
+_HEAD_S = 0.5
+_FINISH_S = 5.0
+_RECONNECT_S = 0.3
+_LAST_LINES_S = 15.0
+"""How long the end of a driver waits for the last output of its workers."""
+_SILENCE_S = 3600.0
+_WAITING_LINES = 10_000
+
+
+class Driver:
+    """This process as a job."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._submitted = False
+        self._following: asyncio.Task[None] | None = None
+        self._printer: Printer | None = None
+        self._cursors: dict[str, int] = {}
+        """Offset of the last line shown, by worker."""
+
+    def attach(self, job_id: str | None, namespace: str | None, env: RuntimeEnv) -> None:
+        """Become a new job, or the submitted one that this process is the driver of."""
+        runtime = self._runtime
+        attach = AttachDriver(
+            job_id=job_id,
+            entrypoint=" ".join(sys.argv)[:4096] or "python",
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            namespace=namespace,
+            runtime_env=env,
+        )
+        job = runtime.run(
+            runtime.gcs.call("POST", "/v1/jobs/attach", attach, reply=Job, timeout_s=_CALL_S),
+            _CALL_S + 1,
+        )
+        self._submitted = job.submitted
+        runtime.join_job(job)
+
+    def check_scheduler(self) -> None:
+        """Raise UnavailableError if this process cannot reach the scheduler that leads."""
+        runtime = self._runtime
+        within_s = runtime.settings.leader_ttl_s + _ELECTION_S
+        runtime.run(runtime.services.reach_scheduler(within_s), within_s + _CALL_S)
+
+    def begin(self, *, follow_logs: bool) -> None:
+        """Hold the session that says that this driver lives; show output if wanted."""
+        runtime = self._runtime
+        if not self._submitted:
+            runtime.call_soon(self._hold_session)
+        if follow_logs:
+            self._printer = Printer()
+            runtime.call_soon(self._show_output)
+
+    def watch_head(self, head: LocalCluster) -> None:
+        """Fail what waits if the cluster that ``init()`` started dies under this driver."""
+        runtime = self._runtime
+        runtime.call_soon(
+            lambda: runtime.background.spawn(self._until_head_ends(head), name="head")
+        )
+
+    async def _until_head_ends(self, head: LocalCluster) -> None:
+        while head.is_alive():  # noqa: ASYNC110 (the end of a process is no event here)
+            await asyncio.sleep(_HEAD_S)
+        if self._runtime.running:
+            self._runtime.lose_cluster(
+                UnavailableError(
+                    "the local cluster is gone\n"
+                    f"its head (pid {head.pid}) ended, see {head.log_path}\n"
+                    "call stoker.shutdown() and stoker.init() to go on"
+                )
+            )
+
+    def _hold_session(self) -> None:
+        self._runtime.background.spawn(self._session(), name="session")
+
+    def _show_output(self) -> None:
+        self._following = self._runtime.background.spawn(self._follow_logs(), name="logs")
+
+    async def _session(self) -> None:
+        runtime = self._runtime
+        while runtime.running:
+            with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
+                line = await runtime.gcs.ws(f"/v1/jobs/{runtime.job_id}/session")
+                async with line:
+                    async for _ in line:
+                        continue
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _follow_logs(self) -> None:
+        runtime = self._runtime
+        path = f"/v1/jobs/{runtime.job_id}/worker-logs"
+        while runtime.running:
+            with contextlib.suppress(StokerError):
+                stream = runtime.gcs.stream(
+                    path, item=LogLine, query={"follow": 1}, silence_s=_SILENCE_S
+                )
+                async with aclosing(stream) as lines:
+                    async for line in lines:
+                        # A stream that was cut off starts again from the first line.
+                        if line.cursor > self._cursors.get(line.worker_id, -1):
+                            self._show(line)
+                            await self._room_to_print()
+            await asyncio.sleep(_RECONNECT_S)
+
+    async def _room_to_print(self) -> None:
+        if self._printer is not None and len(self._printer) > _WAITING_LINES:
+            await asyncio.sleep(_RECONNECT_S)
+
+    def _show(self, line: LogLine) -> None:
+        assert self._printer is not None
+        if line.worker_id:
+            self._cursors[line.worker_id] = line.cursor
+        self._printer.put(line)
+
+    def finish(self, *, reachable: bool, exits: bool = False) -> None:
+        """Show the last output of the workers; tell the gcs that the job is over, and how.
+
+        Nobody is told or asked where the cluster is not ``reachable`` any more. Where the process
+        ``exits``, its exit code says how.
+        """
+        runtime = self._runtime
+        if self._printer is not None:
+            if reachable:
+                with contextlib.suppress(StokerError):
+                    runtime.run(self._show_last_lines(), _LAST_LINES_S + 1)
+            self._printer.close(_LAST_LINES_S)
+        runtime.objects.unseen.job_ends()
+        if self._submitted or not reachable:
+            return  # of a submitted job the exit code of the process says how it ended
+        error = getattr(sys, "last_value", None)
+        message = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
+        # After a KeyboardInterrupt Python ends itself by the signal, without an exit code.
+        if exits and not isinstance(error, KeyboardInterrupt):
+            from stoker.runtime.driver.exit_code import tell_exit_code
+
+            gcs_url, job_id = runtime.identity.gcs_url, runtime.job_id
+            if tell_exit_code(gcs_url, token=runtime.token, job_id=job_id, message=message):
+                return
+        finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
+        if error is not None:
+            finish = FinishJob(
+                state=JobState.FAILED,
+                exit_code=1,
+                message=message,
+            )
+        work = runtime.gcs.call(
+            "POST", f"/v1/jobs/{runtime.job_id}/finish", finish, timeout_s=_FINISH_S
+        )
+        runtime.run(work, _FINISH_S + 1)
+
+    async def _show_last_lines(self) -> None:
+        """Show what the workers have printed up to now and what was not shown yet."""
+        runtime = self._runtime
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+        failure = ""
+        try:
+            async with asyncio.timeout(_LAST_LINES_S):
+                stream = runtime.gcs.stream(
+                    f"/v1/jobs/{runtime.job_id}/worker-logs",
+                    item=LogLine,
+                    body=LogCursors(cursors=self._cursors),
+                    silence_s=_LAST_LINES_S,
+                )
+                async with aclosing(stream) as lines:
+                    async for line in lines:
+                        self._show(line)
+        except TimeoutError:
+            failure = f"it had not all come after {_LAST_LINES_S:g} s"
+        except StokerError as error:
+            failure = str(error)
+        if failure:
+            _log.warning(
+                "the last output of the workers is missing: %s (see: stoker logs --workers %s)",
+                failure,
+                runtime.job_id,
+            )

@@ -1,0 +1,173 @@
+"""What a driver that waits waits for: said once per cause on stderr, and when it is interrupted.
+
+``get``, ``wait``, ``await`` and iteration over a generator say when they begin and end to wait. The
+runtime's tick looks at the waits that are older than the setting ``wait_notice_s``, finds what holds
+up their tasks, and has the scheduler explain it. Tasks that run are no cause: a program may wait for
+them as long as it likes. Workers say nothing: their driver waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from stoker.exceptions import StokerError
+from stoker.runtime.driver.printing import tell
+from stoker.runtime.tasks.task_spec import PendingTask, Phase, missing_dep
+from stoker_wire.messages.control import Explanation, Fit
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from stoker.runtime.objects.table import Entry
+    from stoker.runtime.runtime import Runtime
+
+_EXPLAIN_S = 5.0
+_NAMES = 3
+_LOOKED_AT = 10_000
+"""How many objects of one wait are looked at."""
+
+
+class Wait:
+    """One wait: what does it, for which objects, since when."""
+
+    __slots__ = ("began_s", "due_s", "entries", "what")
+
+    def __init__(self, what: str, entries: Sequence[Entry], due_s: float) -> None:
+        self.what = what
+        self.entries = entries
+        self.began_s = time.monotonic()
+        self.due_s = self.began_s + due_s
+
+
+class Notices:
+    """The waits of this driver."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._after_s = runtime.settings.wait_notice_s
+        self._waits: dict[Wait, None] = {}
+        self._said: set[Hashable] = set()
+
+    def begin(self, what: str, entries: Sequence[Entry]) -> Wait:
+        """A wait begins that did not end at once (any thread or loop)."""
+        wait = Wait(what, entries, self._after_s)
+        self._waits[wait] = None
+        return wait
+
+    def end(self, wait: Wait) -> None:
+        """It is over (any thread or loop)."""
+        del self._waits[wait]
+
+    def interrupted(self, wait: Wait, stop: BaseException) -> None:
+        """Have the exception that ends a wait say what it waited for."""
+        missing = [e for e in wait.entries if e.place is None]
+        if missing:
+            took_s = time.monotonic() - wait.began_s
+            stop.add_note(
+                f"stoker: {wait.what} had waited {took_s:.1f} s for {len(missing)} of "
+                f"{len(wait.entries)} objects: "
+                + self._runtime.describe_wait(missing).replace("\n", "; ")
+            )
+
+    def tick(self) -> None:
+        """Look at waits that last (loop thread)."""
+        if not self._waits or not self._after_s:
+            return
+        now_s = time.monotonic()
+        for wait in list(self._waits):
+            if wait.due_s <= now_s:
+                wait.due_s = now_s + self._after_s
+                self._look(wait, now_s - wait.began_s)
+
+    def _look(self, wait: Wait, waited_s: float) -> None:
+        for key, tasks in self._causes(wait.entries[:_LOOKED_AT]).items():
+            if key not in self._said:
+                self._said.add(key)
+                self._runtime.background.spawn(self._say(wait.what, waited_s, tasks), name="notice")
+
+    def _causes(self, entries: Iterable[Entry]) -> dict[Hashable, list[PendingTask]]:
+        """Return the tasks that wait, by what holds them up; arguments are followed to their tasks."""
+        causes: dict[Hashable, list[PendingTask]] = {}
+        seen: set[str] = set()
+        todo = [e.task for e in entries if e.place is None]
+        while todo:
+            task = todo.pop()
+            if not isinstance(task, PendingTask) or task.task_id in seen:
+                continue
+            seen.add(task.task_id)
+            key: Hashable = None
+            missing = [d._entry.task for d in task.deps if d._entry.place is None]
+            if missing:
+                todo += missing
+            elif task.spec.actor_id and task.phase is not Phase.SENT:
+                link = self._runtime.actors.known(task.spec.actor_id)
+                if link is None:
+                    continue
+                if link.held is not None and (missed := missing_dep(link.held)) is not None:
+                    todo.append(missed.task)  # an argument of its constructor
+                elif link.line is None or link.line.closed:
+                    key = ("actor", link.name)
+                elif (ahead := link.calls.ahead_of(task)) is not None:
+                    todo.append(ahead)
+            elif task.phase is Phase.QUEUED:
+                key = ("class", task.spec.demand_key)
+            elif task.phase is Phase.REGISTERING:
+                key = ("function", task.spec.function)
+            elif task.phase is Phase.WAITING and not task.spec.actor_id:
+                key = ("retry", task.spec.function)
+            if key is not None:
+                causes.setdefault(key, []).append(task)
+        return causes
+
+    async def _say(self, what: str, waited_s: float, tasks: list[PendingTask]) -> None:
+        try:
+            async with asyncio.timeout(_EXPLAIN_S):
+                why = await self._why(tasks)
+        except (StokerError, TimeoutError):
+            why = self._runtime.tasks.reports.describe(tasks[0])
+        if all(task.phase in (Phase.SENT, Phase.ENDED) for task in tasks):
+            return  # it goes on meanwhile
+        actors = {task.spec.actor_id for task in tasks}
+        subject = tasks[0].spec.actor_id or tasks[0].task_id
+        if len(tasks) > 1 and len(actors) != 1:
+            subject = self._runtime.job_id
+        line = (
+            f"stoker: {what} has waited {waited_s:.0f} s for {_named(tasks)}: {why}. "
+            f"More: stoker explain {subject}\n"
+        )
+        tell(line)
+
+    async def _why(self, tasks: list[PendingTask]) -> str:
+        first, gcs = tasks[0], self._runtime.gcs
+        if first.spec.actor_id:
+            told = await gcs.call(
+                "GET", f"/v1/actors/{first.spec.actor_id}/explain", reply=Explanation, retry=False
+            )
+            return _short(told)
+        reason = self._runtime.tasks.leases.broken(first.spec.demand_key)
+        if reason or first.phase is not Phase.QUEUED:
+            return self._runtime.tasks.reports.describe(first)
+        told = await gcs.call(
+            "POST", "/v1/explain", first.spec.demand, reply=Explanation, retry=False
+        )
+        return _short(told)
+
+
+def _named(tasks: list[PendingTask]) -> str:
+    """Name the tasks of one cause: "4 tasks (f, g)", "task f"."""
+    counts: dict[str, None] = dict.fromkeys(task.spec.name for task in tasks)
+    names = ", ".join(list(counts)[:_NAMES]) + (", ..." if len(counts) > _NAMES else "")
+    what = "call" if tasks[0].spec.actor_id else "task"
+    return f"{what} {names}" if len(tasks) == 1 else f"{len(tasks)} {what}s ({names})"
+
+
+def _short(told: Explanation) -> str:
+    """Put an explanation into one line: what is asked for, and what is missing where."""
+    demand, verdicts = told.demand, told.verdicts
+    if demand is None or not verdicts or verdicts[0].fit is Fit.FITS:
+        return told.summary
+    same = [v for v in verdicts if v.detail == verdicts[0].detail]
+    where = verdicts[0].node_id if len(verdicts) == 1 else f"{len(same)} of {len(verdicts)} nodes"
+    return f"{demand.name or 'it'}: {verdicts[0].detail} ({where})"

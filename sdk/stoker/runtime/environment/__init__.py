@@ -1,0 +1,1 @@
+"""A ``runtime_env`` as a user writes it: checked, its folders packed and uploaded."""

@@ -1,0 +1,199 @@
+"""Turns the ``runtime_env`` that users write into the one that travels: checked, folders uploaded.
+
+Used by ``stoker.init(runtime_env=...)``, by the option of tasks and actors, and by job submission.
+Every mistake is found here, at the call, with its fix in the message.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from stoker.runtime.environment.kernel_specs import kernel_specs
+from stoker.runtime.environment.packages import Package, Progress, pack
+from stoker_wire.errors import BadRequestError, UnknownOptionError
+from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.suggestions import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from stoker.runtime.net.http import HttpClient
+
+    Upload = Callable[[Package], None]
+
+KEYS = ("env_vars", "working_dir", "py_modules", "pip", "preload", "kernels")
+"""What a user may give. ``sys_path`` and ``cwd`` are the runtime's own."""
+
+UPLOAD_TIMEOUT_S = 600.0
+_HASH = re.compile(r"[0-9a-f]{64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+
+
+def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload) -> RuntimeEnv:
+    """Return ``user`` as a message; ``upload`` is called once for each folder that it names.
+
+    - ``env_vars``: mapping of names to values (numbers become text).
+    - ``working_dir``: a folder (or ``.zip``): the current directory of tasks, and on ``sys.path``.
+    - ``py_modules``: folders, ``.py`` files, wheels or imported modules, made importable.
+    - ``pip``: requirement lines, or the path of a requirements file.
+    - ``preload``: names of modules that workers have imported before they start.
+    - ``kernels``: what to compile for the task's GPU before it starts: ops by name, mappings with
+      ``op``, ``dtype`` and sizes, or functions ("module:function") that run a step.
+
+    A 64-digit hash stands for a package that is already uploaded. Raises BadRequestError naming
+    the key, or UnknownOptionError naming the nearest one.
+    """
+    if user is None:
+        return RuntimeEnv()
+    if isinstance(user, RuntimeEnv):
+        return user
+    if not hasattr(user, "keys"):
+        raise _wrong("", user, "a mapping such as {'env_vars': {'NAME': 'value'}}")
+    for key in user:
+        if key not in KEYS:
+            raise UnknownOptionError(
+                f"runtime_env has no key {key!r}\n{suggestion(str(key), KEYS)}",
+                field=f"runtime_env.{key}",
+            )
+    working_dir = user.get("working_dir")
+    return RuntimeEnv(
+        env_vars=_env_vars(user.get("env_vars")),
+        pip=_pip(user.get("pip")),
+        preload=_preload(user.get("preload")),
+        working_dir=None if working_dir is None else _working_dir(working_dir, upload),
+        py_modules=_py_modules(user.get("py_modules"), upload),
+        kernels=kernel_specs(user.get("kernels")),
+    )
+
+
+def uploader(client: HttpClient) -> Upload:
+    """Return an ``upload`` that sends a package to the gcs unless it is there.
+
+    Of a large one, stderr tells how far it is.
+    """
+
+    def upload(package: Package) -> None:
+        path = f"/v1/packages/{package.hash}"
+        if client.exists(path):
+            return
+        total = len(package.content)
+        progress = Progress(f"uploading to {client.base_url}", total)
+        client.call("PUT", path, package.content, timeout_s=UPLOAD_TIMEOUT_S, sent=progress.done)
+        progress.end()
+
+    return upload
+
+
+def _env_vars(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not hasattr(value, "items"):
+        raise _wrong("env_vars", value, "a mapping of names to values")
+    found = {}
+    for name, text in value.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise _wrong(
+                f"env_vars.{name}",
+                name,
+                "a name of letters, digits and _, not starting with a digit",
+            )
+        if isinstance(text, bool) or not isinstance(text, (str, int, float)):
+            raise _wrong(f"env_vars.{name}", text, "text or a number")
+        if "\0" in str(text):
+            raise _wrong(f"env_vars.{name}", text, "text without a zero byte")
+        found[name] = str(text)
+    return found
+
+
+def _pip(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, (str, Path)):
+        path = Path(value).expanduser()
+        if not path.is_file():
+            raise _wrong("pip", str(value), "a list of requirements, or the path of a file of them")
+        value = path.read_text().splitlines()
+    lines = _texts("pip", value, "a list of requirements such as ['numpy>=2']")
+    kept = (line.partition(" #")[0].strip() for line in lines)
+    return tuple(line for line in kept if line and not line.startswith("#"))
+
+
+def _preload(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    names = _texts("preload", value, "a list of module names such as ['torch']")
+    for name in names:
+        if not _MODULE.fullmatch(name):
+            raise _wrong("preload", name, "a module's name")
+    return names
+
+
+def _texts(key: str, value: Any, wanted: str) -> tuple[str, ...]:
+    if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+        raise _wrong(key, value, wanted)
+    found = tuple(value)
+    for each in found:
+        if not isinstance(each, str):
+            raise _wrong(key, each, wanted)
+    return found
+
+
+def _working_dir(value: Any, upload: Upload) -> str:
+    if isinstance(value, str) and _HASH.fullmatch(value):
+        return value
+    if not isinstance(value, (str, Path)):
+        raise _wrong("working_dir", value, "the path of a folder")
+    path = Path(value).expanduser()
+    if not (path.is_dir() or path.suffix == ".zip"):
+        raise _wrong("working_dir", str(value), "the path of a folder that exists")
+    return _uploaded(pack(path), upload)
+
+
+def _py_modules(value: Any, upload: Upload) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, (str, bytes, Path)) or not hasattr(value, "__iter__"):
+        raise _wrong("py_modules", value, "a list of folders, files or modules")
+    return tuple(_py_module(each, upload) for each in value)
+
+
+def _py_module(value: Any, upload: Upload) -> str:
+    if isinstance(value, str) and _HASH.fullmatch(value):
+        return value
+    if isinstance(value, ModuleType):
+        value = _source_of(value)
+    if not isinstance(value, (str, Path)):
+        raise _wrong("py_modules", value, "a folder, a .py file, a wheel or an imported module")
+    path = Path(value).expanduser()
+    if not path.exists():
+        raise _wrong("py_modules", str(value), "a path that exists")
+    # A folder stays a package of its name: what goes on sys.path is what holds it.
+    return _uploaded(pack(path, inside=path.resolve().name if path.is_dir() else ""), upload)
+
+
+def _source_of(module: ModuleType) -> Path:
+    spec = importlib.util.find_spec(module.__name__)
+    if spec is not None and spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise _wrong("py_modules", module.__name__, "a module written in Python")
+    return Path(spec.origin)
+
+
+def _uploaded(package: Package, upload: Upload) -> str:
+    upload(package)
+    return package.hash
+
+
+def _wrong(key: str, value: Any, wanted: str) -> BadRequestError:
+    field = f"runtime_env.{key}" if key else "runtime_env"
+    shown = repr(value)
+    return BadRequestError(
+        f"{field}: expected {wanted}, got {shown if len(shown) <= 200 else shown[:200] + '...'}",
+        field=field,
+    )

@@ -1,0 +1,231 @@
+"""The services as a runtime sees them: one client per URL, the leading scheduler, facts of nodes.
+
+All coroutines run on the loop thread; what user threads may call says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.exceptions import NodeDiedError, OutOfMemoryError, StokerError, WorkerDiedError
+from stoker_wire.arena import Arena
+from stoker_wire.errors import DeadlineExceededError, NotLeaderError, UnavailableError
+from stoker_wire.http.client import Client
+from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
+from stoker_wire.messages.control import Leader
+from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+
+_FORENSICS_S = 5.0
+_VERDICT_S = 30.0
+_HEALTH_S = 3.0
+_AGAIN_S = 0.3
+
+
+class Services:
+    """Clients of gcs, scheduler and nodelets."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._clients: dict[str, Client] = {}
+        self._leader: Leader | None = None
+        self._arenas: dict[str, Arena | None] = {}
+        if runtime.node is not None:
+            self._arenas[runtime.node.node_id] = runtime.arena
+        self.gcs = self.client_of(runtime.identity.gcs_url)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients.values():
+            await client.close()
+        for arena in self._arenas.values():
+            if arena is not None:
+                arena.close()
+
+    def client_of(self, url: str) -> Client:
+        """Return the client of a service (loop thread)."""
+        client = self._clients.get(url)
+        if client is None:
+            client = self._clients[url] = Client(
+                url,
+                token=self._runtime.token,
+                peer=self._runtime.identity.peer_id,
+                settings=self._runtime.settings,
+            )
+        return client
+
+    async def reach_scheduler(self, within_s: float) -> None:
+        """Raise UnavailableError, naming its URL, if the scheduler that leads cannot be reached.
+
+        After ``within_s``, in which another may be elected. Where none leads there is none to reach.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + within_s
+        while True:
+            try:
+                leader = await self.gcs.call(
+                    "GET", "/v1/leaders/scheduler", reply=Leader, retry=False
+                )
+            except UnavailableError:
+                return
+            try:
+                client = self.client_of(leader.url)
+                await client.call("GET", "/healthz", timeout_s=_HEALTH_S, retry=False)
+            except (UnavailableError, DeadlineExceededError) as error:
+                if loop.time() > deadline_s:
+                    raise UnavailableError(
+                        f"the scheduler at {leader.url} cannot be reached from here\n"
+                        f"{error}\n"
+                        "a driver must reach the scheduler and the nodes: run it in the cluster "
+                        "(stoker job submit), or set STOKER_ADVERTISE_HOST of each service to a "
+                        "name or an address that this machine knows it by"
+                    ) from None
+                await asyncio.sleep(_AGAIN_S)
+            else:
+                return
+
+    async def scheduler_call(
+        self,
+        path: str,
+        body: object,
+        reply: type[Any] | None,
+        *,
+        timeout_s: float,
+        retry: bool = True,
+    ) -> Any:
+        """POST to the scheduler that leads; asks the gcs for it again when it changes.
+
+        Without ``retry`` the caller tries again, and learns at once what is wrong.
+        """
+        for _ in range(3):
+            if self._leader is None:
+                self._leader = await self.gcs.call(
+                    "GET", "/v1/leaders/scheduler", reply=Leader, retry=retry
+                )
+            client = self.client_of(self._leader.url)
+            try:
+                return await client.call(
+                    "POST",
+                    path,
+                    body,
+                    reply=reply,
+                    timeout_s=timeout_s,
+                    retry=retry,
+                )
+            except NotLeaderError:
+                self._leader = None
+            except (DeadlineExceededError, UnavailableError):
+                self._leader = None
+                raise
+        raise NotLeaderError("no scheduler leads at the moment\nit is being elected")
+
+    async def job_of(self, job_id: str, actor_id: str) -> Job:
+        """Return the job that this worker works for.
+
+        A detached actor works for one that never ends: what it knows of the job that made it stays.
+        """
+        if job_id != DETACHED_JOB or not actor_id:
+            return await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)
+        actor = await self.gcs.call("GET", f"/v1/actors/{actor_id}", reply=Actor)
+        maker = await self.gcs.call("GET", f"/v1/jobs/{actor.job_id}", reply=Job)
+        return msgspec.structs.replace(maker, job_id=job_id, namespace=actor.namespace)
+
+    async def store_function(self, digest: str, blob: bytes) -> None:
+        """Store a pickled function in the gcs, under its hash."""
+        await self.gcs.call("PUT", f"/v1/functions/{digest}", blob)
+
+    async def load_function(self, digest: str) -> bytes:
+        """Return a pickled function."""
+        return bytes(await self.gcs.call("GET", f"/v1/functions/{digest}", raw=True))
+
+    async def node_of(self, node_id: str) -> Node:
+        """Return what the gcs knows of a node."""
+        node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
+        near = node.host_id == self._runtime.host_id and self._runtime.settings.share_arenas
+        self._arenas.setdefault(node_id, Arena(node.arena_dir) if near else None)
+        return node
+
+    def seen_arena(self, node_id: str) -> Arena | None:
+        """Return a node's arena if it is known to be in this machine's memory."""
+        return self._arenas.get(node_id)
+
+    def arena_of(self, node_id: str) -> Arena | None:
+        """Return the arena of a node whose memory this process can see, else None."""
+        if node_id in self._arenas:
+            return self._arenas[node_id]
+        if self._runtime.on_loop_thread():
+            return None
+        with contextlib.suppress(StokerError):
+            self._runtime.run(self.node_of(node_id), 10.0)
+        return self._arenas.get(node_id)
+
+    async def death_of(
+        self, node_id: str, worker_id: str, how: str, *, patient: bool
+    ) -> WorkerDiedError | NodeDiedError:
+        """Return why a worker died, as its nodelet knows it, or that its node did.
+
+        ``patient`` waits for the gcs to decide whether a node that fell silent is dead.
+        """
+        node: Node | None = None
+        try:
+            node = await self.node_of(node_id)
+            if node.state is NodeState.DEAD:
+                return node_died(node, worker_id)
+            dead = await self.client_of(node.url).call(
+                "GET",
+                f"/v1/workers/{worker_id}/exit",
+                reply=WorkerExit,
+                query={"wait_s": _FORENSICS_S - 1},
+                timeout_s=_FORENSICS_S,
+            )
+        except StokerError as error:
+            with contextlib.suppress(StokerError, TimeoutError):
+                async with asyncio.timeout(_VERDICT_S):
+                    node = await self.node_of(node_id)
+                    while patient and node.state is NodeState.SUSPECT:
+                        await asyncio.sleep(_AGAIN_S)
+                        node = await self.node_of(node_id)
+            if node is not None and node.state is NodeState.DEAD:
+                return node_died(node, worker_id)
+            return WorkerDiedError(
+                f"worker {worker_id} on node {node_id} is gone ({how})\n"
+                f"its nodelet cannot say why: {error}"
+            )
+        return death_error(dead)
+
+
+def node_died(node: Node, worker_id: str) -> NodeDiedError:
+    """Return the error for what ran on a node that was declared dead."""
+    return NodeDiedError(
+        f"{node.end}, and worker {worker_id} with it" + (f"\n{node.reason}" if node.reason else ""),
+        extra={"node_id": node.node_id, "worker_id": worker_id},
+    )
+
+
+def death_error(dead: WorkerExit) -> WorkerDiedError:
+    """Return the error for a worker's exit: one cause, and on further lines its evidence."""
+    log = "".join(f"\n    {line}" for line in dead.last_log_lines[-10:])
+    text = (
+        f"worker {dead.worker_id} (pid {dead.pid}) on node {dead.node_id} died: {dead.cause}.\n"
+        f"peak memory: {dead.peak_rss_bytes / 2**20:.0f} MiB"
+    )
+    if log:
+        text += f"\nlast output:{log}"
+    cls = OutOfMemoryError if dead.oom else WorkerDiedError
+    return cls(
+        text,
+        extra={
+            "exit_code": dead.exit_code,
+            "signal": dead.signal,
+            "oom": dead.oom,
+            "peak_rss_bytes": dead.peak_rss_bytes,
+            "node_id": dead.node_id,
+            "worker_id": dead.worker_id,
+        },
+    )

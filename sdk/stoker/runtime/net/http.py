@@ -1,0 +1,307 @@
+"""A small synchronous HTTP client for the CLI and ``stoker.jobs``, on the standard library.
+
+The asyncio client (``stoker_wire.http.client``) costs 150 ms to import, which a command line tool cannot
+spend. Same rules: bearer token, deadline, typed errors, and a POST that is sent again happens once.
+The runtime does not use this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from stoker_wire.errors import BadRequestError, DeadlineExceededError, StokerError, UnavailableError
+from stoker_wire.http.problems import error_of
+from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+T = TypeVar("T")
+
+TIMEOUT_S = 30.0
+SILENCE_S = 35.0
+"""A stream that says nothing for so long (no keep-alive line either) is dead."""
+
+_RETRY_INITIAL_S = 0.05
+_RETRY_MAX_S = 1.0
+_PART_NBYTES = 256 * 1024
+_SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little longer than we wait
+
+
+class HttpClient:
+    """Calls one server; every call opens a connection of its own, so it may be shared by threads.
+
+    ``base_url`` is ``http://host:port`` (``https`` behind a proxy). ``timeout_s`` is the default
+    deadline of a call.
+    """
+
+    def __init__(self, base_url: str, *, token: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.base_url = checked_url(base_url)
+        self.timeout_s = timeout_s
+        self._token = token
+        parts = urlsplit(self.base_url)
+        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._host = parts.hostname or ""
+        self._port = parts.port
+        self._prefix = parts.path
+        self._headers = {
+            "Authorization": f"Bearer {token}",
+            "User-Agent": f"stoker/{VERSION}",
+            "Stoker-Peer": "client",
+            PROTOCOL_HEADER: PROTOCOL_TEXT,
+        }
+
+    def to(self, base_url: str) -> HttpClient:
+        """Return a client of another server of the same cluster."""
+        return HttpClient(base_url, token=self._token, timeout_s=self.timeout_s)
+
+    @overload
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        reply: type[T],
+        query: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+    ) -> T: ...
+
+    @overload
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        reply: None = None,
+        query: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+        sent: Callable[[int], object] | None = None,
+    ) -> None: ...
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        reply: Any = None,
+        query: Mapping[str, object] | None = None,
+        timeout_s: float | None = None,
+        sent: Callable[[int], object] | None = None,
+    ) -> Any:
+        """Send one request and return its reply, decoded as ``reply``.
+
+        ``body`` is a message, sent as JSON, or bytes, sent as they are; ``sent`` is called with the
+        number of bytes sent so far (from 0 again at another attempt). Failed connections and
+        retryable problems are tried again until the deadline. Raises the error that the server
+        sent, or UnavailableError with the address that did not answer.
+        """
+        headers = dict(self._headers, Accept="application/json")
+        data: bytes | None = None
+        if isinstance(body, (bytes, memoryview)):
+            data, headers["Content-Type"] = bytes(body), "application/octet-stream"
+        elif body is not None:
+            data, headers["Content-Type"] = msgspec.json.encode(body), "application/json"
+        if data is not None and sent is not None:
+            headers["Content-Length"] = str(len(data))
+        if method == "POST":
+            headers["Idempotency-Key"] = f"r_{os.urandom(8).hex()}"
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        pause_s = _RETRY_INITIAL_S
+        while True:
+            try:
+                sending = data if data is None or sent is None else _Parts(data, sent)
+                raw = self._once(method, path, query, sending, headers, deadline_s)
+            except StokerError as error:
+                wait_s = random.uniform(0.0, pause_s)
+                if not error.retryable:
+                    raise
+                if time.monotonic() + wait_s >= deadline_s:
+                    raise self._too_late(method, path, timeout_s, error) from error
+                time.sleep(wait_s)
+                pause_s = min(pause_s * 2, _RETRY_MAX_S)
+                continue
+            return None if reply is None else msgspec.json.decode(raw, type=reply)
+
+    def exists(self, path: str, *, timeout_s: float | None = None) -> bool:
+        """Whether ``HEAD path`` is answered with success; False for 404."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        with self._sent("HEAD", path, None, None, self._headers, limit_s) as response:
+            status = response.status
+        if status == 404:
+            return False
+        if status >= 300:
+            raise error_of(b"", status=status, source=f"HEAD {self.base_url}{path}")
+        return True
+
+    def lines(
+        self,
+        path: str,
+        *,
+        item: type[T],
+        query: Mapping[str, object] | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> Iterator[T]:
+        """Yield the items of an NDJSON reply; UnavailableError when the connection breaks."""
+        decode = msgspec.json.Decoder(item).decode
+        headers = dict(self._headers, Accept="application/x-ndjson")
+        with self._sent("GET", path, query, None, headers, silence_s) as response:
+            if response.status >= 300:
+                raise error_of(
+                    response.read(), status=response.status, source=f"GET {self.base_url}{path}"
+                )
+            while line := self._read_line(response, path, silence_s):
+                if stripped := line.strip():
+                    yield decode(stripped)
+
+    @contextlib.contextmanager
+    def opened(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        silence_s: float = SILENCE_S,
+    ) -> Iterator[HTTPResponse]:
+        """Yield the reply of ``GET path``, to be read as a stream; raise the error of a problem.
+
+        UnavailableError when the connection breaks, or is silent for ``silence_s``.
+        """
+        headers = dict(self._headers, Accept="*/*")
+        with self._sent("GET", path, query, None, headers, silence_s) as response:
+            source = f"GET {self.base_url}{path}"
+            try:
+                if response.status >= 300:
+                    raise error_of(response.read(), status=response.status, source=source)
+                yield response
+            except TimeoutError as error:
+                if isinstance(error, StokerError):
+                    raise
+                raise UnavailableError(f"{source} was silent for {silence_s:g} s") from None
+            except (ConnectionError, HTTPException) as error:
+                if isinstance(error, StokerError):
+                    raise
+                raise UnavailableError(f"{source} broke off\n{_reason(error)}") from None
+
+    def _read_line(self, response: HTTPResponse, path: str, silence_s: float) -> bytes:
+        try:
+            return response.readline()
+        except TimeoutError:
+            cause = f"was silent for {silence_s:g} s"
+        except (OSError, HTTPException) as error:
+            cause = f"broke off: {_reason(error)}"
+        raise UnavailableError(f"GET {self.base_url}{path} {cause}")
+
+    def _once(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        data: bytes | _Parts | None,
+        headers: dict[str, str],
+        deadline_s: float,
+    ) -> bytes:
+        left_s = max(deadline_s - time.monotonic(), 0.01)
+        timed = dict(headers, **{"Stoker-Timeout-S": f"{left_s:.3f}"})
+        with self._sent(method, path, query, data, timed, left_s + _SLACK_S) as response:
+            content = response.read()
+            if response.status >= 300:
+                source = f"{method} {self.base_url}{path}"
+                raise error_of(content, status=response.status, source=source)
+            return content
+
+    @contextlib.contextmanager
+    def _sent(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        data: bytes | _Parts | None,
+        headers: dict[str, str],
+        timeout_s: float,
+    ) -> Iterator[HTTPResponse]:
+        target = self._prefix + quote(path, safe="/:@!$&'()*+,;=~-._%")
+        if query:
+            target += "?" + urlencode({k: _text(v) for k, v in query.items() if v is not None})
+        connection = self._kind(self._host, self._port, timeout=timeout_s)
+        try:
+            try:
+                connection.request(method, target, body=data, headers=headers)
+                response = connection.getresponse()
+            except TimeoutError:
+                raise UnavailableError(
+                    f"{method} {self.base_url}{path} got no answer within {timeout_s:.0f} s"
+                ) from None
+            except (OSError, HTTPException) as error:
+                raise UnavailableError(
+                    f"cannot reach the cluster at {self.base_url}\n"
+                    f"{_reason(error)}\n"
+                    "is it running? `stoker start --head` starts one, --address names another"
+                ) from None
+            yield response
+        finally:
+            connection.close()
+
+    def _too_late(
+        self, method: str, path: str, timeout_s: float, cause: StokerError
+    ) -> StokerError:
+        if isinstance(cause, UnavailableError) and str(cause).startswith("cannot reach"):
+            return cause
+        return DeadlineExceededError(
+            f"{method} {self.base_url}{path} passed its deadline of {timeout_s:g} s\n"
+            f"last cause: {cause}",
+            explain=cause.explain,
+        )
+
+
+class _Parts:
+    """A body that tells how much of it was sent, each time that it is."""
+
+    def __init__(self, data: bytes, sent: Callable[[int], object]) -> None:
+        self._data = memoryview(data)
+        self._sent = sent
+
+    def __iter__(self) -> Iterator[memoryview]:
+        for start in range(0, len(self._data), _PART_NBYTES):
+            part = self._data[start : start + _PART_NBYTES]
+            yield part
+            self._sent(start + len(part))
+
+
+def checked_url(url: str) -> str:
+    """Return ``url`` without a trailing slash; ``host:port`` is taken as http."""
+    if "://" not in url:
+        url = f"http://{url}"
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise BadRequestError(
+            f"{url!r} is not an address of a cluster\nwrite it like http://127.0.0.1:7600",
+            field="address",
+        )
+    return url.rstrip("/")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    return str(value)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,143 @@
+"""Tells what happened to tasks: rows on their way to SQL, written once a turn of the loop, never
+waited for.
+
+A worker tells of the attempts that it ran, the owner of those that never ran. Rows go to a file in
+the spool folder of this process's node, from where the nodelet takes them, so that nothing is lost
+with this process; a driver without a nodelet posts them to the gcs itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from stoker.exceptions import StokerError
+from stoker_wire.data.spool import MAX_UNWRITTEN_BYTES, SpoolWriter, frames_of, row_of, spool_folder
+from stoker_wire.messages.data import Inline, Stored
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+    from stoker_wire.data.spool import TaskRow
+    from stoker_wire.http.client import Client
+    from stoker_wire.messages.data import Place
+    from stoker_wire.messages.work import TaskRecord
+
+_EVERY_S = 0.2
+_SEND_S = 30.0
+
+
+def nbytes_of(place: Place) -> int:
+    """Return the size of a packed value, wherever it lies."""
+    if isinstance(place, Inline):
+        return len(place.data) + sum(memoryview(buffer.view).nbytes for buffer in place.buffers)
+    return place.nbytes if isinstance(place, Stored) else 0
+
+
+class History:
+    """Rows on their way out (loop thread)."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._enabled = runtime.settings.task_history
+        self._rows: list[TaskRow] = []
+        self._due = False
+        self._wake = asyncio.Event()
+        node = runtime.node
+        folder = spool_folder(node.session_dir, node.node_id) if node is not None else None
+        self._way: SpoolWriter | _Post = (
+            SpoolWriter(folder, runtime.identity.peer_id)
+            if folder is not None and folder.is_dir()
+            else _Post(runtime.gcs)
+        )
+
+    @property
+    def dropped(self) -> int:
+        """How many records were lost: 0, unless a disk was full or the gcs away for very long."""
+        return self._way.dropped
+
+    def add(self, record: TaskRecord) -> None:
+        """Note a record; it is written at the end of this turn of the loop."""
+        self.add_row(row_of(record))
+        if not self._due:
+            self._due = True
+            self._runtime.loop.call_soon(self.write)
+
+    def add_row(self, row: TaskRow) -> None:
+        """Note a row; whoever lets others act on what it tells calls :meth:`write` before that."""
+        if self._enabled:
+            self._rows.append(row)
+
+    def write(self) -> None:
+        """Write what was added. From now on the end of this process does not lose it."""
+        self._due = False
+        if self._rows:
+            rows, self._rows = self._rows, []
+            self._way.write(rows)
+            if self._way.waits:
+                self._wake.set()
+
+    async def run(self) -> None:
+        """For as long as the runtime lives: post rows, or try again what the disk refused."""
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(_EVERY_S)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write or post all that is there; what cannot go now stays."""
+        self.write()
+        self._wake.clear()
+        if isinstance(self._way, _Post):
+            await self._way.post()
+        else:
+            self._way.flush()
+        if self._way.waits:
+            self._wake.set()
+
+    def close(self) -> None:
+        """Write what came since the last :meth:`flush`, and let go of the file."""
+        self.write()
+        if isinstance(self._way, SpoolWriter):
+            self._way.close()
+
+    async def forward(self) -> None:
+        """Return once all that was told on this node so far is in SQL."""
+        await self.flush()
+        node = self._runtime.node
+        if node is not None:
+            client = self._runtime.services.client_of(node.url)
+            await client.call("POST", "/v1/tasks/flush", timeout_s=_SEND_S)
+
+
+class _Post:
+    """The way of a driver that has no nodelet: what the gcs has not taken yet waits in memory."""
+
+    def __init__(self, gcs: Client) -> None:
+        self.dropped = 0
+        self._gcs = gcs
+        self._waiting = bytearray()
+        self._one_at_a_time = asyncio.Lock()
+        self._untold = 0
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._waiting)
+
+    def write(self, rows: list[TaskRow]) -> None:
+        if len(self._waiting) > MAX_UNWRITTEN_BYTES:
+            self.dropped += len(rows)
+            self._untold += len(rows)
+        else:
+            self._waiting += frames_of(rows, self._untold)
+            self._untold = 0
+
+    async def post(self) -> None:
+        async with self._one_at_a_time:
+            body = bytes(self._waiting)
+            if not body:
+                return
+            try:
+                await self._gcs.call("POST", "/v1/tasks/spooled", body, timeout_s=_SEND_S)
+            except StokerError:
+                return
+            del self._waiting[: len(body)]

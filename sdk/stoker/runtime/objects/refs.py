@@ -1,0 +1,143 @@
+"""``ObjectRef``: the name of a value that may not exist yet; and the generator of such refs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from stoker.runtime.session import maybe_runtime, runtime
+from stoker_wire.messages.common import Address
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+
+    from stoker.runtime.objects.table import Entry
+    from stoker.runtime.tasks.streams import Stream
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ObjectRef(Generic[T_co]):
+    """Names an immutable value, now or later. Give it to ``get``, to a remote call, or await it.
+
+    Refs may sit inside arguments, results and other values; as a top-level argument of a remote
+    call a ref is replaced by its value. The value is freed when no process holds a ref to it.
+    """
+
+    __slots__ = ("__weakref__", "_entry")
+
+    _entry: Entry
+
+    def __init__(self, entry: Entry) -> None:
+        self._entry = entry
+
+    @property
+    def id(self) -> str:
+        """The object's id, as the HTTP API shows it."""
+        return self._entry.object_id
+
+    def hex(self) -> str:
+        """Return the id (the field's habit)."""
+        return self._entry.object_id
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task whose result this is; '' for a value that was put."""
+        stem, dot, _ = self._entry.object_id[1:].partition(".")
+        return f"t{stem}" if dot else ""
+
+    def future(self) -> concurrent.futures.Future[T_co]:
+        """Return a ``concurrent.futures.Future`` of the value."""
+        return runtime().objects.future(self)
+
+    def as_future(self) -> asyncio.Future[T_co]:
+        """Return an ``asyncio.Future`` of the value, of the loop that runs here (Ray's name)."""
+        import asyncio
+
+        return asyncio.wrap_future(self.future(), loop=asyncio.get_running_loop())
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        return runtime().objects.wait_async(self).__await__()
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self._entry.object_id})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectRef) and other._entry.object_id == self._entry.object_id
+
+    def __hash__(self) -> int:
+        return hash(self._entry.object_id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from stoker.runtime.serialization.pickling import note_ref
+
+        note_ref(self)
+        owner = self._entry.owner or runtime().address
+        return load_ref, (
+            self._entry.object_id,
+            (owner.peer_id, owner.node_id, owner.host_id, owner.unix, owner.url),
+        )
+
+    def __del__(self) -> None:
+        # Runs on any thread, at any bytecode: only an append, which is atomic.
+        found, entry = maybe_runtime(), getattr(self, "_entry", None)
+        if found is not None and entry is not None:  # none: a signal came into its making
+            found.objects.ref_died(entry)
+
+
+def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef[Any]:
+    """Unpickle a ref: this process becomes a borrower of the object, unless it owns it."""
+    return runtime().objects.borrowing.adopt(object_id, Address(*owner))
+
+
+REF_MARK = load_ref.__name__.encode()
+"""In the pickle of everything that has a ref inside."""
+
+
+class ObjectRefGenerator(Generic[T]):
+    """The results of a streaming task, as refs, each as soon as the task has yielded it.
+
+    Iterate over it plainly or with ``async for``. If the task fails, the last ref raises its error
+    in ``get``. Dropping the generator cancels the task.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task that yields."""
+        return self._stream.task_id
+
+    def __iter__(self) -> Iterator[ObjectRef[T]]:
+        return self
+
+    def __next__(self) -> ObjectRef[T]:
+        ref = self._stream.next_sync()
+        if ref is None:
+            raise StopIteration
+        return ref
+
+    def __aiter__(self) -> AsyncIterator[ObjectRef[T]]:
+        return self
+
+    async def __anext__(self) -> ObjectRef[T]:
+        ref = await self._stream.next_async()
+        if ref is None:
+            raise StopAsyncIteration
+        return ref
+
+    def completed(self) -> ObjectRef[None]:
+        """Return a ref that is settled when the task has ended (its ``get`` raises its error)."""
+        return self._stream.completed_ref
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._stream.task_id})"
+
+    def __del__(self) -> None:
+        self._stream.abandoned()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("an ObjectRefGenerator stays in its process: pass its refs on instead")

@@ -1,0 +1,174 @@
+"""Values that lie in another machine's memory: brought here before they are read.
+
+A process with a nodelet has that pull the object into the node's arena, once for all processes of
+the node, and reads it there without a copy. A driver on a machine without one, or whose arena has
+no room, fetches into memory of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import GetTimeoutError, ObjectLostError, ObjectNodeDiedError, StokerError
+from stoker_wire.arena import split
+from stoker_wire.data.range_reader import CHUNK_NBYTES, RangeReader
+from stoker_wire.errors import ArenaFullError, DeadlineExceededError, NotFoundError
+from stoker_wire.messages.cluster import NodeState
+from stoker_wire.messages.work import ObjectInfo, PullObject
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.data import Stored
+
+_ASK_S = 60.0
+"""One wait for the own nodelet; it gives up by itself when a pull does not get on."""
+_GRACE_S = 5.0
+_DROPPED_TRIES = 3
+"""A copy may be dropped for room between its pull and its first read."""
+_UNSEALED_S = 2.0
+_PATIENCE_S = 60.0
+_AGAIN_S = 0.1
+_NODE_S = 10.0
+
+
+class Fetching:
+    """Reads what is on other machines. For user threads, which wait."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def fetch(
+        self, place: Stored, object_id: str, timeout_s: float | None
+    ) -> tuple[Any, list[Any]]:
+        """Return the stream and buffers of an object, as read-only views.
+
+        Raises ObjectLostError if it cannot be had, GetTimeoutError if ``timeout_s`` passed.
+        """
+        deadline = _Deadline(place, object_id, timeout_s)
+        arena = self._runtime.arena
+        if arena is None:
+            return split(self._into_own_memory(place, object_id, deadline))
+        try:
+            for _ in range(_DROPPED_TRIES):
+                with contextlib.suppress(ObjectLostError):
+                    return arena.read(object_id)
+                self._pull(place, object_id, deadline)
+            with contextlib.suppress(ObjectLostError):
+                return arena.read(object_id)
+        except ArenaFullError:
+            pass
+        # The arena is full, or copies are dropped from it as fast as they come.
+        return split(self._into_own_memory(place, object_id, deadline))
+
+    def _pull(self, place: Stored, object_id: str, deadline: _Deadline) -> None:
+        runtime = self._runtime
+        assert runtime.node is not None
+        client = runtime.services.client_of(runtime.node.url)
+        wanted = PullObject(node_id=place.node_id, url=place.node_url, nbytes=place.nbytes)
+        while True:
+            wait_s = deadline.left_s(_ASK_S)
+            try:
+                asked = client.call(
+                    "POST",
+                    f"/v1/objects/{object_id}/pull",
+                    wanted,
+                    reply=ObjectInfo,
+                    timeout_s=wait_s,
+                )
+                runtime.run(asked, wait_s if deadline.at_s is not None else wait_s + _GRACE_S)
+            except DeadlineExceededError:
+                if wait_s < _ASK_S:
+                    raise deadline.passed() from None
+            else:
+                return
+
+    def _into_own_memory(self, place: Stored, object_id: str, deadline: _Deadline) -> memoryview:
+        runtime = self._runtime
+        memory = memoryview(mmap.mmap(-1, place.nbytes))
+        reader = RangeReader(place.node_url, token=runtime.token, peer=runtime.address.peer_id)
+        alarm = None
+        if deadline.at_s is not None:
+            alarm = threading.Timer(max(0.0, deadline.at_s - time.monotonic()), reader.abort)
+            alarm.daemon = True
+            alarm.start()
+        try:
+            self._fill(memory, reader, place, object_id, deadline)
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            reader.close()
+        return memory.toreadonly()
+
+    def _fill(
+        self,
+        memory: memoryview,
+        reader: RangeReader,
+        place: Stored,
+        object_id: str,
+        deadline: _Deadline,
+    ) -> None:
+        begin, moved_s = 0, time.monotonic()
+        while begin < memory.nbytes:
+            chunk = memory[begin : begin + CHUNK_NBYTES]
+            try:
+                reader.read(object_id, begin, chunk)
+            except StokerError as error:
+                if deadline.at_s is not None and time.monotonic() >= deadline.at_s:
+                    raise deadline.passed() from None
+                silent_s = time.monotonic() - moved_s
+                if isinstance(error, NotFoundError):
+                    # The report that it was written may still be on its way to the nodelet.
+                    may_come = begin == 0 and silent_s < _UNSEALED_S
+                else:
+                    may_come = error.retryable and silent_s < _PATIENCE_S
+                    if may_come:
+                        self.check_alive(place.node_id, object_id)
+                if not may_come:
+                    raise ObjectLostError(
+                        f"{object_id} of node {place.node_id} cannot be had\n"
+                        f"{begin} of {place.nbytes} bytes have come, then: {error}"
+                    ) from None
+                time.sleep(_AGAIN_S)
+            else:
+                begin, moved_s = begin + chunk.nbytes, time.monotonic()
+
+    def check_alive(self, node_id: str, object_id: str) -> None:
+        """Raise ObjectNodeDiedError if the node of an object is dead, as far as the gcs knows."""
+        if self._runtime.on_loop_thread():
+            return
+        try:
+            node = self._runtime.run(self._runtime.services.node_of(node_id), _NODE_S)
+        except NotFoundError:
+            death = f"node {node_id} is not of this cluster"
+        except StokerError:
+            return
+        else:
+            death = node.death if node.state is NodeState.DEAD else ""
+        if death:
+            raise ObjectNodeDiedError(f"{object_id} is lost with its node\n{death}") from None
+
+
+class _Deadline:
+    """When the caller's time is over, and what it then waited for."""
+
+    def __init__(self, place: Stored, object_id: str, timeout_s: float | None) -> None:
+        self._place, self._object_id, self._timeout_s = place, object_id, timeout_s
+        self.at_s = None if timeout_s is None else time.monotonic() + max(0.0, timeout_s)
+
+    def left_s(self, most_s: float) -> float:
+        """Return the seconds that are left, at most ``most_s``."""
+        if self.at_s is None:
+            return most_s
+        return min(most_s, max(0.0, self.at_s - time.monotonic()))
+
+    def passed(self) -> GetTimeoutError:
+        """Return the error for when the time is over."""
+        place = self._place
+        return GetTimeoutError(
+            f"{self._object_id} did not come within the {self._timeout_s:.3g} s that were left\n"
+            f"its {place.nbytes} bytes are on node {place.node_id} ({place.node_url})"
+        )

@@ -1,0 +1,314 @@
+"""The shell around the object table: refs, puts, gets, waits, settling and freeing.
+
+User threads create refs, put, get and wait; the loop thread settles entries and frees. ``lock``
+guards the moments where both meet. Refs die on any thread: their entries are only appended to a
+queue, which the loop empties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from functools import partial
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationError
+from stoker.runtime.objects.borrowing import Borrowing
+from stoker.runtime.objects.refs import ObjectRef
+from stoker.runtime.objects.table import Entry, ObjectTable, Waiter
+from stoker.runtime.objects.unseen_errors import UnseenErrors
+from stoker.runtime.objects.values import Values, drain
+from stoker.runtime.objects.waiters import (
+    Callback,
+    FailFastWaiter,
+    LoopWaiter,
+    ThreadWaiter,
+    ValueFuture,
+)
+from stoker.runtime.serialization.exceptions import error_of, failed_with
+from stoker.runtime.serialization.pickling import pack
+from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.messages.data import Failed, Inline, Place, Resolved, Stored
+
+if TYPE_CHECKING:
+    import concurrent.futures
+
+    from stoker.runtime.runtime import Runtime
+
+ALIVE = Inline(pack(None, what="").data)
+"""The place of marks."""
+
+
+class Objects:
+    """All objects that this process knows."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.table = ObjectTable()
+        self.lock = Lock()
+        self._runtime = runtime
+        self._put_ids = IdSource(Prefix.OBJECT)
+        self._dead: deque[Entry] = deque()
+        self.values = Values(runtime)
+        self.borrowing = Borrowing(runtime, self)
+        self.unseen = UnseenErrors(runtime)
+
+    # -- refs (any thread) -----------------------------------------------------------------------
+
+    def new_ref(self, object_id: str) -> ObjectRef[Any]:
+        """Return a ref to a new object that this process owns."""
+        entry = self.table.create(object_id)
+        return ObjectRef(entry)
+
+    def new_mark(self) -> ObjectRef[None]:
+        """Return a ref to an object without a value, for what lives while refs to it do."""
+        ref = self.new_ref(self._put_ids())
+        ref._entry.place = ALIVE
+        return ref
+
+    def ref_died(self, entry: Entry) -> None:
+        """One of the ref objects of an entry was collected (any thread, also a destructor)."""
+        self._dead.append(entry)
+
+    # -- put, get, wait (user threads) -----------------------------------------------------------
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        """Store a value; return its ref."""
+        if isinstance(value, ObjectRef):
+            raise SerializationError(
+                "put() takes no ObjectRef\npass the ref itself, or put a list that contains it",
+                field="value",
+            )
+        packed = pack(value, what="value")
+        ref = self.new_ref(self._put_ids())
+        entry = ref._entry
+        entry.children = tuple(packed.refs)
+        try:
+            entry.place = self.values.place(entry.object_id, packed)
+        except BaseException:
+            self.values.discard(entry.object_id)
+            raise
+        return ref
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
+        """Return the values; raise the error of the first that fails, whatever the rest does."""
+        entries = [r._entry for r in refs]
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        failed, missing = None, False
+        for entry in entries:
+            place = entry.place
+            if place is None:
+                missing = True
+            elif type(place) is Failed:
+                failed = failed or place
+        if missing and failed is None:
+            failed = self._wait_all(entries, timeout_s)
+        try:
+            if failed is not None:
+                raise error_of(failed)
+            if deadline_s is None:
+                return [self.load(e) for e in entries]
+            return [self.load(e, deadline_s - time.monotonic()) for e in entries]
+        except BaseException:
+            self.unseen.asked_for(entries)
+            raise
+
+    def _wait_all(self, entries: list[Entry], timeout_s: float | None) -> Failed | None:
+        """Wait until all are settled, or one of them has failed, which is returned then."""
+        self.borrowing.request(entries)
+        waiter = FailFastWaiter()
+        with self.lock:
+            for entry in entries:
+                if entry.place is None:
+                    waiter.missing += 1
+                    entry.waiters.append(waiter)
+        if waiter.missing and not self._runtime.wait_on(waiter, timeout_s, "get()", entries):
+            missing = self._forget(waiter, entries)
+            if missing:
+                raise GetTimeoutError(
+                    f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects\n"
+                    f"{self._runtime.describe_wait(missing)}"
+                )
+        if waiter.failed is not None:
+            self._forget(waiter, entries)
+        return waiter.failed
+
+    def wait(
+        self, refs: Sequence[ObjectRef[Any]], num_returns: int, timeout_s: float | None
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """Wait until ``num_returns`` are settled or the time passed; return (ready, not ready)."""
+        entries = [r._entry for r in refs]
+        self.borrowing.request(entries)
+        waiter = ThreadWaiter()
+        with self.lock:
+            pending = [e for e in entries if e.place is None]
+            need = num_returns - (len(entries) - len(pending))
+            if need > 0 and timeout_s != 0:
+                waiter.missing = need
+                for entry in pending:
+                    entry.waiters.append(waiter)
+        if need > 0 and timeout_s != 0:
+            self._runtime.wait_on(waiter, timeout_s, "wait()", pending)
+            self._forget(waiter, pending)
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        for ref in refs:
+            settled = ref._entry.place is not None and len(ready) < num_returns
+            (ready if settled else rest).append(ref)
+        self.unseen.asked_for([ref._entry for ref in ready])
+        return ready, rest
+
+    def _forget(self, waiter: Waiter, entries: list[Entry]) -> list[Entry]:
+        with self.lock:
+            missing = [e for e in entries if e.place is None]
+            for entry in missing:
+                if waiter in entry.waiters:
+                    entry.waiters.remove(waiter)
+        return missing
+
+    def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
+        """Return a future of the value; it is loaded on a thread of the runtime's pool."""
+        future: concurrent.futures.Future[Any] = ValueFuture(self._runtime.execution)
+
+        def load() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(self.load(ref._entry))
+            except BaseException as error:
+                future.set_exception(error)
+
+        def settled() -> None:
+            self._runtime.loop.run_in_executor(None, load)
+
+        self._runtime.call_soon(self.when_settled, ref._entry, settled)
+        return future
+
+    async def wait_async(self, ref: ObjectRef[Any]) -> Any:
+        """Await the value from any event loop."""
+        entry = ref._entry
+        if entry.place is None:
+            self.borrowing.request([entry])
+            waiter = LoopWaiter()
+            with self.lock:
+                pending = entry.place is None
+                if pending:
+                    entry.waiters.append(waiter)
+            if pending:
+                try:
+                    await self._runtime.wait_on_async(waiter.future, "await", [entry])
+                finally:
+                    self._forget(waiter, [entry])
+        place = entry.place
+        if isinstance(place, Stored) and self._runtime.services.arena_of(place.node_id) is None:
+            return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
+        return self.load(entry)
+
+    def load(self, entry: Entry, timeout_s: float | None = None) -> Any:
+        """Return the value of a settled entry, or raise its error. Not on the loop thread.
+
+        ``timeout_s`` bounds how long a value of another machine may take to come.
+        """
+        assert entry.place is not None
+        if type(entry.place) is Failed:
+            self.unseen.seen(entry.place)
+        return self.values.load(entry.place, entry.object_id, timeout_s)
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def when_settled(self, entry: Entry, then: Any) -> None:
+        """Call ``then()`` on the loop thread once the entry is settled (now, if it is)."""
+        self.borrowing.request([entry])
+        with self.lock:
+            if entry.place is None:
+                entry.waiters.append(Callback(then))
+                return
+        then()
+
+    async def all_settled(self, entries: Iterable[Entry]) -> None:
+        """Wait until all these have their places, or one has failed (loop thread)."""
+        watched, over = list(entries), asyncio.Event()
+        missing = [e for e in watched if e.place is None]
+        left = len(missing)
+
+        def settled(entry: Entry) -> None:
+            nonlocal left
+            left -= 1
+            if not left or isinstance(entry.place, Failed):
+                over.set()
+
+        for entry in missing:
+            self.when_settled(entry, partial(settled, entry))
+        if missing and not any(isinstance(e.place, Failed) for e in watched):
+            await over.wait()
+
+    def close(self) -> None:
+        """Wake those who wait for what will not come any more."""
+        self.unseen.close()
+        for entry in [e for e in list(self.table.entries.values()) if e.place is None]:
+            lost = ObjectLostError(
+                f"stoker.shutdown() was called before {entry.object_id} was there"
+            )
+            self.settle(entry, failed_with(lost))
+
+    def settle(self, entry: Entry, place: Place) -> None:
+        """Give an entry its place and tell everybody who waits for it."""
+        wanted = self.table.get(entry.object_id) is entry
+        if place.refs and wanted and not entry.children:
+            entry.children = tuple(self.borrowing.adopt(r.object_id, r.owner) for r in place.refs)
+        is_new = entry.task is not None and entry.place is None
+        if is_new and (type(place) is Failed or self.unseen.asked):
+            self.unseen.settles(entry, place)  # before anybody can read it
+        with self.lock:
+            waiters, subscribers = self.table.settle(entry, place)
+        for waiter in waiters:
+            waiter.settled(place)
+        for line in subscribers:
+            line.post(Resolved(entry.object_id, place))
+        if not wanted:
+            self.free(entry)  # every ref to it died before it was made
+
+    def discard(self, places: Iterable[Place]) -> None:
+        """Results that nobody waits for any more came: free their bytes, unless they are in use.
+
+        A task that was tried again stores its results under the same ids.
+        """
+        for place in places:
+            if isinstance(place, Stored):
+                entry = self.table.get(place.object_id)
+                if entry is None or isinstance(entry.place, Failed):
+                    self.values.free(place)
+
+    def flush(self) -> None:
+        """Do what user threads and dead refs left to be done."""
+        self.borrowing.flush()
+        while self._dead:  # what is freed may hold the last refs to other objects
+            dead = drain(self._dead)
+            with self.lock:
+                freed = self.borrowing.loans.dropped(dead)
+            for entry in freed:
+                self.free(entry)
+        self.borrowing.give_back()
+        self.values.flush()
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether refs died that nobody has seen to yet (any thread)."""
+        return bool(self._dead)
+
+    async def flush_now(self) -> None:
+        """:meth:`flush`, for other threads to wait for."""
+        self.flush()
+
+    def free(self, entry: Entry) -> None:
+        """Let go of what a removed entry held."""
+        entry.children = ()
+        if entry.owner is None:
+            if entry.place is ALIVE:
+                self._runtime.actors.let_go(entry.object_id)
+                return
+            if type(entry.place) is Failed:
+                self.unseen.freed(entry.place)
+            self.values.free(entry.place, entry.object_id)

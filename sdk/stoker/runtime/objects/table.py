@@ -1,0 +1,113 @@
+"""The object table of one runtime: what each object is, who waits for it, and who keeps it alive.
+
+An entry lives while this process holds an ``ObjectRef`` to it or, for an object it owns, while
+another process has borrowed it. Values that contain refs keep those refs alive (``children``).
+Refs are counted, and not looked up through weak references: those still answer while the last ref
+is being finalized, and an entry taken for alive at that moment would stay for ever.
+Pure: the shell in :mod:`stoker.runtime.objects.store` does the messages, and guards settling by a lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any, Protocol
+
+import msgspec
+
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.data import Place
+
+
+class Waiter(Protocol):
+    """Somebody who wants to know that an entry is settled."""
+
+    def settled(self, place: Place | None = None, /) -> None:
+        """One of the entries waited for has its place now."""
+
+
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """What this process knows of one object. ``owner`` is None where this process owns it.
+
+    There may be a million of them: the garbage collector does not visit them. Their one cycle, with
+    the task that will make the object, ends when that is settled.
+    """
+
+    object_id: str
+    owner: Address | None = None
+    place: Place | None = None
+    refs: int = 1
+    """ObjectRefs of this process; whoever makes an entry makes its first one."""
+    borrowers: int = 0
+    """Lines on which the object is lent."""
+    line: Hashable | None = None
+    """The line on which it is borrowed."""
+    task: Any = None
+    """The pending task that will make it, if this process submitted one."""
+    children: tuple[Any, ...] = ()
+    """ObjectRefs inside the value: held while this entry lives."""
+    _waiters: list[Waiter] | None = None
+    _subscribers: list[Any] | None = None
+
+    @property
+    def waiters(self) -> list[Waiter]:
+        """Who of this process waits for it."""
+        if self._waiters is None:
+            self._waiters = []
+        return self._waiters
+
+    @property
+    def subscribers(self) -> list[Any]:
+        """Lines of other runtimes that asked where the object is."""
+        if self._subscribers is None:
+            self._subscribers = []
+        return self._subscribers
+
+    @property
+    def held(self) -> bool:
+        """Whether anything keeps this entry alive."""
+        return self.refs > 0 or self.borrowers > 0
+
+
+class ObjectTable:
+    """All entries of one runtime, by object id."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def create(self, object_id: str, owner: Address | None = None) -> Entry:
+        """Return a new entry with one ref, which the caller makes at once."""
+        entry = self.entries[object_id] = Entry(object_id, owner)
+        return entry
+
+    def get(self, object_id: str) -> Entry | None:
+        """Return the entry, or None where it is unknown or freed."""
+        return self.entries.get(object_id)
+
+    def settle(self, entry: Entry, place: Place) -> tuple[list[Waiter], list[Any]]:
+        """Give an entry its place; return who must be told. A settled entry stays as it is."""
+        if entry.place is not None:
+            return [], []
+        entry.place = place
+        entry.task = None
+        waiters, entry._waiters = entry._waiters or [], None
+        subscribers, entry._subscribers = entry._subscribers or [], None
+        return waiters, subscribers
+
+    def dropped(self, entries: Iterable[Entry]) -> list[Entry]:
+        """One ref of each went away; return the entries that nobody holds now (removed)."""
+        freed = []
+        for entry in entries:
+            entry.refs -= 1
+            if not entry.refs and not entry.borrowers and self.remove(entry):
+                freed.append(entry)
+        return freed
+
+    def remove(self, entry: Entry) -> bool:
+        """Take an entry out; False if it is not in (any more)."""
+        if self.entries.get(entry.object_id) is not entry:
+            return False
+        del self.entries[entry.object_id]
+        return True

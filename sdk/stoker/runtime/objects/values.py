@@ -1,0 +1,228 @@
+"""Values and where they lie: packed into messages or the arena, read from wherever they are.
+
+Used by the object table's shell for puts and gets, and by workers for arguments and results. Seals
+and frees go to the nodelets in order, one batch at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import ObjectLostError, StokerError
+from stoker.runtime.objects.remote_reader import Fetching
+from stoker.runtime.serialization.exceptions import error_of
+from stoker.runtime.serialization.pickling import Packed, unpack
+from stoker_wire.arena import ObjectHead
+from stoker_wire.arena.extents import capacity_for
+from stoker_wire.errors import ArenaFullError
+from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
+from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
+
+_GATHER_S = 0.003
+"""So long what was written and freed is gathered: a reader on another node may wait that much longer."""
+_FLUSH_S = 5.0
+_ROOM_S = 60.0
+_HEAD_ROOM = 1 << 16
+_VIEWS = 3
+"""Views that the error of a full memory names."""
+
+_log = logging.getLogger("stoker.values")
+
+
+class Values:
+    """Reads and writes values; any thread, except where a method says loop thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._to_seal: deque[ObjectInfo] = deque()
+        self._to_free: deque[tuple[str, str]] = deque()
+        self._telling = False
+        self._fetching = Fetching(runtime)
+
+    def place(self, object_id: str, packed: Packed, owner_id: str = "") -> Place:
+        """Return where a packed value lies: in the message if small, else in the arena.
+
+        ``owner_id`` is the runtime that its refs belong to, this one if none is given. Raises
+        :class:`ArenaFullError` where neither memory nor disk has room.
+        """
+        runtime = self._runtime
+        refs = tuple(runtime.wire_ref(r) for r in packed.refs)
+        if packed.nbytes <= runtime.settings.inline_max_bytes or runtime.arena is None:
+            return Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
+        node = runtime.node
+        assert node is not None
+        owner_id = owner_id or runtime.address.peer_id
+        created_at_s = time.time()
+        lengths = tuple(view.nbytes for view in packed.buffers)
+        head = ObjectHead(runtime.job_id, owner_id, created_at_s, len(packed.data), lengths)
+        try:
+            nbytes, on_disk = self._write(object_id, head, packed)
+            self._to_seal.append(
+                ObjectInfo(
+                    object_id=object_id,
+                    nbytes=nbytes,
+                    job_id=runtime.job_id,
+                    owner_id=owner_id,
+                    node_id=node.node_id,
+                    created_at_s=created_at_s,
+                    spilled=on_disk,
+                )
+            )
+            runtime.wake()
+            return Stored(nbytes, node.node_id, node.url, refs, object_id)
+        except BaseException:  # the cancellation of a task may come at any bytecode
+            self.discard(object_id)
+            raise
+
+    def discard(self, object_id: str) -> None:
+        """Free what was written under this id, if anything was, though nobody got its place."""
+        arena, node = self._runtime.arena, self._runtime.node
+        if arena is not None and node is not None:
+            if arena.recycle(object_id):
+                self._to_free.append((node.url, object_id))
+            else:
+                arena.drop_from_disk(object_id)
+
+    def _write(self, object_id: str, head: ObjectHead, packed: Packed) -> tuple[int, bool]:
+        """Write into the arena, or on disk where what is read leaves no room; return its length and
+        whether it is on disk.
+
+        Where the arena is full, the nodelet makes room first.
+        """
+        arena, node = self._runtime.arena, self._runtime.node
+        assert arena is not None and node is not None
+        deadline_s = time.monotonic() + _ROOM_S
+        while True:
+            try:
+                parts = packed.data, packed.buffers
+                return arena.write(object_id, head, *parts, self._reclaim), False
+            except ArenaFullError:
+                if self._runtime.on_loop_thread() or time.monotonic() > deadline_s:
+                    raise
+            # It says no where none can be made; where it says yes, others may be faster to take it.
+            room = MakeRoom(nbytes=capacity_for(packed.nbytes + _HEAD_ROOM))
+            try:
+                self._runtime.run(self._ask_for(node.url, room), _ROOM_S)
+            except ArenaFullError as full:
+                full.with_traceback(None)  # it would keep this frame, and so the refs of callers
+                full.__cause__ = full.__context__ = None
+                if room.nbytes > arena.ledger.limit_bytes:
+                    raise  # no reader of another node could have it in memory
+                return self._write_to_disk(object_id, head, packed, full), True
+
+    def _write_to_disk(
+        self, object_id: str, head: ObjectHead, packed: Packed, full: ArenaFullError
+    ) -> int:
+        """Write where spilled objects lie; if that fails, say so and what this process reads."""
+        arena = self._runtime.arena
+        assert arena is not None
+        try:
+            return arena.write_to_disk(object_id, head, packed.data, packed.buffers)
+        except OSError as error:
+            views = arena.read_here()
+            mine = ", ".join(f"{name} ({nbytes} bytes)" for name, nbytes in views[:_VIEWS])
+            more = f" and {len(views) - _VIEWS} more" if len(views) > _VIEWS else ""
+            raise ArenaFullError(
+                f"{full.message}\nDisk has no room either: {error.strerror}\n"
+                f"This process itself has values that are views of shared memory: {mine or 'none'}{more}"
+            ) from None
+
+    def _reclaim(self) -> bool:
+        """Free now what died a moment ago: its extent is worth more than a turn of the loop costs."""
+        objects = self._runtime.objects
+        if not objects.has_dead or self._runtime.on_loop_thread():
+            return False
+        self._runtime.run(objects.flush_now(), _FLUSH_S)
+        return True
+
+    async def _ask_for(self, url: str, room: MakeRoom) -> None:
+        client = self._runtime.services.client_of(url)
+        await client.call("POST", "/v1/arena/room", room, timeout_s=_ROOM_S)
+
+    def load(self, place: Place, object_id: str, timeout_s: float | None = None) -> Any:
+        """Return the value at a place, or raise its error. Not on the loop thread."""
+        if isinstance(place, Failed):
+            raise error_of(place)
+        data, buffers = self.bytes_of(place, object_id, timeout_s)
+        return unpack(data, buffers, what=f"the value of {object_id}")
+
+    def bytes_of(
+        self, place: Place, object_id: str, timeout_s: float | None = None
+    ) -> tuple[Any, list[Any]]:
+        """Return the stream and buffers of a value, fetched from its node if need be."""
+        if isinstance(place, Inline):
+            return place.data, [b.view for b in place.buffers]
+        assert isinstance(place, Stored)
+        object_id = place.object_id or object_id
+        arena = self._runtime.services.arena_of(place.node_id)
+        if arena is not None:
+            try:
+                return arena.read(object_id)
+            except ObjectLostError:
+                self._fetching.check_alive(place.node_id, object_id)
+                raise
+        return self._fetching.fetch(place, object_id, timeout_s)
+
+    def free(self, place: Place | None, object_id: str = "") -> None:
+        """Free the arena's bytes of a value that nobody needs any more, if it has any."""
+        if isinstance(place, Stored):
+            object_id = place.object_id or object_id
+            arena = self._runtime.services.seen_arena(place.node_id)
+            if arena is not None and not arena.recycle(object_id):
+                arena.drop_from_disk(object_id)  # views of it keep what they have
+            self._to_free.append((place.node_url, object_id))
+
+    def flush(self) -> None:
+        """Begin to tell the nodelets what was sealed and freed (loop thread)."""
+        if (self._to_seal or self._to_free) and not self._telling:
+            self._telling = True
+            self._runtime.background.spawn(self._tell_nodelets(), name="arena")
+
+    async def _tell_nodelets(self) -> None:
+        """Seal and free, in the order in which it happened: one batch at a time.
+
+        What was freed within the same moment need not be told of at all.
+        """
+        try:
+            while self._to_seal or self._to_free:
+                await asyncio.sleep(_GATHER_S)
+                seals, frees = drain(self._to_seal), drain(self._to_free)
+                brief = {one.object_id for one in seals} & {object_id for _, object_id in frees}
+                told = tuple(one for one in seals if one.object_id not in brief)
+                for one in seals:
+                    if one.spilled and one.object_id in brief and self._runtime.arena is not None:
+                        self._runtime.arena.drop_from_disk(one.object_id)
+                by_node: dict[str, list[str]] = {}
+                for url, object_id in frees:
+                    if object_id not in brief:
+                        by_node.setdefault(url, []).append(object_id)
+                node = self._runtime.node
+                if told and node is not None:
+                    await self._tell(node.url, "/v1/objects", SealObjects(objects=told))
+                for url, object_ids in by_node.items():
+                    free = FreeObjects(object_ids=tuple(object_ids))
+                    await self._tell(url, "/v1/objects/free", free)
+        finally:
+            self._telling = False
+
+    async def _tell(self, url: str, path: str, body: object) -> None:
+        try:
+            await self._runtime.services.client_of(url).call("POST", path, body)
+        except StokerError as error:
+            # The nodelet frees by itself what belongs to a worker or job that has ended.
+            _log.warning("%s%s: %s", url, path, error)
+
+
+def drain(queue: deque[Any]) -> list[Any]:
+    """Return all that is in a queue which other threads fill, and empty it."""
+    items = []
+    while queue:
+        items.append(queue.popleft())
+    return items

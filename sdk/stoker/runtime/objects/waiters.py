@@ -1,0 +1,113 @@
+"""How a user's thread, coroutine or callback learns that objects are settled.
+
+All waiters are told by the loop thread, one call per entry; each wakes its owner once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stoker_wire.messages.data import Failed, Place
+
+if TYPE_CHECKING:
+    from stoker.runtime.worker.execute import Execution
+
+
+class ThreadWaiter:
+    """Wakes one thread when ``missing`` entries have settled. A lock is the cheapest gate."""
+
+    __slots__ = ("_gate", "missing")
+
+    def __init__(self) -> None:
+        self.missing = 0
+        self._gate = threading.Lock()
+        self._gate.acquire()
+
+    def settled(self, place: Place | None = None) -> None:
+        """One entry settled (loop thread)."""
+        self.missing -= 1
+        if self.missing == 0:
+            self._gate.release()
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until all have settled; False if ``timeout_s`` passed first."""
+        return self._gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+
+
+class FailFastWaiter(ThreadWaiter):
+    """Wakes when all have settled or the first has failed, which is in ``failed`` then."""
+
+    __slots__ = ("failed",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failed: Failed | None = None
+
+    def settled(self, place: Place | None = None) -> None:
+        """One entry settled (loop thread)."""
+        if type(place) is Failed and self.missing > 0:
+            self.failed = place
+            self.missing = 1  # those that settle later find the gate open and leave it alone
+        self.missing -= 1
+        if self.missing == 0:
+            self._gate.release()
+
+
+class LoopWaiter:
+    """Wakes one coroutine of another loop."""
+
+    __slots__ = ("_loop", "future")
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[None] = self._loop.create_future()
+
+    def settled(self, place: Place | None = None) -> None:
+        """The entry settled (the runtime's loop thread)."""
+        self._loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class Callback:
+    """Calls a function on the runtime's loop thread."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def settled(self, place: Place | None = None) -> None:
+        """The entry settled (loop thread)."""
+        self._function()
+
+
+class ValueFuture(concurrent.futures.Future[Any]):
+    """A future whose ``result()``, inside a task, gives the CPU back while it waits."""
+
+    def __init__(self, execution: Execution | None) -> None:
+        super().__init__()
+        self._execution = execution
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the value, or raise its error."""
+        with self._waiting():
+            return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the error, or None."""
+        with self._waiting():
+            return super().exception(timeout)
+
+    def _waiting(self) -> contextlib.AbstractContextManager[None]:
+        execution = self._execution
+        if execution is None or self.done() or not execution.on_task_thread():
+            return contextlib.nullcontext()
+        return execution.blocked()

@@ -1,0 +1,1 @@
+"""Values, tensors and exceptions to bytes and back."""

@@ -1,0 +1,1 @@
+"""Tasks, the caller's half: from ``.remote()`` to the settled result."""

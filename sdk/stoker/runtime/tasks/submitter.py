@@ -1,0 +1,371 @@
+"""Submitting tasks: from ``.remote()`` to the settled result.
+
+A user thread packs the arguments and leaves a :class:`PendingTask`; the loop thread waits for the
+refs among them, hands the task to the :class:`ClassQueue` of its demand, sends it to a leased worker
+and settles its results. Retries, cancellation and deadlines are decided here, by the owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import StokerError, TaskCancelledError
+from stoker.runtime.objects.refs import ObjectRef
+from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.tasks.dispatch import ClassQueue
+from stoker.runtime.tasks.inbox import Submissions
+from stoker.runtime.tasks.leases import Leases
+from stoker.runtime.tasks.result_cache import Memo
+from stoker.runtime.tasks.status import Reports
+from stoker.runtime.tasks.task_spec import (
+    FunctionSpec,
+    PendingTask,
+    Phase,
+    about,
+    cancelled_error,
+    failed_dep,
+    make_refs,
+    missed_start,
+    pack_arguments,
+    run_frame,
+)
+from stoker_wire.data.channel import Channel
+from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.messages.common import SpreadPolicy
+from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
+
+if TYPE_CHECKING:
+    from stoker.runtime.objects.table import Entry
+    from stoker.runtime.runtime import Runtime
+
+
+class Tasks:
+    """The tasks that this process submitted and that are not settled."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._ids = IdSource(Prefix.TASK)
+        self._submitted = Submissions()
+        self.pending: dict[str, PendingTask] = {}
+        self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
+        self.leases = Leases(runtime, self)
+        self.reports = Reports(runtime)
+        self.memo = Memo()
+
+    # -- user threads ----------------------------------------------------------------------------
+
+    def submit(self, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """Submit one call; return at once its ref, a list of refs, or a generator of them.
+
+        Raises only for arguments that do not pickle.
+        """
+        runtime = self._runtime
+        task_id = self._ids()
+        place, deps, nested = pack_arguments(runtime, task_id, spec, args, kwargs)
+        key = None
+        if spec.options.cache and isinstance(place, Inline) and not deps and not nested:
+            key = self.memo.key(spec.function, place)
+            found = self.memo.get(key)
+            if found is not None:
+                return found
+        parent_task_id, flow = runtime.current_task_id(), self._submitted.flow_of(spec)
+        task = PendingTask(task_id, spec, place, deps, nested, parent_task_id, flow)
+        result = make_refs(self._runtime, task)
+        if key is not None and isinstance(result, ObjectRef):
+            self.memo.put(key, result)
+        self.pending[task_id] = task
+        self._submitted.add(task)
+        runtime.wake()
+        return result
+
+    def cancel(self, task_id: str, *, force: bool, recursive: bool) -> None:
+        """Stop a task (loop thread): drop it if it waits, tell its worker if it runs."""
+        task = self.pending.get(task_id)
+        if task is None:
+            return
+        task.cancelled = True
+        if task.phase is Phase.SENT and task.line is not None:
+            task.line.post(Cancel(task_id, force, recursive))
+        elif task.phase is not Phase.SENT:
+            self._unqueue(task)
+            self.fail(task, failed_with(cancelled_error(task)))
+
+    def _unqueue(self, task: PendingTask) -> None:
+        if task.phase is Phase.QUEUED and task.queue is not None:
+            task.queue.ready.drop(task)
+
+    def cancel_children(self, parent_task_id: str, *, force: bool) -> None:
+        """Stop all tasks that a task has submitted (``cancel(recursive=True)``)."""
+        for task in list(self.pending.values()):
+            if task.parent_task_id == parent_task_id:
+                self._runtime.cancel_now(task.task_id, force=force, recursive=True)
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Take in what user threads submitted, and send what can be sent."""
+        touched: dict[bytes, None] = {}
+        for task in self._submitted.take():
+            if task.phase is not Phase.NEW:
+                continue  # cancelled before it was taken in
+            if self._runtime.lost is not None:
+                self.fail(task, self._runtime.lost, report=False)
+                continue
+            self.reports.watch(task)
+            if task.spec.options.start_deadline is not None:
+                self._runtime.loop.call_later(
+                    task.spec.options.start_deadline, self._start_deadline, task
+                )
+            if self._deps_ready(task):
+                self._enqueue(task, touched)
+        self._pump_all(touched)
+        if self._submitted:
+            self._runtime.wake()
+
+    def _deps_ready(self, task: PendingTask) -> bool:
+        failed = failed_dep(task)
+        if failed is not None:  # also while others are not there yet
+            self.fail(task, failed)
+            return False
+        waiting = [d for d in task.deps if d._entry.place is None]
+        if not waiting:
+            return True
+        task.phase, task.waiting_deps = Phase.WAITING, len(waiting)
+
+        def settled(entry: Entry) -> None:
+            task.waiting_deps -= 1
+            if task.phase is not Phase.WAITING:
+                return
+            if isinstance(entry.place, Failed):
+                self.fail(task, entry.place)
+            elif task.waiting_deps == 0:
+                self._arguments_ready(task)
+
+        for ref in waiting:
+            self._runtime.objects.when_settled(ref._entry, partial(settled, ref._entry))
+        return False
+
+    def _arguments_ready(self, task: PendingTask) -> None:
+        failed = failed_dep(task)
+        if failed is not None:
+            self.fail(task, failed)
+            return
+        touched: dict[bytes, None] = {}
+        self._enqueue(task, touched)
+        # Many of one batch may become ready in this turn of the loop: pump once, after them.
+        for key in touched:
+            self._runtime.loop.call_soon(self.pump, key)
+
+    def _enqueue(self, task: PendingTask, touched: dict[bytes, None]) -> None:
+        spec = task.spec
+        if not spec.registered:
+            self._register(task)
+            return
+        queue = self.queues.get(spec.demand_key)
+        if queue is None:
+            spread = spec.demand.strategy.policy is SpreadPolicy.SPREAD
+            queue = self.queues[spec.demand_key] = ClassQueue(spread=spread)
+            self.leases.add_class(spec.demand_key, spec.demand)
+        task.phase, task.queue = Phase.QUEUED, queue
+        queue.ready.append(task)
+        touched[spec.demand_key] = None
+
+    def _register(self, task: PendingTask) -> None:
+        """Store the function in the gcs before the first call that names it is sent."""
+        spec = task.spec
+        task.phase = Phase.REGISTERING
+        spec.awaiting_registration.append(task)
+        if len(spec.awaiting_registration) == 1:
+            self._runtime.background.spawn(self._store_function(spec), name="function")
+
+    async def _store_function(self, spec: FunctionSpec) -> None:
+        failure: Failed | None = None
+        try:
+            await self._runtime.services.store_function(spec.function, spec.blob)
+            spec.registered = True
+        except StokerError as error:
+            failure = failed_with(error)
+        waiting, spec.awaiting_registration = spec.awaiting_registration, []
+        touched: dict[bytes, None] = {}
+        for task in waiting:
+            if failure is not None:
+                self.fail(task, failure)
+            elif task.phase is Phase.REGISTERING:
+                self._enqueue(task, touched)
+        self._pump_all(touched)
+
+    def pump(self, key: bytes) -> None:
+        """Send waiting tasks of a class to the workers that have room; ask for more leases."""
+        queue = self.queues[key]
+        now = self._runtime.loop.time()
+        for slot, batch in queue.pump(now):
+            line = slot.line
+            assert isinstance(line, Channel)
+            for task in batch:
+                task.phase, task.slot, task.line = Phase.SENT, slot, line
+            line.post(run_frame(line, batch, self._runtime.address))
+        if queue.ready:
+            self.leases.ask(key)
+
+    def _pump_all(self, keys: Iterable[bytes]) -> None:
+        for key in keys:
+            self.pump(key)
+
+    def on_done(self, line: Channel, results: list[Result]) -> None:
+        """Results came back."""
+        now = self._runtime.loop.time()
+        touched: dict[bytes, None] = {}
+        for result in results:
+            task = self.pending.get(result.task_id)
+            if task is None or task.attempt != result.attempt or task.slot is None:
+                continue
+            assert task.queue is not None
+            slot = task.slot
+            task.queue.finished(slot, result.task_id, result.duration_s, now)
+            self.leases.on_room(slot)
+            task.slot = None
+            touched[task.spec.demand_key] = None
+            if result.retry and not task.cancelled and task.take_retry():
+                self._again(task, delay_s=task.spec.options.retry_delay)
+            else:
+                self.complete(task, result)
+        self._pump_all(touched)
+
+    def complete(self, task: PendingTask, result: Result) -> None:
+        """Settle a task's results and forget it."""
+        self._forget(task)
+        settle = self._runtime.objects.settle
+        places = result.returns
+        if task.stream is not None:
+            failure = places[0] if places and isinstance(places[0], Failed) else None
+            task.stream.ended(result.nitems, failure)
+            return
+        if len(places) != len(task.entries) or (len(places) > 1 and type(places[0]) is Failed):
+            places = places[:1] * len(task.entries)
+        for entry, place in zip(task.entries, places, strict=True):
+            settle(entry, place)
+
+    def fail(self, task: PendingTask, failed: Failed, *, report: bool = True) -> None:
+        """Settle all results of a task with an error that its worker did not report."""
+        if task.task_id not in self.pending:
+            return
+        if report:
+            self.reports.ended(task, failed)
+        self._forget(task)
+        if task.stream is not None:
+            task.stream.ended(None, failed)
+        for entry in task.entries:
+            self._runtime.objects.settle(entry, failed)
+
+    def _forget(self, task: PendingTask) -> None:
+        self.pending.pop(task.task_id, None)
+        if task.slot is not None:
+            task.slot.pop(task.task_id)
+        self._runtime.objects.values.free(task.args)
+        task.phase, task.slot, task.line, task.deps, task.nested = Phase.ENDED, None, None, (), ()
+
+    def _again(self, task: PendingTask, *, delay_s: float = 0.0) -> None:
+        """Queue a task for another attempt."""
+        task.slot = task.line = None
+        task.phase = Phase.WAITING
+
+        if delay_s:
+            self._runtime.loop.call_later(delay_s * task.attempt, self._try_again, task)
+        else:
+            self._try_again(task)
+
+    def _try_again(self, task: PendingTask) -> None:
+        if task.phase is Phase.WAITING:
+            touched: dict[bytes, None] = {}
+            self._enqueue(task, touched)
+            self._pump_all(touched)
+
+    def on_returned(self, line: Channel, task_ids: list[str]) -> None:
+        """A worker gave calls back unstarted: to take them elsewhere, or because it waits in get."""
+        by_slot: dict[str, list[PendingTask]] = {}
+        for task_id in task_ids:
+            task = self.pending.get(task_id)
+            if task is not None and task.slot is not None and task.line is line:
+                by_slot.setdefault(task.slot.lease_id, []).append(task)
+        for tasks in by_slot.values():
+            queue, slot = tasks[0].queue, tasks[0].slot
+            assert queue is not None
+            assert slot is not None
+            queue.taken_back(slot, [t.task_id for t in tasks])
+            for task in tasks:
+                task.slot = task.line = None
+                task.phase = Phase.QUEUED
+                if task.cancelled:
+                    queue.ready.drop(task)
+                    self.fail(task, failed_with(cancelled_error(task)))
+            self.pump(tasks[0].spec.demand_key)
+
+    def on_retire(self, line: Channel) -> None:
+        """A worker takes no more calls: end its lease when it has none of ours."""
+        self.leases.retire(line)
+
+    async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None:
+        """The worker of a lease died: the call it ran may be tried again.
+
+        Where it had several, nobody knows which one ended it (results may have been lost as well):
+        all are tried again, each alone, so that the next death has one cause.
+        """
+        queue = self.queues[key]
+        lost = queue.drop_slot(lease_id)
+        for task in lost:
+            task.slot = None
+            if task.cancelled:
+                self.fail(task, failed_with(cancelled_error(task)))
+            elif len(lost) > 1:
+                task.suspect = True
+                self._again(task)
+            elif task.take_retry():
+                self.reports.ended(task, failed_with(cause), attempt=task.attempt - 1)
+                self._again(task, delay_s=task.spec.options.retry_delay)
+            else:
+                self.fail(task, failed_with(about(task, cause)))
+        if queue.ready:
+            self.pump(key)
+
+    def fail_class(self, key: bytes, error: StokerError) -> None:
+        """No lease will ever come for a class: fail all that waits in it."""
+        queue = self.queues[key]
+        for task in list(queue.ready):
+            queue.ready.drop(task)
+            self.fail(task, failed_with(about(task, error)))
+
+    def _start_deadline(self, task: PendingTask) -> None:
+        if task.phase in (Phase.WAITING, Phase.REGISTERING, Phase.QUEUED):
+            self._unqueue(task)
+            self.fail(task, failed_with(missed_start(task, self.reports.describe(task))))
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Ten times a second: release idle leases, take back stuck calls, report long waits."""
+        now = self._runtime.loop.time()
+        for key, queue in self.queues.items():
+            for slot, task_ids in queue.to_revoke(now):
+                assert isinstance(slot.line, Channel)
+                slot.line.post(Revoke(task_ids))
+            self.leases.tick(key, queue, now)
+        self.leases.tell_idle()
+        self.reports.tick()
+
+    def lost_line(self, line: Channel) -> None:
+        """A line to a worker closed."""
+        self.leases.lost_line(line)
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is unfinished, or any lease is held."""
+        return bool(self.pending) or any(q.slots for q in self.queues.values())
+
+    async def close(self) -> None:
+        """End what is pending, so that nobody waits for ever; give all leases back."""
+        for task in list(self.pending.values()):
+            text = f"task {task.spec.name} ({task.task_id}) ended with stoker.shutdown()"
+            self.fail(task, failed_with(TaskCancelledError(text)))
+        await self.leases.close()

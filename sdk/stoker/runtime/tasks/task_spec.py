@@ -1,0 +1,299 @@
+"""What a call is before it is sent: its function, its packed arguments, its state at the caller."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterable, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
+from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
+from stoker.runtime.objects.table import Entry
+from stoker.runtime.serialization.pickling import WHOLE_MIN_NBYTES, Whole, pack
+from stoker.runtime.tasks.dispatch import ClassQueue, Slot
+from stoker.runtime.tasks.streams import Stream
+from stoker_wire.data.channel import Channel
+from stoker_wire.ids import return_id
+from stoker_wire.messages.data import (
+    Buffer,
+    Call,
+    Dep,
+    Failed,
+    Inline,
+    Place,
+    Ref,
+    Run,
+    Stored,
+    Template,
+)
+
+if TYPE_CHECKING:
+    from stoker.api.options import TaskOptions
+    from stoker.runtime.runtime import Runtime
+    from stoker_wire.messages.cluster import Demand
+    from stoker_wire.messages.common import Address
+
+FRAME_MAX_BYTES = 256 << 10
+"""Larger arguments go through shared memory instead of the frame."""
+
+TEMPLATES = 1000
+"""How many templates a caller takes for known at the far end, which keeps as many: the last ones."""
+
+_SMOOTHING = 0.2
+_NO_ARGUMENTS = Inline(pack(((), {}, ()), what="").data)
+
+
+class Phase(IntEnum):
+    """Where a task is on its way, as its owner sees it."""
+
+    NEW = 0
+    WAITING = 1
+    """For arguments, or for the delay before a retry."""
+    REGISTERING = 2
+    QUEUED = 3
+    SENT = 4
+    ENDED = 5
+
+
+class FunctionSpec:
+    """A remote function with one set of options: what all its calls share."""
+
+    def __init__(
+        self,
+        *,
+        function: str,
+        blob: bytes,
+        name: str,
+        template: Template,
+        options: TaskOptions,
+        demand: Demand,
+        actor_id: str = "",
+        refs: Sequence[ObjectRef[Any]] = (),
+    ) -> None:
+        self.function = function
+        self.blob = blob
+        self.name = name
+        self.template = template
+        self.options = options
+        self.demand = demand
+        # The name is for people: functions with equal needs share their leases.
+        self.demand_key = msgspec.msgpack.encode(msgspec.structs.replace(demand, name=""))
+        self.actor_id = actor_id
+        self.refs = refs
+        """What the function closes over: kept while calls of it are under way."""
+        self.mean_s: float | None = None
+        """How long its calls take: a moving mean of what workers measured."""
+        self.registered = False
+        self.awaiting_registration: list[PendingTask] = []
+
+
+class PendingTask(msgspec.Struct, eq=False, gc=False):
+    """One task of this process until it is settled. ``deps`` and ``nested`` keep refs alive.
+
+    ``flow`` is its function and the thread that called it: flows take turns. There may be a million
+    of them: the garbage collector does not visit them, and what they refer to ends with them.
+    """
+
+    task_id: str
+    spec: FunctionSpec
+    args: Place
+    deps: Sequence[ObjectRef[Any]]
+    nested: Sequence[ObjectRef[Any]]
+    parent_task_id: str
+    flow: Hashable = None
+    phase: Phase = Phase.NEW
+    entries: Sequence[Entry] = ()
+    stream: Stream | None = None
+    queue: ClassQueue[PendingTask] | None = None
+    slot: Slot[PendingTask] | None = None
+    line: Channel | None = None
+    attempt: int = 0
+    retries_left: int = 0
+    submitted_at_s: float = 0.0
+    cancelled: bool = False
+    suspect: bool = False
+    """It was among several calls at a worker that died, and may be what ended it."""
+    waiting_deps: int = 0
+
+    def __post_init__(self) -> None:
+        self.retries_left = self.spec.options.max_retries
+        self.submitted_at_s = time.time()
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is sent to a worker that has nothing else: the one to blame is known then.
+
+        A call that must not run twice is: no result of a call before it can be lost with it.
+        """
+        return self.suspect or self.spec.options.max_retries == 0
+
+    @property
+    def group(self) -> str:
+        """The concurrency group of an actor's call, or ''."""
+        return self.spec.template.group
+
+    @property
+    def expected_s(self) -> float | None:
+        """How long calls of its function take, if any came back."""
+        return self.spec.mean_s
+
+    def took(self, duration_s: float) -> None:
+        """Learn from a call that came back."""
+        spec = self.spec
+        mean_s = spec.mean_s
+        spec.mean_s = duration_s if mean_s is None else mean_s + _SMOOTHING * (duration_s - mean_s)
+
+    def take_retry(self) -> bool:
+        """Use up one retry; False if none was left (-1 means without limit)."""
+        if self.retries_left == 0:
+            return False
+        if self.retries_left > 0:
+            self.retries_left -= 1
+        self.attempt += 1
+        return True
+
+
+def pack_arguments(
+    runtime: Runtime, task_id: str, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Place, Sequence[ObjectRef[Any]], Sequence[ObjectRef[Any]]]:
+    """Return (packed arguments, top-level refs in order, refs nested inside values).
+
+    The stream is a pickle of ``(args, kwargs, where)``; ``where`` lists the position or name of
+    each top-level ref, in the order of the call's ``deps``.
+    """
+    if not args and not kwargs:
+        return _NO_ARGUMENTS, (), ()
+    deps: list[ObjectRef[Any]] = []
+    where: list[int | str] = []
+    plain = list(args)
+    for index, value in enumerate(args):
+        if isinstance(value, ObjectRef):
+            deps.append(value)
+            where.append(index)
+            plain[index] = None
+        elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
+            plain[index] = Whole(value)
+    if kwargs:
+        for name, value in kwargs.items():
+            if isinstance(value, ObjectRef):
+                deps.append(value)
+                where.append(name)
+                kwargs = {**kwargs, name: None}
+            elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
+                kwargs = {**kwargs, name: Whole(value)}
+    packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
+    refs = tuple(runtime.wire_ref(r) for r in packed.refs)
+    if packed.nbytes > FRAME_MAX_BYTES and runtime.arena is not None:
+        place = runtime.objects.values.place(return_id(task_id, "args"), packed)
+    else:
+        # The user may change an array after the call: what is sent later must be a copy.
+        place = Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
+    return place, deps, packed.refs
+
+
+def call_of(task: PendingTask, mine: Address) -> Call:
+    """Return a task as it travels."""
+    deps: tuple[Dep, ...] = ()
+    if task.deps:
+        deps = tuple(_dep(ref, mine) for ref in task.deps)
+    return Call(
+        task.task_id,
+        task.spec.template.number,
+        task.args,
+        deps,
+        task.attempt,
+        task.submitted_at_s,
+        task.parent_task_id,
+    )
+
+
+def _dep(ref: ObjectRef[Any], mine: Address) -> Dep:
+    entry = ref._entry
+    place = entry.place
+    assert place is not None
+    return Dep(Ref(entry.object_id, entry.owner or mine), place)
+
+
+def run_frame(line: Channel, batch: Sequence[PendingTask], mine: Address) -> Run:
+    """Return the message that runs a batch, with the templates that the line has not carried."""
+    templates: list[Template] = []
+    sent = line.templates_sent
+    for task in batch:
+        template = task.spec.template
+        if template.number not in sent:
+            if len(sent) >= TEMPLATES:
+                sent.clear()
+            sent.add(template.number)
+            templates.append(template)
+    return Run([call_of(t, mine) for t in batch], templates)
+
+
+def locality_of(tasks: Iterable[PendingTask]) -> dict[str, int]:
+    """Return how many bytes of these tasks' arguments lie on which node (what frames carry is free)."""
+    nbytes: dict[str, int] = {}
+    for task in tasks:
+        for place in (task.args, *(ref._entry.place for ref in task.deps)):
+            if isinstance(place, Stored):
+                nbytes[place.node_id] = nbytes.get(place.node_id, 0) + place.nbytes
+    return nbytes
+
+
+def cancelled_error(task: PendingTask) -> TaskCancelledError:
+    """Return the error of a task that was cancelled."""
+    return TaskCancelledError(f"task {task.spec.name} ({task.task_id}) was cancelled")
+
+
+E = TypeVar("E", bound=StokerError)
+
+
+def about(task: PendingTask, error: E) -> E:
+    """Return ``error`` as that of one task."""
+    return type(error)(
+        f"task {task.spec.name} ({task.task_id}): {error.message}", extra=error.extra
+    )
+
+
+def missed_start(task: PendingTask, why: str) -> TaskTimeoutError:
+    """Return the error of a task whose ``start_deadline`` passed."""
+    return TaskTimeoutError(
+        f"task {task.spec.name} ({task.task_id}) did not start within its start_deadline of "
+        f"{task.spec.options.start_deadline:g} s\n"
+        f"{why}"
+    )
+
+
+def failed_dep(task: PendingTask) -> Failed | None:
+    """Return the failure of the first argument that failed, if one did."""
+    for ref in task.deps:
+        place = ref._entry.place
+        if isinstance(place, Failed):
+            return place
+    return None
+
+
+def missing_dep(task: PendingTask) -> Entry | None:
+    """Return the first argument that is not there yet, or None."""
+    for ref in task.deps:
+        entry = ref._entry
+        if entry.place is None:
+            return entry
+    return None
+
+
+def make_refs(runtime: Runtime, task: PendingTask) -> Any:
+    """Return what ``.remote()`` returns: a ref, a list of refs, None, or a generator of refs."""
+    template = task.spec.template
+    if template.streaming:
+        task.stream = Stream(runtime, task)
+        return ObjectRefGenerator(task.stream)
+    names = (return_id(task.task_id, i) for i in range(template.num_returns))
+    refs = [runtime.objects.new_ref(name) for name in names]
+    task.entries = tuple([r._entry for r in refs])
+    for entry in task.entries:
+        entry.task = task
+    if len(refs) == 1:
+        return refs[0]
+    return refs or None

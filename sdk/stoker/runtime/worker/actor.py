@@ -1,0 +1,306 @@
+"""An actor inside its worker: its instance, and how its methods run.
+
+Sync actors run in order on the main thread; threaded ones on a pool per concurrency group; async
+ones (any method is a coroutine function or async generator) on an event loop per concurrency group,
+that of the default group on the main thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import BadRequestError
+from stoker.runtime.actors.handle import is_async
+from stoker.runtime.serialization.exceptions import error_of, failed_by, info_of
+from stoker.runtime.worker import actor_exit
+from stoker.runtime.worker.actor_exit import TERMINATE, ActorEnd, Reason, left_by, reason_of, told
+from stoker.runtime.worker.event_loops import GroupLoop, drive, start_thread
+from stoker.runtime.worker.invoke import ActorPayload, invoke, load_arguments, load_function
+from stoker_wire.data.frames import FrameCodec
+from stoker_wire.errors import FencedError
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.data import Failed, Run
+from stoker_wire.messages.work import Actor, ActorState, ReportActor
+
+if TYPE_CHECKING:
+    from stoker.runtime.worker.execute import Execution, Work
+    from stoker.runtime.worker.invoke import Outcome
+    from stoker_wire.messages.cluster import ActorSpec
+
+_REPORT_S = 60.0
+_ASYNC_CONCURRENCY = 1000
+_JOIN_S = 2.0
+"""How long the other groups of an async actor may take to cancel what has not finished."""
+_POLL_S = 0.02
+_ABSENT = object()
+
+
+class ActorHost:
+    """The actor that this worker is."""
+
+    def __init__(self, execution: Execution, spec: ActorSpec, payload: ActorPayload) -> None:
+        self.spec = spec
+        self.path = f"/v1/actors/{spec.actor_id}/report"
+        self.execution = execution
+        self.runtime = execution.runtime
+        self.instance: Any = None
+        self.end = ActorEnd(self)
+        self._payload = payload
+        self._early: list[Work] = []
+        self._ready = False
+        self._is_async = False
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+        self._loops: dict[str, GroupLoop] = {}
+        self._lock = threading.Lock()
+
+    # -- the main thread -------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Construct the instance, report, and run calls until the actor or its worker ends."""
+        try:
+            cls, args, kwargs = self._arguments()
+        except BaseException as error:
+            self._constructor_failed(error)
+        else:
+            self._is_async = is_async(cls)
+            if self._is_async:
+                drive(self, self._serve_async(cls, args, kwargs))
+            else:
+                self._serve_calls(cls, args, kwargs)
+                self.end.await_calls()
+                if self.is_up and (hook := self.end.hook()) is not None:
+                    asyncio.run(hook)
+        if self.end.begun:
+            self.end.close()
+
+    def _serve_calls(self, cls: type, args: Any, kwargs: dict[str, Any]) -> None:
+        try:
+            self.instance = cls(*args, **kwargs)
+        except BaseException as error:
+            self._constructor_failed(error)
+        if self.end.begun:
+            return
+        self._start_pools()
+        self._alive()
+        while (work := self.execution.next_call()) is not None:
+            self.report(invoke(self.execution, work, self.callable_of(work)))
+            del work  # idle workers hold no arguments and no refs
+
+    def _arguments(self) -> tuple[type, Any, dict[str, Any]]:
+        (run,) = FrameCodec().decode(self._payload.frame)
+        assert isinstance(run, Run)
+        call, template = run.calls[0], run.templates[0]
+        cls = load_function(self.execution, template.function, self._payload.blob)
+        args, kwargs = load_arguments(self.execution, call)
+        return cls, args, kwargs  # type: ignore[return-value]
+
+    def _start_pools(self) -> None:
+        threads = self._payload.max_concurrency or 1
+        groups = self._payload.concurrency_groups
+        if threads > 1 or groups:
+            self._pools[""] = ThreadPoolExecutor(threads, "stoker-actor")
+            for name, count in groups.items():
+                self._pools[name] = ThreadPoolExecutor(count, f"stoker-actor-{name}")
+
+    async def _serve_async(self, cls: type, args: Any, kwargs: dict[str, Any]) -> None:
+        try:
+            if inspect.iscoroutinefunction(cls.__init__):  # type: ignore[misc]
+                self.instance = cls.__new__(cls, *args, **kwargs)
+                await self.instance.__init__(*args, **kwargs)
+            else:
+                self.instance = cls(*args, **kwargs)
+        except BaseException as error:
+            self._constructor_failed(error)
+            return
+        if self.end.begun:
+            return
+        main = GroupLoop(self, self._payload.max_concurrency or _ASYNC_CONCURRENCY)
+        threads = []
+        for name, count in self._payload.concurrency_groups.items():
+            self._loops[name] = GroupLoop(self, count)
+            threads.append(start_thread(self, self._loops[name], name))
+        self._loops[""] = main
+        await main.serve(self._alive)
+        await asyncio.to_thread(_join, threads, actor_exit.FINISH_S + _JOIN_S)
+        if (hook := self.end.hook()) is not None:
+            await hook
+
+    def _alive(self) -> None:
+        with self._lock:  # calls that arrive now come behind the early ones
+            self._route(self._early)
+            self._early = []
+            self._ready = True
+        report = ReportActor(
+            state=ActorState.ALIVE,
+            incarnation=self.spec.incarnation,
+            worker_id=self.runtime.address.peer_id,
+        )
+        call = self.runtime.gcs.call("POST", self.path, report, timeout_s=_REPORT_S)
+        try:
+            self.runtime.run(call, _REPORT_S + 1)
+        except (
+            FencedError
+        ) as error:  # killed meanwhile, and the nodelet is about to end this process
+            self.end.begin(left_by(error.message))
+
+    def _constructor_failed(self, error: BaseException) -> None:
+        if isinstance(error, SystemExit):
+            self.end.begin(reason_of(error, "its constructor", restart=False))
+            return
+        failed = failed_by(error)
+        text = str(
+            error_of(Failed(failed.code, failed.message, failed.type_name, failed.traceback))
+        )
+        cause = ErrorInfo(code=info_of(failed).code, message=f"its constructor raised {text}")
+        self.end.begin(Reason(1, cause))
+
+    @property
+    def is_up(self) -> bool:
+        """Whether its constructor has returned."""
+        return self._ready
+
+    @functools.cached_property
+    def record(self) -> Actor:
+        """What the gcs keeps of it (any thread of the user)."""
+        path = f"/v1/actors/{self.spec.actor_id}"
+        return self.runtime.http.call("GET", path, reply=Actor)
+
+    # -- what a call runs ------------------------------------------------------------------------
+
+    def method(self, name: str) -> Callable[..., Any] | None:
+        """Return a method as the class has it: an attribute of the instance does not hide it."""
+        instance = self.instance
+        cls = type(instance)
+        for base in cls.__mro__:
+            found = base.__dict__.get(name, _ABSENT)
+            if found is not _ABSENT:
+                bind = getattr(type(found), "__get__", None)
+                return found if bind is None else bind(found, instance, cls)  # type: ignore[no-any-return]
+        return None
+
+    def callable_of(self, work: Work) -> Callable[..., Any]:
+        """Return what a call of this actor runs; errors come when it is called."""
+        name = work.template.function
+        try:
+            method = self.method(name)
+        except Exception as error:  # a descriptor of the user's
+            return functools.partial(_raise, error)
+        if method is not None:
+            return method
+        if name == "__stoker_ready__":
+            return lambda: None
+        if name == "__stoker_call__":
+            return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
+        if name == TERMINATE:
+            before = self._before(work)
+            return self._terminate_async(before) if self._is_async else self._terminate(before)
+        cls = type(self.instance).__name__
+        text = f"{cls} has no method {name!r}"
+        return functools.partial(_raise, BadRequestError(text, field="method"))
+
+    def _before(self, work: Work) -> list[str]:
+        """The calls that go on while this one begins; those of its own group are behind it."""
+        group, mine = work.template.group, work.call.task_id
+        queued = self.execution.unstarted.copy().values()
+        return [
+            *(task_id for task_id in self.execution.running.copy() if task_id != mine),
+            *(other.call.task_id for other in queued if other.template.group != group),
+        ]
+
+    def _terminate(self, before: list[str]) -> Callable[..., None]:
+        def terminate(why: str = "") -> None:
+            self._wait_for(before)
+            self.end.begin(told(why))
+
+        return terminate
+
+    def _terminate_async(self, before: list[str]) -> Callable[..., Any]:
+        async def terminate(why: str = "") -> None:
+            await asyncio.to_thread(self._wait_for, before)
+            self.end.begin(told(why))
+
+        return terminate
+
+    def _wait_for(self, task_ids: list[str]) -> None:
+        running, unstarted = self.execution.running, self.execution.unstarted
+        while not self.end.begun and any(i in running or i in unstarted for i in task_ids):
+            time.sleep(_POLL_S)
+
+    def report(self, outcome: Outcome) -> None:
+        """A call ended (any thread)."""
+        if not self.end.begun or not self.end.holds(outcome):
+            self.execution.report(outcome)
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def take(self, batch: list[Work]) -> None:
+        """Take new calls, in order; they wait until the constructor has returned."""
+        if self.end.begun:
+            return  # its loops may be closed; the gcs tells who made them
+        with self._lock:
+            if not self._ready:
+                self._early += batch
+            else:
+                self._route(batch)
+
+    def _route(self, batch: list[Work]) -> None:
+        if self._loops:
+            if len(self._loops) == 1:
+                self._loops[""].submit(batch)
+                return
+            by_group: dict[str, list[Work]] = {}
+            for work in batch:
+                by_group.setdefault(work.template.group, []).append(work)
+            for group, theirs in by_group.items():
+                self._loops.get(group, self._loops[""]).submit(theirs)
+            return
+        if self._pools:
+            for work in batch:
+                pool = self._pools.get(work.template.group, self._pools[""])
+                pool.submit(self._run_in_thread, work)
+            return
+        for work in batch:
+            self.execution.enqueue(work)
+
+    def interrupt(self, work: Work) -> bool:
+        """Stop a running call of an async or threaded actor, as far as its code listens; False for
+        a sync actor, where its main thread must be told."""
+        if any(loop.cancel(work.call.task_id) for loop in self._loops.values()):
+            return True
+        return bool(self._pools or self._loops)
+
+    # -- any thread ------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Start no more calls, and have the main thread see to the actor's end."""
+        self.execution.stop()
+        for loop in list(self._loops.values()):
+            loop.stop()
+
+    def _run_in_thread(self, work: Work) -> None:
+        task_id = work.call.task_id
+        if not self.end.begun and self.execution.unstarted.pop(task_id, None) is not None:
+            self.execution.running[task_id] = work
+            try:
+                self.report(invoke(self.execution, work, self.callable_of(work)))
+            except BaseException as error:  # the pool would keep it to itself
+                self.execution.running.pop(task_id, None)
+                self.end.broke(error)
+
+
+def _join(threads: list[threading.Thread], timeout_s: float) -> None:
+    """Wait until all of them have ended, but for this long at most."""
+    until_s = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, until_s - time.monotonic()))
+
+
+def _raise(error: Exception, *args: Any, **kwargs: Any) -> None:
+    raise error

@@ -1,0 +1,135 @@
+"""The worker: what a forked process becomes. Its main thread runs user code, its loop thread talks.
+
+``main`` is the fork server's target: this module is imported once, before the forks, and starts no
+thread at import. ``prepare`` is called once there too.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from aiohttp import web
+
+from stoker.api.init import LocalNode
+from stoker.runtime.runtime import Identity, Runtime
+from stoker.runtime.session import CELL
+from stoker.runtime.worker.actor import ActorHost
+from stoker.runtime.worker.execute import Execution
+from stoker.runtime.worker.invoke import ActorPayload
+from stoker.runtime.worker.output import mark_output
+from stoker_wire.data import channel
+from stoker_wire.data.frames import FrameCodec
+from stoker_wire.errors import ConflictError
+from stoker_wire.http.auth import is_loopback
+from stoker_wire.http.codec import PROBLEM, Codec
+from stoker_wire.http.problems import problem_of
+from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
+from stoker_wire.messages.common import Empty
+from stoker_wire.process import host_identity
+from stoker_wire.process.event_loop import loop_factory
+from stoker_wire.process.search_path import take_over
+from stoker_wire.settings import Settings
+
+_REGISTER_S = 30.0
+_MSGPACK = "application/msgpack"
+
+
+def prepare() -> None:
+    """Do once, before any fork, what each worker would do again (in pages of its own)."""
+    Settings.from_env()
+    host_identity.host_id()
+    loop_factory()
+    FrameCodec()
+    for kind in (WorkerBoot, WorkerSetup, RegisterWorker, ActorPayload, Empty):
+        Codec(kind)
+    web.Application().router.add_get(channel.PATH, _unrouted)
+
+
+async def _unrouted(_: web.Request) -> web.StreamResponse:
+    raise web.HTTPNotFound
+
+
+def main(boot: WorkerBoot) -> None:
+    """Be a worker until the nodelet ends this process."""
+    host = boot.nodelet_url.split("//", 1)[-1].rsplit(":", 1)[0]
+    identity = Identity(
+        peer_id=boot.worker_id,
+        job_id=boot.job_id,
+        namespace="",
+        gcs_url=boot.gcs_url,
+        token=boot.token,
+        node=LocalNode(boot.node_id, boot.nodelet_url, boot.arena_dir, boot.session_dir),
+        socket_path=boot.socket_path,
+        tcp_host=None if is_loopback(host) else host,
+        is_worker=True,
+    )
+    runtime = Runtime(identity, Settings.from_env())
+    CELL.runtime = runtime
+    runtime.execution = Execution(runtime)
+    mark_output()
+    worker = _Worker(runtime, runtime.execution)
+    runtime.start({("POST", "/v1/assign"): worker.assign, ("POST", "/v1/retire"): worker.retire})
+    runtime.run(worker.register(boot), _REGISTER_S)
+    runtime.execution.serve()
+    runtime.stop()
+
+
+class _Worker:
+    """What the nodelet may ask of a worker."""
+
+    def __init__(self, runtime: Runtime, execution: Execution) -> None:
+        self._runtime = runtime
+        self._execution = execution
+
+    async def register(self, boot: WorkerBoot) -> None:
+        """Tell the nodelet where this worker listens; learn what it is for."""
+        setup = await self._runtime.services.client_of(boot.nodelet_url).call(
+            "POST",
+            "/v1/workers/register",
+            RegisterWorker(
+                worker_id=boot.worker_id, pid=os.getpid(), address=self._runtime.address
+            ),
+            reply=WorkerSetup,
+            timeout_s=_REGISTER_S,
+        )
+        self._apply(setup)
+
+    async def assign(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/assign``: a lease has this worker now."""
+        self._apply(msgspec.msgpack.decode(await request.read(), type=WorkerSetup))
+        return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
+
+    async def retire(self, request: web.Request) -> web.StreamResponse:
+        """``POST /v1/retire``: end, unless others still need what this process owns."""
+        runtime = self._runtime
+        entries = list(runtime.objects.table.entries.values())
+        # What handles of others hold is the actor, which is counted by itself while it lives.
+        held = sum(bool(e.borrowers) and e.object_id not in runtime.actors.lives for e in entries)
+        tasks, actors = len(runtime.tasks.pending), runtime.actors.owned_alive()
+        if held or tasks or actors or self._execution.busy:
+            why = (
+                f"worker {runtime.identity.peer_id} owns {held} borrowed objects, {tasks} unfinished "
+                f"calls and {actors} living actors"
+            )
+            error = ConflictError(why, extra={"runs": self._execution.runs})
+            problem = problem_of(error, request_id=None)
+            return web.Response(
+                body=msgspec.json.encode(problem), status=problem.status, content_type=PROBLEM
+            )
+        self._execution.stop()
+        return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
+
+    def _apply(self, setup: WorkerSetup) -> None:
+        lease = setup.lease
+        os.environ.update(setup.env_vars)
+        take_over(setup.sys_path)
+        if setup.cwd and os.path.isdir(setup.cwd):
+            os.chdir(setup.cwd)
+        if lease is None:
+            return
+        self._execution.take_lease(lease, setup.runtime_env)
+        if setup.actor is not None and self._execution.actor is None:
+            payload = msgspec.msgpack.decode(setup.actor.payload, type=ActorPayload)
+            self._execution.become(ActorHost(self._execution, setup.actor, payload))
+        self._execution.begin()

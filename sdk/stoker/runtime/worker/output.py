@@ -1,0 +1,102 @@
+"""A worker's stdout and stderr: they say which task printed, without a cost for those that do not.
+
+Both go into one log file, so that their lines keep their order. A worker runs tasks of many
+functions in turn: before output of another function, or to the other stream than the last, a mark
+line goes into the file; the nodelet reads it as "from here on it is that one".
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING
+
+from stoker.api.context import current_task
+from stoker_wire.messages.control import OUTPUT_MARK, LogStream
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_MARK_AGAIN_BYTES = 1 << 18
+"""After so many bytes the mark is repeated: readers look back only so far."""
+
+
+class _Printed:
+    """What both streams share: whose output came last, and whether its line is unfinished."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.stream = LogStream.STDOUT
+        self.open_line = False
+        self.nbytes = 0
+        """Written since the last mark."""
+
+
+class _MarkedFile(io.BufferedWriter):
+    """Marks whose output follows. Keeps nothing back: a worker may be killed once its result left."""
+
+    def __init__(self, fd: int, which: LogStream, printed: _Printed) -> None:
+        super().__init__(io.FileIO(fd, "w", closefd=False))
+        self._which = which
+        self._printed = printed
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        """Write, after a mark if another task prints now, or to the other stream than before."""
+        info, printed = current_task.get(), self._printed
+        name = info.name if info is not None and not info.actor_id else printed.name
+        data = bytes(data)
+        if (
+            name != printed.name
+            or self._which is not printed.stream
+            or printed.nbytes > _MARK_AGAIN_BYTES
+        ):
+            mark = f"{chr(10) * printed.open_line}{OUTPUT_MARK}{self._which}:{name}\n"
+            super().write(mark.encode(errors="replace"))
+            printed.name, printed.stream, printed.nbytes = name, self._which, 0
+        if data:
+            printed.nbytes += len(data)
+            printed.open_line = not data.endswith(b"\n")
+        super().write(data)
+        self.flush()
+        return len(data)
+
+
+class MarkedOutput(io.TextIOWrapper):
+    """A line-buffered text stream over such a file."""
+
+    def __init__(self, fd: int, which: LogStream, printed: _Printed) -> None:
+        super().__init__(
+            _MarkedFile(fd, which, printed),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        self.has_open_line = False
+        """Whether something was printed whose end of line is missing."""
+
+    def write(self, text: str, /) -> int:
+        """Write a text."""
+        if text:
+            self.has_open_line = not text.endswith("\n")
+        return super().write(text)
+
+    def close(self) -> None:
+        """Flush, and stay open: the next task of this worker prints here as well."""
+        self.flush()
+
+
+def mark_output() -> None:
+    """Have everything that is printed in this process say whose it is."""
+    printed = _Printed()
+    for which in LogStream:
+        stream = getattr(sys, which)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.flush()
+            setattr(sys, which, MarkedOutput(stream.fileno(), which, printed))
+
+
+def flush_output() -> None:
+    """Write out what was printed without an end of line: whoever gets a result may read it next."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, MarkedOutput) and stream.has_open_line:
+            stream.flush()

@@ -1,0 +1,290 @@
+"""How task records travel from the process that made them to SQL: rows, frames and spool files.
+
+A process appends the rows of one moment as one *frame* to a file of its own in its node's spool
+folder, which survives it. The nodelet forwards whole frames as they lie there, and the gcs stores
+the rows as they come: nobody between decodes a record. One :class:`SpoolWriter` per process, used
+by its loop thread only; it never waits for anybody, and never raises.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from stoker_wire.errors import BadRequestError
+from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.work import TaskRecord, TaskState
+from stoker_wire.process.host_identity import start_time
+
+HEAD = struct.Struct("!III")
+"""Before a frame's body: its bytes, its rows, and the rows that its writer dropped before it."""
+MAX_FRAME_BYTES = 64 << 20
+SEGMENT_BYTES = 1 << 20
+MAX_UNWRITTEN_BYTES = 4 << 20
+_ROWS_PER_FRAME = 1000
+_COMPLAIN_S = 10.0
+
+TaskRow = tuple[str, int, str, str, str, str, str, int, bytes]
+"""A row of the table ``tasks``: its columns in order, the last one packed :class:`TaskFacts`."""
+
+INFERRED_RANK = 3
+RANKS = {
+    TaskState.WAITING: 0,
+    TaskState.QUEUED: 1,
+    TaskState.RUNNING: 2,
+    TaskState.FINISHED: 4,
+    TaskState.FAILED: 4,
+    TaskState.CANCELLED: 4,
+}
+
+_log = logging.getLogger("stoker.history")
+
+
+class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
+    """What a task's row holds besides its columns; new members only at the end, with a default."""
+
+    parent_task_id: str = ""
+    submitted_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+    worker_id: str = ""
+    args_nbytes: int = 0
+    result_nbytes: int = 0
+    error: ErrorInfo | None = None
+    demand: Demand | None = None
+    waiting_for: str = ""
+    owner_id: str = ""
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_facts = msgspec.msgpack.Decoder(TaskFacts).decode
+_record = msgspec.msgpack.Decoder(TaskRecord).decode
+_rows = msgspec.msgpack.Decoder(list[TaskRow]).decode
+
+
+def rank(record: TaskRecord) -> int:
+    """How far the attempt has come: 0 to 2 open, 3 ended as inferred, 4 ended as reported."""
+    if record.error is not None and record.error.extra.get("inferred"):
+        return INFERRED_RANK
+    return RANKS[record.state]
+
+
+def row_of(record: TaskRecord) -> TaskRow:
+    """Return a record as it travels and is stored."""
+    facts = TaskFacts(
+        record.parent_task_id,
+        record.submitted_at_s,
+        record.started_at_s,
+        record.ended_at_s,
+        record.worker_id,
+        record.args_nbytes,
+        record.result_nbytes,
+        record.error,
+        record.demand,
+        record.waiting_for,
+        record.owner_id,
+    )
+    return (
+        record.task_id,
+        record.attempt,
+        record.job_id,
+        record.state.value,
+        record.name,
+        record.node_id,
+        record.actor_id,
+        rank(record),
+        pack_facts(facts),
+    )
+
+
+def pack_facts(facts: TaskFacts) -> bytes:
+    """Return the last column of a row."""
+    try:
+        return _pack(facts)
+    except UnicodeEncodeError:  # half a surrogate pair, as in the name of a file that is no UTF-8
+        return _pack(_readable(msgspec.to_builtins(facts)))
+
+
+def record_of(row: Sequence[object]) -> TaskRecord:
+    """Return the record of a row (also of one that the first version stored)."""
+    task_id, attempt, job_id, state, name, node_id, actor_id, _, packed = row
+    raw = bytes(packed)  # type: ignore[call-overload]
+    if raw[0] & 0xF0 == 0x80 or raw[0] == 0xDE:  # a map
+        return _record(raw)
+    facts = _facts(raw)
+    return TaskRecord(
+        task_id=task_id,  # type: ignore[arg-type]
+        attempt=attempt,  # type: ignore[arg-type]
+        job_id=job_id,  # type: ignore[arg-type]
+        state=TaskState(state),  # type: ignore[arg-type]
+        name=name,  # type: ignore[arg-type]
+        node_id=node_id,  # type: ignore[arg-type]
+        actor_id=actor_id,  # type: ignore[arg-type]
+        **msgspec.structs.asdict(facts),
+    )
+
+
+def _readable(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, dict):
+        return {_readable(k): _readable(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_readable(v) for v in value]
+    return value
+
+
+def frames_of(rows: Sequence[TaskRow], dropped: int = 0) -> bytes:
+    """Return rows as frames; ``dropped`` is how many their writer lost before them."""
+    frames = bytearray()
+    for start in range(0, len(rows) or 1, _ROWS_PER_FRAME):
+        some = rows[start : start + _ROWS_PER_FRAME]
+        try:
+            body = _pack(some)
+        except UnicodeEncodeError:
+            body = _pack([_readable(row) for row in some])
+        frames += HEAD.pack(len(body), len(some), 0 if start else dropped) + body
+    return bytes(frames)
+
+
+def whole_frames(data: bytes) -> int:
+    """Return how many bytes at the start of ``data`` are whole frames; ValueError if it is none."""
+    at = 0
+    while at + HEAD.size <= len(data):
+        end = at + HEAD.size + frame_nbytes(data, at)
+        if end > len(data):
+            break
+        at = end
+    return at
+
+
+def frame_nbytes(data: bytes, at: int = 0) -> int:
+    """Return the bytes of the body of the frame that starts at ``at``; ValueError if none does."""
+    nbytes, count, _ = HEAD.unpack_from(data, at)
+    if nbytes > MAX_FRAME_BYTES or count > nbytes:
+        raise ValueError(f"{nbytes} bytes for {count} rows is no frame of a spool")
+    return int(nbytes)
+
+
+def rows_in_frames(data: bytes) -> int:
+    """Return the number of rows in whole frames, which are not decoded."""
+    at = found = 0
+    while at < len(data):
+        nbytes, count, _ = HEAD.unpack_from(data, at)
+        at += HEAD.size + nbytes
+        found += count
+    return found
+
+
+def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
+    """Return the rows of whole frames, and how many their writers dropped; else BadRequestError."""
+    found: list[TaskRow] = []
+    dropped = at = 0
+    view = memoryview(data)
+    try:
+        while at < len(data):
+            begin = at + HEAD.size
+            at = begin + frame_nbytes(data, at)
+            if at > len(data):
+                raise ValueError("the last frame is torn")
+            found += _rows(view[begin:at])
+            dropped += HEAD.unpack_from(data, begin - HEAD.size)[2]
+        if any(row[3] not in RANKS for row in found):
+            raise ValueError("a row is in no known state")
+    except (struct.error, ValueError, msgspec.DecodeError) as error:
+        raise BadRequestError(f"the body is no spool of task records\n{error}") from None
+    return found, dropped
+
+
+def spool_folder(session_dir: str | Path, node_id: str) -> Path:
+    """Return where the processes of a node leave their task records."""
+    return Path(session_dir) / "spool" / node_id
+
+
+class SpoolWriter:
+    """Appends rows to a file that outlives this process; ``dropped`` counts those that it could not.
+
+    While the disk is full up to ``MAX_UNWRITTEN_BYTES`` wait in memory.
+    """
+
+    def __init__(self, folder: Path, writer_id: str) -> None:
+        self.dropped = 0
+        self._folder = folder
+        self._stem = f"{writer_id}.{os.getpid()}.{start_time(os.getpid())}"
+        self._segment = 0
+        self._file = -1
+        self._written = 0
+        self._unwritten = bytearray()
+        self._untold = 0
+        self._complained_at_s = -_COMPLAIN_S
+
+    def write(self, rows: list[TaskRow]) -> None:
+        """Append rows; they are in the file when this returns, if the disk takes them."""
+        if len(self._unwritten) > MAX_UNWRITTEN_BYTES:
+            self.dropped += len(rows)
+            self._untold += len(rows)
+        else:
+            self._unwritten += frames_of(rows, self._untold)
+            self._untold = 0
+        self.flush()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the disk has refused something that :meth:`flush` shall try again."""
+        return bool(self._unwritten)
+
+    def flush(self) -> None:
+        """Try again to write what is left."""
+        try:
+            if self._file < 0 and self._unwritten:
+                self._open()
+            while self._unwritten:
+                nbytes = os.write(self._file, self._unwritten)
+                self._written += nbytes
+                # A frame that went in part is finished later: what lies behind must start aright.
+                del self._unwritten[:nbytes]
+        except OSError as error:
+            self._complain(error)
+            return
+        if self._written >= SEGMENT_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the file to the nodelet; the next row begins another."""
+        if self._file >= 0 and not self._unwritten:
+            os.close(self._file)
+            self._file, self._written, self._segment = -1, 0, self._segment + 1
+
+    def _open(self) -> None:
+        path = self._folder / f"{self._stem}.{self._segment:08}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._file = os.open(path, flags, 0o600)
+        except FileNotFoundError:  # another nodelet has cleared the folder of a dead one away
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(path, flags, 0o600)
+
+    def _complain(self, error: OSError) -> None:
+        if time.monotonic() - self._complained_at_s < _COMPLAIN_S:
+            return
+        self._complained_at_s = time.monotonic()
+        _log.warning(
+            "task history cannot be written to %s: %s; %d bytes wait in memory, %d records dropped",
+            self._folder,
+            error,
+            len(self._unwritten),
+            self.dropped,
+        )
+
+
+def writer_lives(path: Path) -> bool:
+    """Return whether the process that writes a spool file is there; ValueError for other files."""
+    _, pid, started, _ = path.name.rsplit(".", 3)
+    return start_time(int(pid)) == int(started)

@@ -1,0 +1,315 @@
+"""Answers one request by the rules of the protocol: admission, deadline, idempotency, errors.
+
+Called by the HTTP server base for every request, as its one middleware. It must let nothing out but
+a reply or a problem document, and must run a handler at most once per Idempotency-Key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from aiohttp import ClientConnectionResetError, web
+
+from stoker_wire.errors import (
+    BadRequestError,
+    DeadlineExceededError,
+    InternalError,
+    NotFoundError,
+    NotReadyError,
+    PayloadTooLargeError,
+    StokerError,
+    UnavailableError,
+)
+from stoker_wire.http.codec import BYTES, JSON, MSGPACK, PROBLEM, encode_json, encode_msgpack
+from stoker_wire.http.idempotency import IdempotencyStore, StoredReply, fingerprint
+from stoker_wire.http.problems import problem_of
+from stoker_wire.http.request import REQUEST_ID, Reply, Request, Route
+from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.suggestions import suggestion
+from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+    from stoker_wire.http.request_guard import Admission
+    from stoker_wire.process.metrics import Metrics
+    from stoker_wire.settings import Settings
+
+Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_GIVEN_ID = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+_NO_ROUTE = "(none)"
+
+
+class Dispatcher:
+    """Takes requests to their handlers. ``live`` are those in work, ``idle`` is set if none is."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        admission: Admission,
+        idempotency: IdempotencyStore,
+        metrics: Metrics,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.admission = admission
+        self.idempotency = idempotency
+        self.metrics = metrics
+        self.log = log
+        self.routes: dict[object, Route] = {}
+        self.is_ready = False
+        self.stopping = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.live: dict[int, Request] = {}
+        self._running = 0
+        self._next_id = IdSource(Prefix.REQUEST)
+        self._log_requests = log.is_enabled_for(logging.DEBUG)
+        metrics.gauge("http_in_flight", "Requests being answered.").set_function(
+            lambda: float(self._running)
+        )
+
+    async def answer(self, http: web.Request, handler: Endpoint) -> web.StreamResponse:
+        """Answer one request; whatever goes wrong becomes a problem document."""
+        started = time.perf_counter()
+        given_id = http.headers.get("X-Request-Id")
+        valid = given_id is not None and _GIVEN_ID.fullmatch(given_id)
+        request_id = given_id if valid and given_id else self._next_id()
+        REQUEST_ID.set(request_id)
+        route = self.routes.get(http.match_info.handler)
+        self._running += 1
+        self.idle.clear()
+        request: Request | None = None
+        response: web.StreamResponse
+        status = 499
+        try:
+            principal = await self.admission.check(http.headers, http.path)
+            if route is None:
+                response = await handler(http)
+            else:
+                request = self._request(http, route, request_id, principal)
+                self.live[id(http)] = request
+                response = await self._dispatch(request)
+            status = response.status
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if _has_left(http, error):
+                response = web.Response(status=status)
+            else:
+                response = self._failed(error, http, request, request_id)
+                status = response.status
+        finally:
+            self.live.pop(id(http), None)
+            self._running -= 1
+            if not self._running:
+                self.idle.set()
+            seconds = time.perf_counter() - started
+            where = route.path if route else _NO_ROUTE
+            self.metrics.answered(http.method, where, status, seconds)
+            if self._log_requests:
+                self.log.debug(
+                    "request",
+                    method=http.method,
+                    path=http.path,
+                    status=status,
+                    seconds=round(seconds, 6),
+                    request_id=request_id,
+                    peer=http.headers.get("Stoker-Peer", ""),
+                )
+        response.headers["X-Request-Id"] = request_id
+        return response
+
+    def _request(self, http: web.Request, route: Route, request_id: str, principal: str) -> Request:
+        peer = http.headers.get("Stoker-Peer", "the caller")
+        if "\0" in http.path or "%00" in http.query_string:
+            # No id or name holds one, and not every database can compare with it.
+            raise BadRequestError("the URL holds a NUL character")
+        v1 = http.path.startswith("/v1")
+        if v1:
+            check_protocol(http.headers.get(PROTOCOL_HEADER), peer=peer, service=self.name)
+            if self.stopping.is_set():
+                raise UnavailableError(f"{self.name} is stopping")
+            if not self.is_ready and not route.before_ready:
+                raise NotReadyError(f"{self.name} has not finished starting")
+        request = Request(
+            http,
+            route,
+            request_id=request_id,
+            principal=principal,
+            peer=peer,
+            settings=self.settings,
+            timeout_s=self._timeout_s(http.headers.get("Stoker-Timeout-S")),
+            now_s=asyncio.get_running_loop().time(),
+            stopping=self.stopping,
+            log=self.log,
+        )
+        request.task = asyncio.current_task()
+        return request
+
+    def _timeout_s(self, header: str | None) -> float:
+        if header is None:
+            return self.settings.request_timeout_s
+        try:
+            timeout_s = float(header)
+        except ValueError:
+            timeout_s = -1.0
+        if not 0 <= timeout_s <= 86_400:
+            raise BadRequestError(
+                f"Stoker-Timeout-S: expected seconds from 0 to 86400, got {header[:40]!r}",
+                field="Stoker-Timeout-S",
+            )
+        return timeout_s
+
+    async def _dispatch(self, request: Request) -> web.StreamResponse:
+        route = request.route
+        if route.stream:
+            return await self._call(request)
+        deadline = asyncio.timeout_at(request.deadline_at_s)
+        try:
+            async with deadline:
+                key = request.http.headers.get("Idempotency-Key")
+                if key is None:
+                    return await self._call(request)
+                if not 1 <= len(key) <= 255:
+                    raise BadRequestError(
+                        f"Idempotency-Key: expected 1 to 255 characters, got {len(key)}",
+                        field="Idempotency-Key",
+                    )
+                request.idempotency_key = key
+                if not route.idempotency:
+                    return await self._call(request)
+                return await self._once(request, key)
+        except TimeoutError as error:
+            if isinstance(error, StokerError) or not deadline.expired():
+                raise
+            waits = request.waits_for or f"{self.name} to finish it"
+            raise DeadlineExceededError(
+                f"{route.method} {request.http.path} passed its deadline of "
+                f"{request.timeout_s:g} s while it waited for {waits}",
+                explain=request.explain,
+            ) from None
+
+    async def _once(self, request: Request, key: str) -> web.StreamResponse:
+        """Run the handler once per Idempotency-Key, and replay its reply after that."""
+        print_ = fingerprint(await request.read())
+        scope = f"{request.principal} {request.http.rel_url.raw_path_qs} {key}"
+        kept = await self.idempotency.claim(scope, print_)
+        if kept is not None:
+            return web.Response(
+                body=kept.body,
+                status=kept.status,
+                headers={"Content-Type": kept.content_type, "Idempotency-Replayed": "true"},
+            )
+        finished = False
+        try:
+            response = await self._call(request)
+            if isinstance(response, web.Response) and 200 <= response.status < 300:
+                body = response.body if isinstance(response.body, bytes) else b""
+                content_type = response.headers.get("Content-Type", BYTES)
+                reply = StoredReply(response.status, content_type, body)
+                finished = True
+                await asyncio.shield(self.idempotency.finish(scope, print_, reply))
+            return response
+        finally:
+            if not finished:
+                await asyncio.shield(self.idempotency.abandon(scope))
+
+    async def _call(self, request: Request) -> web.StreamResponse:
+        """Decode, call the handler, encode."""
+        route, http = request.route, request.http
+        request.query = route.decode_query(http.query) if http.query_string or route.query else None
+        if route.codec is not None:
+            raw = await request.read()
+            request.body = route.codec.decode(raw, http.headers.get("Content-Type", JSON))
+        value = await route.handler(request)
+        if isinstance(value, web.StreamResponse):
+            return value
+        reply = value if isinstance(value, Reply) else Reply(value)
+        return _encode(reply, http.headers.get("Accept", ""))
+
+    def _failed(
+        self, error: Exception, http: web.Request, request: Request | None, request_id: str
+    ) -> web.StreamResponse:
+        status: int | None = None
+        headers: dict[str, str] = {}
+        if isinstance(error, web.HTTPException):
+            status = error.status
+            headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
+            error = self._of_aiohttp(error, http)
+        elif not isinstance(error, StokerError):
+            self.log.error(
+                "crashed", method=http.method, path=http.path, request_id=request_id, exc_info=error
+            )
+            error = InternalError(
+                f"this is a bug in {self.name}\nits log has the trace under request id {request_id}"
+            )
+        if request is not None and request.response is not None:
+            # The status is sent already: all that is left is to break the connection, so that the
+            # reader cannot take a cut reply for a whole one.
+            if http.transport is not None:
+                http.transport.abort()
+            return request.response
+        problem = problem_of(error, request_id=request_id, status=status)
+        headers["Content-Type"] = PROBLEM
+        if problem.status == 503:
+            headers["Retry-After"] = "1"
+        elif problem.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return web.Response(body=encode_json(problem), status=problem.status, headers=headers)
+
+    def _of_aiohttp(self, error: web.HTTPException, http: web.Request) -> StokerError:
+        if error.status == 404:
+            known = {route.path for route in self.routes.values()}
+            return NotFoundError(
+                f"{self.name} has no route {http.path}\n{suggestion(http.path, known)}"
+            )
+        if error.status == 405:
+            allowed = error.headers.get("Allow", "")
+            return BadRequestError(f"{http.path} takes {allowed}, not {http.method}")
+        if error.status == 413:
+            return PayloadTooLargeError(error.text or error.reason)
+        if error.status < 500:
+            return BadRequestError(error.text or error.reason)
+        return UnavailableError(error.text or error.reason)
+
+    async def sign(self, http: web.Request, response: web.StreamResponse) -> None:
+        """Note that the reply begins, and put our protocol on it."""
+        request = self.live.get(id(http))
+        if request is not None:
+            request.response = response
+            response.headers["X-Request-Id"] = request.request_id
+        response.headers[PROTOCOL_HEADER] = PROTOCOL_TEXT
+
+
+def _has_left(http: web.Request, error: Exception) -> bool:
+    """Whether it went wrong because the peer is gone: there is nobody to answer, nor a fault of ours."""
+    if isinstance(error, StokerError):  # of a peer behind this service
+        return False
+    lost = http.transport is None or http.transport.is_closing()
+    return lost and isinstance(error, (ConnectionError, ClientConnectionResetError))
+
+
+def _encode(reply: Reply, accept: str) -> web.Response:
+    value = reply.value
+    if value is None:
+        status = 204 if reply.status == 200 else reply.status
+        return web.Response(status=status, headers=reply.headers)
+    if isinstance(value, (bytes, memoryview)):
+        body, content_type = bytes(value), BYTES
+    elif MSGPACK in accept:
+        body, content_type = encode_msgpack(value), MSGPACK
+    else:
+        body, content_type = encode_json(value), JSON
+    return web.Response(
+        body=body, status=reply.status, headers={"Content-Type": content_type, **reply.headers}
+    )

@@ -1,0 +1,203 @@
+"""What a handler gets: one request, decoded, with its deadline, and the route it came by.
+
+Made by the HTTP server base only. A Request lives as long as its handler runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker_wire.errors import BadRequestError, PayloadTooLargeError
+from stoker_wire.http.codec import Codec, explain_invalid
+from stoker_wire.suggestions import suggestion
+
+if TYPE_CHECKING:
+    from aiohttp import web
+    from multidict import MultiMapping
+    from structlog.typing import FilteringBoundLogger
+
+    from stoker_wire.settings import Settings
+
+REQUEST_ID: ContextVar[str] = ContextVar("stoker_request_id", default="")
+"""Id of the request being answered: clients pass it on, so that one id follows a chain of calls."""
+
+Handler = Callable[["Request"], Awaitable[object]]
+SocketHandler = Callable[["Request", "web.WebSocketResponse"], Awaitable[None]]
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A reply with a status or headers of its own; most handlers return the bare value."""
+
+    value: object = None
+    status: int = 200
+    headers: dict[str, str] = {}
+
+
+_MAY_BE_EMPTY = frozenset({"cursor", "prefix"})
+"""Members of a query that are no filters."""
+
+
+class Route:
+    """A registered route: what it takes, what it gives, and who answers."""
+
+    def __init__(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        summary: str,
+        body: Any = None,
+        reply: Any = None,
+        query: Any = None,
+        raw_body: bool = False,
+        stream: bool = False,
+        max_body_bytes: int = 0,
+        idempotency: bool = True,
+        before_ready: bool = False,
+        socket: SocketHandler | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.handler = handler
+        self.summary = summary
+        self.body = body
+        self.reply = reply
+        self.query = query
+        self.raw_body = raw_body
+        self.stream = stream
+        self.max_body_bytes = max_body_bytes
+        self.idempotency = idempotency and method == "POST"
+        self.before_ready = before_ready
+        self.socket = socket
+        self.codec: Codec[Any] | None = None if body is None else Codec(body)
+        self.query_names = (
+            () if query is None else tuple(f.encode_name for f in msgspec.structs.fields(query))
+        )
+
+    def decode_query(self, given: MultiMapping[str]) -> Any:
+        """Convert a query string; an unknown or bad member is a BadRequestError that names it."""
+        for name in given:
+            if name not in self.query_names:
+                raise BadRequestError(
+                    f"unknown query field {name!r}\n{suggestion(name, self.query_names)}",
+                    field=name,
+                )
+        if self.query is None:
+            return None
+        document: dict[str, Any] = {name: given[name] for name in given}
+        for name, value in document.items():
+            if not value and name not in _MAY_BE_EMPTY:
+                raise BadRequestError(
+                    f"{name}: an empty value filters nothing\ngive one, or leave {name} out",
+                    field=name,
+                )
+        try:
+            return msgspec.convert(document, self.query, strict=False)
+        except msgspec.ValidationError as error:
+            raise explain_invalid(error, document, self.query, lax=True) from None
+
+
+class Request:
+    """One request. ``body`` and ``query`` are decoded; ``path`` holds the parts of the URL's path.
+
+    ``principal`` is who sent it (by token), ``peer`` what the sender calls itself. ``http`` is
+    aiohttp's request, for streams and headers.
+    """
+
+    __slots__ = (
+        "_raw",
+        "body",
+        "deadline_at_s",
+        "explain",
+        "http",
+        "idempotency_key",
+        "log",
+        "path",
+        "peer",
+        "principal",
+        "query",
+        "request_id",
+        "response",
+        "route",
+        "settings",
+        "stopping",
+        "task",
+        "timeout_s",
+        "waits_for",
+    )
+
+    def __init__(
+        self,
+        http: web.Request,
+        route: Route,
+        *,
+        request_id: str,
+        principal: str,
+        peer: str,
+        settings: Settings,
+        timeout_s: float,
+        now_s: float,
+        stopping: asyncio.Event,
+        log: FilteringBoundLogger,
+    ) -> None:
+        self.http = http
+        self.route = route
+        self.path: Mapping[str, str] = http.match_info
+        self.request_id = request_id
+        self.principal = principal
+        self.peer = peer
+        self.timeout_s = timeout_s
+        self.deadline_at_s = now_s + timeout_s
+        self.settings = settings
+        self.stopping = stopping
+        self.log = log
+        self.idempotency_key: str | None = None
+        self.body: Any = None
+        self.query: Any = None
+        self.waits_for = ""
+        self.explain: str | None = None
+        self.response: web.StreamResponse | None = None
+        self.task: asyncio.Task[Any] | None = None
+        self._raw: bytes | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        """Seconds left to answer; never negative."""
+        return max(0.0, self.deadline_at_s - asyncio.get_running_loop().time())
+
+    def waiting_for(self, what: str, *, explain: str | None = None) -> None:
+        """Say what the handler waits for; the problem sent when the deadline passes repeats it."""
+        self.waits_for = what
+        self.explain = explain
+
+    async def read(self) -> bytes:
+        """Return the raw body; PayloadTooLargeError beyond the route's limit."""
+        if self._raw is None:
+            self._raw = await self._read() if self.http.can_read_body else b""
+        return self._raw
+
+    async def _read(self) -> bytes:
+        limit = self.route.max_body_bytes
+        length = self.http.content_length
+        if length is not None:
+            if length > limit:
+                raise self._too_large(limit)
+            return await self.http.content.read()
+        parts, nbytes = [], 0
+        async for part in self.http.content.iter_any():
+            nbytes += len(part)
+            if nbytes > limit:
+                raise self._too_large(limit)
+            parts.append(part)
+        return b"".join(parts)
+
+    def _too_large(self, limit: int) -> PayloadTooLargeError:
+        return PayloadTooLargeError(
+            f"the body passes the limit of {limit} bytes of {self.route.method} {self.route.path}"
+        )

@@ -1,0 +1,346 @@
+"""The HTTP server base: a Service is a set of typed routes with the protocol's rules around them.
+
+Every service (gcs, scheduler, nodelet) makes one Service, adds its routes, and starts it. (The data
+path of a worker is no service: its sockets are the sdk's, :mod:`stoker.runtime.net.channels`.) The rules live
+here once: who may come in, ids, deadlines, idempotency, errors as problem documents, readiness,
+metrics, and the OpenAPI document. It must know nothing of what any service does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from stoker_wire.errors import (
+    InternalError,
+    NotReadyError,
+    OpenBindError,
+    PortInUseError,
+    StartError,
+)
+from stoker_wire.http.codec import JSON, encode_json
+from stoker_wire.http.dispatch import Dispatcher, Endpoint
+from stoker_wire.http.idempotency import IdempotencyStore, MemoryStore
+from stoker_wire.http.request import Handler, Reply, Request, Route, SocketHandler
+from stoker_wire.http.request_guard import Admission, outward_address
+from stoker_wire.http.watch import bytes_response, stream_response, watch_response
+from stoker_wire.messages.control import ListQuery, Page
+from stoker_wire.process import log
+from stoker_wire.process.metrics import Metrics
+from stoker_wire.process.run_service import run_service
+from stoker_wire.version import VERSION
+
+if TYPE_CHECKING:
+    from stoker_wire.http.auth import Authenticator
+    from stoker_wire.settings import Settings
+
+__all__ = (
+    "ListQuery",
+    "Page",
+    "Reply",
+    "Request",
+    "Service",
+    "bytes_response",
+    "run_service",
+    "stream_response",
+    "watch_response",
+)
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    """Whether a record of aiohttp tells of more than bytes of a peer that are no HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
+
+
+# Such bytes are answered with status 400. In the log, each would be a traceback that anybody can cause.
+logging.getLogger("aiohttp.server").addFilter(_ours)
+
+
+class Service:
+    """Typed routes behind one or two listening sockets.
+
+    Make it, add routes with :meth:`route` and :meth:`websocket`, ``await start(...)``, call
+    :meth:`ready` when the service may be used, and ``await stop()`` at the end. ``metrics`` takes
+    the component's own counters, ``log`` is bound to the service's name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        *,
+        token: str,
+        version: str = VERSION,
+        authenticator: Authenticator | None = None,
+        idempotency: IdempotencyStore | None = None,
+    ) -> None:
+        if not token:
+            raise OpenBindError(f"{name} has no token\nset STOKER_TOKEN or STOKER_TOKEN_FILE")
+        self.name = name
+        self.settings = settings
+        self.version = version
+        self.host = ""
+        self.port = 0
+        self.unix_path: str | None = None
+        self.metrics = Metrics()
+        self.log = log.get_logger(name)
+        self.routes: list[Route] = []
+        self.admission = Admission(settings, token, authenticator)
+        self.dispatcher = Dispatcher(
+            name,
+            settings,
+            admission=self.admission,
+            idempotency=idempotency or MemoryStore(),
+            metrics=self.metrics,
+            log=self.log,
+        )
+        self.stopping = self.dispatcher.stopping
+        self._openapi: bytes | None = None
+
+        @web.middleware
+        async def answer(request: web.Request, handler: Endpoint) -> web.StreamResponse:
+            return await self.dispatcher.answer(request, handler)
+
+        self._app = web.Application(middlewares=[answer])
+        self._app.on_response_prepare.append(self.dispatcher.sign)
+        self._runner: web.AppRunner | None = None
+        self._add_own_routes()
+
+    # Routes
+
+    def route(
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        *,
+        body: Any = None,
+        reply: Any = None,
+        query: Any = None,
+        summary: str,
+        raw_body: bool = False,
+        stream: bool = False,
+        max_body_bytes: int | None = None,
+        idempotency: bool = True,
+        before_ready: bool = False,
+    ) -> None:
+        """Register ``handler`` and its entry in the OpenAPI document.
+
+        ``body``, ``reply`` and ``query`` are message types (``reply`` of one line for a
+        ``stream``). With ``raw_body`` the handler awaits ``req.read()`` itself. A ``stream`` has no
+        deadline. ``idempotency=False`` leaves Idempotency-Key to the handler. ``before_ready``
+        answers even while the service is not ready.
+        """
+        self._add(
+            Route(
+                method,
+                path,
+                handler,
+                summary=summary,
+                body=body,
+                reply=reply,
+                query=query,
+                raw_body=raw_body,
+                stream=stream,
+                max_body_bytes=max_body_bytes or self.settings.max_body_bytes,
+                idempotency=idempotency,
+                before_ready=before_ready,
+            )
+        )
+
+    def websocket(
+        self,
+        path: str,
+        handler: SocketHandler,
+        *,
+        summary: str,
+        query: Any = None,
+        max_msg_bytes: int = 0,
+        heartbeat_s: float | None = 15.0,
+        before_ready: bool = False,
+    ) -> None:
+        """Register a WebSocket route: ``handler(req, ws)`` runs until the connection ends.
+
+        ``max_msg_bytes`` 0 means no limit. The socket is closed when the service stops.
+        """
+
+        async def accept(req: Request) -> web.StreamResponse:
+            ws = web.WebSocketResponse(
+                max_msg_size=max_msg_bytes, heartbeat=heartbeat_s, compress=False
+            )
+            await ws.prepare(req.http)
+            await handler(req, ws)
+            if not ws.closed:
+                await ws.close()
+            return ws
+
+        self._add(
+            Route(
+                "GET",
+                path,
+                accept,
+                summary=summary,
+                query=query,
+                stream=True,
+                before_ready=before_ready,
+                socket=handler,
+            )
+        )
+
+    def _add(self, route: Route) -> None:
+        async def endpoint(_: web.Request) -> web.StreamResponse:
+            raise InternalError("reached only through the service's own dispatch")
+
+        self.routes.append(route)
+        self.dispatcher.routes[endpoint] = route
+        self._openapi = None
+        self._app.router.add_route(route.method, route.path, endpoint)
+
+    # Life
+
+    @property
+    def url(self) -> str:
+        """Where others reach this service; ``http://localhost`` if only by a Unix socket."""
+        if not self.port:
+            return "http://localhost"
+        host = self.settings.advertise_host or self.host
+        if host in ("0.0.0.0", "::", ""):
+            host = outward_address()
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether :meth:`ready` was called and the service does not stop."""
+        return self.dispatcher.is_ready and not self.stopping.is_set()
+
+    def ready(self, is_ready: bool = True) -> None:
+        """Open (or close) the ``/v1`` routes and ``/readyz``."""
+        self.dispatcher.is_ready = is_ready
+
+    async def start(
+        self, host: str | None, port: int = 0, unix_path: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Listen on ``host``:``port`` (0: a free one), on ``unix_path``, or on both.
+
+        PortInUseError and OpenBindError say how to mend it.
+        """
+        self._runner = web.AppRunner(
+            self._app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
+        )
+        self.admission.listens_on(host)
+        await self._runner.setup()
+        try:
+            if unix_path is not None:
+                self.unix_path = os.fspath(unix_path)
+                await self._listen_unix(self._runner, self.unix_path)
+            if host is not None:
+                self.host = host
+                await self._listen_tcp(self._runner, host, port)
+        except BaseException:
+            await self._runner.cleanup()
+            raise
+        self.log.info("listening", url=self.url if host else None, unix=self.unix_path)
+
+    async def stop(self, grace_s: float | None = None) -> None:
+        """Stop accepting, let requests finish for ``grace_s``, close watches and sockets."""
+        if self._runner is None:
+            return
+        runner, self._runner = self._runner, None
+        self.stopping.set()
+        for site in list(runner.sites):
+            await site.stop()
+        grace_s = self.settings.stop_grace_s if grace_s is None else grace_s
+        try:
+            async with asyncio.timeout(grace_s), asyncio.TaskGroup() as group:
+                for request in self.dispatcher.live.values():
+                    if isinstance(request.response, web.WebSocketResponse):
+                        close = request.response.close(code=1001, message=b"the service stops")
+                        group.create_task(close)
+                await self.dispatcher.idle.wait()
+        except TimeoutError:
+            for request in list(self.dispatcher.live.values()):
+                self.log.warning("cut off", route=request.route.path, waits=request.waits_for)
+                if request.task is not None:
+                    request.task.cancel("the service stops")
+        await runner.cleanup()
+        if self.unix_path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.unix_path)
+        self.log.info("stopped")
+
+    async def _listen_tcp(self, runner: web.AppRunner, host: str, port: int) -> None:
+        site = web.TCPSite(runner, host, port, backlog=1024, reuse_address=True)
+        try:
+            await site.start()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUseError(
+                    f"{self.name} cannot listen on {host}:{port}: another program does\n"
+                    "stop it, choose another port with --port or STOKER_PORT, or use port 0"
+                ) from None
+            raise StartError(f"{self.name} cannot listen on {host}:{port}\n{error}") from None
+        self.port = site.port
+
+    async def _listen_unix(self, runner: web.AppRunner, path: str) -> None:
+        if len(os.fsencode(path)) > 107:
+            raise StartError(
+                f"the socket path {path} is longer than 107 bytes\nset STOKER_SESSION_ROOT shorter"
+            )
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        listener = socket.socket(socket.AF_UNIX)
+        before = os.umask(0o177)
+        try:
+            listener.bind(path)
+        except OSError as error:
+            listener.close()
+            raise StartError(f"{self.name} cannot listen on {path}\n{error}") from None
+        finally:
+            os.umask(before)
+        await web.SockSite(runner, listener, backlog=1024).start()
+
+    # Routes of every service
+
+    def _add_own_routes(self) -> None:
+        self.route("GET", "/healthz", self._healthz, reply=Health, summary="Whether it is alive")
+        self.route("GET", "/readyz", self._readyz, reply=Health, summary="Whether it may be used")
+        self.route("GET", "/metrics", self._metrics, summary="Metrics, for Prometheus")
+        self.route("GET", "/openapi.json", self._document, summary="This API as OpenAPI 3.1")
+
+    async def _healthz(self, _: Request) -> Health:
+        return Health(service=self.name, version=self.version, status="ok")
+
+    async def _readyz(self, _: Request) -> Health:
+        if not self.is_ready:
+            raise NotReadyError(f"{self.name} has not finished starting, or is stopping")
+        return Health(service=self.name, version=self.version, status="ready")
+
+    async def _metrics(self, _: Request) -> web.Response:
+        return web.Response(
+            body=self.metrics.render(), headers={"Content-Type": self.metrics.content_type}
+        )
+
+    async def _document(self, _: Request) -> web.Response:
+        if self._openapi is None:
+            from stoker_wire.http.openapi import document
+
+            self._openapi = encode_json(document(self.name, self.version, self.routes))
+        return web.Response(body=self._openapi, headers={"Content-Type": JSON})
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``/healthz`` and ``/readyz`` say."""
+
+    service: str
+    version: str
+    status: str
