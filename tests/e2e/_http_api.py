@@ -22,7 +22,7 @@ from stoker_wire.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.http.request import Route
+    from stoker_wire.http.request import BoundRoute
 
 TIMEOUT_S = 40.0
 
@@ -43,7 +43,7 @@ SERVICES = declared()
 ROUTES = [(name, route) for name, service in SERVICES.items() for route in service.routes]
 
 
-def label(route: tuple[str, Route]) -> str:
+def label(route: tuple[str, BoundRoute]) -> str:
     """How pytest shows a route."""
     return f"{route[0]} {route[1].method} {route[1].path}"
 
@@ -134,7 +134,7 @@ def filled(path: str, values: Mapping[str, str], default: str = "x") -> str:
     return "/".join(parts)
 
 
-def is_page(route: Route) -> bool:
+def is_page(route: BoundRoute) -> bool:
     """Whether a route gives pages of a list."""
     return route.method == "GET" and "Page" in getattr(route.reply, "__name__", str(route.reply))
 

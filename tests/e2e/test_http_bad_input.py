@@ -19,7 +19,7 @@ from tests.e2e._cluster import embedded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.http.request import Route
+    from stoker_wire.http.request import BoundRoute
 
 PROBES = {"/healthz", "/readyz"}
 OPEN_ON_LOOPBACK = PROBES | {"/metrics", "/openapi.json"}
@@ -47,7 +47,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, sha
 
 @ALL
 def test_without_the_token_nothing_is_told(
-    services: dict[str, shared.Api], pair: tuple[str, Route]
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     path = shared.filled(route.path, {})
@@ -62,7 +62,7 @@ def test_without_the_token_nothing_is_told(
 
 @ALL
 def test_web_pages_and_rebound_names_are_refused(
-    services: dict[str, shared.Api], pair: tuple[str, Route]
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     path = shared.filled(route.path, {})
@@ -100,7 +100,7 @@ def test_a_request_with_thousands_of_names_is_refused(
 
 @ALL
 def test_an_unknown_query_field_is_named(
-    services: dict[str, shared.Api], pair: tuple[str, Route]
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     path = shared.filled(route.path, {})
@@ -128,7 +128,7 @@ def test_an_unknown_query_field_is_named(
     ids=shared.label,
 )
 def test_an_id_that_nothing_has_is_not_found(
-    services: dict[str, shared.Api], pair: tuple[str, Route]
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     for id_ in ("job_4c1f\u2026", "../../x", "x" * 3000, "a\x00b"):
@@ -139,7 +139,7 @@ def test_an_id_that_nothing_has_is_not_found(
 
 @pytest.mark.parametrize("pair", [p for p in shared.ROUTES if p[1].query_names], ids=shared.label)
 def test_an_empty_value_of_a_query_is_no_filter_that_lets_all_through(
-    services: dict[str, shared.Api], pair: tuple[str, Route]
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     for field in set(route.query_names) - {"cursor", "prefix"}:
@@ -149,7 +149,7 @@ def test_an_empty_value_of_a_query_is_no_filter_that_lets_all_through(
 
 @pytest.mark.parametrize("pair", [p for p in shared.ROUTES if p[1].query_names], ids=shared.label)
 def test_values_of_a_query_never_break_a_service(
-    services: dict[str, shared.Api], pair: tuple[str, Route]
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     path = shared.filled(route.path, {})
@@ -164,7 +164,7 @@ def test_values_of_a_query_never_break_a_service(
 # Bodies
 
 
-def bodies(route: Route, rng: random.Random) -> Iterator[bytes]:
+def bodies(route: BoundRoute, rng: random.Random) -> Iterator[bytes]:
     """Bodies that are wrong, each in its own way."""
     yield from (b"", b"{}", b"[]", b"null", b"1", b'"x"', b"{", b"\xff\xfe", b"[" * 2000)
     yield b'{"a":' * 2000
@@ -176,7 +176,7 @@ def bodies(route: Route, rng: random.Random) -> Iterator[bytes]:
         yield json.dumps({name: anything(rng)}).encode()
 
 
-def fields_of(route: Route) -> tuple[msgspec.structs.FieldInfo, ...]:
+def fields_of(route: BoundRoute) -> tuple[msgspec.structs.FieldInfo, ...]:
     """The declared members of a route's body."""
     is_struct = isinstance(route.body, type) and issubclass(route.body, msgspec.Struct)
     return msgspec.structs.fields(route.body) if is_struct else ()
@@ -213,7 +213,7 @@ def anything(rng: random.Random, depth: int = 0) -> Any:
 
 @pytest.mark.parametrize("pair", POSTS, ids=shared.label)
 def test_no_body_makes_a_service_fail(
-    services: dict[str, shared.Api], pair: tuple[str, Route], seed: int
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute], seed: int
 ) -> None:
     name, route = pair
     rng = random.Random(f"{seed} {route.path}")
@@ -232,7 +232,7 @@ def test_no_body_makes_a_service_fail(
 
 @pytest.mark.parametrize("pair", [p for p in POSTS if fields_of(p[1])], ids=shared.label)
 def test_a_bad_body_names_the_field(
-    services: dict[str, shared.Api], pair: tuple[str, Route]
+    services: dict[str, shared.Api], pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     path = shared.filled(route.path, {})

@@ -17,12 +17,13 @@ from stoker_wire.errors import (
     ProtocolError,
     UnavailableError,
 )
-from stoker_wire.http.server import Reply
+from stoker_wire.http.routes import Route, WebSocketRoute
+from stoker_wire.http.server import Reply, Request
 from stoker_wire.messages.common import Message
 from tests.unit.wire.orders import Order, Receipt, orders
 
 if TYPE_CHECKING:
-    from stoker_wire.http.server import Request
+    from aiohttp import web
 
     from .conftest import Cluster
 
@@ -255,3 +256,30 @@ async def test_a_reply_of_another_shape_is_an_error_that_says_so(cluster: Cluste
     client = cluster.client(await cluster.start(orders(cluster)))
     with pytest.raises(InternalError, match="same version"):
         await client.call("POST", "/v1/orders/1", Order(name="x"), reply=Filter)
+
+
+async def test_a_table_of_routes_is_bound_to_its_owner(cluster: Cluster) -> None:
+    class Greeter:
+        def __init__(self, word: str) -> None:
+            self.word = word
+
+        async def greet(self, req: Request) -> dict[str, str]:
+            return {"said": f"{self.word} {req.path['name']}"}
+
+        async def echo(self, req: Request, socket: web.WebSocketResponse) -> None:
+            async for message in socket:
+                await socket.send_str(f"{self.word} {message.data}")
+
+    table = (
+        Route("GET", "/v1/greet/{name}", Greeter.greet, summary="Greet"),
+        WebSocketRoute("/v1/echo", Greeter.echo, summary="Echo"),
+    )
+    service = cluster.service()
+    service.add_routes(table, Greeter("hello"))
+    await cluster.start(service)
+    client = cluster.client(service)
+    reply = await client.call("GET", "/v1/greet/ann", reply=dict[str, str])
+    assert reply == {"said": "hello ann"}
+    async with await client.ws("/v1/echo") as socket:
+        await socket.send_str("you")
+        assert await socket.receive_str() == "hello you"

@@ -28,7 +28,7 @@ from stoker_wire.errors import (
 from stoker_wire.http.codec import BYTES, JSON, MSGPACK, PROBLEM, encode_json, encode_msgpack
 from stoker_wire.http.idempotency import IdempotencyStore, StoredReply, fingerprint
 from stoker_wire.http.problems import problem_of
-from stoker_wire.http.request import REQUEST_ID, Reply, Request, Route
+from stoker_wire.http.request import REQUEST_ID, BoundRoute, Reply, Request
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol
@@ -65,7 +65,7 @@ class Dispatcher:
         self.idempotency = idempotency
         self.metrics = metrics
         self.log = log
-        self.routes: dict[object, Route] = {}
+        self.routes: dict[object, BoundRoute] = {}
         self.is_ready = False
         self.stopping = asyncio.Event()
         self.idle = asyncio.Event()
@@ -129,7 +129,9 @@ class Dispatcher:
         response.headers["X-Request-Id"] = request_id
         return response
 
-    def _request(self, http: web.Request, route: Route, request_id: str, principal: str) -> Request:
+    def _request(
+        self, http: web.Request, route: BoundRoute, request_id: str, principal: str
+    ) -> Request:
         peer = http.headers.get("Stoker-Peer", "the caller")
         if "\0" in http.path or "%00" in http.query_string:
             # No id or name holds one, and not every database can compare with it.

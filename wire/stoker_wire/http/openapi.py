@@ -17,13 +17,13 @@ from stoker_wire.http.problems import Problem
 from stoker_wire.messages.control import Event
 
 if TYPE_CHECKING:
-    from stoker_wire.http.request import Route
+    from stoker_wire.http.request import BoundRoute
 
 _REF = "#/components/schemas/{name}"
 _PART = re.compile(r"\{([^}:]+)(?::([^}]*))?\}")
 
 
-def document(title: str, version: str, routes: Iterable[Route]) -> dict[str, Any]:
+def document(title: str, version: str, routes: Iterable[BoundRoute]) -> dict[str, Any]:
     """Describe ``routes``; every type appears once under ``components``."""
     routes = list(routes)
     types = [
@@ -58,7 +58,7 @@ def document(title: str, version: str, routes: Iterable[Route]) -> dict[str, Any
 
 
 def _operation(
-    route: Route, schema_of: dict[str, Any], components: dict[str, Any]
+    route: BoundRoute, schema_of: dict[str, Any], components: dict[str, Any]
 ) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "summary": route.summary,
@@ -82,7 +82,7 @@ def _operation(
     return operation
 
 
-def _success(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
+def _success(route: BoundRoute, schema_of: dict[str, Any]) -> dict[str, Any]:
     if route.socket is not None:
         return {"101": {"description": "Switches to the WebSocket protocol."}}
     if route.reply is None:
@@ -104,7 +104,7 @@ def _success(route: Route, schema_of: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parameters(
-    route: Route, schema_of: dict[str, Any], components: dict[str, Any]
+    route: BoundRoute, schema_of: dict[str, Any], components: dict[str, Any]
 ) -> list[dict[str, Any]]:
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
@@ -132,6 +132,6 @@ def _parameters(
     return parameters
 
 
-def _operation_id(route: Route) -> str:
+def _operation_id(route: BoundRoute) -> str:
     words = re.sub(r"[^A-Za-z0-9]+", "_", _PART.sub(r"\1", route.path)).strip("_")
     return f"{route.method.lower()}_{words}"

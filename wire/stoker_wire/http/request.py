@@ -42,7 +42,7 @@ _MAY_BE_EMPTY = frozenset({"cursor", "prefix"})
 """Members of a query that are no filters."""
 
 
-class Route:
+class BoundRoute:
     """A registered route: what it takes, what it gives, and who answers."""
 
     def __init__(
@@ -135,7 +135,7 @@ class Request:
     def __init__(
         self,
         http: web.Request,
-        route: Route,
+        route: BoundRoute,
         *,
         request_id: str,
         principal: str,

@@ -14,6 +14,8 @@ import errno
 import logging
 import os
 import socket
+from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,8 +32,9 @@ from stoker_wire.errors import (
 from stoker_wire.http.codec import JSON, encode_json
 from stoker_wire.http.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.idempotency import IdempotencyStore, MemoryStore
-from stoker_wire.http.request import Handler, Reply, Request, Route, SocketHandler
+from stoker_wire.http.request import BoundRoute, Handler, Reply, Request, SocketHandler
 from stoker_wire.http.request_guard import Admission, outward_address
+from stoker_wire.http.routes import Route, WebSocketRoute
 from stoker_wire.http.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.process import log
@@ -40,6 +43,8 @@ from stoker_wire.process.run_service import run_service
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from stoker_wire.http.auth import Authenticator
     from stoker_wire.settings import Settings
 
@@ -94,7 +99,7 @@ class Service:
         self.unix_path: str | None = None
         self.metrics = Metrics()
         self.log = log.get_logger(name)
-        self.routes: list[Route] = []
+        self.routes: list[BoundRoute] = []
         self.admission = Admission(settings, token, authenticator)
         self.dispatcher = Dispatcher(
             name,
@@ -117,6 +122,20 @@ class Service:
         self._add_own_routes()
 
     # Routes
+
+    def add_routes(self, table: Iterable[Route | WebSocketRoute], owner: object) -> None:
+        """Register a table of routes; each handler's first argument is ``owner``."""
+        for entry in table:
+            options = {
+                field.name: getattr(entry, field.name)
+                for field in fields(entry)
+                if field.name not in ("method", "path", "handler")
+            }
+            if isinstance(entry, Route):
+                handler = partial(entry.handler, owner)
+                self.route(entry.method, entry.path, handler, **options)
+            else:
+                self.websocket(entry.path, partial(entry.handler, owner), **options)
 
     def route(
         self,
@@ -142,7 +161,7 @@ class Service:
         answers even while the service is not ready.
         """
         self._add(
-            Route(
+            BoundRoute(
                 method,
                 path,
                 handler,
@@ -185,7 +204,7 @@ class Service:
             return ws
 
         self._add(
-            Route(
+            BoundRoute(
                 "GET",
                 path,
                 accept,
@@ -197,7 +216,7 @@ class Service:
             )
         )
 
-    def _add(self, route: Route) -> None:
+    def _add(self, route: BoundRoute) -> None:
         async def endpoint(_: web.Request) -> web.StreamResponse:
             raise InternalError("reached only through the service's own dispatch")
 

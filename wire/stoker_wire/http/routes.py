@@ -1,0 +1,54 @@
+"""The form of a route table: what a service answers, as data that reads like a table.
+
+A module of routes ends with ``ROUTES = (Route(...), ...)``. Its handlers are plain functions (or
+methods named through their class) whose first argument is the *owner* of the table, the object that
+:meth:`stoker_wire.http.server.Service.add_routes` is given with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One HTTP route: ``handler(owner, request)`` answers ``method`` ``path``.
+
+    ``body``, ``reply`` and ``query`` are message types (``reply`` of one line for a ``stream``);
+    ``summary`` is a verb and its object, for the OpenAPI document. With ``raw_body`` the handler
+    awaits ``request.read()`` itself. A ``stream`` has no deadline. ``idempotency=False`` leaves
+    Idempotency-Key to the handler. ``before_ready`` answers even while the service is not ready.
+    """
+
+    method: str
+    path: str
+    handler: Callable[..., Awaitable[object]]
+    _: KW_ONLY
+    summary: str
+    body: Any = None
+    reply: Any = None
+    query: Any = None
+    raw_body: bool = False
+    stream: bool = False
+    max_body_bytes: int | None = None
+    idempotency: bool = True
+    before_ready: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocketRoute:
+    """One WebSocket route: ``handler(owner, request, socket)`` runs until the connection ends.
+
+    ``max_msg_bytes`` 0 means no limit. The socket is closed when the service stops.
+    """
+
+    path: str
+    handler: Callable[..., Awaitable[None]]
+    _: KW_ONLY
+    summary: str
+    query: Any = None
+    max_msg_bytes: int = 0
+    heartbeat_s: float | None = 15.0
+    before_ready: bool = False
