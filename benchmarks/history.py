@@ -95,7 +95,7 @@ def _complete(recording: bool, at_least: int) -> int:
 
     from stoker.runtime.session import runtime
 
-    node = runtime().node
+    node = runtime().identity.node
     assert node is not None
     if not recording:
         return 0

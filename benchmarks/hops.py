@@ -53,7 +53,7 @@ def wrap_worker() -> None:
     from stoker_wire.data.frames import FrameCodec
 
     TRACE.wrap(FrameCodec, "decode", "worker: frame read", "worker: frame decoded")
-    TRACE.wrap(invoke, "load_arguments", "worker: main thread has it")
+    TRACE.wrap(invoke.Invoker, "load_arguments", "worker: main thread has it")
     TRACE.wrap(execute.Execution, "report", "worker: user code returned")
     TRACE.wrap(execute.Execution, "_send", "worker: loop woken")
     TRACE.wrap(FrameCodec, "encode", "worker: result posted", "worker: result encoded")
@@ -61,12 +61,12 @@ def wrap_worker() -> None:
 
 def wrap_driver() -> None:
     """Note the hops of calls at this driver from now on."""
+    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.objects.waiters import ThreadWaiter
-    from stoker.runtime.runtime import Runtime
     from stoker_wire.data.frames import FrameCodec
 
-    TRACE.wrap(Runtime, "wake", "driver: packed and queued")
-    TRACE.wrap(Runtime, "_flush", "driver: loop woken")
+    TRACE.wrap(IoThread, "wake", "driver: packed and queued")
+    TRACE.wrap(IoThread, "flush", "driver: loop woken")
     TRACE.wrap(FrameCodec, "encode", "driver: worker chosen", "driver: frame encoded")
     TRACE.wrap(FrameCodec, "decode", "driver: result read", "driver: result decoded")
     TRACE.wrap(ThreadWaiter, "settled", "driver: result settled")

@@ -19,6 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stoker import exceptions
+from stoker.api.actors import ActorClass, exit_actor, method
 from stoker.api.calls import (
     available_resources,
     cancel,
@@ -37,7 +38,7 @@ from stoker.api.calls import (
 from stoker.api.init import ClusterInfo, init, shutdown
 from stoker.api.options import NodeAffinity
 from stoker.api.remote import RemoteFunction, remote
-from stoker.runtime.actors.handle import ActorClass, ActorHandle, exit_actor, method
+from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 from stoker_wire.version import VERSION as __version__
 

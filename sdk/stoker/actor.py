@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.runtime.actors.handle import ActorClass, ActorHandle, ActorMethod, exit_actor, method
+from stoker.api.actors import ActorClass, exit_actor, method
+from stoker.runtime.actors.handle import ActorHandle, ActorMethod
 
 __all__ = ("ActorClass", "ActorHandle", "ActorMethod", "exit_actor", "method")

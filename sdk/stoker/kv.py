@@ -8,11 +8,14 @@ calling thread, so coroutines should make it in a thread.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError, NotFoundError
-from stoker.runtime.session import runtime
+from stoker.runtime import session
+
+if TYPE_CHECKING:
+    from stoker.runtime.runtime import Runtime
 
 __all__ = ("delete", "get", "keys", "put", "wait")
 
@@ -33,10 +36,10 @@ def put(
             "give bytes or str, or keep objects with stoker.put()",
             field="value",
         )
-    found, path = runtime(), _path(key, namespace)
+    runtime, path = _runtime(), _path(key, namespace)
     query = {"if_absent": True if if_absent else None}
     try:
-        found.run(found.gcs.call("PUT", path, value, query=query), _CALL_S)
+        runtime.io.run(runtime.clients.gcs.call("PUT", path, value, query=query), _CALL_S)
     except ConflictError:
         if not if_absent:
             raise
@@ -71,9 +74,9 @@ def wait(key: str, *, timeout: float, namespace: str | None = None) -> bytes:
 
 def delete(key: str, *, namespace: str | None = None) -> bool:
     """Remove ``key``; False if it was not there."""
-    found, path = runtime(), _path(key, namespace)
+    runtime, path = _runtime(), _path(key, namespace)
     try:
-        found.run(found.gcs.call("DELETE", path), _CALL_S)
+        runtime.io.run(runtime.clients.gcs.call("DELETE", path), _CALL_S)
     except NotFoundError:
         return False
     return True
@@ -81,12 +84,14 @@ def delete(key: str, *, namespace: str | None = None) -> bool:
 
 def keys(prefix: str = "", *, namespace: str | None = None) -> list[str]:
     """Return the keys that start with ``prefix``, sorted."""
-    found, path = runtime(), f"/v1/kv/{_namespace(namespace)}"
+    runtime, path = _runtime(), f"/v1/kv/{_namespace(namespace)}"
     names: list[str] = []
     cursor = ""
     while True:
         query = {"prefix": prefix, "limit": 1000, "cursor": cursor or None}
-        page = found.run(found.gcs.call("GET", path, reply=dict[str, Any], query=query), _CALL_S)
+        page = runtime.io.run(
+            runtime.clients.gcs.call("GET", path, reply=dict[str, Any], query=query), _CALL_S
+        )
         names += [entry["key"] for entry in page["items"]]
         cursor = page.get("next_cursor", "")
         if not cursor:
@@ -94,11 +99,12 @@ def keys(prefix: str = "", *, namespace: str | None = None) -> list[str]:
 
 
 def _get(path: str, wait_s: float) -> bytes:
-    found = runtime()
+    runtime = _runtime()
     query = {"wait_s": wait_s or None}
     timeout_s = wait_s + _CALL_S
-    return found.run(
-        found.gcs.call("GET", path, raw=True, query=query, timeout_s=timeout_s), timeout_s + 1
+    return runtime.io.run(
+        runtime.clients.gcs.call("GET", path, raw=True, query=query, timeout_s=timeout_s),
+        timeout_s + 1,
     )
 
 
@@ -110,5 +116,10 @@ def _path(key: str, namespace: str | None) -> str:
 
 def _namespace(namespace: str | None) -> str:
     if namespace is None:
-        namespace = runtime().namespace
+        namespace = _runtime().job.namespace
     return quote(namespace, safe="")
+
+
+def _runtime() -> Runtime:
+    runtime: Runtime = session.runtime()
+    return runtime

@@ -10,7 +10,7 @@ import psutil
 import stoker
 from stoker.exceptions import TaskCancelledError
 from stoker.runtime.session import runtime
-from stoker.runtime.tasks.status import table_sizes
+from stoker.runtime.table_sizes import table_sizes
 from tests.e2e.conftest import WAIT_S, Cluster, get
 from tests.services import until
 

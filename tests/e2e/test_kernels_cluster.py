@@ -129,11 +129,11 @@ def details(columns: int) -> dict[str, str]:
     spec = {"op": "rms_norm", "dtype": "float32", "sizes": {"columns": columns}}
     runtime = stoker.runtime.session.runtime()
     demand = {
-        "job_id": runtime.job_id,
+        "job_id": runtime.job.job_id,
         "resources": {"GPU": 1.0},
         "runtime_env": {"kernels": [spec]},
     }
-    told = runtime.http.call("POST", "/v1/explain", demand, reply=dict[str, Any])
+    told = runtime.job.http.call("POST", "/v1/explain", demand, reply=dict[str, Any])
     return {verdict["node_id"]: verdict["detail"] for verdict in told["verdicts"]}
 
 

@@ -110,7 +110,7 @@ stoker.init()
 async def leave_in_the_handshake():
     connector = aiohttp.UnixConnector(runtime().identity.socket_path)
     async with aiohttp.ClientSession(connector=connector) as session:
-        headers = {"Authorization": f"Bearer {runtime().token}"}
+        headers = {"Authorization": f"Bearer {runtime().identity.token}"}
         async with session.ws_connect("http://driver" + PATH, headers=headers) as socket:
             await socket.receive()
 

@@ -489,4 +489,4 @@ def links_that_stay() -> int:
         calls.flush()
         return len(calls.all_links())
 
-    return runtime().run(forget(), WAIT_S)
+    return runtime().io.run(forget(), WAIT_S)

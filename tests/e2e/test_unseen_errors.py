@@ -16,7 +16,7 @@ from tests.services import until
 stoker.init(num_cpus=2, num_gpus=0)
 
 def open_tasks():
-    pending = list(stoker.runtime.session.runtime().tasks.pending.values())
+    pending = list(stoker.runtime.session.runtime().pending.by_id.values())
     return [task for task in pending if task.spec.name != "A.f"]
 
 def has_told():

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.objects import store as objects_module
 from stoker.runtime.objects.borrowing import GRACE_S
-from stoker.runtime.objects.store import Objects
+from stoker.runtime.objects.refs import wire_ref
+from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker.runtime.session import CELL
 from stoker_wire.data.channel import Channel
@@ -126,7 +127,7 @@ class _Table(ObjectTable):
 
 
 class _NoValues:
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, *parts: Any, **options: Any) -> None:
         pass
 
     def free(self, place: Any, object_id: str) -> None:
@@ -137,19 +138,16 @@ class _NoValues:
 
 
 class Process:
-    """A runtime, as the borrowing sees it, and its lines (as ``peers``)."""
+    """A runtime as the borrowing sees it: it stands for the loop thread and the channels."""
 
     running = True
-    execution = None
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.loop = world.loop
         self.alive = True
-        self.settings = Settings(log_unseen_errors=False)
         self.address = Address(name, "n", "h", f"/{name}", "")
         self.background = Background(name, on_crash=world.crashed)
-        self.peers = self
         self.lines: list[Line] = []
         self.held: list[ObjectRef[Any]] = []
         """What its user holds."""
@@ -157,12 +155,14 @@ class Process:
         self.calls: dict[str, tuple[Any, asyncio.Future[Any]]] = {}
         self._awake = False
         self._count = 0
-        self.objects = Objects(self)  # type: ignore[arg-type]
+        mine: Any = self
+        settings = Settings(log_unseen_errors=False)
+        self.objects = ObjectStore(mine, self.address, settings, mine, mine, mine, mine, None, mine)
         table = _Table(self)
         self.objects.table = self.objects.borrowing._table = table
         self.objects.borrowing.loans._table = table
 
-    # what the shell asks of a runtime
+    # what the shell asks of loop thread and channels
 
     def wake(self) -> None:
         if not self._awake:
@@ -179,14 +179,11 @@ class Process:
             self.objects.flush()
             self.loop.call_later(0.1, self.tick)
 
-    def wire_ref(self, ref: ObjectRef[Any]) -> Ref:
-        return Ref(ref.id, ref._entry.owner or self.address)
-
-    def open_line(self, peer_id: str) -> Line | None:
+    def open_channel(self, peer_id: str) -> Line | None:
         return next((x for x in self.lines if x.peer.peer_id == peer_id and not x.closed), None)
 
-    async def line(self, address: Address) -> Line:
-        found = self.open_line(address.peer_id)
+    async def channel(self, address: Address) -> Line:
+        found = self.open_channel(address.peer_id)
         if found is not None:
             return found
         await asyncio.sleep(self.world.random.uniform(0.0, LATE_S))
@@ -257,7 +254,7 @@ class Process:
         self._count += 1
         ref = self.objects.new_ref(f"o_{self.address.peer_id}_{self._count}")
         ref._entry.children = tuple(children)
-        place = Inline(b"", (), tuple(self.wire_ref(r) for r in children))
+        place = Inline(b"", (), tuple(wire_ref(r, self.address) for r in children))
         if self.world.random.random() < 0.3:  # a task's result: it comes later
             self.loop.call_later(self.world.random.uniform(0, 1), self._settle, ref._entry, place)
         else:
@@ -283,14 +280,14 @@ class Process:
     async def call(self, peer: Process, refs: list[ObjectRef[Any]]) -> list[ObjectRef[Any]]:
         """Call another process with refs inside the arguments; return those inside its result."""
         try:
-            line = await self.line(peer.address)
+            line = await self.channel(peer.address)
         except UnavailableError:
             return []
         self._count += 1
         task_id = f"t_{self.address.peer_id}_{self._count}"
         future = self.loop.create_future()
         self.calls[task_id] = ((line, refs), future)
-        line.post(("run", task_id, [self.wire_ref(r) for r in refs]))
+        line.post(("run", task_id, [wire_ref(r, self.address) for r in refs]))
         if line.closed:
             future.set_result(None)
         result = await future
@@ -330,7 +327,7 @@ class Process:
         del known
         if self.objects.borrowing.under_way(line):
             await self.objects.borrowing.acknowledged(line)
-        line.post(("done", task_id, [self.wire_ref(r) for r in result], bool(result)))
+        line.post(("done", task_id, [wire_ref(r, self.address) for r in result], bool(result)))
         if line.closed:
             self.escaped.pop(task_id, None)
 
@@ -339,7 +336,7 @@ class World:
     """All processes, and what is checked of them."""
 
     def __init__(self, seed: int, count: int, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(objects_module, "Values", _NoValues)
+        patch.setattr(objects_module, "ValueStore", _NoValues)
         patch.setattr(CELL, "runtime", self)
         self.random = random.Random(seed)
         self.loop = VirtualLoop()

@@ -80,7 +80,7 @@ def sizes(arena: Path) -> dict[str, float]:
         "workers MB": sum(resident_mb(p) for p in head.children(recursive=True)),
         "arena MB": sum(p.stat().st_blocks * 512 for p in arena.rglob("*") if p.is_file()) / 2**20,
         "objects": len(runtime().objects.table),
-        "tasks": len(runtime().tasks.pending),
+        "tasks": len(runtime().pending),
     }
 
 
@@ -104,8 +104,8 @@ def test_steady_load_leaves_nothing_behind(capsys: pytest.CaptureFixture[str]) -
         gc.collect()
         until(lambda: not list(arena.glob("o_*")), 20, "the arena is empty")
         until(lambda: len(runtime().objects.table) <= 2, 20, "the object table is empty")
-        assert not runtime().tasks.pending
-        assert runtime().history.dropped == 0
+        assert not runtime().pending
+        assert runtime().events.dropped == 0
     finally:
         stoker.shutdown()
     grown = sum(slope for name, slope in slopes.per_hour().items() if name.endswith("MB"))

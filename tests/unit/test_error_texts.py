@@ -15,7 +15,7 @@ import subprocess
 import sys
 import textwrap
 import types
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import pytest
@@ -30,9 +30,9 @@ from stoker.exceptions import (
     UnavailableError,
     WorkerDiedError,
 )
-from stoker.runtime.actors.create import creation_failed
+from stoker.runtime.actors.calls import creation_failed
 from stoker.runtime.net.clients import death_error, node_died
-from stoker.runtime.runtime import Runtime
+from stoker.runtime.objects.table import Entry, describe_wait
 from stoker.runtime.serialization.exceptions import error_of, failed_by
 from stoker.runtime.tasks.task_spec import about, cancelled_error, missed_start
 from stoker_scheduler.core import commands
@@ -199,9 +199,8 @@ def infeasible(*nodes: dict[str, float]) -> InfeasibleError:
 
 
 def get_timeout(missing: int = 5) -> GetTimeoutError:
-    reports = types.SimpleNamespace(describe_entry=lambda entry: f"{entry}: it waits; why: {{no}}")
-    runtime = types.SimpleNamespace(tasks=types.SimpleNamespace(reports=reports))
-    told = Runtime.describe_wait(cast("Any", runtime), cast("Any", range(missing)))
+    producer: Any = types.SimpleNamespace(name="f", task_id="t_1", describe=lambda: "why: {no}")
+    told = describe_wait([Entry(f"o_{i}", task=producer) for i in range(missing)])
     return GetTimeoutError(f"get() waited 1 s for {missing} of 9 objects\n{told}")
 
 
@@ -226,8 +225,8 @@ def unborn() -> StokerError:
     [
         (lambda: infeasible({"CPU": 1}), ["  n_1: ", "to start it: "]),
         (lambda: infeasible({"CPU": 4}, {"CPU": 2, "GPU": 1}), ["  n_1: ", "to start it: "]),
-        (get_timeout, ["0: it waits; why: {no}", "2: it waits", "and 2 more"]),
-        (lambda: get_timeout(1), ["0: it waits"]),
+        (get_timeout, ["o_0 of f (t_1): why: {no}", "o_2 of f", "and 2 more"]),
+        (lambda: get_timeout(1), ["o_0 of f"]),
         (killed, ["peak memory: 0 MiB", "one: two; three"]),
         (lambda: node_died(node(), "w_1"), ["no heartbeat for 5 s; it is dead: gone"]),
         (lambda: missed_start(task(), "it waits: x; y"), ["it waits: x; y"]),

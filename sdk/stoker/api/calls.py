@@ -6,16 +6,23 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stoker.api.context import RuntimeContext, current_task
+from stoker.api.context import RuntimeContext
 from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
+from stoker.runtime import session
+from stoker.runtime.current_task import current_task
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
-from stoker.runtime.session import maybe_runtime, runtime
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
+    from stoker.runtime.runtime import Runtime
 
 T = TypeVar("T")
 _CALL_S = 30.0
+
+
+def _runtime() -> Runtime:
+    runtime: Runtime = session.runtime()
+    return runtime
 
 
 @overload
@@ -39,8 +46,8 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
         )
     try:
         if isinstance(refs, ObjectRef):
-            return runtime().objects.get((refs,), timeout)[0]
-        return runtime().objects.get(_refs(refs, "get"), timeout)
+            return _runtime().objects.get((refs,), timeout)[0]
+        return _runtime().objects.get(_refs(refs, "get"), timeout)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None)  # noqa: B904 (it says what was waited for; our frames do not)
 
@@ -77,7 +84,7 @@ def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
 
 def put(value: T) -> ObjectRef[T]:
     """Store a value and return its ref; large values go to shared memory, written once."""
-    return runtime().objects.put(value)
+    return _runtime().objects.put(value)
 
 
 def wait(
@@ -108,7 +115,7 @@ def wait(
             field="num_returns",
         )
     try:
-        return runtime().objects.wait(found, num_returns, timeout)
+        return _runtime().objects.wait(found, num_returns, timeout)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None)  # noqa: B904 (as in get)
 
@@ -137,7 +144,7 @@ def cancel(
         )
     if not ref.task_id:
         raise BadRequestError(f"cancel(): {ref!r} was put, no task makes it", field="ref")
-    if force and runtime().actors.has_call(ref.task_id):
+    if force and _runtime().actors.has_call(ref.task_id):
         raise BadRequestError(
             f"cancel(force=True): {ref!r} is a call of an actor\n"
             "its process is not that call's alone: cancel it without force, or end the actor "
@@ -146,9 +153,9 @@ def cancel(
         )
     owner = ref._entry.owner if isinstance(ref, ObjectRef) else None
     if owner is None:
-        runtime().cancel_task(ref.task_id, force=force, recursive=recursive)
+        _runtime().pending.cancel_soon(ref.task_id, force=force, recursive=recursive)
     else:
-        runtime().cancel_at(owner, ref.task_id, force=force, recursive=recursive)
+        _runtime().pending.cancel_at(owner, ref.task_id, force=force, recursive=recursive)
 
 
 def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
@@ -160,9 +167,11 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
             f"kill() takes an actor handle, not {type(actor).__name__}\nfor a task use cancel()",
             field="actor",
         )
-    found = runtime()
-    found.run(
-        found.actors.kill(actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"),
+    runtime = _runtime()
+    runtime.io.run(
+        runtime.actors.kill(
+            actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"
+        ),
         _CALL_S,
     )
 
@@ -188,10 +197,12 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
     from stoker_wire.messages.control import Page
     from stoker_wire.messages.work import Actor, ActorState
 
-    found = runtime()
-    where = namespace or found.namespace
+    runtime = _runtime()
+    where = namespace or runtime.job.namespace
     query = {"name": name, "namespace": where, "limit": 100}
-    page = found.run(found.gcs.call("GET", "/v1/actors", reply=Page[Actor], query=query), _CALL_S)
+    page = runtime.io.run(
+        runtime.clients.gcs.call("GET", "/v1/actors", reply=Page[Actor], query=query), _CALL_S
+    )
     living = [a for a in page.items if a.state is not ActorState.DEAD]
     if not living:
         raise NotFoundError(
@@ -205,29 +216,27 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
 
 def is_initialized() -> bool:
     """Return whether this process is connected to a cluster."""
-    return maybe_runtime() is not None
+    return session.maybe_runtime() is not None
 
 
 def get_runtime_context() -> RuntimeContext:
     """Return where the calling code runs: job, node, worker, task, actor, GPUs."""
-    found = runtime()
+    runtime = _runtime()
     info = current_task.get()
-    lease = found.execution.lease if found.execution is not None else None
+    lease, actor = runtime.job.lease, runtime.job.actor
     return RuntimeContext(
-        job_id=found.job_id,
-        node_id=found.node.node_id if found.node else "",
-        worker_id=found.identity.peer_id,
+        job_id=runtime.job.job_id,
+        node_id=runtime.identity.node.node_id if runtime.identity.node else "",
+        worker_id=runtime.identity.peer_id,
         task_id=info.task_id if info else "",
         task_name=info.name if info else "",
         attempt=info.attempt if info else 0,
         actor_id=lease.actor_id if lease else "",
-        namespace=found.namespace,
-        gcs_url=found.identity.gcs_url,
+        namespace=runtime.job.namespace,
+        gcs_url=runtime.identity.gcs_url,
         gpu_ids=tuple(sorted(lease.gpus)) if lease else (),
         assigned_resources=dict(lease.resources) if lease else {},
-        was_current_actor_reconstructed=bool(
-            found.execution and found.execution.actor and found.execution.actor.spec.incarnation
-        ),
+        was_current_actor_reconstructed=actor is not None and bool(actor.incarnation),
     )
 
 
@@ -242,12 +251,12 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def _items(path: str, **filters: str) -> list[dict[str, Any]]:
-    found = runtime()
+    runtime = _runtime()
     items: list[dict[str, Any]] = []
     cursor = ""
     while True:
         query = {**filters, "limit": 1000, "cursor": cursor or None}
-        page = found.http.call("GET", path, reply=dict[str, Any], query=query)
+        page = runtime.job.http.call("GET", path, reply=dict[str, Any], query=query)
         items += page["items"]
         cursor = page.get("next_cursor", "")
         if not cursor:
@@ -267,7 +276,7 @@ def available_resources() -> dict[str, float]:
 def _cluster(field: str) -> dict[str, float]:
     from stoker_wire.messages.cluster import ClusterResources
 
-    reply = runtime().http.call("GET", "/v1/cluster", reply=ClusterResources)
+    reply = _runtime().job.http.call("GET", "/v1/cluster", reply=ClusterResources)
     return dict(getattr(reply, field))
 
 
@@ -278,11 +287,11 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]]:
     """
     import msgspec
 
-    found = runtime()
-    found.run(found.history.forward(), _CALL_S)
+    runtime = _runtime()
+    runtime.io.run(runtime.events.forward(), _CALL_S)
     from stoker.api.trace import trace_events
 
-    events = trace_events(_items("/v1/tasks", job_id=found.job_id))
+    events = trace_events(_items("/v1/tasks", job_id=runtime.job.job_id))
     if filename:
         with open(filename, "wb") as file:
             file.write(msgspec.json.encode(events))

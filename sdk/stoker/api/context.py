@@ -1,30 +1,18 @@
-"""Which task this thread or coroutine runs, and what user code may know of where it runs."""
+"""What user code may know of where it runs."""
 
 from __future__ import annotations
 
-from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
-from stoker.runtime.session import maybe_runtime, runtime
+from stoker.runtime import session
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
-    from stoker.runtime.worker.actor import ActorHost
+    from stoker.runtime.runtime import Runtime
     from stoker.runtime.worker.execute import Execution
-
-
-class TaskInfo(NamedTuple):
-    """The task that runs now."""
-
-    task_id: str
-    name: str
-    attempt: int
-    actor_id: str = ""
-
-
-current_task: ContextVar[TaskInfo | None] = ContextVar("stoker_task", default=None)
+    from stoker_wire.messages.work import Actor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +35,18 @@ class RuntimeContext:
     @property
     def actor_name(self) -> str:
         """The actor's name, or '' outside of actors and in one without a name."""
-        host = _host()
-        return host.record.name if host is not None else ""
+        actor = _actor()
+        return actor.name if actor is not None else ""
 
     @property
     def current_actor(self) -> ActorHandle[Any]:
         """A handle to the actor whose code this is; ``BadRequestError`` outside of actors."""
         from stoker.runtime.actors.create import handle_of
 
-        host = _host()
-        if host is None:
+        actor = _actor()
+        if actor is None:
             raise BadRequestError("current_actor: this code runs in no actor")
-        return handle_of(host.record)
+        return handle_of(actor)
 
     @property
     def node_labels(self) -> dict[str, str]:
@@ -67,7 +55,7 @@ class RuntimeContext:
 
         if not self.node_id:
             return {}
-        found = runtime().http.call("GET", f"/v1/nodes/{self.node_id}", reply=Node)
+        found = _runtime().job.http.call("GET", f"/v1/nodes/{self.node_id}", reply=Node)
         return dict(found.labels)
 
     def is_cancelled(self) -> bool:
@@ -76,7 +64,7 @@ class RuntimeContext:
         Code in a thread is not interrupted: it asks here, and ends.
         """
         execution = _execution()
-        work = execution.running.get(self.task_id) if execution is not None else None
+        work = execution.calls.running.get(self.task_id) if execution is not None else None
         return work is not None and work.interrupt is not None
 
     is_canceled = is_cancelled
@@ -88,14 +76,14 @@ class RuntimeContext:
     def get_task_function_name(self) -> str | None:
         """Return the qualified name of the function or method that runs, or None."""
         execution = _execution()
-        work = execution.running.get(self.task_id) if execution is not None else None
+        work = execution.calls.running.get(self.task_id) if execution is not None else None
         if execution is None or work is None:
             return None
         name = work.template.function
         if execution.actor is not None:
             cls = type(execution.actor.instance)
             return f"{cls.__module__}.{cls.__qualname__}.{name}"
-        function = execution.runtime.function_cache.get(name)
+        function = execution.invoker.functions.get(name)
         if function is None:
             return work.template.name
         return f"{function.__module__}.{function.__qualname__}"
@@ -141,11 +129,17 @@ class RuntimeContext:
         return dict(self.assigned_resources)
 
 
+def _runtime() -> Runtime:
+    runtime: Runtime = session.runtime()
+    return runtime
+
+
 def _execution() -> Execution | None:
-    found = maybe_runtime()
-    return found.execution if found is not None else None
+    runtime: Runtime | None = session.maybe_runtime()
+    return runtime.worker if runtime is not None else None
 
 
-def _host() -> ActorHost | None:
+def _actor() -> Actor | None:
+    """Return what the gcs keeps of the actor whose code calls this."""
     execution = _execution()
-    return execution.actor if execution is not None else None
+    return execution.actor.record if execution is not None and execution.actor is not None else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
 from stoker.local.offer import checked_offer, checked_port
+from stoker.runtime.identity import LocalNode
 from stoker.runtime.session import CELL
 from stoker_wire.ids import Prefix, new_id
 
@@ -25,15 +26,6 @@ _JOIN_S = 5.0
 """How long a cluster that does not answer is tried: it may be starting."""
 AUTO = "auto"
 _SOCKET_PATH_BYTES = 104
-
-
-class LocalNode(NamedTuple):
-    """The nodelet whose shared memory this process can see."""
-
-    node_id: str
-    url: str
-    arena_dir: str
-    session_dir: str = ""
 
 
 class ClusterInfo(NamedTuple):
@@ -134,9 +126,8 @@ def _init_local(
         cluster.stop()
         raise
     CELL.cluster = cluster
-    runtime = CELL.runtime
-    if runtime is not None and runtime.driver is not None:
-        runtime.driver.watch_head(cluster)
+    if CELL.driver is not None:
+        CELL.driver.watch_head(cluster)
     return found
 
 
@@ -189,8 +180,10 @@ def _connect(
     tcp_host: str | None,
     embedded: bool = False,
 ) -> ClusterInfo:
-    from stoker.runtime.driver.driver import Driver
-    from stoker.runtime.runtime import Identity, Runtime
+    from stoker.runtime.driver import Driver
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.runtime import Runtime
+    from stoker_wire.process import host_identity
     from stoker_wire.settings import Settings
 
     settings = Settings.from_env()
@@ -200,10 +193,9 @@ def _connect(
         socket_path = _socket_path(node, peer_id)
     identity = Identity(
         peer_id=peer_id,
-        job_id="",
-        namespace=namespace or "",
         gcs_url=gcs_url,
         token=token,
+        host_id=host_identity.host_id(),
         node=node,
         socket_path=socket_path,
         tcp_host=tcp_host,
@@ -221,8 +213,7 @@ def _connect(
     except BaseException:
         runtime.stop()
         raise
-    runtime.driver = driver
-    CELL.runtime = runtime
+    CELL.runtime, CELL.driver = runtime, driver
     CELL.auto_init, CELL.forked = True, False
     atexit.register(_exit)
     return _info_of(runtime)
@@ -250,7 +241,7 @@ def _driver_env(
 
     from stoker_wire.process import search_path
 
-    made = runtime.uploaded_env(runtime_env)
+    made = runtime.job.uploaded_env(runtime_env)
     if node is None or settings.job_id or made.working_dir:
         return made
     try:
@@ -277,28 +268,32 @@ def _exit() -> None:
 def _leave(*, exits: bool) -> None:
     with CELL.lock:
         runtime, CELL.runtime = CELL.runtime, None
+        driver, CELL.driver = CELL.driver, None
         cluster, CELL.cluster = CELL.cluster, None
         if runtime is None:
             return
         CELL.auto_init = False
         atexit.unregister(_exit)
         dead = cluster is not None and not cluster.is_alive()
-        if runtime.driver is not None:
+        if driver is not None:
             with contextlib.suppress(StokerError):
                 # A cluster of its own ends before this process does.
-                runtime.driver.finish(reachable=not dead, exits=exits and cluster is None)
+                driver.finish(reachable=not dead, exits=exits and cluster is None)
         runtime.stop()
         if cluster is not None:
             cluster.stop()
 
 
 def _info_of(runtime: Runtime) -> ClusterInfo:
-    node = runtime.node
+    node = runtime.identity.node
     return ClusterInfo(
         address=runtime.identity.gcs_url,
-        job_id=runtime.job_id,
-        namespace=runtime.namespace,
+        job_id=runtime.job.job_id,
+        namespace=runtime.job.namespace,
         node_id=node.node_id if node else "",
         session_dir=node.session_dir if node else "",
-        token=runtime.token,
+        token=runtime.identity.token,
     )
+
+
+CELL.init = init

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
 import inspect
-import itertools
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from stoker.api.options import TaskOptions, check_options, demand_of, merged
-from stoker.exceptions import BadRequestError
-from stoker.runtime.session import runtime
+from stoker.runtime import session
 from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:
-    from stoker.runtime.actors.handle import ActorClass
+    from stoker.api.actors import ActorClass
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.tasks.task_spec import FunctionSpec
@@ -25,11 +20,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
-
-_LARGE_NBYTES = 10 << 20
-"""A function or class that is larger when pickled is warned of."""
-TEMPLATE_NUMBERS = itertools.count(1)
-"""Names templates on the lines of this process."""
 
 
 class RemoteFunction(Generic[P, R]):
@@ -51,13 +41,13 @@ class RemoteFunction(Generic[P, R]):
         """Submit a call and return its ref at once (a list of refs, or a generator of them, with
         ``num_returns`` other than 1). Top-level refs among the arguments arrive as their values.
         """
-        found = runtime()
+        runtime: Runtime = session.runtime()
         spec = self._spec
-        if spec is None or self._spec_of is not found:
-            spec = self._make_spec(found)
+        if spec is None or self._spec_of is not runtime:
+            spec = self._make_spec(runtime)
         if args or kwargs or self._needs_arguments:
             self._check_signature(args, kwargs)
-        return found.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
+        return runtime.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
 
     def options(self, **options: Any) -> RemoteFunction[P, R]:
         """Return this function with other options; unknown ones are errors."""
@@ -100,7 +90,13 @@ class RemoteFunction(Generic[P, R]):
     def _signature(self) -> inspect.Signature:
         return inspect.signature(self._function)
 
-    def _make_spec(self, found: Runtime) -> FunctionSpec:
+    def _make_spec(self, runtime: Runtime) -> FunctionSpec:
+        from stoker.runtime.tasks.functions import (
+            TEMPLATE_NUMBERS,
+            pickled,
+            pickled_kinds,
+            returns_of,
+        )
         from stoker.runtime.tasks.task_spec import FunctionSpec
         from stoker_wire.messages.data import Template
 
@@ -109,9 +105,9 @@ class RemoteFunction(Generic[P, R]):
         count, streaming = returns_of(options.num_returns, self._function)
         demand = demand_of(
             options,
-            job_id=found.job_id,
+            job_id=runtime.job.job_id,
             kind=LeaseKind.TASK,
-            runtime_env=found.runtime_env_of(options.runtime_env),
+            runtime_env=runtime.job.runtime_env_of(options.runtime_env),
             default_cpus=1.0,
             name=self.name,
         )
@@ -127,6 +123,7 @@ class RemoteFunction(Generic[P, R]):
             history=options.enable_task_events,
         )
         self._spec = FunctionSpec(
+            submitter=runtime.tasks,
             function=digest,
             blob=blob,
             name=self.name,
@@ -135,74 +132,8 @@ class RemoteFunction(Generic[P, R]):
             demand=demand,
             refs=refs,
         )
-        self._spec_of = found
+        self._spec_of = runtime
         return self._spec
-
-
-def pickled(value: Any, *, what: str) -> tuple[bytes, str, tuple[ObjectRef[Any], ...]]:
-    """Return a pickled function or class, the hash that names it, and the refs inside."""
-    import cloudpickle
-
-    from stoker.runtime.serialization.pickling import pack
-
-    packed = pack(value, what=what)
-    # What a function closes over travels with it, in one piece.
-    blob = cloudpickle.dumps(value, 5) if packed.buffers else packed.data
-    if len(blob) > _LARGE_NBYTES:
-        _warn_of_size(value, what, len(blob))
-    return blob, hashlib.sha256(blob).hexdigest(), tuple(packed.refs)
-
-
-def _warn_of_size(value: Any, what: str, nbytes: int) -> None:
-    """Warn of a large function or class, once each, and name the largest of what it refers to."""
-    import warnings
-
-    code, module = getattr(value, "__code__", None), getattr(value, "__globals__", {})
-    captured = {name: module[name] for name in getattr(code, "co_names", ()) if name in module}
-    with contextlib.suppress(ValueError):  # a closure with a variable that is not set yet
-        captured |= inspect.getclosurevars(value).nonlocals if code is not None else vars(value)
-    sizes = {name: _nbytes_of(one) for name, one in captured.items()}
-    largest = max(sizes, key=sizes.__getitem__, default="")
-    named = f"; {largest!r} alone has {sizes[largest]:,}" if largest and sizes[largest] else ""
-    warnings.warn(
-        f"{what} is {nbytes:,} bytes when pickled{named}: each worker reads it. Pass large values as "
-        "arguments, from stoker.put()",
-        stacklevel=5,
-    )
-
-
-def _nbytes_of(value: Any) -> int:
-    """Return the bytes of a value as far as they are known without pickling it."""
-    nbytes = getattr(value, "nbytes", None)
-    if isinstance(nbytes, int):
-        return nbytes
-    return len(value) if isinstance(value, (bytes, bytearray, str)) else sys.getsizeof(value)
-
-
-def pickled_kinds(kinds: Any) -> bytes:
-    """Return the exception types to retry as they travel: b'' for none."""
-    if not kinds:
-        return b""
-    if kinds is not True:
-        if isinstance(kinds, type):
-            kinds = [kinds]
-        if not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
-            raise BadRequestError(
-                f"retry_exceptions={kinds!r}: give True, False or a list of exception types",
-                field="retry_exceptions",
-            )
-        kinds = list(kinds)
-    return pickled(kinds, what="retry_exceptions")[0]
-
-
-def returns_of(num_returns: Any, function: Any) -> tuple[int, bool]:
-    """Return (number of results, whether they stream); generators stream unless told otherwise."""
-    if num_returns is None:
-        generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
-        num_returns = "streaming" if generates else 1
-    if num_returns == "streaming":
-        return 0, True
-    return int(num_returns), False
 
 
 @overload
@@ -228,8 +159,8 @@ def remote_with(target: Any, options: dict[str, Any]) -> Any:
     """Return ``target`` as a remote function or class with ``options``."""
     name = getattr(target, "__qualname__", repr(target))
     if isinstance(target, type):
+        from stoker.api.actors import ActorClass
         from stoker.api.options import ActorOptions
-        from stoker.runtime.actors.handle import ActorClass
 
         return ActorClass(target, check_options(ActorOptions, options, what=f"remote class {name}"))
     if not callable(target):

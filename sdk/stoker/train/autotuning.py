@@ -247,7 +247,7 @@ def _kept(
 
 def main() -> int:
     """Run the command line; returns its exit code."""
-    import stoker
+    from stoker.api.init import init
 
     parser = argparse.ArgumentParser(prog="python -m stoker.train.autotuning")
     parser.add_argument("op")
@@ -260,7 +260,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     sizes = {name: int(size) for name, _, size in (text.partition("=") for text in given.sizes)}
-    stoker.init()
+    init()
     records = autotune(
         given.op,
         dtype=given.dtype,

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stoker import kv
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError
-from stoker.runtime.session import runtime
+from stoker.runtime import session
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -89,7 +89,7 @@ def destroy_process_group() -> None:
 
 def advertised_host() -> str:
     """Return the address by which other processes of the cluster reach this one."""
-    return urlsplit(runtime().address.url).hostname or _LOOPBACK
+    return urlsplit(session.runtime().channels.address.url).hostname or _LOOPBACK
 
 
 class _Meeting:
@@ -109,7 +109,7 @@ class _Meeting:
         self.timeout_s = timeout_s
         self._title = f"group {name!r} (attempt {attempt}, {world_size} ranks)"
         self._deadline_s = deadline_s
-        self._base = f"train/{runtime().job_id}/{name}/{attempt}/"
+        self._base = f"train/{session.runtime().job.job_id}/{name}/{attempt}/"
 
     @property
     def left_s(self) -> float:
@@ -117,7 +117,7 @@ class _Meeting:
 
     def announce(self) -> None:
         """Say that this rank is here; ConflictError if another process said so."""
-        key, me = self._key(self.rank), f"{runtime().identity.peer_id} pid {os.getpid()}"
+        key, me = self._key(self.rank), f"{session.runtime().identity.peer_id} pid {os.getpid()}"
         if kv.put(key, me, if_absent=True):
             return
         there = (kv.get(key) or b"nobody").decode()

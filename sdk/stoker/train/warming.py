@@ -58,14 +58,14 @@ def _nothing() -> None:
 
 def main() -> int:
     """Run the command line; returns its exit code."""
-    import stoker
+    from stoker.api.init import init
 
     parser = argparse.ArgumentParser(prog="python -m stoker.train.warming")
     parser.add_argument("specs", nargs="+")
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    stoker.init()
+    init()
     specs = [json.loads(text) if text.startswith("{") else text for text in options.specs]
     told = warm(specs, timeout=options.timeout)
     if options.json:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import MagicMock
 
-from stoker.runtime.worker.execute import Execution, Work
-from stoker.runtime.worker.invoke import Outcome
+from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
+from stoker.runtime.worker.execute import Execution
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Call, Done, Inline, Item, Result, Template
 
@@ -23,20 +23,22 @@ class Line:
 
 
 def outcome(line: Line, task_id: str) -> Outcome:
-    work = Work(cast("Any", line), Call(task_id, 1, Inline(b"")), Template(1, "f", "f"))
+    work = ReceivedCall(cast("Any", line), Call(task_id, 1, Inline(b"")), Template(1, "f", "f"))
     return Outcome(work, Result(task_id, 0, ()), 0.0)
 
 
 def test_items_leave_before_the_end_of_their_call() -> None:
     """Also where a call before it ended in the same moment, and its result has not left."""
     woken: list[Any] = []
-    runtime = SimpleNamespace(
-        loop=SimpleNamespace(call_soon_threadsafe=woken.append),
-        objects=SimpleNamespace(borrowing=SimpleNamespace(under_way=lambda line: False)),
-        history=MagicMock(),
-        address=Address("w_1", "n_1", "h", "", ""),
+    io: Any = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=woken.append))
+    objects: Any = MagicMock()
+    objects.borrowing.under_way = lambda line: False
+    address = Address("w_1", "n_1", "h", "", "")
+    other, job = MagicMock(), SimpleNamespace(lease=None, job_id="j_1")
+    execution = Execution(
+        other, address, io, other, other, cast("Any", job), objects, other, CallTable(), other
     )
-    execution, line = Execution(cast("Any", runtime)), Line()
+    line = Line()
     first, second = outcome(line, "t_1"), outcome(line, "t_2")
     execution.report(first)
     item = Item("t_2", 0, 0, Inline(b""))

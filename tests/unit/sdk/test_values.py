@@ -29,7 +29,7 @@ from stoker.exceptions import (
     UnknownOptionError,
     WorkerDiedError,
 )
-from stoker.runtime.objects.values import Values
+from stoker.runtime.objects.values import ValueStore
 from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with, info_of
 from stoker.runtime.serialization.pickling import pack, unpack
 from stoker_wire.errors import DeadlineExceededError, StokerError, error_for
@@ -215,10 +215,10 @@ def test_strategies_are_names_or_affinities() -> None:
 
 
 class FarAway:
-    """The part of a runtime that fetches, from a node whose memory is not ours and that is silent."""
+    """Stands for a node whose memory is not ours and that is silent, and for all that leads to it."""
 
     def __init__(self) -> None:
-        self.services = self.arena = self.node = self
+        self.node = self
         self.url = "http://near:1"
         self.asked: list[tuple[str, float]] = []
 
@@ -240,11 +240,11 @@ class FarAway:
 
 
 def test_a_get_with_a_timeout_bounds_the_fetch_and_names_the_node() -> None:
-    runtime = FarAway()
-    values = Values(cast("Any", runtime))
+    far = cast("Any", FarAway())
+    values = ValueStore(far, far, far, far, far, far, inline_max_bytes=1, reclaim=lambda: False)
     place = Stored(5_000_000, "n_far", "http://far:1", (), "o_1")
     with pytest.raises(GetTimeoutError, match=r"(?s)o_1 .*5000000 bytes .* node n_far"):
         values.load(place, "o_1", 0.25)
-    [(path, timeout_s)] = runtime.asked
+    [(path, timeout_s)] = far.asked
     assert path == "/v1/objects/o_1/pull"
     assert 0 < timeout_s <= 0.25

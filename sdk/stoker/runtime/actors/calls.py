@@ -1,7 +1,7 @@
 """Calling actors: ordered per caller, pipelined, straight to the actor's worker.
 
-One :class:`ActorLink` per actor that this process calls. Calls wait in it until there is a line to
-the actor (see :mod:`stoker.runtime.actors.connector`), then leave in order.
+One :class:`ActorConnection` per actor that this process calls. Calls wait in it until there is a line to
+the actor (see :mod:`stoker.runtime.actors.connection`), then leave in order.
 """
 
 from __future__ import annotations
@@ -13,39 +13,45 @@ from collections.abc import Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.remote import TEMPLATE_NUMBERS
 from stoker.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     PendingCallsLimitError,
     StokerError,
 )
-from stoker.runtime.actors.connection import ActorLink
-from stoker.runtime.actors.connector import ActorLines
+from stoker.runtime.actors.connection import ActorConnection, ActorConnector
+from stoker.runtime.actors.info import END_S, TERMINATE
+from stoker.runtime.current_task import current_task_id
+from stoker.runtime.objects.table import describe_wait
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker.runtime.serialization.pickling import pack
+from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
     Phase,
     cancelled_error,
     failed_dep,
-    make_refs,
     missing_dep,
     pack_arguments,
     run_frame,
 )
-from stoker.runtime.worker.actor_exit import END_S, TERMINATE
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Call, Cancel, Failed, Inline, Result, Run, Template
 from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
-    from stoker.runtime.actors.handle import HandleInfo
+    from stoker.runtime.actors.info import HandleInfo
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
+    from stoker.runtime.net.channels import Channels
     from stoker.runtime.objects.refs import ObjectRef
+    from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.objects.table import Entry
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.tasks.pending import PendingCalls
     from stoker_wire.data.channel import Channel
+    from stoker_wire.http.client import Client
+    from stoker_wire.messages.common import Address
 
 _POLL_S = 0.02
 _LATE_S = 5.0
@@ -56,35 +62,55 @@ _LINKS = 1000
 class ActorCalls:
     """All actors that this process calls."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        address: Address,
+        io: IoThread,
+        channels: Channels,
+        gcs: Client,
+        job: JobContext,
+        objects: ObjectStore,
+        pending: PendingCalls,
+    ) -> None:
+        self._address = address
+        self._io = io
+        self._gcs = gcs
+        self._job = job
+        self._objects = objects
+        self._pending = pending
         self._ids = IdSource(Prefix.TASK)
-        self._links: dict[str, ActorLink] = {}
+        self._links: dict[str, ActorConnection] = {}
         self._many = _LINKS
-        self._submitted: deque[tuple[ActorLink, PendingTask]] = deque()
+        self._submitted: deque[tuple[ActorConnection, PendingTask]] = deque()
         self.lives: dict[str, str] = {}
         """The ids of the actors that this process owns, by the object that lives as their handles do."""
         self._kept: set[ObjectRef[None]] = set()
-        self.lines = ActorLines(runtime, self)
+        self.connector = ActorConnector(io, channels, gcs, self)
 
     # -- user threads ----------------------------------------------------------------------------
 
-    def link(self, info: HandleInfo) -> ActorLink:
+    def link(self, info: HandleInfo) -> ActorConnection:
         """Return the link to the actor of a handle."""
         link = self._links.get(info.actor_id)
         if link is None:
-            link = ActorLink(info.actor_id, info.class_name, info.max_pending_calls, info.unordered)
-            link.may_come = info.job_id == self._runtime.job_id
+            link = ActorConnection(
+                info.actor_id, info.class_name, info.max_pending_calls, info.unordered
+            )
+            link.may_come = info.job_id == self._job.job_id
             link = self._links.setdefault(info.actor_id, link)
         return link
 
     def has_call(self, task_id: str) -> bool:
         """Whether a task is a call of an actor that this process made, and is not settled."""
-        task = self._runtime.tasks.pending.get(task_id)
+        task = self._pending.by_id.get(task_id)
         return task is not None and bool(task.spec.actor_id)
 
     def submit(
-        self, link: ActorLink, spec: FunctionSpec, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        link: ActorConnection,
+        spec: FunctionSpec,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         """Call a method; return its refs at once."""
         if 0 <= link.max_pending <= len(link.open):
@@ -93,22 +119,21 @@ class ActorCalls:
                 f"its max_pending_calls is {link.max_pending}: wait for some of them first",
                 field="max_pending_calls",
             )
-        runtime = self._runtime
         task_id = self._ids()
-        place, deps, nested = pack_arguments(runtime, task_id, spec, args, kwargs)
-        task = PendingTask(task_id, spec, place, deps, nested, runtime.current_task_id())
-        result = make_refs(runtime, task)
-        runtime.tasks.pending[task_id] = task
+        values, mine = self._objects.values, self._address
+        place, deps, nested = pack_arguments(values, mine, task_id, spec, args, kwargs)
+        task = PendingTask(task_id, spec, place, deps, nested, current_task_id())
+        result = self._pending.add(task)
         link.open.add(task_id)
         self._submitted.append((link, task))
-        runtime.wake()
+        self._io.wake()
         return result
 
     # -- the loop thread -------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Take in new calls, and send those of each actor that can go."""
-        touched: dict[str, ActorLink] = {}
+        touched: dict[str, ActorConnection] = {}
         while self._submitted:
             link, task = self._submitted.popleft()
             known = self._links.setdefault(link.actor_id, link)
@@ -116,10 +141,10 @@ class ActorCalls:
                 known.open.add(task.task_id)
                 link = known
             task.phase = Phase.WAITING
-            if (dead := link.dead or self._runtime.lost) is not None:
+            if (dead := link.dead or self._pending.lost) is not None:
                 self.fail(task, dead)
                 continue
-            self._runtime.tasks.reports.watch(task)
+            self._pending.status.watch(task)
             link.calls.append(task)
             touched[link.actor_id] = link
         for link in touched.values():
@@ -134,11 +159,11 @@ class ActorCalls:
                 del self._links[link.actor_id]
         self._many = max(_LINKS, 2 * len(self._links))
 
-    def known(self, actor_id: str) -> ActorLink | None:
+    def known(self, actor_id: str) -> ActorConnection | None:
         """Return the link to an actor, if this process has one."""
         return self._links.get(actor_id)
 
-    def all_links(self) -> Iterable[ActorLink]:
+    def all_links(self) -> Iterable[ActorConnection]:
         """Return the links to all actors that this process calls."""
         return list(self._links.values())  # user threads may add some meanwhile
 
@@ -146,12 +171,12 @@ class ActorCalls:
         """Return how many actors that this process created are not dead, as far as it knows."""
         return sum(link.owned and not link.is_over for link in self.all_links())
 
-    def send(self, link: ActorLink) -> None:
+    def send(self, link: ActorConnection) -> None:
         """Send the waiting calls that can go (see :mod:`stoker.runtime.actors.call_order`)."""
         line = link.line
         if line is None or line.closed:
             if link.calls and link.dead is None:
-                self.lines.open(link)
+                self.connector.open(link)
             return
         batch: list[PendingTask] = []
         failures: list[tuple[PendingTask, Failed]] = []
@@ -163,7 +188,7 @@ class ActorCalls:
             link.sent[task.task_id] = task
             batch.append(task)
         if batch:
-            line.post(run_frame(line, batch, self._runtime.address))
+            line.post(run_frame(line, batch, self._address))
         for task, failed in failures:  # not before: it lets calls behind these go, in here
             self.fail(task, failed)
 
@@ -185,22 +210,22 @@ class ActorCalls:
                     self.send(link)
 
             for entry in missing:
-                self._runtime.objects.when_settled(entry, partial(again, entry))
+                self._objects.when_settled(entry, partial(again, entry))
         return False
 
-    def died(self, link: ActorLink, actor: Actor) -> None:
+    def died(self, link: ActorConnection, actor: Actor) -> None:
         """The gcs says that an actor is dead: fail its calls with the cause."""
         cause = actor.death_cause
         text = cause.message if cause else "no cause was recorded"
         self._end(link, text, dict(cause.extra) if cause else {})
 
-    def _end(self, link: ActorLink, why: str, extra: dict[str, Any]) -> None:
+    def _end(self, link: ActorConnection, why: str, extra: dict[str, Any]) -> None:
         text = f"actor {link.name} ({link.actor_id}) is dead\n{why}"
         failed = failed_with(ActorDiedError(text, extra=extra))
         link.die(failed)
         self.fail_all(link, failed)
 
-    def fail_all(self, link: ActorLink, failed: Failed) -> None:
+    def fail_all(self, link: ActorConnection, failed: Failed) -> None:
         """Fail all calls of a link."""
         tasks = [*link.sent.values(), *link.calls.drain()]
         link.sent.clear()
@@ -210,17 +235,16 @@ class ActorCalls:
     def fail(self, task: PendingTask, failed: Failed) -> None:
         """Fail one call."""
         link = self._links[task.spec.actor_id]
-        self._runtime.tasks.fail(task, failed)
+        self._pending.fail(task, failed)
         link.settled(task.task_id)
         if link.killed:
-            self._runtime.objects.unseen.seen(failed)
+            self._objects.unseen.seen(failed)
 
     def on_done(self, line: Channel, results: list[Result]) -> list[Result]:
         """Settle results of actor calls; return those that are not of actors."""
         rest: list[Result] = []
-        tasks = self._runtime.tasks
         for result in results:
-            task = tasks.pending.get(result.task_id)
+            task = self._pending.by_id.get(result.task_id)
             if task is None or not task.spec.actor_id:
                 rest.append(result)
                 continue
@@ -233,31 +257,28 @@ class ActorCalls:
                 link.calls.again([task])
                 self.send(link)
             else:
-                tasks.complete(task, result)
+                self._pending.complete(task, result)
                 link.settled(task.task_id)
         return rest
 
-    def cancel(self, task_id: str, *, force: bool, recursive: bool) -> bool:
-        """Stop an actor call; False if the id is no actor call's."""
-        task = self._runtime.tasks.pending.get(task_id)
-        if task is None or not task.spec.actor_id:
-            return False
-        task.cancelled = True
+    def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
+        """Stop a call (loop thread): drop it if it waits, tell its actor if it runs."""
         link = self._links[task.spec.actor_id]
         if task.phase is Phase.SENT and task.line is not None:
             # Never forced: that would end the actor and the state of all its other callers.
-            task.line.post(Cancel(task_id, False, recursive))
+            task.line.post(Cancel(task.task_id, False, recursive))
         elif task.phase is Phase.WAITING:
             link.calls.drop(task)
             self.fail(task, failed_with(cancelled_error(task)))
             self.send(link)  # it may have been what the others waited behind
-        return True
 
     def lost_line(self, line: Channel) -> None:
         """A line closed."""
-        self.lines.lost(self.all_links(), line)
+        self.connector.lost(self.all_links(), line)
 
-    def try_again(self, link: ActorLink, lost: list[PendingTask], how: str, why: str = "") -> None:
+    def try_again(
+        self, link: ActorConnection, lost: list[PendingTask], how: str, why: str = ""
+    ) -> None:
         """Let the calls that were under way go again before all others, or fail them."""
         retried: list[PendingTask] = []
         for task in lost:
@@ -270,7 +291,7 @@ class ActorCalls:
             if task.cancelled:
                 self.fail(task, failed_with(cancelled_error(task)))
             elif task.take_retry():
-                self._runtime.tasks.reports.ended(task, failed, attempt=task.attempt - 1)
+                self._pending.status.ended(task, failed, attempt=task.attempt - 1)
                 task.phase, task.line = Phase.WAITING, None
                 retried.append(task)
             else:
@@ -279,13 +300,11 @@ class ActorCalls:
 
     # -- lifetime --------------------------------------------------------------------------------
 
-    def begin_creation(self, link: ActorLink, work: Coroutine[Any, Any, None]) -> None:
+    def begin_creation(self, link: ActorConnection, work: Coroutine[Any, Any, None]) -> None:
         """Create an actor while its creator goes on (loop thread)."""
-        link.created = self._runtime.background.spawn(self._creating(link, work), name="create")
+        link.created = self._io.background.spawn(self._creating(link, work), name="create")
 
-    async def _creating(self, link: ActorLink, work: Coroutine[Any, Any, None]) -> None:
-        from stoker.runtime.actors.create import creation_failed
-
+    async def _creating(self, link: ActorConnection, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except StokerError as error:
@@ -303,7 +322,7 @@ class ActorCalls:
 
         Each unsettled call holds one, wherever it was made.
         """
-        ref = self._runtime.objects.new_mark()
+        ref = self._objects.new_mark(self.let_go)
         self.lives[ref._entry.object_id] = actor_id
         return ref
 
@@ -314,8 +333,8 @@ class ActorCalls:
     def let_go(self, object_id: str) -> None:
         """No process has a handle any more (loop thread)."""
         actor_id = self.lives.pop(object_id, None)
-        if actor_id is not None and self._runtime.running:
-            self._runtime.background.spawn(self._end_unheld(actor_id), name="actor-end")
+        if actor_id is not None and self._io.running:
+            self._io.background.spawn(self._end_unheld(actor_id), name="actor-end")
 
     async def _end_unheld(self, actor_id: str) -> None:
         link = self._links.get(actor_id)
@@ -328,9 +347,9 @@ class ActorCalls:
                 await self.kill(actor_id, no_restart=True, reason=reason)
         self._links.pop(actor_id, None)
 
-    async def _terminate(self, link: ActorLink, reason: str) -> None:
+    async def _terminate(self, link: ActorConnection, reason: str) -> None:
         """Have an actor that nobody calls run its hooks; returns when it leaves, or is late."""
-        line = await self.lines.line_to(link)
+        line = await self.connector.line_to(link)
         if line is None:
             return  # there is nothing to clean up
         number = next(TEMPLATE_NUMBERS)
@@ -353,7 +372,7 @@ class ActorCalls:
             return
         if link is not None:
             link.killed = no_restart
-        await self._runtime.gcs.call(
+        await self._gcs.call(
             "POST",
             f"/v1/actors/{actor_id}/kill",
             KillActor(no_restart=no_restart, reason=reason),
@@ -392,4 +411,11 @@ class ActorCalls:
         if isinstance(task, PendingTask) and task.spec.actor_id:
             sent = "is at its actor" if task.phase is Phase.SENT else "waits as well"
             return f"call {task.spec.name} ({task.task_id}), which {sent}"
-        return self._runtime.tasks.reports.describe_entry(entry)
+        return describe_wait([entry])
+
+
+def creation_failed(link: ActorConnection, error: StokerError) -> None:
+    """Note that an actor could not be created: its calls fail with the cause."""
+    if link.dead is None:
+        text = f"actor {link.name} could not be created\n{error.message}"
+        link.die(failed_with(ActorDiedError(text)))

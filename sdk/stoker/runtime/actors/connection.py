@@ -1,27 +1,43 @@
-"""One actor as this process calls it: the calls that wait, those that were sent, and the line."""
+"""The connections of this process to actors: one :class:`ActorConnection` for each that it calls.
+
+A connection is opened where the gcs says that the actor is, and given up when it says so.
+:class:`stoker.runtime.actors.calls.ActorCalls` owns the calls; here it is decided when there is a
+channel to send them on, and what becomes of those that were under way when a channel closed.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.actors.call_order import CallOrder
+from stoker.runtime.actors.watch import ActorWatch
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker_wire.messages.data import Failed
 from stoker_wire.messages.work import Actor, ActorState
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.channels import Channels
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.data.channel import Channel
-
+    from stoker_wire.http.client import Client
 
 _LOOK_UP_S = 10.0
+_REQUESTS = 12
+"""How many actors may be created or looked up at once: each takes a connection to the gcs."""
+_UNTOLD_S = 5.0
+"""How long to rely on the news alone."""
+_SETTLE_S = 15.0
+"""How long the gcs may take to notice that an actor's process ended."""
+_CREATED_S = 60.0
+"""A handle may travel faster than its actor is created, whose arguments may come late."""
+_POLL_S = 0.03
 
 
-class ActorLink:
+class ActorConnection:
     """The calls of this process to one actor."""
 
     def __init__(
@@ -115,31 +131,198 @@ def _progress(actor: Actor) -> tuple[int, int, bool]:
     return actor.incarnation, stage, actor.address is not None
 
 
-async def look_up(
-    runtime: Runtime, link: ActorLink, gate: asyncio.Semaphore, *, until: float
-) -> Actor | None:
-    """Ask the gcs where the actor is.
+class _Calls(Protocol):
+    """The calls that go through the connections."""
 
-    None if the gcs cannot say now, or if it does not know the actor: that is the actor's end, but
-    not before ``until`` on the loop's clock.
-    """
-    try:
-        async with gate:
-            return await runtime.gcs.call(
-                "GET", f"/v1/actors/{link.actor_id}", reply=Actor, timeout_s=_LOOK_UP_S
+    def known(self, actor_id: str) -> ActorConnection | None: ...
+    def all_links(self) -> Iterable[ActorConnection]: ...
+    def send(self, link: ActorConnection) -> None: ...
+    def died(self, link: ActorConnection, actor: Actor) -> None: ...
+    def fail(self, task: PendingTask, failed: Failed) -> None: ...
+    def fail_all(self, link: ActorConnection, failed: Failed) -> None: ...
+    def try_again(
+        self, link: ActorConnection, lost: list[PendingTask], how: str, why: str = ""
+    ) -> None: ...
+
+
+class ActorConnector:
+    """Opens and gives up the connections of this process to actors (loop thread)."""
+
+    def __init__(self, io: IoThread, channels: Channels, gcs: Client, calls: _Calls) -> None:
+        self._io = io
+        self._channels = channels
+        self._gcs = gcs
+        self._calls = calls
+        self.gate = asyncio.Semaphore(_REQUESTS)
+        self.watch = ActorWatch(io, gcs, self._changed, self._check_all)
+
+    def open(self, link: ActorConnection) -> None:
+        """Have the link's line opened, unless that is under way."""
+        if not link.connecting:
+            link.connecting = True
+            self._io.background.spawn(self._connect(link), name="actor")
+
+    async def _connect(self, link: ActorConnection) -> None:
+        """Find out where the actor is, and open the line to it."""
+        try:
+            if link.created is not None:
+                await link.registered.wait()
+                if link.dead is not None:
+                    self._calls.fail_all(link, link.dead)
+            await self.watch.begin()
+            until = self._io.loop.time() + (_CREATED_S if link.may_come else 0.0)
+            while link.calls and link.dead is None and self._io.running:
+                link.told.clear()
+                actor = link.news or await self._lookup(link, until=until)
+                if actor is None:
+                    await asyncio.sleep(_POLL_S)
+                    continue
+                if actor.state is ActorState.DEAD:
+                    self._calls.died(link, actor)
+                    continue
+                try:
+                    if await self._reach(link, actor):
+                        return
+                except StokerError as error:
+                    link.note = f"its worker cannot be reached: {error.one_line}"
+                    link.news = None
+                    await asyncio.sleep(_POLL_S)
+                    continue
+                link.note = actor.pending_reason or f"it is {actor.state.value}"
+                if not await link.until_told(_UNTOLD_S):
+                    link.news = None
+        finally:
+            link.connecting = False
+            if link.line is not None and not link.line.closed:
+                self._calls.send(link)
+
+    async def _reach(self, link: ActorConnection, actor: Actor) -> bool:
+        """Take the line to an actor that lives.
+
+        To one whose constructor runs it is only opened: then it is there in time.
+        """
+        if actor.address is None or actor.incarnation < link.incarnation:
+            return False
+        line = await self._channels.channel(actor.address)
+        if actor.state is not ActorState.ALIVE:
+            return False
+        link.line, link.incarnation = line, actor.incarnation
+        link.note = "it is ALIVE"
+        return True
+
+    async def line_to(self, link: ActorConnection) -> Channel | None:
+        """Return a line to an actor that perhaps only others have called; None if it is not up."""
+        if link.line is not None and not link.line.closed:
+            return link.line
+        if link.dead is not None or (link.created is not None and not link.registered.is_set()):
+            return None
+        actor = await self._lookup(link)
+        if actor is None or actor.state is not ActorState.ALIVE or actor.address is None:
+            return None
+        return await self._channels.channel(actor.address)
+
+    async def _lookup(self, link: ActorConnection, *, until: float = 0.0) -> Actor | None:
+        actor = await self._look_up(link, until=until)
+        if actor is None and link.dead is not None:
+            self._calls.fail_all(link, link.dead)
+        return actor
+
+    async def _look_up(self, link: ActorConnection, *, until: float) -> Actor | None:
+        """Ask the gcs where the actor is.
+
+        None if the gcs cannot say now, or if it does not know the actor: that is the actor's end, but
+        not before ``until`` on the loop's clock.
+        """
+        try:
+            async with self.gate:
+                return await self._gcs.call(
+                    "GET", f"/v1/actors/{link.actor_id}", reply=Actor, timeout_s=_LOOK_UP_S
+                )
+        except NotFoundError as error:
+            if link.calls and (owner := link.lost_owner):
+                text = f"actor {link.name} was never created\nits owner {owner} died before it had created it"
+                link.die(failed_with(ActorDiedError(text)))
+                return None
+            link.note = "its creator has not created it yet"
+            if link.incarnation < 0 and self._io.loop.time() < until:
+                return None
+            link.die(
+                failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
             )
-    except NotFoundError as error:
-        if link.calls and (owner := link.lost_owner):
-            text = f"actor {link.name} was never created\nits owner {owner} died before it had created it"
-            link.die(failed_with(ActorDiedError(text)))
-            return None
-        link.note = "its creator has not created it yet"
-        if link.incarnation < 0 and runtime.loop.time() < until:
-            return None
-        link.die(failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}")))
-    except StokerError as error:
-        if error.retryable or error.status >= 500:
-            link.note = f"the gcs does not answer: {error.one_line}"
-            return None
-        link.die(failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}")))
-    return None
+        except StokerError as error:
+            if error.retryable or error.status >= 500:
+                link.note = f"the gcs does not answer: {error.one_line}"
+                return None
+            link.die(
+                failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
+            )
+        return None
+
+    # -- losing them -----------------------------------------------------------------------------
+
+    def lost(self, links: Iterable[ActorConnection], line: Channel) -> None:
+        """A line closed: the actors behind it died, restart, or moved."""
+        for link in links:
+            if link.line is line:
+                self._lose(link)
+
+    def _lose(self, link: ActorConnection) -> None:
+        link.line = None
+        link.note = "the connection to it was lost"
+        if link.dead is None:
+            link.connecting = True  # calls made meanwhile go behind those that are tried again
+            self._io.background.spawn(self._after_loss(link), name="actor-lost")
+
+    def _changed(self, actor: Actor) -> None:
+        """The gcs said something of an actor; the line to one given up may look well for long."""
+        link = self._calls.known(actor.actor_id)
+        if link is not None:
+            link.hear(actor)
+            if link.given_up(actor):
+                self._lose(link)
+
+    def _check_all(self) -> None:
+        for link in self._calls.all_links():
+            if link.line is not None:
+                self._io.background.spawn(self._check(link), name="actor-check")
+
+    async def _check(self, link: ActorConnection) -> None:
+        actor = await self._lookup(link)
+        if actor is not None:
+            self._changed(actor)
+
+    async def _after_loss(self, link: ActorConnection) -> None:
+        """Ask the gcs what became of the actor; retry or fail the calls that it had."""
+        lost = list(link.sent.values())
+        link.sent.clear()
+        seen = link.incarnation
+        deadline = self._io.loop.time() + _SETTLE_S
+        actor: Actor | None = None
+        while self._io.running and self._io.loop.time() < deadline:
+            actor = await self._lookup(link)
+            if link.dead is not None:
+                break
+            if actor is not None and (
+                actor.state in (ActorState.DEAD, ActorState.RESTARTING) or actor.incarnation > seen
+            ):
+                break
+            await asyncio.sleep(_POLL_S)
+        if actor is not None:
+            link.hear(actor)
+            if actor.state is ActorState.DEAD:
+                self._calls.died(link, actor)
+        link.connecting = False
+        if link.dead is not None:
+            for task in lost:
+                self._calls.fail(task, link.dead)
+            return
+        restarts = actor is not None and actor.state is ActorState.RESTARTING
+        cause = actor.death_cause if actor is not None else None
+        how = "ended"
+        if restarts or (actor is not None and actor.incarnation > seen):
+            link.incarnation = seen + 1
+        else:
+            how = "lost the connection to this process"
+        why = cause.message if restarts and cause is not None else ""
+        self._calls.try_again(link, lost, how, why)
+        self._calls.send(link)

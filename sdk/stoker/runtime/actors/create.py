@@ -9,16 +9,17 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.api.options import ActorOptions, TaskOptions, demand_of
-from stoker.api.remote import pickled
-from stoker.exceptions import ActorDiedError, StokerError
-from stoker.runtime.actors.handle import (
-    ActorHandle,
+from stoker.exceptions import ActorDiedError
+from stoker.runtime.actors.handle import ActorHandle
+from stoker.runtime.actors.info import (
+    ActorPayload,
     HandleInfo,
     checked_groups,
     methods_of,
     unordered_groups,
 )
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.current_task import current_task_id
+from stoker.runtime.tasks.functions import pickled
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
@@ -27,7 +28,6 @@ from stoker.runtime.tasks.task_spec import (
     missing_dep,
     pack_arguments,
 )
-from stoker.runtime.worker.invoke import ActorPayload
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import LeaseKind
@@ -35,100 +35,128 @@ from stoker_wire.messages.data import Run, Stored, Template
 from stoker_wire.messages.work import Actor, CreateActor, KillActor, SupplyArguments
 
 if TYPE_CHECKING:
-    from stoker.runtime.actors.connection import ActorLink
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.actors.calls import ActorCalls
+    from stoker.runtime.actors.connection import ActorConnection
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
+    from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.objects.store import ObjectStore
+    from stoker_wire.messages.common import Address
 
 _CREATE_S = 60.0
 _CARRIED_NBYTES = 8 << 10
 """A pickled class up to this size goes with the actor; its worker asks the gcs for larger ones."""
 
 
-def create_actor(
-    runtime: Runtime,
-    cls: type,
-    options: ActorOptions,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> ActorHandle[Any]:
-    """Return a handle to a new actor. Named ones are made before this returns, others while the
-    caller goes on.
-    """
-    actor_id = new_id(Prefix.ACTOR)
-    name = cls.__qualname__
-    groups = checked_groups(cls, options)
-    info = HandleInfo(
-        actor_id,
-        name,
-        methods_of(cls),
-        options.max_task_retries,
-        options.max_pending_calls,
-        tuple(groups),
-        runtime.job_id,
-        unordered_groups(cls, options, groups),
-    )
-    demand = demand_of(
-        options,
-        job_id=runtime.job_id,
-        kind=LeaseKind.ACTOR,
-        runtime_env=runtime.runtime_env_of(options.runtime_env),
-        default_cpus=0.0,
-        name=options.name or name,
-    )
-    blob, digest, refs = pickled(cls, what=f"class {name}")
-    spec = FunctionSpec(
-        function=digest,
-        blob=blob,
-        name=name,
-        template=Template(number=0, function=digest, name=name),
-        options=TaskOptions(),
-        demand=demand,
-        actor_id=actor_id,
-        refs=refs,
-    )
-    place, deps, nested = pack_arguments(runtime, new_id(Prefix.TASK), spec, args, kwargs)
-    if isinstance(place, Stored):
-        arguments = runtime.objects.new_ref(place.object_id)  # they go when the call goes
-        arguments._entry.place = place
-        nested = (*nested, arguments)
-    call = PendingTask(new_id(Prefix.TASK), spec, place, deps, nested, runtime.current_task_id())
-    creation = _Creation(
-        runtime,
-        runtime.actors.link(info),
-        call,
-        CreateActor(
-            actor_id=actor_id,
+class ActorCreator:
+    """Creates the actors of this process."""
+
+    def __init__(
+        self,
+        address: Address,
+        io: IoThread,
+        clients: ClusterClients,
+        job: JobContext,
+        objects: ObjectStore,
+        actors: ActorCalls,
+    ) -> None:
+        self.address = self._address = address
+        self.clients = clients
+        self.objects = self._objects = objects
+        self.connector = actors.connector
+        self._io = io
+        self._job = job
+        self._actors = actors
+
+    def create(
+        self,
+        cls: type,
+        options: ActorOptions,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> ActorHandle[Any]:
+        """Return a handle to a new actor. Named ones are made before this returns, others while the
+        caller goes on.
+        """
+        actor_id = new_id(Prefix.ACTOR)
+        name = cls.__qualname__
+        groups = checked_groups(cls, options)
+        info = HandleInfo(
+            actor_id,
+            name,
+            methods_of(cls),
+            options.max_task_retries,
+            options.max_pending_calls,
+            tuple(groups),
+            self._job.job_id,
+            unordered_groups(cls, options, groups),
+        )
+        demand = demand_of(
+            options,
+            job_id=self._job.job_id,
+            kind=LeaseKind.ACTOR,
+            runtime_env=self._job.runtime_env_of(options.runtime_env),
+            default_cpus=0.0,
+            name=options.name or name,
+        )
+        blob, digest, refs = pickled(cls, what=f"class {name}")
+        spec = FunctionSpec(
+            submitter=self._actors,
+            function=digest,
+            blob=blob,
+            name=name,
+            template=Template(number=0, function=digest, name=name),
+            options=TaskOptions(),
             demand=demand,
-            class_name=name,
-            payload=b"",
-            owner=runtime.as_owner(),
-            name=options.name or "",
-            namespace=options.namespace or runtime.namespace,
-            detached=options.lifetime == "detached",
-            get_if_exists=options.get_if_exists,
-            max_restarts=options.max_restarts,
-            max_task_retries=options.max_task_retries,
-            handle_info=cloudpickle.dumps(info, 5),
-        ),
-        options,
-        groups,
-    )
-    link = creation.link
-    link.owned = options.lifetime != "detached"
-    link.held = call  # a restart needs the arguments again
-    if not options.name:
-        runtime.call_soon(runtime.actors.begin_creation, link, creation.run())
-        return ActorHandle(info, runtime.actors.new_life(actor_id) if link.owned else None)
-    actor = None
-    try:
-        actor = runtime.run(creation.register(), _CREATE_S)
-    finally:
-        if actor is None or actor.actor_id != actor_id:  # the name is taken
-            link.owned, link.held = False, None
-    if actor.actor_id != actor_id:
-        return handle_of(actor)
-    if actor.awaits_arguments:
-        runtime.call_soon(runtime.actors.begin_creation, link, creation.supply())
-    return ActorHandle(info)
+            actor_id=actor_id,
+            refs=refs,
+        )
+        place, deps, nested = pack_arguments(
+            self._objects.values, self._address, new_id(Prefix.TASK), spec, args, kwargs
+        )
+        if isinstance(place, Stored):
+            arguments = self._objects.new_ref(place.object_id)  # they go when the call goes
+            arguments._entry.place = place
+            nested = (*nested, arguments)
+        call = PendingTask(new_id(Prefix.TASK), spec, place, deps, nested, current_task_id())
+        creation = _Creation(
+            self,
+            self._actors.link(info),
+            call,
+            CreateActor(
+                actor_id=actor_id,
+                demand=demand,
+                class_name=name,
+                payload=b"",
+                owner=self._job.owner(),
+                name=options.name or "",
+                namespace=options.namespace or self._job.namespace,
+                detached=options.lifetime == "detached",
+                get_if_exists=options.get_if_exists,
+                max_restarts=options.max_restarts,
+                max_task_retries=options.max_task_retries,
+                handle_info=cloudpickle.dumps(info, 5),
+            ),
+            options,
+            groups,
+        )
+        link = creation.link
+        link.owned = options.lifetime != "detached"
+        link.held = call  # a restart needs the arguments again
+        if not options.name:
+            self._io.call_soon(self._actors.begin_creation, link, creation.run())
+            return ActorHandle(info, self._actors.new_life(actor_id) if link.owned else None)
+        actor = None
+        try:
+            actor = self._io.run(creation.register(), _CREATE_S)
+        finally:
+            if actor is None or actor.actor_id != actor_id:  # the name is taken
+                link.owned, link.held = False, None
+        if actor.actor_id != actor_id:
+            return handle_of(actor)
+        if actor.awaits_arguments:
+            self._io.call_soon(self._actors.begin_creation, link, creation.supply())
+        return ActorHandle(info)
 
 
 class _Creation:
@@ -136,14 +164,14 @@ class _Creation:
 
     def __init__(
         self,
-        runtime: Runtime,
-        link: ActorLink,
+        creator: ActorCreator,
+        link: ActorConnection,
         call: PendingTask,
         request: CreateActor,
         options: ActorOptions,
         groups: dict[str, int],
     ) -> None:
-        self.runtime = runtime
+        self._creator = creator
         self.link = link
         self.call = call
         self.request = request
@@ -162,13 +190,13 @@ class _Creation:
         request = replace(self.request, awaits_arguments=True)
         if missing_dep(self.call) is None:
             request = replace(self.request, payload=self._payload())
-        lines = self.runtime.actors.lines
-        await lines.news.begin()  # what happens to it next is told, and need not be asked
-        async with lines.gate:
+        connector = self._creator.connector
+        await connector.watch.begin()  # what happens to it next is told, and need not be asked
+        async with connector.gate:
             if not self._carried:
                 spec = self.call.spec
-                await self.runtime.services.store_function(spec.function, spec.blob)
-            actor = await self.runtime.gcs.call(
+                await self._creator.clients.store_function(spec.function, spec.blob)
+            actor = await self._creator.clients.gcs.call(
                 "POST", "/v1/actors", request, reply=Actor, timeout_s=_CREATE_S
             )
         if actor.actor_id == self.link.actor_id:
@@ -178,17 +206,19 @@ class _Creation:
 
     async def supply(self) -> None:
         """Give the gcs the arguments once they are there, or the reason why they never will be."""
-        await self.runtime.objects.all_settled([d._entry for d in self.call.deps])
+        await self._creator.objects.all_settled([d._entry for d in self.call.deps])
         path = f"/v1/actors/{self.link.actor_id}"
         try:
             self._check_arguments()
         except ActorDiedError as error:
             end = KillActor(reason=error.message)
-            await self.runtime.gcs.call("POST", f"{path}/kill", end, timeout_s=_CREATE_S)
+            await self._creator.clients.gcs.call("POST", f"{path}/kill", end, timeout_s=_CREATE_S)
             raise
-        async with self.runtime.actors.lines.gate:
+        async with self._creator.connector.gate:
             body = SupplyArguments(payload=self._payload())
-            await self.runtime.gcs.call("POST", f"{path}/arguments", body, timeout_s=_CREATE_S)
+            await self._creator.clients.gcs.call(
+                "POST", f"{path}/arguments", body, timeout_s=_CREATE_S
+            )
 
     def _check_arguments(self) -> None:
         failed = failed_dep(self.call)
@@ -202,7 +232,7 @@ class _Creation:
         return blob if len(blob) <= _CARRIED_NBYTES else b""
 
     def _payload(self) -> bytes:
-        run = Run([call_of(self.call, self.runtime.address)], [self.call.spec.template])
+        run = Run([call_of(self.call, self._creator.address)], [self.call.spec.template])
         frame = FrameCodec().encode([run])
         concurrency = self.options.max_concurrency
         return msgspec.msgpack.encode(ActorPayload(frame, concurrency, self.groups, self._carried))
@@ -212,10 +242,3 @@ def handle_of(actor: Actor) -> ActorHandle[Any]:
     """Return a handle to an actor that the gcs knows."""
     info: HandleInfo = cloudpickle.loads(actor.handle_info)
     return ActorHandle(info)
-
-
-def creation_failed(link: ActorLink, error: StokerError) -> None:
-    """Note that an actor could not be created: its calls fail with the cause."""
-    if link.dead is None:
-        text = f"actor {link.name} could not be created\n{error.message}"
-        link.die(failed_with(ActorDiedError(text)))

@@ -19,23 +19,26 @@ from stoker_wire.messages.control import Page
 from stoker_wire.messages.work import Actor
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.io_thread import IoThread
+    from stoker_wire.http.client import Client
 
 _KINDS = "actor.created,actor.placed,actor.started,actor.delayed,actor.died,actor.restarting"
 _AGAIN_S = 0.5
 _LIST_S = 10.0
 
 
-class ActorNews:
+class ActorWatch:
     """Tells ``on_change`` what became of each actor; ``on_gap`` when some may be missed."""
 
     def __init__(
         self,
-        runtime: Runtime,
+        io: IoThread,
+        gcs: Client,
         on_change: Callable[[Actor], None],
         on_gap: Callable[[], None],
     ) -> None:
-        self._runtime = runtime
+        self._io = io
+        self._gcs = gcs
         self._on_change = on_change
         self._on_gap = on_gap
         self._begun: asyncio.Event | None = None
@@ -44,12 +47,12 @@ class ActorNews:
         """Return once all that happens from now on will be told. Does not raise."""
         if self._begun is None:
             self._begun = asyncio.Event()
-            self._runtime.background.spawn(self._watch(self._begun), name="actor-news")
+            self._io.background.spawn(self._watch(self._begun), name="actor-news")
         await self._begun.wait()
 
     async def _watch(self, begun: asyncio.Event) -> None:
-        gcs = self._runtime.gcs
-        while self._runtime.running:
+        gcs = self._gcs
+        while self._io.running:
             try:
                 page = await gcs.call(
                     "GET", "/v1/actors", reply=Page[Actor], query={"limit": 1}, timeout_s=_LIST_S

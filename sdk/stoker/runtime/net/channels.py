@@ -10,22 +10,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
+from msgspec.structs import replace
 
 from stoker.exceptions import UnavailableError
 from stoker_wire.data import channel
 from stoker_wire.data.channel import Channel
 from stoker_wire.http import auth
+from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
-    from stoker_wire.messages.common import Address
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
 
 OnMessages = Callable[[Channel, list[DataMessage]], None]
 OnLost = Callable[[Channel], None]
@@ -35,24 +39,42 @@ _CONNECT_S = 60.0
 """A machine that is gone does not refuse. A process that is busy in C code answers late."""
 
 
-class Peers:
-    """All open lines of this process, by peer id."""
+class Channels:
+    """All open channels of this process, by peer id."""
 
-    def __init__(self, runtime: Runtime, on_messages: OnMessages, on_lost: OnLost) -> None:
-        self._runtime = runtime
-        self._on_messages = on_messages
-        self._on_lost = on_lost
+    def __init__(self, identity: Identity, io: IoThread) -> None:
+        self._identity = identity
+        self._io = io
+        self._tcp: socket.socket | None = None
+        self.address = Address(
+            identity.peer_id,
+            identity.node.node_id if identity.node else "",
+            identity.host_id,
+            identity.socket_path,
+            "",
+        )
+        if identity.tcp_host is not None:
+            self._tcp = socket.create_server((identity.tcp_host, 0))
+            url = f"http://{identity.tcp_host}:{self._tcp.getsockname()[1]}"
+            self.address = replace(self.address, url=url)
+        self._on_messages: OnMessages
+        self._on_lost: OnLost
+        self._job: JobContext
         self._lines: dict[str, Channel] = {}
         self._opening: dict[str, asyncio.Future[Channel]] = {}
         self._runner: web.AppRunner | None = None
 
-    async def listen(
-        self, socket_path: str, tcp_host: str | None, routes: dict[tuple[str, str], Handler]
-    ) -> int:
-        """Serve lines (and ``routes``) on the Unix socket, and on TCP if a host is given.
-
-        Returns the TCP port, or 0.
-        """
+    async def serve(
+        self,
+        job: JobContext,
+        routes: dict[tuple[str, str], Handler],
+        on_messages: OnMessages,
+        on_lost: OnLost,
+    ) -> None:
+        """Take channels (and ``routes``) at :attr:`address` from now on."""
+        self._job = job
+        self._on_messages, self._on_lost = on_messages, on_lost
+        socket_path = self._identity.socket_path
         app = web.Application(client_max_size=64 << 20)
         app.router.add_get(channel.PATH, self._accept)
         for (method, path), handler in routes.items():
@@ -64,10 +86,8 @@ class Peers:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(socket_path)
             await web.UnixSite(self._runner, socket_path).start()
-        if tcp_host is None:
-            return 0
-        await web.TCPSite(self._runner, tcp_host, 0).start()
-        return next(int(a[1]) for a in self._runner.addresses if isinstance(a, tuple))
+        if self._tcp is not None:
+            await web.SockSite(self._runner, self._tcp).start()
 
     async def close_lines(self) -> None:
         """Close all lines, after what is posted on them left."""
@@ -81,19 +101,19 @@ class Peers:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def open_line(self, peer_id: str) -> Channel | None:
+    def open_channel(self, peer_id: str) -> Channel | None:
         """Return the line to a peer if there is one."""
         line = self._lines.get(peer_id)
         return line if line is not None and not line.closed else None
 
-    async def line(self, address: Address) -> Channel:
+    async def channel(self, address: Address) -> Channel:
         """Return a line to ``address``, opened if need be; concurrent callers share one."""
-        found = self.open_line(address.peer_id)
+        found = self.open_channel(address.peer_id)
         if found is not None:
             return found
         opening = self._opening.get(address.peer_id)
         if opening is None:
-            opening = self._runtime.loop.create_future()
+            opening = self._io.loop.create_future()
             self._opening[address.peer_id] = opening
             try:
                 line = await self._connect(address)
@@ -110,7 +130,7 @@ class Peers:
         return await asyncio.shield(opening)
 
     async def _connect(self, address: Address) -> Channel:
-        path = channel.usable_path(address, self._runtime.address.host_id)
+        path = channel.usable_path(address, self._identity.host_id)
         if not path and not address.url:
             raise UnavailableError(
                 f"{address.peer_id} listens on a Unix socket of another machine only\n"
@@ -125,9 +145,9 @@ class Peers:
                 line = await channel.connect(
                     session,
                     "http://localhost" if path else address.url,
-                    me=self._runtime.address,
-                    job_id=self._runtime.job_id,
-                    token=self._runtime.token,
+                    me=self.address,
+                    job_id=self._job.job_id,
+                    token=self._identity.token,
                     over_tcp=not path,
                 )
         except TimeoutError:
@@ -139,7 +159,7 @@ class Peers:
             await session.close()
             raise
         self._lines[line.peer.peer_id] = line
-        self._runtime.background.spawn(self._carry(line, session), name="line")
+        self._io.background.spawn(self._carry(line, session), name="line")
         return line
 
     async def _carry(self, line: Channel, session: aiohttp.ClientSession | None) -> None:
@@ -153,7 +173,7 @@ class Peers:
                 await session.close()
 
     def _allowed(self, request: web.Request) -> bool:
-        return auth.check(request.headers.get("Authorization"), self._runtime.token)
+        return auth.check(request.headers.get("Authorization"), self._identity.token)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -166,10 +186,9 @@ class Peers:
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         if not self._allowed(request):
             raise web.HTTPUnauthorized
-        runtime = self._runtime
-        socket, line = await channel.accept(request, me=runtime.address, job_id=runtime.job_id)
+        ws, line = await channel.accept(request, me=self.address, job_id=self._job.job_id)
         if line is not None:
-            if self.open_line(line.peer.peer_id) is None:
+            if self.open_channel(line.peer.peer_id) is None:
                 self._lines[line.peer.peer_id] = line
             await self._carry(line, None)
-        return socket
+        return ws

@@ -1,4 +1,4 @@
-"""The services as a runtime sees them: one client per URL, the leading scheduler, facts of nodes.
+"""Clients of the services: one per URL, the scheduler that leads, what is known of nodes and workers.
 
 All coroutines run on the loop thread; what user threads may call says so.
 """
@@ -20,25 +20,32 @@ from stoker_wire.messages.control import Leader
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker_wire.settings import Settings
 
 _FORENSICS_S = 5.0
 _VERDICT_S = 30.0
 _HEALTH_S = 3.0
 _AGAIN_S = 0.3
+_NODE_S = 10.0
 
 
-class Services:
+class ClusterClients:
     """Clients of gcs, scheduler and nodelets."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, identity: Identity, settings: Settings, io: IoThread, arena: Arena | None
+    ) -> None:
+        self._identity = identity
+        self._settings = settings
+        self._io = io
         self._clients: dict[str, Client] = {}
         self._leader: Leader | None = None
         self._arenas: dict[str, Arena | None] = {}
-        if runtime.node is not None:
-            self._arenas[runtime.node.node_id] = runtime.arena
-        self.gcs = self.client_of(runtime.identity.gcs_url)
+        if identity.node is not None:
+            self._arenas[identity.node.node_id] = arena
+        self.gcs = self.client_of(identity.gcs_url)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -54,9 +61,9 @@ class Services:
         if client is None:
             client = self._clients[url] = Client(
                 url,
-                token=self._runtime.token,
-                peer=self._runtime.identity.peer_id,
-                settings=self._runtime.settings,
+                token=self._identity.token,
+                peer=self._identity.peer_id,
+                settings=self._settings,
             )
         return client
 
@@ -147,7 +154,7 @@ class Services:
     async def node_of(self, node_id: str) -> Node:
         """Return what the gcs knows of a node."""
         node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
-        near = node.host_id == self._runtime.host_id and self._runtime.settings.share_arenas
+        near = node.host_id == self._identity.host_id and self._settings.share_arenas
         self._arenas.setdefault(node_id, Arena(node.arena_dir) if near else None)
         return node
 
@@ -159,10 +166,10 @@ class Services:
         """Return the arena of a node whose memory this process can see, else None."""
         if node_id in self._arenas:
             return self._arenas[node_id]
-        if self._runtime.on_loop_thread():
+        if self._io.is_current():
             return None
         with contextlib.suppress(StokerError):
-            self._runtime.run(self.node_of(node_id), 10.0)
+            self._io.run(self.node_of(node_id), _NODE_S)
         return self._arenas.get(node_id)
 
     async def death_of(

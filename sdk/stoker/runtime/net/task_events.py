@@ -16,7 +16,9 @@ from stoker_wire.data.spool import MAX_UNWRITTEN_BYTES, SpoolWriter, frames_of, 
 from stoker_wire.messages.data import Inline, Stored
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.clients import ClusterClients
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.http.client import Client
     from stoker_wire.messages.data import Place
@@ -33,21 +35,25 @@ def nbytes_of(place: Place) -> int:
     return place.nbytes if isinstance(place, Stored) else 0
 
 
-class History:
+class TaskEvents:
     """Rows on their way out (loop thread)."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._enabled = runtime.settings.task_history
+    def __init__(
+        self, identity: Identity, io: IoThread, clients: ClusterClients, *, enabled: bool
+    ) -> None:
+        self._node = identity.node
+        self._io = io
+        self._clients = clients
+        self._enabled = enabled
         self._rows: list[TaskRow] = []
         self._due = False
         self._wake = asyncio.Event()
-        node = runtime.node
+        node = identity.node
         folder = spool_folder(node.session_dir, node.node_id) if node is not None else None
         self._way: SpoolWriter | _Post = (
-            SpoolWriter(folder, runtime.identity.peer_id)
+            SpoolWriter(folder, identity.peer_id)
             if folder is not None and folder.is_dir()
-            else _Post(runtime.gcs)
+            else _Post(clients.gcs)
         )
 
     @property
@@ -60,7 +66,7 @@ class History:
         self.add_row(row_of(record))
         if not self._due:
             self._due = True
-            self._runtime.loop.call_soon(self.write)
+            self._io.loop.call_soon(self.write)
 
     def add_row(self, row: TaskRow) -> None:
         """Note a row; whoever lets others act on what it tells calls :meth:`write` before that."""
@@ -103,9 +109,8 @@ class History:
     async def forward(self) -> None:
         """Return once all that was told on this node so far is in SQL."""
         await self.flush()
-        node = self._runtime.node
-        if node is not None:
-            client = self._runtime.services.client_of(node.url)
+        if self._node is not None:
+            client = self._clients.client_of(self._node.url)
             await client.call("POST", "/v1/tasks/flush", timeout_s=_SEND_S)
 
 

@@ -12,20 +12,22 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import ObjectFreedError, OwnerDiedError, StokerError
 from stoker.runtime.objects.borrow_table import Loans
 from stoker.runtime.objects.refs import ObjectRef
-from stoker.runtime.objects.table import Entry
+from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker.runtime.objects.values import drain
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker_wire.data.channel import Channel
-from stoker_wire.messages.data import Borrow, Borrowed, Release, Resolve, Resolved, Unborrow
+from stoker_wire.messages.data import Borrow, Borrowed, Place, Release, Resolve, Resolved, Unborrow
 
 if TYPE_CHECKING:
-    from stoker.runtime.objects.store import Objects
-    from stoker.runtime.runtime import Runtime
+    from threading import Lock
+
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.channels import Channels
     from stoker_wire.messages.common import Address
 
 _BORROW_S = 30.0
@@ -34,19 +36,37 @@ GRACE_S = 1.0
 """What a process that ended had borrowed is kept for so long: its last words may have passed refs
 on, whose receivers borrow them now; or only its line was cut, and it comes back."""
 _TRIES = 3
-_ASKED = object()
 
 _log = logging.getLogger("stoker.borrowing")
 
 
-class Borrowing:
-    """The half of the object table that concerns other processes."""
+class _Objects(Protocol):
+    """The store whose objects are lent and borrowed."""
 
-    def __init__(self, runtime: Runtime, objects: Objects) -> None:
-        self.loans = Loans(objects.table)
-        self._runtime = runtime
+    lock: Lock
+
+    def settle(self, entry: Entry, place: Place) -> None: ...
+    def free(self, entry: Entry) -> None: ...
+    def seen(self, place: Place) -> None: ...
+
+
+class Borrowing:
+    """The half of the object store that concerns other processes."""
+
+    def __init__(
+        self,
+        address: Address,
+        io: IoThread,
+        channels: Channels,
+        table: ObjectTable,
+        objects: _Objects,
+    ) -> None:
+        self.loans = Loans(table)
+        self._address = address
+        self._io = io
+        self._channels = channels
         self._objects = objects
-        self._table = objects.table
+        self._table = table
         self._to_resolve: deque[Entry] = deque()
         self.unacknowledged: dict[int, tuple[Channel, asyncio.Future[None]]] = {}
         self._opening: set[asyncio.Task[None]] = set()
@@ -57,7 +77,7 @@ class Borrowing:
     def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]:
         """Return a ref to an object named by another process; borrow it if it is not ours."""
         with self._objects.lock:
-            if owner.peer_id != self._runtime.address.peer_id:
+            if owner.peer_id != self._address.peer_id:
                 entry = self.loans.adopt(object_id, owner)
             elif (mine := self._table.get(object_id)) is not None:
                 entry = mine
@@ -68,19 +88,19 @@ class Borrowing:
                     ObjectFreedError(f"{object_id} was freed\nno ref to it was left")
                 )
         if self.loans.fresh:
-            self._runtime.wake()
+            self._io.wake()
         return ObjectRef(entry)
 
     def request(self, entries: Iterable[Entry]) -> None:
         """Ask the owners of borrowed, unsettled entries where they are (once each)."""
         asked = False
         for entry in entries:
-            if entry.place is None and entry.owner is not None and entry.task is None:
-                entry.task = _ASKED
+            if entry.place is None and entry.owner is not None and not entry.asked:
+                entry.asked = True
                 self._to_resolve.append(entry)
                 asked = True
         if asked:
-            self._runtime.wake()
+            self._io.wake()
 
     # -- the owner (loop thread) -----------------------------------------------------------------
 
@@ -95,14 +115,14 @@ class Borrowing:
                         failed_with(
                             ObjectFreedError(
                                 f"{object_id} was freed by its owner "
-                                f"{self._runtime.address.peer_id}\n"
+                                f"{self._address.peer_id}\n"
                                 "no ref to it was left there"
                             )
                         ),
                     )
                 )
             elif entry.place is not None:
-                self._objects.unseen.seen(entry.place)
+                self._objects.seen(entry.place)
                 line.post(Resolved(object_id, entry.place))
             elif line not in entry.subscribers:
                 entry.subscribers.append(line)
@@ -162,7 +182,7 @@ class Borrowing:
                 line.post(Resolve(object_ids))
         if self.loans.fresh:
             for owner, theirs in _by_owner(drain(self.loans.fresh)):
-                known = self._runtime.peers.open_line(owner.peer_id)
+                known = self._channels.open_channel(owner.peer_id)
                 if known is None:
                     self._open(owner, theirs)
                 else:
@@ -173,17 +193,17 @@ class Borrowing:
             message = self.loans.announce(line, entries)
         if message is None:
             return None
-        future = self._runtime.loop.create_future()
+        future = self._io.loop.create_future()
         self.unacknowledged[message.number] = (line, future)
         line.post(message)
-        asked = [e.object_id for e in entries if e.task is _ASKED and e.place is None]
+        asked = [e.object_id for e in entries if e.asked and e.place is None]
         if asked:
             line.post(Resolve(asked))
         return future
 
     def _open(self, owner: Address, entries: list[Entry]) -> None:
         work = self._announce_to(owner, entries)
-        task = self._runtime.background.spawn(work, name="borrow")
+        task = self._io.background.spawn(work, name="borrow")
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
@@ -191,7 +211,7 @@ class Borrowing:
         why = "its line closes as soon as it is open"
         for _ in range(_TRIES):
             try:
-                line = await self._runtime.peers.line(owner)
+                line = await self._channels.channel(owner)
             except StokerError as error:
                 why = str(error)
                 break
@@ -206,7 +226,7 @@ class Borrowing:
     def release(self, line: Channel, kept: list[str]) -> None:
         """Tell the process that keeps refs for us, of these results, once they are borrowed."""
         if self.under_way(line):
-            self._runtime.background.spawn(self._release_later(line, kept), name="release")
+            self._io.background.spawn(self._release_later(line, kept), name="release")
         else:
             line.post(Release(kept))
 
@@ -251,7 +271,7 @@ class Borrowing:
         if self.loans.returning and not self._returning:
             if self._under_way(None):
                 self._returning = True
-                self._runtime.background.spawn(self._give_back_later(), name="unborrow")
+                self._io.background.spawn(self._give_back_later(), name="unborrow")
             else:
                 self._give_back(list(self.loans.returning))
 
@@ -278,7 +298,7 @@ class Borrowing:
             if asked is line:
                 self._heard(number)  # nobody is left to answer
         if line in self.loans.lent:
-            self._runtime.loop.call_later(GRACE_S, self._borrower_lost, line)
+            self._io.loop.call_later(GRACE_S, self._borrower_lost, line)
         with self._objects.lock:
             entries = self.loans.lender_lost(line)
         for owner, theirs in _by_owner(entries):

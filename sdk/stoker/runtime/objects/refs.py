@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.runtime.session import maybe_runtime, runtime
+from stoker.runtime import session
 from stoker_wire.messages.common import Address
+from stoker_wire.messages.data import Ref
 
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
 
     from stoker.runtime.objects.table import Entry
-    from stoker.runtime.tasks.streams import Stream
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+
+
+class _Objects(Protocol):
+    """The object store of this process, as refs use it."""
+
+    address: Address
+
+    def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]: ...
+    async def wait_async(self, ref: ObjectRef[Any]) -> Any: ...
+    def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
+    def ref_died(self, entry: Entry) -> None: ...
+
+
+class _Stream(Protocol):
+    """The items of a streaming task, as they come."""
+
+    task_id: str
+    completed_ref: ObjectRef[Any]
+
+    def next_sync(self) -> ObjectRef[Any] | None: ...
+    async def next_async(self) -> ObjectRef[Any] | None: ...
+    def abandoned(self) -> None: ...
+
+
+def _objects() -> _Objects:
+    objects: _Objects = session.runtime().objects
+    return objects
 
 
 class ObjectRef(Generic[T_co]):
@@ -39,7 +66,7 @@ class ObjectRef(Generic[T_co]):
         return self._entry.object_id
 
     def hex(self) -> str:
-        """Return the id (the field's habit)."""
+        """Return the object id as hex."""
         return self._entry.object_id
 
     @property
@@ -50,7 +77,7 @@ class ObjectRef(Generic[T_co]):
 
     def future(self) -> concurrent.futures.Future[T_co]:
         """Return a ``concurrent.futures.Future`` of the value."""
-        return runtime().objects.future(self)
+        return _objects().future(self)
 
     def as_future(self) -> asyncio.Future[T_co]:
         """Return an ``asyncio.Future`` of the value, of the loop that runs here (Ray's name)."""
@@ -59,7 +86,7 @@ class ObjectRef(Generic[T_co]):
         return asyncio.wrap_future(self.future(), loop=asyncio.get_running_loop())
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        return runtime().objects.wait_async(self).__await__()
+        return _objects().wait_async(self).__await__()
 
     def __repr__(self) -> str:
         return f"ObjectRef({self._entry.object_id})"
@@ -74,7 +101,7 @@ class ObjectRef(Generic[T_co]):
         from stoker.runtime.serialization.pickling import note_ref
 
         note_ref(self)
-        owner = self._entry.owner or runtime().address
+        owner = self._entry.owner or _objects().address
         return load_ref, (
             self._entry.object_id,
             (owner.peer_id, owner.node_id, owner.host_id, owner.unix, owner.url),
@@ -82,14 +109,19 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         # Runs on any thread, at any bytecode: only an append, which is atomic.
-        found, entry = maybe_runtime(), getattr(self, "_entry", None)
-        if found is not None and entry is not None:  # none: a signal came into its making
-            found.objects.ref_died(entry)
+        runtime, entry = session.maybe_runtime(), getattr(self, "_entry", None)
+        if runtime is not None and entry is not None:  # none: a signal came into its making
+            runtime.objects.ref_died(entry)
 
 
 def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef[Any]:
     """Unpickle a ref: this process becomes a borrower of the object, unless it owns it."""
-    return runtime().objects.borrowing.adopt(object_id, Address(*owner))
+    return _objects().adopt(object_id, Address(*owner))
+
+
+def wire_ref(ref: ObjectRef[Any], mine: Address) -> Ref:
+    """Return a ref as it travels; ``mine`` is the address of this process."""
+    return Ref(ref._entry.object_id, ref._entry.owner or mine)
 
 
 REF_MARK = load_ref.__name__.encode()
@@ -103,7 +135,7 @@ class ObjectRefGenerator(Generic[T]):
     in ``get``. Dropping the generator cancels the task.
     """
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: _Stream) -> None:
         self._stream = stream
 
     @property

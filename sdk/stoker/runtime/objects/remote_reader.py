@@ -21,7 +21,10 @@ from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.work import ObjectInfo, PullObject
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.clients import ClusterClients
+    from stoker_wire.arena import Arena
     from stoker_wire.messages.data import Stored
 
 _ASK_S = 60.0
@@ -35,11 +38,16 @@ _AGAIN_S = 0.1
 _NODE_S = 10.0
 
 
-class Fetching:
+class RemoteReader:
     """Reads what is on other machines. For user threads, which wait."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, identity: Identity, io: IoThread, clients: ClusterClients, arena: Arena | None
+    ) -> None:
+        self._identity = identity
+        self._io = io
+        self._clients = clients
+        self._arena = arena
 
     def fetch(
         self, place: Stored, object_id: str, timeout_s: float | None
@@ -49,7 +57,7 @@ class Fetching:
         Raises ObjectLostError if it cannot be had, GetTimeoutError if ``timeout_s`` passed.
         """
         deadline = _Deadline(place, object_id, timeout_s)
-        arena = self._runtime.arena
+        arena = self._arena
         if arena is None:
             return split(self._into_own_memory(place, object_id, deadline))
         try:
@@ -65,9 +73,9 @@ class Fetching:
         return split(self._into_own_memory(place, object_id, deadline))
 
     def _pull(self, place: Stored, object_id: str, deadline: _Deadline) -> None:
-        runtime = self._runtime
-        assert runtime.node is not None
-        client = runtime.services.client_of(runtime.node.url)
+        node = self._identity.node
+        assert node is not None
+        client = self._clients.client_of(node.url)
         wanted = PullObject(node_id=place.node_id, url=place.node_url, nbytes=place.nbytes)
         while True:
             wait_s = deadline.left_s(_ASK_S)
@@ -79,7 +87,7 @@ class Fetching:
                     reply=ObjectInfo,
                     timeout_s=wait_s,
                 )
-                runtime.run(asked, wait_s if deadline.at_s is not None else wait_s + _GRACE_S)
+                self._io.run(asked, wait_s if deadline.at_s is not None else wait_s + _GRACE_S)
             except DeadlineExceededError:
                 if wait_s < _ASK_S:
                     raise deadline.passed() from None
@@ -87,9 +95,9 @@ class Fetching:
                 return
 
     def _into_own_memory(self, place: Stored, object_id: str, deadline: _Deadline) -> memoryview:
-        runtime = self._runtime
         memory = memoryview(mmap.mmap(-1, place.nbytes))
-        reader = RangeReader(place.node_url, token=runtime.token, peer=runtime.address.peer_id)
+        me = self._identity
+        reader = RangeReader(place.node_url, token=me.token, peer=me.peer_id)
         alarm = None
         if deadline.at_s is not None:
             alarm = threading.Timer(max(0.0, deadline.at_s - time.monotonic()), reader.abort)
@@ -138,10 +146,10 @@ class Fetching:
 
     def check_alive(self, node_id: str, object_id: str) -> None:
         """Raise ObjectNodeDiedError if the node of an object is dead, as far as the gcs knows."""
-        if self._runtime.on_loop_thread():
+        if self._io.is_current():
             return
         try:
-            node = self._runtime.run(self._runtime.services.node_of(node_id), _NODE_S)
+            node = self._io.run(self._clients.node_of(node_id), _NODE_S)
         except NotFoundError:
             death = f"node {node_id} is not of this cluster"
         except StokerError:

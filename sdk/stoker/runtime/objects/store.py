@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationError
 from stoker.runtime.objects.borrowing import Borrowing
 from stoker.runtime.objects.refs import ObjectRef
-from stoker.runtime.objects.table import Entry, ObjectTable, Waiter
+from stoker.runtime.objects.table import Entry, ObjectTable, Waiter, describe_wait
 from stoker.runtime.objects.unseen_errors import UnseenErrors
-from stoker.runtime.objects.values import Values, drain
+from stoker.runtime.objects.values import ValueStore, drain
 from stoker.runtime.objects.waiters import (
     Callback,
     FailFastWaiter,
     LoopWaiter,
     ThreadWaiter,
     ValueFuture,
+    Waits,
 )
 from stoker.runtime.serialization.exceptions import error_of, failed_with
 from stoker.runtime.serialization.pickling import pack
@@ -36,24 +37,58 @@ from stoker_wire.messages.data import Failed, Inline, Place, Resolved, Stored
 if TYPE_CHECKING:
     import concurrent.futures
 
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
+    from stoker.runtime.net.channels import Channels
+    from stoker.runtime.net.clients import ClusterClients
+    from stoker_wire.arena import Arena
+    from stoker_wire.messages.common import Address
+    from stoker_wire.settings import Settings
 
+_FLUSH_S = 5.0
 ALIVE = Inline(pack(None, what="").data)
 """The place of marks."""
 
 
-class Objects:
+class ObjectStore:
     """All objects that this process knows."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        address: Address,
+        settings: Settings,
+        io: IoThread,
+        channels: Channels,
+        clients: ClusterClients,
+        job: JobContext,
+        arena: Arena | None,
+        waits: Waits,
+    ) -> None:
         self.table = ObjectTable()
         self.lock = Lock()
-        self._runtime = runtime
+        self.address = address
+        self.waits = waits
+        self._io = io
+        self._clients = clients
         self._put_ids = IdSource(Prefix.OBJECT)
         self._dead: deque[Entry] = deque()
-        self.values = Values(runtime)
-        self.borrowing = Borrowing(runtime, self)
-        self.unseen = UnseenErrors(runtime)
+        self.values = ValueStore(
+            identity,
+            address,
+            io,
+            clients,
+            arena,
+            job,
+            inline_max_bytes=settings.inline_max_bytes,
+            reclaim=self._reclaim,
+        )
+        self.borrowing = Borrowing(address, io, channels, self.table, self)
+        self.adopt = self.borrowing.adopt
+        self.unseen = UnseenErrors(io.loop, wanted=settings.log_unseen_errors)
+        self.seen = self.unseen.seen
+        self._marks: dict[str, Callable[[str], object]] = {}
 
     # -- refs (any thread) -----------------------------------------------------------------------
 
@@ -62,9 +97,13 @@ class Objects:
         entry = self.table.create(object_id)
         return ObjectRef(entry)
 
-    def new_mark(self) -> ObjectRef[None]:
-        """Return a ref to an object without a value, for what lives while refs to it do."""
+    def new_mark(self, freed: Callable[[str], object]) -> ObjectRef[None]:
+        """Return a ref to an object without a value, for what lives while refs to it do.
+
+        ``freed`` is called with its id, on the loop thread, when no process has one any more.
+        """
         ref = self.new_ref(self._put_ids())
+        self._marks[ref._entry.object_id] = freed
         ref._entry.place = ALIVE
         return ref
 
@@ -124,12 +163,12 @@ class Objects:
                 if entry.place is None:
                     waiter.missing += 1
                     entry.waiters.append(waiter)
-        if waiter.missing and not self._runtime.wait_on(waiter, timeout_s, "get()", entries):
+        if waiter.missing and not self.waits.wait(waiter, timeout_s, "get()", entries):
             missing = self._forget(waiter, entries)
             if missing:
                 raise GetTimeoutError(
                     f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects\n"
-                    f"{self._runtime.describe_wait(missing)}"
+                    f"{describe_wait(missing)}"
                 )
         if waiter.failed is not None:
             self._forget(waiter, entries)
@@ -150,7 +189,7 @@ class Objects:
                 for entry in pending:
                     entry.waiters.append(waiter)
         if need > 0 and timeout_s != 0:
-            self._runtime.wait_on(waiter, timeout_s, "wait()", pending)
+            self.waits.wait(waiter, timeout_s, "wait()", pending)
             self._forget(waiter, pending)
         ready: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
@@ -170,7 +209,7 @@ class Objects:
 
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
         """Return a future of the value; it is loaded on a thread of the runtime's pool."""
-        future: concurrent.futures.Future[Any] = ValueFuture(self._runtime.execution)
+        future: concurrent.futures.Future[Any] = ValueFuture(self.waits)
 
         def load() -> None:
             if not future.set_running_or_notify_cancel():
@@ -181,9 +220,9 @@ class Objects:
                 future.set_exception(error)
 
         def settled() -> None:
-            self._runtime.loop.run_in_executor(None, load)
+            self._io.loop.run_in_executor(None, load)
 
-        self._runtime.call_soon(self.when_settled, ref._entry, settled)
+        self._io.call_soon(self.when_settled, ref._entry, settled)
         return future
 
     async def wait_async(self, ref: ObjectRef[Any]) -> Any:
@@ -198,11 +237,11 @@ class Objects:
                     entry.waiters.append(waiter)
             if pending:
                 try:
-                    await self._runtime.wait_on_async(waiter.future, "await", [entry])
+                    await self.waits.wait_async(waiter.future, "await", [entry])
                 finally:
                     self._forget(waiter, [entry])
         place = entry.place
-        if isinstance(place, Stored) and self._runtime.services.arena_of(place.node_id) is None:
+        if isinstance(place, Stored) and self._clients.arena_of(place.node_id) is None:
             return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
         return self.load(entry)
 
@@ -293,13 +332,14 @@ class Objects:
         self.borrowing.give_back()
         self.values.flush()
 
-    @property
-    def has_dead(self) -> bool:
-        """Whether refs died that nobody has seen to yet (any thread)."""
-        return bool(self._dead)
+    def _reclaim(self) -> bool:
+        """Free now what died a moment ago: its extent is worth more than a turn of the loop costs."""
+        if not self._dead or self._io.is_current():
+            return False
+        self._io.run(self._flush_now(), _FLUSH_S)
+        return True
 
-    async def flush_now(self) -> None:
-        """:meth:`flush`, for other threads to wait for."""
+    async def _flush_now(self) -> None:
         self.flush()
 
     def free(self, entry: Entry) -> None:
@@ -307,7 +347,7 @@ class Objects:
         entry.children = ()
         if entry.owner is None:
             if entry.place is ALIVE:
-                self._runtime.actors.let_go(entry.object_id)
+                self._marks.pop(entry.object_id)(entry.object_id)
                 return
             if type(entry.place) is Failed:
                 self.unseen.freed(entry.place)

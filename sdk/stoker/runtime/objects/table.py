@@ -9,7 +9,7 @@ Pure: the shell in :mod:`stoker.runtime.objects.store` does the messages, and gu
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -23,6 +23,19 @@ class Waiter(Protocol):
 
     def settled(self, place: Place | None = None, /) -> None:
         """One of the entries waited for has its place now."""
+
+
+class Producer(Protocol):
+    """A call of this process that is not settled, and will make an object."""
+
+    task_id: str
+
+    @property
+    def name(self) -> str:
+        """How the call is named to people."""
+
+    def describe(self) -> str:
+        """Say what the call waits for."""
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
@@ -41,8 +54,10 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     """Lines on which the object is lent."""
     line: Hashable | None = None
     """The line on which it is borrowed."""
-    task: Any = None
+    task: Producer | None = None
     """The pending task that will make it, if this process submitted one."""
+    asked: bool = False
+    """Whether its owner was asked where it is."""
     children: tuple[Any, ...] = ()
     """ObjectRefs inside the value: held while this entry lives."""
     _waiters: list[Waiter] | None = None
@@ -66,6 +81,21 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     def held(self) -> bool:
         """Whether anything keeps this entry alive."""
         return self.refs > 0 or self.borrowers > 0
+
+
+def describe_wait(entries: Sequence[Entry]) -> str:
+    """Say what unsettled objects wait for (at most three of them), a line each."""
+    lines = [_describe(entry) for entry in entries[:3]]
+    more = [f"and {len(entries) - 3} more"] if len(entries) > 3 else []
+    return "\n".join((*lines, *more))
+
+
+def _describe(entry: Entry) -> str:
+    task = entry.task
+    if task is not None:
+        return f"{entry.object_id} of {task.name} ({task.task_id}): {task.describe()}"
+    owner = entry.owner
+    return f"{entry.object_id}: its owner {owner.peer_id if owner else 'here'} has not made it yet"
 
 
 class ObjectTable:

@@ -11,15 +11,14 @@ import math
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import TaskCancelledError, TaskError
-from stoker.runtime.driver.printing import tell, tell_now
-from stoker.runtime.tasks.task_spec import PendingTask
+from stoker.runtime.printing import tell, tell_now
 from stoker_wire.messages.data import Failed
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterable
 
     from stoker.runtime.objects.table import Entry
-    from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.data import Place
 
 _TOGETHER_S = 0.1
@@ -42,9 +41,11 @@ class _Error:
 class UnseenErrors:
     """The errors of this process's tasks that nobody has seen yet."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._is_wanted = runtime.settings.log_unseen_errors
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, wanted: bool) -> None:
+        self._loop = loop
+        self._is_wanted = wanted
+        self.expected: Failed | None = None
+        """The failure of all that waits for a cluster that is gone: its driver says so itself."""
         self._errors: dict[int, _Error] = {}
         """By the identity of the failure, which each error holds."""
         self.asked: set[int] = set()
@@ -59,17 +60,16 @@ class UnseenErrors:
         asked = id(entry) in self.asked
         self.asked.discard(id(entry))
         task = entry.task
-        if not isinstance(place, Failed) or not isinstance(task, PendingTask):
+        if not isinstance(place, Failed) or task is None:
             return
-        runtime = self._runtime
-        if place.code == TaskCancelledError.code or place is runtime.lost or self._is_over:
+        if place.code == TaskCancelledError.code or place is self.expected or self._is_over:
             return
         if asked or entry._subscribers or not self._is_wanted:
             self.seen(place)
             return
         error = self._errors.get(id(place))
         if error is None:
-            error = self._errors[id(place)] = _Error(place, task.spec.name, task.task_id)
+            error = self._errors[id(place)] = _Error(place, task.name, task.task_id)
         error.refs += 1
 
     def seen(self, place: Place | None) -> None:
@@ -92,11 +92,10 @@ class UnseenErrors:
         error.refs -= 1
         if error.refs <= 0 and not self._is_telling:
             self._is_telling = True
-            loop = self._runtime.loop
             # Many errors over a long time end in few lines.
-            recent = loop.time() - self._told_at_s < 2 * _APART_S
+            recent = self._loop.time() - self._told_at_s < 2 * _APART_S
             self._pause_s = min(_APART_S, self._pause_s * 4) if recent else _TOGETHER_S
-            loop.call_later(self._pause_s, self._tell)
+            self._loop.call_later(self._pause_s, self._tell)
 
     def job_ends(self) -> None:
         """What fails from here on fails because the job ends (any thread)."""
@@ -113,7 +112,7 @@ class UnseenErrors:
         for error in lost:
             self.seen(error.failed)
         if lost:
-            self._told_at_s = self._runtime.loop.time()
+            self._told_at_s = self._loop.time()
             tell(_lines(lost))
 
 

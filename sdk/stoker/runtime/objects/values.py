@@ -13,7 +13,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import ObjectLostError, StokerError
-from stoker.runtime.objects.remote_reader import Fetching
+from stoker.runtime.objects.refs import wire_ref
+from stoker.runtime.objects.remote_reader import RemoteReader
 from stoker.runtime.serialization.exceptions import error_of
 from stoker.runtime.serialization.pickling import Packed, unpack
 from stoker_wire.arena import ObjectHead
@@ -23,11 +24,17 @@ from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
 from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
+    from collections.abc import Callable
+
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
+    from stoker.runtime.net.clients import ClusterClients
+    from stoker_wire.arena import Arena
+    from stoker_wire.messages.common import Address
 
 _GATHER_S = 0.003
 """So long what was written and freed is gathered: a reader on another node may wait that much longer."""
-_FLUSH_S = 5.0
 _ROOM_S = 60.0
 _HEAD_ROOM = 1 << 16
 _VIEWS = 3
@@ -36,15 +43,36 @@ _VIEWS = 3
 _log = logging.getLogger("stoker.values")
 
 
-class Values:
-    """Reads and writes values; any thread, except where a method says loop thread."""
+class ValueStore:
+    """Reads and writes values; any thread, except where a method says loop thread.
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    ``reclaim`` frees at once what died a moment ago, and says whether that was anything.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        address: Address,
+        io: IoThread,
+        clients: ClusterClients,
+        arena: Arena | None,
+        job: JobContext,
+        *,
+        inline_max_bytes: int,
+        reclaim: Callable[[], bool],
+    ) -> None:
+        self.arena = arena
+        self._node = identity.node
+        self._address = address
+        self._io = io
+        self._clients = clients
+        self._job = job
+        self._inline_max_bytes = inline_max_bytes
+        self._reclaim = reclaim
         self._to_seal: deque[ObjectInfo] = deque()
         self._to_free: deque[tuple[str, str]] = deque()
         self._telling = False
-        self._fetching = Fetching(runtime)
+        self._remote = RemoteReader(identity, io, clients, arena)
 
     def place(self, object_id: str, packed: Packed, owner_id: str = "") -> Place:
         """Return where a packed value lies: in the message if small, else in the arena.
@@ -52,30 +80,29 @@ class Values:
         ``owner_id`` is the runtime that its refs belong to, this one if none is given. Raises
         :class:`ArenaFullError` where neither memory nor disk has room.
         """
-        runtime = self._runtime
-        refs = tuple(runtime.wire_ref(r) for r in packed.refs)
-        if packed.nbytes <= runtime.settings.inline_max_bytes or runtime.arena is None:
+        refs = tuple(wire_ref(ref, self._address) for ref in packed.refs)
+        if packed.nbytes <= self._inline_max_bytes or self.arena is None:
             return Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
-        node = runtime.node
+        node, job_id = self._node, self._job.job_id
         assert node is not None
-        owner_id = owner_id or runtime.address.peer_id
+        owner_id = owner_id or self._address.peer_id
         created_at_s = time.time()
         lengths = tuple(view.nbytes for view in packed.buffers)
-        head = ObjectHead(runtime.job_id, owner_id, created_at_s, len(packed.data), lengths)
+        head = ObjectHead(job_id, owner_id, created_at_s, len(packed.data), lengths)
         try:
             nbytes, on_disk = self._write(object_id, head, packed)
             self._to_seal.append(
                 ObjectInfo(
                     object_id=object_id,
                     nbytes=nbytes,
-                    job_id=runtime.job_id,
+                    job_id=job_id,
                     owner_id=owner_id,
                     node_id=node.node_id,
                     created_at_s=created_at_s,
                     spilled=on_disk,
                 )
             )
-            runtime.wake()
+            self._io.wake()
             return Stored(nbytes, node.node_id, node.url, refs, object_id)
         except BaseException:  # the cancellation of a task may come at any bytecode
             self.discard(object_id)
@@ -83,7 +110,7 @@ class Values:
 
     def discard(self, object_id: str) -> None:
         """Free what was written under this id, if anything was, though nobody got its place."""
-        arena, node = self._runtime.arena, self._runtime.node
+        arena, node = self.arena, self._node
         if arena is not None and node is not None:
             if arena.recycle(object_id):
                 self._to_free.append((node.url, object_id))
@@ -96,7 +123,7 @@ class Values:
 
         Where the arena is full, the nodelet makes room first.
         """
-        arena, node = self._runtime.arena, self._runtime.node
+        arena, node = self.arena, self._node
         assert arena is not None and node is not None
         deadline_s = time.monotonic() + _ROOM_S
         while True:
@@ -104,12 +131,12 @@ class Values:
                 parts = packed.data, packed.buffers
                 return arena.write(object_id, head, *parts, self._reclaim), False
             except ArenaFullError:
-                if self._runtime.on_loop_thread() or time.monotonic() > deadline_s:
+                if self._io.is_current() or time.monotonic() > deadline_s:
                     raise
             # It says no where none can be made; where it says yes, others may be faster to take it.
             room = MakeRoom(nbytes=capacity_for(packed.nbytes + _HEAD_ROOM))
             try:
-                self._runtime.run(self._ask_for(node.url, room), _ROOM_S)
+                self._io.run(self._ask_for(node.url, room), _ROOM_S)
             except ArenaFullError as full:
                 full.with_traceback(None)  # it would keep this frame, and so the refs of callers
                 full.__cause__ = full.__context__ = None
@@ -121,7 +148,7 @@ class Values:
         self, object_id: str, head: ObjectHead, packed: Packed, full: ArenaFullError
     ) -> int:
         """Write where spilled objects lie; if that fails, say so and what this process reads."""
-        arena = self._runtime.arena
+        arena = self.arena
         assert arena is not None
         try:
             return arena.write_to_disk(object_id, head, packed.data, packed.buffers)
@@ -134,16 +161,8 @@ class Values:
                 f"This process itself has values that are views of shared memory: {mine or 'none'}{more}"
             ) from None
 
-    def _reclaim(self) -> bool:
-        """Free now what died a moment ago: its extent is worth more than a turn of the loop costs."""
-        objects = self._runtime.objects
-        if not objects.has_dead or self._runtime.on_loop_thread():
-            return False
-        self._runtime.run(objects.flush_now(), _FLUSH_S)
-        return True
-
     async def _ask_for(self, url: str, room: MakeRoom) -> None:
-        client = self._runtime.services.client_of(url)
+        client = self._clients.client_of(url)
         await client.call("POST", "/v1/arena/room", room, timeout_s=_ROOM_S)
 
     def load(self, place: Place, object_id: str, timeout_s: float | None = None) -> Any:
@@ -161,20 +180,24 @@ class Values:
             return place.data, [b.view for b in place.buffers]
         assert isinstance(place, Stored)
         object_id = place.object_id or object_id
-        arena = self._runtime.services.arena_of(place.node_id)
+        arena = self._clients.arena_of(place.node_id)
         if arena is not None:
             try:
                 return arena.read(object_id)
             except ObjectLostError:
-                self._fetching.check_alive(place.node_id, object_id)
+                self._remote.check_alive(place.node_id, object_id)
                 raise
-        return self._fetching.fetch(place, object_id, timeout_s)
+        return self._remote.fetch(place, object_id, timeout_s)
+
+    def is_near(self, place: Place) -> bool:
+        """Return whether reading a value is known to need nothing of another machine."""
+        return not isinstance(place, Stored) or self._clients.seen_arena(place.node_id) is not None
 
     def free(self, place: Place | None, object_id: str = "") -> None:
         """Free the arena's bytes of a value that nobody needs any more, if it has any."""
         if isinstance(place, Stored):
             object_id = place.object_id or object_id
-            arena = self._runtime.services.seen_arena(place.node_id)
+            arena = self._clients.seen_arena(place.node_id)
             if arena is not None and not arena.recycle(object_id):
                 arena.drop_from_disk(object_id)  # views of it keep what they have
             self._to_free.append((place.node_url, object_id))
@@ -183,7 +206,7 @@ class Values:
         """Begin to tell the nodelets what was sealed and freed (loop thread)."""
         if (self._to_seal or self._to_free) and not self._telling:
             self._telling = True
-            self._runtime.background.spawn(self._tell_nodelets(), name="arena")
+            self._io.background.spawn(self._tell_nodelets(), name="arena")
 
     async def _tell_nodelets(self) -> None:
         """Seal and free, in the order in which it happened: one batch at a time.
@@ -197,13 +220,13 @@ class Values:
                 brief = {one.object_id for one in seals} & {object_id for _, object_id in frees}
                 told = tuple(one for one in seals if one.object_id not in brief)
                 for one in seals:
-                    if one.spilled and one.object_id in brief and self._runtime.arena is not None:
-                        self._runtime.arena.drop_from_disk(one.object_id)
+                    if one.spilled and one.object_id in brief and self.arena is not None:
+                        self.arena.drop_from_disk(one.object_id)
                 by_node: dict[str, list[str]] = {}
                 for url, object_id in frees:
                     if object_id not in brief:
                         by_node.setdefault(url, []).append(object_id)
-                node = self._runtime.node
+                node = self._node
                 if told and node is not None:
                     await self._tell(node.url, "/v1/objects", SealObjects(objects=told))
                 for url, object_ids in by_node.items():
@@ -214,7 +237,7 @@ class Values:
 
     async def _tell(self, url: str, path: str, body: object) -> None:
         try:
-            await self._runtime.services.client_of(url).call("POST", path, body)
+            await self._clients.client_of(url).call("POST", path, body)
         except StokerError as error:
             # The nodelet frees by itself what belongs to a worker or job that has ended.
             _log.warning("%s%s: %s", url, path, error)

@@ -10,12 +10,34 @@ import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker_wire.messages.data import Failed, Place
 
 if TYPE_CHECKING:
-    from stoker.runtime.worker.execute import Execution
+    from collections.abc import Sequence
+
+    from stoker.runtime.objects.table import Entry
+
+
+class Waits(Protocol):
+    """How this process waits for objects: what a driver says meanwhile, what a worker gives back.
+
+    ``what`` waits for ``entries``, as a driver says where it takes long.
+    """
+
+    def wait(
+        self, waiter: ThreadWaiter, timeout_s: float | None, what: str, entries: Sequence[Entry]
+    ) -> bool:
+        """Wait for objects; False if the time passed."""
+
+    async def wait_async(
+        self, future: asyncio.Future[None], what: str, entries: Sequence[Entry]
+    ) -> None:
+        """Wait for objects in a coroutine of a user's loop."""
+
+    def blocked(self) -> contextlib.AbstractContextManager[None]:
+        """Return what the calling thread waits inside of, where it waits by other means."""
 
 
 class ThreadWaiter:
@@ -92,9 +114,9 @@ class Callback:
 class ValueFuture(concurrent.futures.Future[Any]):
     """A future whose ``result()``, inside a task, gives the CPU back while it waits."""
 
-    def __init__(self, execution: Execution | None) -> None:
+    def __init__(self, waits: Waits) -> None:
         super().__init__()
-        self._execution = execution
+        self._waits = waits
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the value, or raise its error."""
@@ -107,7 +129,4 @@ class ValueFuture(concurrent.futures.Future[Any]):
             return super().exception(timeout)
 
     def _waiting(self) -> contextlib.AbstractContextManager[None]:
-        execution = self._execution
-        if execution is None or self.done() or not execution.on_task_thread():
-            return contextlib.nullcontext()
-        return execution.blocked()
+        return contextlib.nullcontext() if self.done() else self._waits.blocked()

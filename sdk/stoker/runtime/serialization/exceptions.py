@@ -18,12 +18,12 @@ import reprlib
 import traceback
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import cloudpickle
 import msgspec
 
-import stoker
 import stoker_wire
 from stoker.exceptions import StokerError, TaskError
 from stoker_wire.errors import error_for
@@ -48,7 +48,7 @@ _NOT_COPIED = {
     "__suppress_context__",
     "obj",
 }
-_OURS = os.path.dirname(stoker.__file__) + os.sep
+_OURS = str(Path(__file__).parents[2]) + os.sep
 _INTERNAL = (
     os.path.dirname(stoker_wire.__file__) + os.sep,
     *(_OURS + folder + os.sep for folder in ("api", "local", "runtime")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
@@ -28,9 +28,10 @@ from stoker_wire.messages.cluster import (
 )
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.channels import Channels
+    from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.tasks.dispatch import ClassQueue, Slot
-    from stoker.runtime.tasks.submitter import Tasks
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.data.channel import Channel
 
@@ -56,11 +57,35 @@ class _ClassLeases:
         """Workers in a row that could not be reached."""
 
 
+class _Tasks(Protocol):
+    """The tasks that leases are for."""
+
+    queues: dict[bytes, ClassQueue[PendingTask]]
+
+    def pump(self, key: bytes) -> None: ...
+    def fail_class(self, key: bytes, error: StokerError) -> None: ...
+    def on_returned(self, line: Channel, task_ids: list[str]) -> None: ...
+    async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None: ...
+
+
 class Leases:
     """The leases of this process, by scheduling class."""
 
-    def __init__(self, runtime: Runtime, tasks: Tasks) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        peer_id: str,
+        io: IoThread,
+        channels: Channels,
+        clients: ClusterClients,
+        tasks: _Tasks,
+        *,
+        idle_s: float,
+    ) -> None:
+        self._peer_id = peer_id
+        self._io = io
+        self._channels = channels
+        self._clients = clients
+        self._idle_s = idle_s
         self._tasks = tasks
         self._classes: dict[bytes, _ClassLeases] = {}
         self._held: dict[str, tuple[bytes, GrantedLease]] = {}
@@ -90,24 +115,24 @@ class Leases:
         leases = self._classes[key]
         if not leases.asking and self._tasks.queues[key].wanted:
             leases.asking = True
-            self._runtime.background.spawn(self._ask(key, leases), name="lease")
+            self._io.background.spawn(self._ask(key, leases), name="lease")
 
     async def _ask(self, key: bytes, leases: _ClassLeases) -> None:
         queue = self._tasks.queues[key]
         request_id = new_id(Prefix.REQUEST)
         try:
-            while (count := queue.wanted) and self._runtime.running:
+            while (count := queue.wanted) and self._io.running:
                 first = list(islice(queue.ready, _EXAMPLES))
                 request = LeaseRequest(
                     request_id=request_id,
-                    owner_id=self._runtime.address.peer_id,
+                    owner_id=self._peer_id,
                     demand=replace(leases.demand, locality=locality_of(first)),
                     count=count,
                     wait_s=_ASK_WAIT_S,
                     task_ids=tuple(t.task_id for t in first),
                 )
                 try:
-                    reply = await self._runtime.services.scheduler_call(
+                    reply = await self._clients.scheduler_call(
                         "/v1/leases", request, LeaseReply, timeout_s=_ASK_WAIT_S + 30, retry=False
                     )
                 except StokerError as error:
@@ -134,7 +159,7 @@ class Leases:
             await self._release([lease_id])
             return
         try:
-            line = await self._runtime.peers.line(granted.address)
+            line = await self._channels.channel(granted.address)
         except StokerError as error:
             leases = self._classes[key]
             leases.failures += 1
@@ -147,15 +172,15 @@ class Leases:
             return
         self._classes[key].failures, self._classes[key].broken = 0, ""
         self._held[lease_id] = (key, granted)
-        queue.add_slot(lease_id, line, self._runtime.loop.time())
+        queue.add_slot(lease_id, line, self._io.loop.time())
         if not self._polling:
             self._polling = True
-            self._runtime.background.spawn(self._poll(), name="poll")
+            self._io.background.spawn(self._poll(), name="poll")
         self._tasks.pump(key)
 
     async def _poll(self) -> None:
         try:
-            while self._held and self._runtime.running:
+            while self._held and self._io.running:
                 try:
                     await self._poll_once(self._idle(_IDLE_S), _POLL_WAIT_S)
                 except StokerError:
@@ -165,8 +190,8 @@ class Leases:
 
     async def _poll_once(self, idle: tuple[str, ...], wait_s: float) -> None:
         self._told_idle = idle
-        orders = await self._runtime.services.scheduler_call(
-            f"/v1/owners/{self._runtime.address.peer_id}/poll",
+        orders = await self._clients.scheduler_call(
+            f"/v1/owners/{self._peer_id}/poll",
             OwnerPoll(lease_ids=tuple(self._held), idle_lease_ids=idle, wait_s=wait_s),
             OwnerOrders,
             timeout_s=wait_s + 8,
@@ -175,7 +200,7 @@ class Leases:
 
     def _idle(self, for_s: float) -> tuple[str, ...]:
         """Return the leases that nothing has used for so long."""
-        before_s = self._runtime.loop.time() - for_s
+        before_s = self._io.loop.time() - for_s
         return tuple(
             lease_id
             for lease_id, (key, _) in self._held.items()
@@ -192,7 +217,7 @@ class Leases:
         idle = self._idle(_IDLE_S)
         if idle and not self._telling and not set(idle) <= set(self._told_idle):
             self._telling = True
-            self._runtime.background.spawn(self._tell_idle(idle), name="idle")
+            self._io.background.spawn(self._tell_idle(idle), name="idle")
 
     async def _tell_idle(self, idle: tuple[str, ...]) -> None:
         try:
@@ -214,7 +239,7 @@ class Leases:
         for lease_id in orders.lost:
             held = self._held.pop(lease_id, None)
             if held is not None:
-                self._runtime.background.spawn(
+                self._io.background.spawn(
                     self._lost(held[0], held[1], "the scheduler took the lease back"), name="lost"
                 )
         self._give_back(give_back)
@@ -230,13 +255,13 @@ class Leases:
             if held is not None:
                 self._tasks.queues[held[0]].slots.pop(lease_id, None)
         if lease_ids:
-            self._runtime.background.spawn(
+            self._io.background.spawn(
                 self._release(lease_ids, kill=kill, reason=reason), name="release"
             )
 
     async def _release(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
         try:
-            await self._runtime.services.scheduler_call(
+            await self._clients.scheduler_call(
                 "/v1/leases/release",
                 ReleaseLeases(lease_ids=tuple(lease_ids), kill=kill, reason=reason),
                 None,
@@ -248,7 +273,7 @@ class Leases:
 
     def tick(self, key: bytes, queue: ClassQueue[PendingTask], now_s: float) -> None:
         """Give back what is idle, or recalled and done."""
-        idle = [s.lease_id for s in queue.idle_slots(now_s, self._runtime.settings.lease_idle_s)]
+        idle = [s.lease_id for s in queue.idle_slots(now_s, self._idle_s)]
         idle += [
             s.lease_id
             for s in queue.slots.values()
@@ -276,7 +301,7 @@ class Leases:
             if slot is not None and slot.line is line:
                 slot.closing = True
                 del self._held[lease_id]
-                self._runtime.background.spawn(
+                self._io.background.spawn(
                     self._lost(key, granted, "its connection closed"), name="worker-lost"
                 )
 
@@ -287,7 +312,7 @@ class Leases:
             slot.closing = True
         cause: StokerError = WorkerDiedError("its worker was not used")
         if slot is not None and slot.inflight:
-            cause = await self._runtime.services.death_of(
+            cause = await self._clients.death_of(
                 granted.lease.node_id,
                 granted.worker_id,
                 how,

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.objects.waiters import LoopWaiter, ThreadWaiter
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Credit, Failed, Inline, Item, Place
+from stoker_wire.messages.data import Credit, Failed, Inline, Place
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.objects.refs import ObjectRef
-    from stoker.runtime.runtime import Runtime
-    from stoker.runtime.tasks.task_spec import PendingTask
+    from stoker.runtime.objects.store import ObjectStore
     from stoker_wire.data.channel import Channel
 
 AHEAD = 256
@@ -24,11 +26,14 @@ _NONE = Inline(b"\x80\x05N.")
 class Stream:
     """Items that came and the consumer that waits for the next one. One consumer at a time."""
 
-    def __init__(self, runtime: Runtime, task: PendingTask) -> None:
-        self.task_id = task.task_id
-        self.completed_ref = runtime.objects.new_ref(return_id(task.task_id, "end"))
-        self.completed_ref._entry.task = task
-        self._runtime = runtime
+    def __init__(
+        self, task_id: str, io: IoThread, objects: ObjectStore, cancel: Callable[[str], object]
+    ) -> None:
+        self.task_id = task_id
+        self.completed_ref = objects.new_ref(return_id(task_id, "end"))
+        self._io = io
+        self._objects = objects
+        self._cancel = cancel
         self._items: deque[ObjectRef[Any]] = deque()
         self._count = 0
         self._taken = 0
@@ -43,7 +48,7 @@ class Stream:
     def produced(self, line: Channel, index: int, place: Place) -> None:
         """The task yielded its ``index``-th value. A retry yields old ones again: skip them."""
         self._line = line
-        objects = self._runtime.objects
+        objects = self._objects
         if index == 0 and self._taken:
             # Another attempt: its credit begins at nothing, and the consumer may take nothing more
             # until it is behind what it had.
@@ -61,11 +66,11 @@ class Stream:
     def ended(self, nitems: int | None, failed: Failed | None) -> None:
         """The task ended. Its error, if any, is what the last ref raises."""
         if failed is not None:
-            ref = self._runtime.objects.new_ref(return_id(self.task_id, self._count))
-            self._runtime.objects.settle(ref._entry, failed)
+            ref = self._objects.new_ref(return_id(self.task_id, self._count))
+            self._objects.settle(ref._entry, failed)
             with self._lock:
                 self._items.append(ref)
-        self._runtime.objects.settle(self.completed_ref._entry, failed or _NONE)
+        self._objects.settle(self.completed_ref._entry, failed or _NONE)
         with self._lock:
             self._over = True
         self._wake()
@@ -88,7 +93,7 @@ class Stream:
                     waiter.missing = 1
             if waiter is None:
                 return self._credited(ref)
-            self._runtime.wait_on(waiter, None, "next()", [self.completed_ref._entry])
+            self._objects.waits.wait(waiter, None, "next()", [self.completed_ref._entry])
 
     async def next_async(self) -> ObjectRef[Any] | None:
         """Like :meth:`next_sync`, for a coroutine of any loop."""
@@ -100,7 +105,7 @@ class Stream:
             if waiter is None:
                 return self._credited(ref)
             entries = [self.completed_ref._entry]
-            await self._runtime.wait_on_async(waiter.future, "anext()", entries)
+            await self._objects.waits.wait_async(waiter.future, "anext()", entries)
 
     def _take(self) -> ObjectRef[Any] | None:
         if not self._items:
@@ -111,23 +116,12 @@ class Stream:
     def _credited(self, ref: ObjectRef[Any] | None) -> ObjectRef[Any] | None:
         line = self._line
         if ref is not None and line is not None and self._taken % (AHEAD // 4) == 0:
-            self._runtime.call_soon(line.post, Credit(self.task_id, self._taken))
+            self._io.call_soon(line.post, Credit(self.task_id, self._taken))
         return ref
 
     def abandoned(self) -> None:
         """Nobody will take further items: stop the task, and keep none until it has stopped."""
         self._abandoned = True
         self._items.clear()
-        if not self._over and self._runtime.running:
-            self._runtime.cancel_task(self.task_id)
-
-
-def take_item(runtime: Runtime, line: Channel, message: Item) -> None:
-    """A streaming task or method yielded (loop thread)."""
-    task = runtime.tasks.pending.get(message.task_id)
-    if task is not None and task.stream is not None and task.attempt == message.attempt:
-        task.stream.produced(line, message.index, message.place)
-    else:
-        runtime.objects.discard([message.place])
-    if message.place.refs:
-        runtime.objects.borrowing.release(line, [return_id(message.task_id, message.index)])
+        if not self._over and self._io.running:
+            self._cancel(self.task_id)

@@ -11,14 +11,14 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import StokerError, TaskCancelledError
+from stoker.exceptions import StokerError
+from stoker.runtime.current_task import current_task_id
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.inbox import Submissions
 from stoker.runtime.tasks.leases import Leases
 from stoker.runtime.tasks.result_cache import Memo
-from stoker.runtime.tasks.status import Reports
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
@@ -26,7 +26,6 @@ from stoker.runtime.tasks.task_spec import (
     about,
     cancelled_error,
     failed_dep,
-    make_refs,
     missed_start,
     pack_arguments,
     run_frame,
@@ -37,21 +36,40 @@ from stoker_wire.messages.common import SpreadPolicy
 from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
 
 if TYPE_CHECKING:
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.channels import Channels
+    from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.objects.table import Entry
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.tasks.pending import PendingCalls
+    from stoker_wire.messages.common import Address
+    from stoker_wire.settings import Settings
 
 
-class Tasks:
+class TaskSubmitter:
     """The tasks that this process submitted and that are not settled."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        address: Address,
+        settings: Settings,
+        io: IoThread,
+        channels: Channels,
+        clients: ClusterClients,
+        objects: ObjectStore,
+        pending: PendingCalls,
+    ) -> None:
+        self._address = address
+        self._io = io
+        self._clients = clients
+        self._objects = objects
+        self._pending = pending
         self._ids = IdSource(Prefix.TASK)
         self._submitted = Submissions()
-        self.pending: dict[str, PendingTask] = {}
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
-        self.leases = Leases(runtime, self)
-        self.reports = Reports(runtime)
+        self.leases = Leases(
+            address.peer_id, io, channels, clients, self, idle_s=settings.lease_idle_s
+        )
         self.memo = Memo()
 
     # -- user threads ----------------------------------------------------------------------------
@@ -61,73 +79,63 @@ class Tasks:
 
         Raises only for arguments that do not pickle.
         """
-        runtime = self._runtime
         task_id = self._ids()
-        place, deps, nested = pack_arguments(runtime, task_id, spec, args, kwargs)
+        values, mine = self._objects.values, self._address
+        place, deps, nested = pack_arguments(values, mine, task_id, spec, args, kwargs)
         key = None
         if spec.options.cache and isinstance(place, Inline) and not deps and not nested:
             key = self.memo.key(spec.function, place)
             found = self.memo.get(key)
             if found is not None:
                 return found
-        parent_task_id, flow = runtime.current_task_id(), self._submitted.flow_of(spec)
+        parent_task_id, flow = current_task_id(), self._submitted.flow_of(spec)
         task = PendingTask(task_id, spec, place, deps, nested, parent_task_id, flow)
-        result = make_refs(self._runtime, task)
+        result = self._pending.add(task)
         if key is not None and isinstance(result, ObjectRef):
             self.memo.put(key, result)
-        self.pending[task_id] = task
         self._submitted.add(task)
-        runtime.wake()
+        self._io.wake()
         return result
 
-    def cancel(self, task_id: str, *, force: bool, recursive: bool) -> None:
+    def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
         """Stop a task (loop thread): drop it if it waits, tell its worker if it runs."""
-        task = self.pending.get(task_id)
-        if task is None:
-            return
-        task.cancelled = True
         if task.phase is Phase.SENT and task.line is not None:
-            task.line.post(Cancel(task_id, force, recursive))
+            task.line.post(Cancel(task.task_id, force, recursive))
         elif task.phase is not Phase.SENT:
             self._unqueue(task)
-            self.fail(task, failed_with(cancelled_error(task)))
+            self._pending.fail(task, failed_with(cancelled_error(task)))
 
     def _unqueue(self, task: PendingTask) -> None:
         if task.phase is Phase.QUEUED and task.queue is not None:
             task.queue.ready.drop(task)
-
-    def cancel_children(self, parent_task_id: str, *, force: bool) -> None:
-        """Stop all tasks that a task has submitted (``cancel(recursive=True)``)."""
-        for task in list(self.pending.values()):
-            if task.parent_task_id == parent_task_id:
-                self._runtime.cancel_now(task.task_id, force=force, recursive=True)
 
     # -- the loop thread -------------------------------------------------------------------------
 
     def flush(self) -> None:
         """Take in what user threads submitted, and send what can be sent."""
         touched: dict[bytes, None] = {}
+        pending = self._pending
         for task in self._submitted.take():
             if task.phase is not Phase.NEW:
                 continue  # cancelled before it was taken in
-            if self._runtime.lost is not None:
-                self.fail(task, self._runtime.lost, report=False)
+            if pending.lost is not None:
+                pending.fail(task, pending.lost, report=False)
                 continue
-            self.reports.watch(task)
+            pending.status.watch(task)
             if task.spec.options.start_deadline is not None:
-                self._runtime.loop.call_later(
+                self._io.loop.call_later(
                     task.spec.options.start_deadline, self._start_deadline, task
                 )
             if self._deps_ready(task):
                 self._enqueue(task, touched)
         self._pump_all(touched)
         if self._submitted:
-            self._runtime.wake()
+            self._io.wake()
 
     def _deps_ready(self, task: PendingTask) -> bool:
         failed = failed_dep(task)
         if failed is not None:  # also while others are not there yet
-            self.fail(task, failed)
+            self._pending.fail(task, failed)
             return False
         waiting = [d for d in task.deps if d._entry.place is None]
         if not waiting:
@@ -139,24 +147,24 @@ class Tasks:
             if task.phase is not Phase.WAITING:
                 return
             if isinstance(entry.place, Failed):
-                self.fail(task, entry.place)
+                self._pending.fail(task, entry.place)
             elif task.waiting_deps == 0:
                 self._arguments_ready(task)
 
         for ref in waiting:
-            self._runtime.objects.when_settled(ref._entry, partial(settled, ref._entry))
+            self._objects.when_settled(ref._entry, partial(settled, ref._entry))
         return False
 
     def _arguments_ready(self, task: PendingTask) -> None:
         failed = failed_dep(task)
         if failed is not None:
-            self.fail(task, failed)
+            self._pending.fail(task, failed)
             return
         touched: dict[bytes, None] = {}
         self._enqueue(task, touched)
         # Many of one batch may become ready in this turn of the loop: pump once, after them.
         for key in touched:
-            self._runtime.loop.call_soon(self.pump, key)
+            self._io.loop.call_soon(self.pump, key)
 
     def _enqueue(self, task: PendingTask, touched: dict[bytes, None]) -> None:
         spec = task.spec
@@ -178,12 +186,12 @@ class Tasks:
         task.phase = Phase.REGISTERING
         spec.awaiting_registration.append(task)
         if len(spec.awaiting_registration) == 1:
-            self._runtime.background.spawn(self._store_function(spec), name="function")
+            self._io.background.spawn(self._store_function(spec), name="function")
 
     async def _store_function(self, spec: FunctionSpec) -> None:
         failure: Failed | None = None
         try:
-            await self._runtime.services.store_function(spec.function, spec.blob)
+            await self._clients.store_function(spec.function, spec.blob)
             spec.registered = True
         except StokerError as error:
             failure = failed_with(error)
@@ -191,7 +199,7 @@ class Tasks:
         touched: dict[bytes, None] = {}
         for task in waiting:
             if failure is not None:
-                self.fail(task, failure)
+                self._pending.fail(task, failure)
             elif task.phase is Phase.REGISTERING:
                 self._enqueue(task, touched)
         self._pump_all(touched)
@@ -199,13 +207,13 @@ class Tasks:
     def pump(self, key: bytes) -> None:
         """Send waiting tasks of a class to the workers that have room; ask for more leases."""
         queue = self.queues[key]
-        now = self._runtime.loop.time()
+        now = self._io.loop.time()
         for slot, batch in queue.pump(now):
             line = slot.line
             assert isinstance(line, Channel)
             for task in batch:
                 task.phase, task.slot, task.line = Phase.SENT, slot, line
-            line.post(run_frame(line, batch, self._runtime.address))
+            line.post(run_frame(line, batch, self._address))
         if queue.ready:
             self.leases.ask(key)
 
@@ -215,10 +223,10 @@ class Tasks:
 
     def on_done(self, line: Channel, results: list[Result]) -> None:
         """Results came back."""
-        now = self._runtime.loop.time()
+        now = self._io.loop.time()
         touched: dict[bytes, None] = {}
         for result in results:
-            task = self.pending.get(result.task_id)
+            task = self._pending.by_id.get(result.task_id)
             if task is None or task.attempt != result.attempt or task.slot is None:
                 continue
             assert task.queue is not None
@@ -230,41 +238,8 @@ class Tasks:
             if result.retry and not task.cancelled and task.take_retry():
                 self._again(task, delay_s=task.spec.options.retry_delay)
             else:
-                self.complete(task, result)
+                self._pending.complete(task, result)
         self._pump_all(touched)
-
-    def complete(self, task: PendingTask, result: Result) -> None:
-        """Settle a task's results and forget it."""
-        self._forget(task)
-        settle = self._runtime.objects.settle
-        places = result.returns
-        if task.stream is not None:
-            failure = places[0] if places and isinstance(places[0], Failed) else None
-            task.stream.ended(result.nitems, failure)
-            return
-        if len(places) != len(task.entries) or (len(places) > 1 and type(places[0]) is Failed):
-            places = places[:1] * len(task.entries)
-        for entry, place in zip(task.entries, places, strict=True):
-            settle(entry, place)
-
-    def fail(self, task: PendingTask, failed: Failed, *, report: bool = True) -> None:
-        """Settle all results of a task with an error that its worker did not report."""
-        if task.task_id not in self.pending:
-            return
-        if report:
-            self.reports.ended(task, failed)
-        self._forget(task)
-        if task.stream is not None:
-            task.stream.ended(None, failed)
-        for entry in task.entries:
-            self._runtime.objects.settle(entry, failed)
-
-    def _forget(self, task: PendingTask) -> None:
-        self.pending.pop(task.task_id, None)
-        if task.slot is not None:
-            task.slot.pop(task.task_id)
-        self._runtime.objects.values.free(task.args)
-        task.phase, task.slot, task.line, task.deps, task.nested = Phase.ENDED, None, None, (), ()
 
     def _again(self, task: PendingTask, *, delay_s: float = 0.0) -> None:
         """Queue a task for another attempt."""
@@ -272,7 +247,7 @@ class Tasks:
         task.phase = Phase.WAITING
 
         if delay_s:
-            self._runtime.loop.call_later(delay_s * task.attempt, self._try_again, task)
+            self._io.loop.call_later(delay_s * task.attempt, self._try_again, task)
         else:
             self._try_again(task)
 
@@ -286,7 +261,7 @@ class Tasks:
         """A worker gave calls back unstarted: to take them elsewhere, or because it waits in get."""
         by_slot: dict[str, list[PendingTask]] = {}
         for task_id in task_ids:
-            task = self.pending.get(task_id)
+            task = self._pending.by_id.get(task_id)
             if task is not None and task.slot is not None and task.line is line:
                 by_slot.setdefault(task.slot.lease_id, []).append(task)
         for tasks in by_slot.values():
@@ -299,7 +274,7 @@ class Tasks:
                 task.phase = Phase.QUEUED
                 if task.cancelled:
                     queue.ready.drop(task)
-                    self.fail(task, failed_with(cancelled_error(task)))
+                    self._pending.fail(task, failed_with(cancelled_error(task)))
             self.pump(tasks[0].spec.demand_key)
 
     def on_retire(self, line: Channel) -> None:
@@ -317,15 +292,15 @@ class Tasks:
         for task in lost:
             task.slot = None
             if task.cancelled:
-                self.fail(task, failed_with(cancelled_error(task)))
+                self._pending.fail(task, failed_with(cancelled_error(task)))
             elif len(lost) > 1:
                 task.suspect = True
                 self._again(task)
             elif task.take_retry():
-                self.reports.ended(task, failed_with(cause), attempt=task.attempt - 1)
+                self._pending.status.ended(task, failed_with(cause), attempt=task.attempt - 1)
                 self._again(task, delay_s=task.spec.options.retry_delay)
             else:
-                self.fail(task, failed_with(about(task, cause)))
+                self._pending.fail(task, failed_with(about(task, cause)))
         if queue.ready:
             self.pump(key)
 
@@ -334,25 +309,46 @@ class Tasks:
         queue = self.queues[key]
         for task in list(queue.ready):
             queue.ready.drop(task)
-            self.fail(task, failed_with(about(task, error)))
+            self._pending.fail(task, failed_with(about(task, error)))
 
     def _start_deadline(self, task: PendingTask) -> None:
         if task.phase in (Phase.WAITING, Phase.REGISTERING, Phase.QUEUED):
             self._unqueue(task)
-            self.fail(task, failed_with(missed_start(task, self.reports.describe(task))))
+            self._pending.fail(task, failed_with(missed_start(task, self.describe(task))))
 
     # -- looking -----------------------------------------------------------------------------------
 
+    def describe(self, task: PendingTask) -> str:
+        """Say what a task waits for, in words."""
+        match task.phase:
+            case Phase.NEW:
+                return "it is being taken in"
+            case Phase.WAITING:
+                missing = [d.id for d in task.deps if d._entry.place is None]
+                if not missing:
+                    return "it waits for its next attempt"
+                if len(missing) == 1:
+                    return f"it waits for its argument {missing[0]}"
+                return f"it waits for {len(missing)} arguments, the first is {missing[0]}"
+            case Phase.QUEUED:
+                return self.leases.describe(task.spec.demand_key)
+            case Phase.REGISTERING:
+                return "its function is being stored in the gcs"
+            case Phase.SENT:
+                where = task.line.peer.peer_id if task.line is not None else "a worker"
+                return f"it was sent to worker {where} and has not finished"
+            case Phase.ENDED:
+                return "it has ended"
+
     def tick(self) -> None:
         """Ten times a second: release idle leases, take back stuck calls, report long waits."""
-        now = self._runtime.loop.time()
+        now = self._io.loop.time()
         for key, queue in self.queues.items():
             for slot, task_ids in queue.to_revoke(now):
                 assert isinstance(slot.line, Channel)
                 slot.line.post(Revoke(task_ids))
             self.leases.tick(key, queue, now)
         self.leases.tell_idle()
-        self.reports.tick()
 
     def lost_line(self, line: Channel) -> None:
         """A line to a worker closed."""
@@ -361,11 +357,8 @@ class Tasks:
     @property
     def busy(self) -> bool:
         """Whether anything is unfinished, or any lease is held."""
-        return bool(self.pending) or any(q.slots for q in self.queues.values())
+        return bool(self._pending) or any(q.slots for q in self.queues.values())
 
     async def close(self) -> None:
-        """End what is pending, so that nobody waits for ever; give all leases back."""
-        for task in list(self.pending.values()):
-            text = f"task {task.spec.name} ({task.task_id}) ended with stoker.shutdown()"
-            self.fail(task, failed_with(TaskCancelledError(text)))
+        """Give all leases back."""
         await self.leases.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
-from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
+from stoker.runtime.objects.refs import ObjectRef, wire_ref
 from stoker.runtime.objects.table import Entry
 from stoker.runtime.serialization.pickling import WHOLE_MIN_NBYTES, Whole, pack
 from stoker.runtime.tasks.dispatch import ClassQueue, Slot
@@ -24,7 +24,6 @@ from stoker_wire.messages.data import (
     Failed,
     Inline,
     Place,
-    Ref,
     Run,
     Stored,
     Template,
@@ -32,7 +31,7 @@ from stoker_wire.messages.data import (
 
 if TYPE_CHECKING:
     from stoker.api.options import TaskOptions
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.objects.values import ValueStore
     from stoker_wire.messages.cluster import Demand
     from stoker_wire.messages.common import Address
 
@@ -58,12 +57,23 @@ class Phase(IntEnum):
     ENDED = 5
 
 
+class Submitter(Protocol):
+    """Who sends the calls of a function: it answers for them while they wait."""
+
+    def describe(self, task: PendingTask) -> str:
+        """Say what a call waits for."""
+
+    def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
+        """Stop a call (loop thread): drop it if it waits, tell its worker if it runs."""
+
+
 class FunctionSpec:
     """A remote function with one set of options: what all its calls share."""
 
     def __init__(
         self,
         *,
+        submitter: Submitter,
         function: str,
         blob: bytes,
         name: str,
@@ -73,6 +83,7 @@ class FunctionSpec:
         actor_id: str = "",
         refs: Sequence[ObjectRef[Any]] = (),
     ) -> None:
+        self.submitter = submitter
         self.function = function
         self.blob = blob
         self.name = name
@@ -123,6 +134,15 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
         self.submitted_at_s = time.time()
 
     @property
+    def name(self) -> str:
+        """How the call is named to people."""
+        return self.spec.name
+
+    def describe(self) -> str:
+        """Say what the call waits for."""
+        return self.spec.submitter.describe(self)
+
+    @property
     def alone(self) -> bool:
         """Whether it is sent to a worker that has nothing else: the one to blame is known then.
 
@@ -157,7 +177,12 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
 
 
 def pack_arguments(
-    runtime: Runtime, task_id: str, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]
+    values: ValueStore,
+    mine: Address,
+    task_id: str,
+    spec: FunctionSpec,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
 ) -> tuple[Place, Sequence[ObjectRef[Any]], Sequence[ObjectRef[Any]]]:
     """Return (packed arguments, top-level refs in order, refs nested inside values).
 
@@ -185,9 +210,9 @@ def pack_arguments(
             elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
                 kwargs = {**kwargs, name: Whole(value)}
     packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
-    refs = tuple(runtime.wire_ref(r) for r in packed.refs)
-    if packed.nbytes > FRAME_MAX_BYTES and runtime.arena is not None:
-        place = runtime.objects.values.place(return_id(task_id, "args"), packed)
+    refs = tuple(wire_ref(ref, mine) for ref in packed.refs)
+    if packed.nbytes > FRAME_MAX_BYTES and values.arena is not None:
+        place = values.place(return_id(task_id, "args"), packed)
     else:
         # The user may change an array after the call: what is sent later must be a copy.
         place = Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
@@ -211,10 +236,9 @@ def call_of(task: PendingTask, mine: Address) -> Call:
 
 
 def _dep(ref: ObjectRef[Any], mine: Address) -> Dep:
-    entry = ref._entry
-    place = entry.place
+    place = ref._entry.place
     assert place is not None
-    return Dep(Ref(entry.object_id, entry.owner or mine), place)
+    return Dep(wire_ref(ref, mine), place)
 
 
 def run_frame(line: Channel, batch: Sequence[PendingTask], mine: Address) -> Run:
@@ -281,19 +305,3 @@ def missing_dep(task: PendingTask) -> Entry | None:
         if entry.place is None:
             return entry
     return None
-
-
-def make_refs(runtime: Runtime, task: PendingTask) -> Any:
-    """Return what ``.remote()`` returns: a ref, a list of refs, None, or a generator of refs."""
-    template = task.spec.template
-    if template.streaming:
-        task.stream = Stream(runtime, task)
-        return ObjectRefGenerator(task.stream)
-    names = (return_id(task.task_id, i) for i in range(template.num_returns))
-    refs = [runtime.objects.new_ref(name) for name in names]
-    task.entries = tuple([r._entry for r in refs])
-    for entry in task.entries:
-        entry.task = task
-    if len(refs) == 1:
-        return refs[0]
-    return refs or None

@@ -17,12 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
-from stoker.runtime.actors.handle import is_async
+from stoker.runtime.actors.info import TERMINATE, ActorPayload, is_async
 from stoker.runtime.serialization.exceptions import error_of, failed_by, info_of
 from stoker.runtime.worker import actor_exit
-from stoker.runtime.worker.actor_exit import TERMINATE, ActorEnd, Reason, left_by, reason_of, told
+from stoker.runtime.worker.actor_exit import ActorEnd, Reason, left_by, reason_of, told
 from stoker.runtime.worker.event_loops import GroupLoop, drive, start_thread
-from stoker.runtime.worker.invoke import ActorPayload, invoke, load_arguments, load_function
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.common import ErrorInfo
@@ -30,8 +29,13 @@ from stoker_wire.messages.data import Failed, Run
 from stoker_wire.messages.work import Actor, ActorState, ReportActor
 
 if TYPE_CHECKING:
-    from stoker.runtime.worker.execute import Execution, Work
-    from stoker.runtime.worker.invoke import Outcome
+    from collections.abc import Awaitable
+
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
+    from stoker.runtime.worker.call import Outcome, ReceivedCall
+    from stoker.runtime.worker.execute import Execution
+    from stoker_wire.http.client import Client
     from stoker_wire.messages.cluster import ActorSpec
 
 _REPORT_S = 60.0
@@ -45,15 +49,31 @@ _ABSENT = object()
 class ActorHost:
     """The actor that this worker is."""
 
-    def __init__(self, execution: Execution, spec: ActorSpec, payload: ActorPayload) -> None:
+    def __init__(
+        self,
+        spec: ActorSpec,
+        payload: ActorPayload,
+        execution: Execution,
+        io: IoThread,
+        gcs: Client,
+        job: JobContext,
+        peer_id: str,
+        leave: Callable[[], Awaitable[object]],
+    ) -> None:
         self.spec = spec
         self.path = f"/v1/actors/{spec.actor_id}/report"
-        self.execution = execution
-        self.runtime = execution.runtime
+        self.calls = execution.calls
+        self.invoker = execution.invoker
+        self.send = execution.report
         self.instance: Any = None
-        self.end = ActorEnd(self)
+        self.end = ActorEnd(self, io, gcs, peer_id, leave)
+        self._execution = execution
+        self._io = io
+        self._gcs = gcs
+        self._job = job
+        self._peer_id = peer_id
         self._payload = payload
-        self._early: list[Work] = []
+        self._early: list[ReceivedCall] = []
         self._ready = False
         self._is_async = False
         self._pools: dict[str, ThreadPoolExecutor] = {}
@@ -89,16 +109,16 @@ class ActorHost:
             return
         self._start_pools()
         self._alive()
-        while (work := self.execution.next_call()) is not None:
-            self.report(invoke(self.execution, work, self.callable_of(work)))
+        while (work := self._execution.next_call()) is not None:
+            self.report(self.invoker.invoke(work, self.callable_of(work)))
             del work  # idle workers hold no arguments and no refs
 
     def _arguments(self) -> tuple[type, Any, dict[str, Any]]:
         (run,) = FrameCodec().decode(self._payload.frame)
         assert isinstance(run, Run)
         call, template = run.calls[0], run.templates[0]
-        cls = load_function(self.execution, template.function, self._payload.blob)
-        args, kwargs = load_arguments(self.execution, call)
+        cls = self.invoker.load_function(template.function, self._payload.blob)
+        args, kwargs = self.invoker.load_arguments(call)
         return cls, args, kwargs  # type: ignore[return-value]
 
     def _start_pools(self) -> None:
@@ -140,11 +160,11 @@ class ActorHost:
         report = ReportActor(
             state=ActorState.ALIVE,
             incarnation=self.spec.incarnation,
-            worker_id=self.runtime.address.peer_id,
+            worker_id=self._peer_id,
         )
-        call = self.runtime.gcs.call("POST", self.path, report, timeout_s=_REPORT_S)
+        call = self._gcs.call("POST", self.path, report, timeout_s=_REPORT_S)
         try:
-            self.runtime.run(call, _REPORT_S + 1)
+            self._io.run(call, _REPORT_S + 1)
         except (
             FencedError
         ) as error:  # killed meanwhile, and the nodelet is about to end this process
@@ -170,7 +190,7 @@ class ActorHost:
     def record(self) -> Actor:
         """What the gcs keeps of it (any thread of the user)."""
         path = f"/v1/actors/{self.spec.actor_id}"
-        return self.runtime.http.call("GET", path, reply=Actor)
+        return self._job.http.call("GET", path, reply=Actor)
 
     # -- what a call runs ------------------------------------------------------------------------
 
@@ -185,7 +205,7 @@ class ActorHost:
                 return found if bind is None else bind(found, instance, cls)  # type: ignore[no-any-return]
         return None
 
-    def callable_of(self, work: Work) -> Callable[..., Any]:
+    def callable_of(self, work: ReceivedCall) -> Callable[..., Any]:
         """Return what a call of this actor runs; errors come when it is called."""
         name = work.template.function
         try:
@@ -205,12 +225,12 @@ class ActorHost:
         text = f"{cls} has no method {name!r}"
         return functools.partial(_raise, BadRequestError(text, field="method"))
 
-    def _before(self, work: Work) -> list[str]:
+    def _before(self, work: ReceivedCall) -> list[str]:
         """The calls that go on while this one begins; those of its own group are behind it."""
         group, mine = work.template.group, work.call.task_id
-        queued = self.execution.unstarted.copy().values()
+        queued = self.calls.unstarted.copy().values()
         return [
-            *(task_id for task_id in self.execution.running.copy() if task_id != mine),
+            *(task_id for task_id in self.calls.running.copy() if task_id != mine),
             *(other.call.task_id for other in queued if other.template.group != group),
         ]
 
@@ -229,18 +249,18 @@ class ActorHost:
         return terminate
 
     def _wait_for(self, task_ids: list[str]) -> None:
-        running, unstarted = self.execution.running, self.execution.unstarted
+        running, unstarted = self.calls.running, self.calls.unstarted
         while not self.end.begun and any(i in running or i in unstarted for i in task_ids):
             time.sleep(_POLL_S)
 
     def report(self, outcome: Outcome) -> None:
         """A call ended (any thread)."""
         if not self.end.begun or not self.end.holds(outcome):
-            self.execution.report(outcome)
+            self.send(outcome)
 
     # -- the loop thread -------------------------------------------------------------------------
 
-    def take(self, batch: list[Work]) -> None:
+    def take(self, batch: list[ReceivedCall]) -> None:
         """Take new calls, in order; they wait until the constructor has returned."""
         if self.end.begun:
             return  # its loops may be closed; the gcs tells who made them
@@ -250,12 +270,12 @@ class ActorHost:
             else:
                 self._route(batch)
 
-    def _route(self, batch: list[Work]) -> None:
+    def _route(self, batch: list[ReceivedCall]) -> None:
         if self._loops:
             if len(self._loops) == 1:
                 self._loops[""].submit(batch)
                 return
-            by_group: dict[str, list[Work]] = {}
+            by_group: dict[str, list[ReceivedCall]] = {}
             for work in batch:
                 by_group.setdefault(work.template.group, []).append(work)
             for group, theirs in by_group.items():
@@ -267,9 +287,9 @@ class ActorHost:
                 pool.submit(self._run_in_thread, work)
             return
         for work in batch:
-            self.execution.enqueue(work)
+            self._execution.enqueue(work)
 
-    def interrupt(self, work: Work) -> bool:
+    def interrupt(self, work: ReceivedCall) -> bool:
         """Stop a running call of an async or threaded actor, as far as its code listens; False for
         a sync actor, where its main thread must be told."""
         if any(loop.cancel(work.call.task_id) for loop in self._loops.values()):
@@ -280,18 +300,18 @@ class ActorHost:
 
     def stop(self) -> None:
         """Start no more calls, and have the main thread see to the actor's end."""
-        self.execution.stop()
+        self._execution.stop()
         for loop in list(self._loops.values()):
             loop.stop()
 
-    def _run_in_thread(self, work: Work) -> None:
+    def _run_in_thread(self, work: ReceivedCall) -> None:
         task_id = work.call.task_id
-        if not self.end.begun and self.execution.unstarted.pop(task_id, None) is not None:
-            self.execution.running[task_id] = work
+        if not self.end.begun and self.calls.unstarted.pop(task_id, None) is not None:
+            self.calls.running[task_id] = work
             try:
-                self.report(invoke(self.execution, work, self.callable_of(work)))
+                self.report(self.invoker.invoke(work, self.callable_of(work)))
             except BaseException as error:  # the pool would keep it to itself
-                self.execution.running.pop(task_id, None)
+                self.calls.running.pop(task_id, None)
                 self.end.broke(error)
 
 

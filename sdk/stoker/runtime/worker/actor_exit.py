@@ -17,25 +17,25 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.api.context import current_task
 from stoker.exceptions import StokerError
+from stoker.runtime.actors.info import END_S, SHUTDOWN, TERMINATE
+from stoker.runtime.current_task import current_task
 from stoker.runtime.worker.output import flush_output
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import ActorState, ReportActor
 
 if TYPE_CHECKING:
-    from stoker.runtime.worker.actor import ActorHost
-    from stoker.runtime.worker.execute import Work
-    from stoker.runtime.worker.invoke import Outcome
+    from collections.abc import Awaitable, Callable
 
-SHUTDOWN = "__stoker_shutdown__"
-TERMINATE = "__stoker_terminate__"
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
+    from stoker_wire.http.client import Client
+    from stoker_wire.messages.cluster import ActorSpec
+
 FINISH_S = 10.0
 """How long calls that run in other threads or coroutines may take to finish."""
-END_S = 30.0
-"""How long all of it may take: those calls, ``__stoker_shutdown__`` and ``atexit``."""
 _POLL_S = 0.01
 _SEND_S = 5.0
 _REPORT_S = 60.0
@@ -90,12 +90,38 @@ def whereabouts() -> str:
     return "its constructor" if thread is threading.main_thread() else f"its thread {thread.name}"
 
 
-class ActorEnd:
-    """The end of this worker's actor, once."""
+class _Host(Protocol):
+    """The actor that ends."""
 
-    def __init__(self, host: ActorHost) -> None:
+    spec: ActorSpec
+    path: str
+    calls: CallTable
+
+    def method(self, name: str) -> Callable[..., Any] | None: ...
+    def stop(self) -> None: ...
+    def send(self, outcome: Outcome) -> None: ...
+
+
+class ActorEnd:
+    """The end of this worker's actor, once.
+
+    ``leave`` sends what is finished and closes the channels behind it.
+    """
+
+    def __init__(
+        self,
+        host: _Host,
+        io: IoThread,
+        gcs: Client,
+        peer_id: str,
+        leave: Callable[[], Awaitable[object]],
+    ) -> None:
         self.reason: Reason | None = None
         self._host = host
+        self._io = io
+        self._gcs = gcs
+        self._peer_id = peer_id
+        self._leave_cluster = leave
         self._lock = threading.Lock()
         self._leaving = False
         self._last: list[Outcome] = []
@@ -112,11 +138,11 @@ class ActorEnd:
             if self.reason is not None:
                 return False
             self.reason = reason
-        self._host.runtime.call_soon(self._not_for_ever)
+        self._io.call_soon(self._not_for_ever)
         self._host.stop()
         return True
 
-    def exited(self, work: Work, leave: SystemExit) -> None:
+    def exited(self, work: ReceivedCall, leave: SystemExit) -> None:
         """The code of a call raised ``SystemExit`` (any thread)."""
         self.begin(reason_of(leave, work.template.name, restart=True))
 
@@ -139,7 +165,7 @@ class ActorEnd:
             return False
         if not outcome.failed:
             self._last.append(outcome)
-        self._host.execution.running.pop(outcome.work.call.task_id, None)
+        self._host.calls.running.pop(outcome.work.call.task_id, None)
         return True
 
     # -- the main thread -------------------------------------------------------------------------
@@ -147,7 +173,7 @@ class ActorEnd:
     def await_calls(self) -> None:
         """Let the calls that run in other threads finish; their callers get what they return."""
         until_s = time.monotonic() + FINISH_S
-        while self._host.execution.running and time.monotonic() < until_s:
+        while self._host.calls.running and time.monotonic() < until_s:
             time.sleep(_POLL_S)
 
     def hook(self) -> Any:
@@ -167,51 +193,45 @@ class ActorEnd:
         atexit._run_exitfuncs()
         with contextlib.suppress(Exception):
             flush_output()
-        self._host.runtime.call_soon(self._leave_soon)
+        self._io.call_soon(self._leave_soon)
         threading.Event().wait(_SEND_S + _REPORT_S + 5.0)
         os._exit(1)
 
     # -- the loop thread -------------------------------------------------------------------------
 
     def _not_for_ever(self) -> None:
-        self._host.runtime.loop.call_later(END_S, self._leave_soon)
+        self._io.loop.call_later(END_S, self._leave_soon)
 
     def _leave_soon(self) -> None:
         if not self._leaving:
             self._leaving = True
-            self._host.runtime.background.spawn(self._leave(), name="actor-end")
+            self._io.background.spawn(self._leave(), name="actor-end")
 
     async def _leave(self) -> None:
         """Send what is finished, tell the gcs why, end the process."""
         assert self.reason is not None
-        host, runtime = self._host, self._host.runtime
+        host = self._host
         try:
             for outcome in self._last:
-                host.execution.report(outcome)
+                host.send(outcome)
             await self._say_goodbye()
             report = ReportActor(
                 state=ActorState.DEAD,
                 incarnation=host.spec.incarnation,
-                worker_id=runtime.address.peer_id,
+                worker_id=self._peer_id,
                 error=self.reason.cause,
                 restart=self.reason.restart,
             )
             with contextlib.suppress(StokerError):  # of a life that is over, or nobody listens
-                await runtime.gcs.call("POST", host.path, report, timeout_s=_REPORT_S)
+                await self._gcs.call("POST", host.path, report, timeout_s=_REPORT_S)
         finally:
             os._exit(self.reason.exit_code)
 
     async def _say_goodbye(self) -> None:
         """Close the lines behind what was posted on them: the gcs ends this process once it knows."""
-        runtime = self._host.runtime
         with contextlib.suppress(StokerError, TimeoutError, OSError):
             async with asyncio.timeout(_SEND_S):
-                await self._host.execution.all_sent()
-                runtime.running = False
-                await runtime.tasks.close()
-                runtime.objects.flush()
-                await runtime.history.flush()
-                await runtime.peers.close_lines()  # its server would wait for handlers
+                await self._leave_cluster()
 
 
 async def _shown(hook: Any) -> None:

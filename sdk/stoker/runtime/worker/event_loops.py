@@ -11,26 +11,39 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import StokerError
 from stoker.runtime.worker import actor_exit
 from stoker.runtime.worker.actor_exit import left_by, reason_of
-from stoker.runtime.worker.invoke import failure, invoke_async
 from stoker_wire.process.event_loop import new_loop
 
 if TYPE_CHECKING:
-    from stoker.runtime.worker.actor import ActorHost
-    from stoker.runtime.worker.execute import Work
+    from stoker.runtime.worker.actor_exit import ActorEnd
+    from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
+    from stoker.runtime.worker.invoke import Invoker
 
 
 _BEGIN_S = 30.0
 
 
+class _Host(Protocol):
+    """The actor whose calls run on the loops."""
+
+    end: ActorEnd
+    calls: CallTable
+    invoker: Invoker
+
+    @property
+    def is_up(self) -> bool: ...
+    def callable_of(self, work: ReceivedCall) -> Callable[..., Any]: ...
+    def report(self, outcome: Outcome) -> None: ...
+
+
 class GroupLoop:
     """One concurrency group's event loop; at most ``limit`` of its calls are inside at once."""
 
-    def __init__(self, host: ActorHost, limit: int) -> None:
+    def __init__(self, host: _Host, limit: int) -> None:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._host = host
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -56,7 +69,7 @@ class GroupLoop:
             for task in self.tasks.values():
                 task.cancel()
 
-    def _start(self, batch: list[Work]) -> None:
+    def _start(self, batch: list[ReceivedCall]) -> None:
         assert self._group is not None
         if self._over.is_set():
             return
@@ -64,27 +77,27 @@ class GroupLoop:
             task = self._group.create_task(self._run(work), name=work.template.name)
             self.tasks[work.call.task_id] = task
 
-    async def _run(self, work: Work) -> None:
-        host, execution = self._host, self._host.execution
+    async def _run(self, work: ReceivedCall) -> None:
+        host, calls = self._host, self._host.calls
         task_id = work.call.task_id
         began = time.perf_counter()
         try:
             async with self._gate:
-                if host.end.begun or execution.unstarted.pop(task_id, None) is None:
+                if host.end.begun or calls.unstarted.pop(task_id, None) is None:
                     return
-                execution.running[task_id] = work
-                outcome = await invoke_async(execution, work, host.callable_of(work))
+                calls.running[task_id] = work
+                outcome = await host.invoker.invoke_async(work, host.callable_of(work))
         except asyncio.CancelledError as error:
-            if host.end.begun or execution.unstarted.pop(task_id, None) is None:
+            if host.end.begun or calls.unstarted.pop(task_id, None) is None:
                 return
-            outcome = failure(execution, work, error, began)
+            outcome = host.invoker.failure(work, error, began)
         finally:
             self.tasks.pop(task_id, None)
         host.report(outcome)
 
     # -- any thread ------------------------------------------------------------------------------
 
-    def submit(self, batch: list[Work]) -> None:
+    def submit(self, batch: list[ReceivedCall]) -> None:
         """Start calls, in order."""
         self._tell(self._start, batch)
 
@@ -107,7 +120,7 @@ class GroupLoop:
                 self._loop.call_soon_threadsafe(what, *args)
 
 
-def start_thread(host: ActorHost, group: GroupLoop, name: str) -> threading.Thread:
+def start_thread(host: _Host, group: GroupLoop, name: str) -> threading.Thread:
     """Run a group on a thread of its own; returns once it takes calls, StokerError if it never does."""
     begun = threading.Event()
     thread = threading.Thread(
@@ -123,7 +136,7 @@ def start_thread(host: ActorHost, group: GroupLoop, name: str) -> threading.Thre
     return thread
 
 
-def drive(host: ActorHost, work: Coroutine[Any, Any, None]) -> None:
+def drive(host: _Host, work: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end on a new loop of the calling thread.
 
     A ``SystemExit`` in a task that user code made leaves the loop: it ends the actor, in order. So

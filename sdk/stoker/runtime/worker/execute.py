@@ -1,33 +1,29 @@
-"""The worker's half: takes calls from lines, runs them on the main thread, sends results back.
+"""The worker's calls: taken from channels, run on the main thread, their results sent back.
 
 Three ways to run, chosen by what the worker is: tasks and sync actors one at a time on the main
 thread; threaded actors on pools; async actors on one event loop on the main thread. All share
-:class:`stoker.runtime.worker.invoke.Invocation` for what one call does.
+:class:`stoker.runtime.worker.invoke.Invoker` for what one call does.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import queue
-import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.net.task_events import nbytes_of
 from stoker.runtime.objects.borrowing import GRACE_S
 from stoker.runtime.serialization.exceptions import info_of
 from stoker.runtime.tasks.task_spec import TEMPLATES
-from stoker.runtime.worker.cancellation import Interruption
+from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
+from stoker.runtime.worker.cancellation import Cancellation
+from stoker.runtime.worker.invoke import Invoker
 from stoker.runtime.worker.output import flush_output
 from stoker_wire.data.spool import RANKS, TaskFacts, pack_facts
 from stoker_wire.ids import return_id
-from stoker_wire.messages.cluster import BlockLease, Lease
 from stoker_wire.messages.data import (
-    Call,
     Cancel,
     Credit,
     DataMessage,
@@ -40,76 +36,92 @@ from stoker_wire.messages.data import (
     Returned,
     Revoke,
     Run,
-    Template,
 )
 from stoker_wire.messages.work import TaskState
 
 if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
-    from stoker.runtime.worker.actor import ActorHost
-    from stoker.runtime.worker.invoke import Outcome
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
+    from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.net.task_events import TaskEvents
+    from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.tasks.pending import PendingCalls
+    from stoker.runtime.worker.actor_exit import ActorEnd
+    from stoker.runtime.worker.blocking import WorkerWaits
     from stoker_wire.data.channel import Channel
-    from stoker_wire.messages.common import RuntimeEnv
+    from stoker_wire.messages.cluster import ActorSpec, Lease
+    from stoker_wire.messages.common import Address, RuntimeEnv
+    from stoker_wire.messages.work import Actor
 
 _LONG_S = 0.1
 _SPENT_S = 5.0
 
 
-class Work:
-    """One call at this worker."""
+class _Actor(Protocol):
+    """The actor that this worker becomes."""
 
-    __slots__ = ("answered", "call", "interrupt", "line", "reported", "started_at_s", "template")
+    spec: ActorSpec
+    end: ActorEnd
+    instance: Any
 
-    def __init__(self, line: Channel, call: Call, template: Template) -> None:
-        self.line = line
-        self.call = call
-        self.template = template
-        self.started_at_s = 0.0
-        self.reported = False
-        self.answered = False
-        """Its caller was told how it ends, though it still runs."""
-        self.interrupt: StokerError | None = None
-        """Set once the task was told to stop: the error that it ends with."""
+    @property
+    def record(self) -> Actor: ...
+    def serve(self) -> None: ...
+    def take(self, batch: list[ReceivedCall]) -> None: ...
+    def interrupt(self, work: ReceivedCall) -> bool: ...
 
 
 class Execution:
     """All calls at this worker. Messages come in on the loop thread."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime = runtime
-        self.lease: Lease | None = None
-        self.actor: ActorHost | None = None
-        self.unstarted: dict[str, Work] = {}
-        """Popped by whoever gets there first: the main thread to run, the loop to give back."""
-        self.running: dict[str, Work] = {}
-        self.credits: dict[str, int] = {}
-        self.credit_changed = threading.Condition()
+    def __init__(
+        self,
+        identity: Identity,
+        address: Address,
+        io: IoThread,
+        clients: ClusterClients,
+        events: TaskEvents,
+        job: JobContext,
+        objects: ObjectStore,
+        pending: PendingCalls,
+        calls: CallTable,
+        waits: WorkerWaits,
+    ) -> None:
+        self.calls = calls
+        self.actor: _Actor | None = None
+        self.escaped: dict[str, tuple[Channel, Any]] = {}
+        """Refs inside results, held until their callers have borrowed them."""
+        self._identity = identity
+        self._address = address
+        self._io = io
+        self._clients = clients
+        self._events = events
+        self._job = job
+        self._objects = objects
+        self._waits = waits
         self._inbox: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._outcomes: list[Outcome] = []
         self._items: list[tuple[Channel, Item, list[Any]]] = []
         self._outcomes_awake = False
         self._early: list[tuple[Channel, Run]] = []
-        self.escaped: dict[str, tuple[Channel, Any]] = {}
         self._calls_of: dict[str, int] = {}
-        self.pid = os.getpid()
-        self._main = threading.main_thread().ident
-        self._waits: set[object] = set()
-        """One member per wait of the running task: its main thread's, its threads', its coroutines'."""
         self._retiring = False
         self._stopped = False
         self._sending: set[asyncio.Task[None]] = set()
         self._spent: asyncio.Task[None] | None = None
         """Tells the nodelet that this worker takes no more calls."""
-        self._told_blocked = False
-        self._telling = False
-        self.interruption = Interruption(self)
+        self.cancellation = Cancellation(io, events, pending, calls, self)
+        self.invoker = Invoker(
+            address, io, clients, job, objects.values, calls, self.cancellation, self.send_item
+        )
+        waits.on_blocked(self._give_all_back)
 
     # -- the main thread -------------------------------------------------------------------------
 
     def serve(self) -> None:
         """Run calls until :meth:`stop`; the main thread's whole life."""
-        from stoker.runtime.worker.invoke import invoke
-
+        self.cancellation.listen()
         while (task_id := self._inbox.get()) is not None:
             if task_id == _BECOME_ACTOR:
                 assert self.actor is not None
@@ -117,17 +129,15 @@ class Execution:
                 return
             if self._retiring:
                 continue  # it goes back with all that came too late
-            work = self.unstarted.pop(task_id, None)
+            work = self.calls.unstarted.pop(task_id, None)
             if work is not None:
-                self.running[task_id] = work
-                self.report(self._over(invoke(self, work)))
+                self.calls.running[task_id] = work
+                self.report(self._over(self.invoker.invoke(work)))
                 del work  # idle workers hold no arguments and no refs
 
     def _over(self, outcome: Outcome) -> Outcome:
         """A task of this worker ended: after the last one of ``max_calls``, nothing is started."""
-        if self._waits:  # of a thread that the task left behind
-            self._waits.clear()
-            self.runtime.call_soon(self._tell_blocked)
+        self._waits.task_ended()
         template = outcome.work.template
         if template.max_calls:
             count = self._calls_of[template.function] = self._calls_of.get(template.function, 0) + 1
@@ -141,9 +151,8 @@ class Execution:
 
     def take_lease(self, lease: Lease, env: RuntimeEnv | None) -> None:
         """Another lease, with this environment, has this worker (loop thread)."""
-        self.lease = lease
-        self._told_blocked = False
-        self.runtime.work_for(lease.job_id, env)
+        self._waits.lease_began()
+        self._job.take_lease(lease, env)
 
     def begin(self) -> None:
         """This worker knows what it is: take the calls that came before that (loop thread)."""
@@ -151,40 +160,21 @@ class Execution:
         for line, message in early:
             self._on_run(line, message)
 
-    def become(self, actor: ActorHost) -> None:
+    def become(self, actor: _Actor) -> None:
         """From now on this worker is an actor (loop thread)."""
         self.actor = actor
+        self._job.actor = actor.spec
+        self.invoker.on_exit = actor.end.exited
         self._inbox.put(_BECOME_ACTOR)
 
-    def next_call(self) -> Work | None:
+    def next_call(self) -> ReceivedCall | None:
         """Wait for the next call of a sync actor, in order; None at the end."""
         while (task_id := self._inbox.get()) is not None and not self._stopped:
-            work = self.unstarted.pop(task_id, None)
+            work = self.calls.unstarted.pop(task_id, None)
             if work is not None:
-                self.running[task_id] = work
+                self.calls.running[task_id] = work
                 return work
         return None
-
-    def on_task_thread(self) -> bool:
-        """Whether a wait of the calling thread gives the CPU back.
-
-        The main thread's does, and that of the threads that a task made.
-        """
-        if self.lease is None:
-            return False
-        return threading.get_ident() == self._main or (self.actor is None and bool(self.running))
-
-    @contextlib.contextmanager
-    def blocked(self) -> Iterator[None]:
-        """The task waits inside: others may have its CPU, and the calls behind it."""
-        wait = object()
-        self._waits.add(wait)
-        self.runtime.call_soon(self._tell_blocked)
-        try:
-            yield
-        finally:
-            self._waits.discard(wait)
-            self.runtime.call_soon(self._tell_blocked)
 
     def report(self, outcome: Outcome) -> None:
         """A call ended (any thread): its result leaves with all others of this moment."""
@@ -192,7 +182,7 @@ class Execution:
         self._outcomes.append(outcome)
         self._wake()
 
-    def send_item(self, work: Work, item: Item, refs: list[Any]) -> None:
+    def send_item(self, work: ReceivedCall, item: Item, refs: list[Any]) -> None:
         """A generator yielded a value with these refs inside (any thread)."""
         flush_output()
         self._items.append((work.line, item, refs))
@@ -201,7 +191,7 @@ class Execution:
     def _wake(self) -> None:
         if not self._outcomes_awake:
             self._outcomes_awake = True
-            self.runtime.loop.call_soon_threadsafe(self._flush)
+            self._io.loop.call_soon_threadsafe(self._flush)
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -213,12 +203,12 @@ class Execution:
             case Revoke():
                 self.give_back(line, message.task_ids)
             case Cancel():
-                self.interruption.on_cancel(message)
+                self.cancellation.on_cancel(message)
             case Credit():
-                if message.task_id in self.running:  # else it would stay for ever
-                    with self.credit_changed:
-                        self.credits[message.task_id] = message.consumed
-                        self.credit_changed.notify_all()
+                if message.task_id in self.calls.running:  # else it would stay for ever
+                    with self.calls.credit_changed:
+                        self.calls.credits[message.task_id] = message.consumed
+                        self.calls.credit_changed.notify_all()
             case Release():
                 for task_id in message.task_ids:
                     self.escaped.pop(task_id, None)
@@ -226,79 +216,60 @@ class Execution:
                 return
 
     def _on_run(self, line: Channel, message: Run) -> None:
-        if self.lease is None:
+        if self._job.lease is None:
             # A caller may be quicker than the nodelet's word on what this worker is.
             self._early.append((line, message))
             return
         for template in message.templates:
             line.templates.pop(template.number, None)  # the last that came is the last to go
             line.templates[template.number] = template
-        batch = [Work(line, call, line.templates[call.template]) for call in message.calls]
+        batch = [ReceivedCall(line, call, line.templates[call.template]) for call in message.calls]
         while len(line.templates) > TEMPLATES:
             del line.templates[next(iter(line.templates))]
         for work in batch:
-            self.unstarted[work.call.task_id] = work
+            self.calls.unstarted[work.call.task_id] = work
             if work.template.timeout_s:
-                self.runtime.loop.call_later(
-                    work.template.timeout_s, self.interruption.on_timeout, work
+                self._io.loop.call_later(
+                    work.template.timeout_s, self.cancellation.on_timeout, work
                 )
         if self.actor is not None:
             self.actor.take(batch)
-        elif self._retiring and self.running:
+        elif self._retiring and self.calls.running:
             pass  # they go back with its last result
         elif self._retiring:
             back = self._refuse(line, [w.call.task_id for w in batch])
-            self.runtime.background.spawn(back, name="refuse")
-        elif self._waits:
+            self._io.background.spawn(back, name="refuse")
+        elif self._waits.any:
             self.give_back(line, [w.call.task_id for w in batch])
         else:
             for work in batch:
                 self.enqueue(work)
 
-    def enqueue(self, work: Work) -> None:
+    def enqueue(self, work: ReceivedCall) -> None:
         """Hand a call to the main thread (any thread)."""
         self._inbox.put(work.call.task_id)
 
     def give_back(self, line: Channel, task_ids: list[str]) -> None:
         if self.actor is not None:
             return  # an actor's calls have nowhere else to go
-        back = [i for i in task_ids if self.unstarted.pop(i, None) is not None]
+        back = [i for i in task_ids if self.calls.unstarted.pop(i, None) is not None]
         if back:
             line.post(Returned(back))
 
-    def _tell_blocked(self) -> None:
-        if self._waits and self.actor is None:
+    def _give_all_back(self) -> None:
+        """Give back what waits behind a task that waits."""
+        if self.actor is None:
             by_line: dict[Channel, list[str]] = {}
-            for task_id, work in list(self.unstarted.items()):
+            for task_id, work in list(self.calls.unstarted.items()):
                 by_line.setdefault(work.line, []).append(task_id)
             for line, task_ids in by_line.items():
                 self.give_back(line, task_ids)
-        if not self._telling:
-            self._telling = True
-            self.runtime.background.spawn(self._tell_scheduler(), name="blocked")
 
-    async def _tell_scheduler(self) -> None:
-        """Tell the scheduler the latest truth until it has it; quick changes are skipped."""
-        try:
-            while self.lease is not None and self._told_blocked != (blocked := bool(self._waits)):
-                try:
-                    await self.runtime.services.scheduler_call(
-                        f"/v1/leases/{self.lease.lease_id}/blocked",
-                        BlockLease(blocked=blocked),
-                        None,
-                        timeout_s=10,
-                    )
-                except StokerError:
-                    return
-                self._told_blocked = blocked
-        finally:
-            self._telling = False
-
-    def answer(self, work: Work, failed: Failed) -> None:
+    def answer(self, work: ReceivedCall, failed: Failed) -> None:
         """Tell the caller of a call how it ends, before it does (loop thread)."""
         call = work.call
         self._note(work, failed, time.time())
-        self.runtime.history.write()
+        self._events.write()
         work.line.post(Done([Result(call.task_id, call.attempt, (failed,))]))
 
     def _flush(self) -> None:
@@ -313,13 +284,11 @@ class Execution:
         for outcome in outcomes:
             by_line.setdefault(outcome.work.line, []).append(outcome)
         for line, theirs in by_line.items():
-            if self._retiring or self.runtime.objects.borrowing.under_way(line):
+            if self._retiring or self._objects.borrowing.under_way(line):
                 # The caller stops holding what it passed once it has the result: owners must know
                 # of the refs that were kept here before that. And it gives the lease back: the
                 # nodelet must know before that what this worker is good for.
-                sending = self.runtime.background.spawn(
-                    self._send_later(line, theirs), name="results"
-                )
+                sending = self._io.background.spawn(self._send_later(line, theirs), name="results")
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
             else:
@@ -332,7 +301,7 @@ class Execution:
             await asyncio.wait(self._sending)
 
     async def _send_later(self, line: Channel, outcomes: list[Outcome]) -> None:
-        await self.runtime.objects.borrowing.acknowledged(line)
+        await self._objects.borrowing.acknowledged(line)
         if self._retiring:
             await self._tell_spent()
         self._send(line, outcomes)
@@ -340,15 +309,15 @@ class Execution:
     async def _tell_spent(self) -> None:
         """Have the nodelet give this worker no other lease, and end it when that is safe."""
         if self._spent is None:
-            self._spent = self.runtime.background.spawn(self._spend(), name="spent")
+            self._spent = self._io.background.spawn(self._spend(), name="spent")
         await asyncio.wait([self._spent])
 
     async def _spend(self) -> None:
-        node = self.runtime.node
+        node = self._identity.node
         assert node is not None
-        path = f"/v1/workers/{self.runtime.identity.peer_id}/spent"
+        path = f"/v1/workers/{self._identity.peer_id}/spent"
         try:
-            client = self.runtime.services.client_of(node.url)
+            client = self._clients.client_of(node.url)
             await client.call("POST", path, timeout_s=_SPENT_S)
         except StokerError:
             self._spent = None  # tried again when another lease brings calls here
@@ -364,8 +333,8 @@ class Execution:
         for outcome in outcomes:
             work = outcome.work
             call, result = work.call, outcome.result
-            self.running.pop(call.task_id, None)
-            self.credits.pop(call.task_id, None)
+            self.calls.running.pop(call.task_id, None)
+            self.calls.credits.pop(call.task_id, None)
             if outcome.escaped:
                 result.escaped = True
                 self.escaped[call.task_id] = (line, outcome.escaped)
@@ -379,16 +348,16 @@ class Execution:
                 )
             results.append(result)
         # Before the caller may act on it: it may end this process next.
-        self.runtime.history.write()
+        self._events.write()
         line.post(Done(results))
-        if self._retiring and not self.running:
+        if self._retiring and not self.calls.running:
             line.post(Retire())
-            for task_id, work in list(self.unstarted.items()):
+            for task_id, work in list(self.calls.unstarted.items()):
                 self.give_back(work.line, [task_id])
 
     def _note(
         self,
-        work: Work,
+        work: ReceivedCall,
         failed: Failed | None = None,
         ended_at_s: float | None = None,
         result_nbytes: int = 0,
@@ -396,7 +365,7 @@ class Execution:
         """Tell the history how a call ended, or that it runs; called for each, so it is short."""
         if not work.template.history:
             return
-        call, address = work.call, self.runtime.address
+        call, address = work.call, self._address
         state = TaskState.FINISHED if ended_at_s else TaskState.RUNNING
         if failed is not None:
             cancelled = failed.code == TaskCancelledError.code
@@ -414,32 +383,32 @@ class Execution:
         row = (
             call.task_id,
             call.attempt,
-            work.line.job_id or self.runtime.job_id,
+            work.line.job_id or self._job.job_id,
             state,
             work.template.name,
             address.node_id,
-            self.lease.actor_id if self.lease is not None else "",
+            self._job.lease.actor_id if self._job.lease is not None else "",
             RANKS[state],
             pack_facts(facts),
         )
-        self.runtime.history.add_row(row)
+        self._events.add_row(row)
 
     def tick(self) -> None:
         """Ten times a second: report calls that run long, while they run."""
         horizon = time.time() - _LONG_S
-        for work in list(self.running.values()):
+        for work in list(self.calls.running.values()):
             if not work.reported and not work.answered and 0 < work.started_at_s < horizon:
                 work.reported = True
                 self._note(work)
-        self.runtime.history.write()
+        self._events.write()
 
     def lost_line(self, line: Channel) -> None:
         """A caller is gone: nobody waits for its calls that have not started."""
-        for task_id, work in list(self.unstarted.items()):
+        for task_id, work in list(self.calls.unstarted.items()):
             if work.line is line:
-                self.unstarted.pop(task_id, None)
+                self.calls.unstarted.pop(task_id, None)
         # Only its line may be cut: it borrows what it was given on another one then.
-        self.runtime.loop.call_later(GRACE_S, self._forget_escaped, line)
+        self._io.loop.call_later(GRACE_S, self._forget_escaped, line)
 
     def _forget_escaped(self, line: Channel) -> None:
         for task_id, (caller, _) in list(self.escaped.items()):
@@ -449,12 +418,12 @@ class Execution:
     @property
     def runs(self) -> bool:
         """Whether this worker has calls that have not ended."""
-        return bool(self.running or self.unstarted)
+        return bool(self.calls.running or self.calls.unstarted)
 
     @property
     def busy(self) -> bool:
         """Whether this worker runs or holds anything that others need."""
-        return bool(self.running or self.unstarted or self.escaped)
+        return bool(self.calls.running or self.calls.unstarted or self.escaped)
 
 
 _BECOME_ACTOR = "become-actor"

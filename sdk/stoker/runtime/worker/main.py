@@ -11,12 +11,12 @@ import os
 import msgspec
 from aiohttp import web
 
-from stoker.api.init import LocalNode
-from stoker.runtime.runtime import Identity, Runtime
+from stoker.runtime.actors.info import ActorPayload
+from stoker.runtime.identity import Identity, LocalNode
+from stoker.runtime.runtime import Runtime
 from stoker.runtime.session import CELL
 from stoker.runtime.worker.actor import ActorHost
 from stoker.runtime.worker.execute import Execution
-from stoker.runtime.worker.invoke import ActorPayload
 from stoker.runtime.worker.output import mark_output
 from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
@@ -55,40 +55,43 @@ def main(boot: WorkerBoot) -> None:
     host = boot.nodelet_url.split("//", 1)[-1].rsplit(":", 1)[0]
     identity = Identity(
         peer_id=boot.worker_id,
-        job_id=boot.job_id,
-        namespace="",
         gcs_url=boot.gcs_url,
         token=boot.token,
+        host_id=host_identity.host_id(),
         node=LocalNode(boot.node_id, boot.nodelet_url, boot.arena_dir, boot.session_dir),
         socket_path=boot.socket_path,
         tcp_host=None if is_loopback(host) else host,
         is_worker=True,
     )
-    runtime = Runtime(identity, Settings.from_env())
+    runtime = Runtime(identity, Settings.from_env(), job_id=boot.job_id)
     CELL.runtime = runtime
-    runtime.execution = Execution(runtime)
     mark_output()
-    worker = _Worker(runtime, runtime.execution)
+    worker = _Worker(runtime)
     runtime.start({("POST", "/v1/assign"): worker.assign, ("POST", "/v1/retire"): worker.retire})
-    runtime.run(worker.register(boot), _REGISTER_S)
-    runtime.execution.serve()
+    runtime.io.run(worker.register(boot), _REGISTER_S)
+    assert runtime.worker is not None
+    runtime.worker.serve()
     runtime.stop()
 
 
 class _Worker:
     """What the nodelet may ask of a worker."""
 
-    def __init__(self, runtime: Runtime, execution: Execution) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._execution = execution
+
+    @property
+    def _execution(self) -> Execution:
+        assert self._runtime.worker is not None
+        return self._runtime.worker
 
     async def register(self, boot: WorkerBoot) -> None:
         """Tell the nodelet where this worker listens; learn what it is for."""
-        setup = await self._runtime.services.client_of(boot.nodelet_url).call(
+        setup = await self._runtime.clients.client_of(boot.nodelet_url).call(
             "POST",
             "/v1/workers/register",
             RegisterWorker(
-                worker_id=boot.worker_id, pid=os.getpid(), address=self._runtime.address
+                worker_id=boot.worker_id, pid=os.getpid(), address=self._runtime.channels.address
             ),
             reply=WorkerSetup,
             timeout_s=_REGISTER_S,
@@ -106,7 +109,7 @@ class _Worker:
         entries = list(runtime.objects.table.entries.values())
         # What handles of others hold is the actor, which is counted by itself while it lives.
         held = sum(bool(e.borrowers) and e.object_id not in runtime.actors.lives for e in entries)
-        tasks, actors = len(runtime.tasks.pending), runtime.actors.owned_alive()
+        tasks, actors = len(runtime.pending), runtime.actors.owned_alive()
         if held or tasks or actors or self._execution.busy:
             why = (
                 f"worker {runtime.identity.peer_id} owns {held} borrowed objects, {tasks} unfinished "
@@ -131,5 +134,16 @@ class _Worker:
         self._execution.take_lease(lease, setup.runtime_env)
         if setup.actor is not None and self._execution.actor is None:
             payload = msgspec.msgpack.decode(setup.actor.payload, type=ActorPayload)
-            self._execution.become(ActorHost(self._execution, setup.actor, payload))
+            runtime = self._runtime
+            host = ActorHost(
+                setup.actor,
+                payload,
+                self._execution,
+                runtime.io,
+                runtime.clients.gcs,
+                runtime.job,
+                runtime.identity.peer_id,
+                runtime.leave,
+            )
+            self._execution.become(host)
         self._execution.begin()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from stoker.exceptions import StokerError, UnavailableError
-from stoker.runtime.driver.printing import Printer
+from stoker.runtime.printing import Printer
+from stoker.runtime.serialization.exceptions import failed_with
 from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
 
@@ -57,58 +58,62 @@ class Driver:
             namespace=namespace,
             runtime_env=env,
         )
-        job = runtime.run(
-            runtime.gcs.call("POST", "/v1/jobs/attach", attach, reply=Job, timeout_s=_CALL_S),
+        job = runtime.io.run(
+            runtime.clients.gcs.call(
+                "POST", "/v1/jobs/attach", attach, reply=Job, timeout_s=_CALL_S
+            ),
             _CALL_S + 1,
         )
         self._submitted = job.submitted
-        runtime.join_job(job)
+        runtime.job.join(job)
 
     def check_scheduler(self) -> None:
         """Raise UnavailableError if this process cannot reach the scheduler that leads."""
         runtime = self._runtime
         within_s = runtime.settings.leader_ttl_s + _ELECTION_S
-        runtime.run(runtime.services.reach_scheduler(within_s), within_s + _CALL_S)
+        runtime.io.run(runtime.clients.reach_scheduler(within_s), within_s + _CALL_S)
 
     def begin(self, *, follow_logs: bool) -> None:
         """Hold the session that says that this driver lives; show output if wanted."""
         runtime = self._runtime
         if not self._submitted:
-            runtime.call_soon(self._hold_session)
+            runtime.io.call_soon(self._hold_session)
         if follow_logs:
             self._printer = Printer()
-            runtime.call_soon(self._show_output)
+            runtime.io.call_soon(self._show_output)
 
     def watch_head(self, head: LocalCluster) -> None:
         """Fail what waits if the cluster that ``init()`` started dies under this driver."""
         runtime = self._runtime
-        runtime.call_soon(
-            lambda: runtime.background.spawn(self._until_head_ends(head), name="head")
+        runtime.io.call_soon(
+            lambda: runtime.io.background.spawn(self._until_head_ends(head), name="head")
         )
 
     async def _until_head_ends(self, head: LocalCluster) -> None:
         while head.is_alive():  # noqa: ASYNC110 (the end of a process is no event here)
             await asyncio.sleep(_HEAD_S)
-        if self._runtime.running:
-            self._runtime.lose_cluster(
-                UnavailableError(
-                    "the local cluster is gone\n"
-                    f"its head (pid {head.pid}) ended, see {head.log_path}\n"
-                    "call stoker.shutdown() and stoker.init() to go on"
+        if self._runtime.io.running:
+            self._runtime.pending.lose_cluster(
+                failed_with(
+                    UnavailableError(
+                        "the local cluster is gone\n"
+                        f"its head (pid {head.pid}) ended, see {head.log_path}\n"
+                        "call stoker.shutdown() and stoker.init() to go on"
+                    )
                 )
             )
 
     def _hold_session(self) -> None:
-        self._runtime.background.spawn(self._session(), name="session")
+        self._runtime.io.background.spawn(self._session(), name="session")
 
     def _show_output(self) -> None:
-        self._following = self._runtime.background.spawn(self._follow_logs(), name="logs")
+        self._following = self._runtime.io.background.spawn(self._follow_logs(), name="logs")
 
     async def _session(self) -> None:
         runtime = self._runtime
-        while runtime.running:
+        while runtime.io.running:
             with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
-                line = await runtime.gcs.ws(f"/v1/jobs/{runtime.job_id}/session")
+                line = await runtime.clients.gcs.ws(f"/v1/jobs/{runtime.job.job_id}/session")
                 async with line:
                     async for _ in line:
                         continue
@@ -116,10 +121,10 @@ class Driver:
 
     async def _follow_logs(self) -> None:
         runtime = self._runtime
-        path = f"/v1/jobs/{runtime.job_id}/worker-logs"
-        while runtime.running:
+        path = f"/v1/jobs/{runtime.job.job_id}/worker-logs"
+        while runtime.io.running:
             with contextlib.suppress(StokerError):
-                stream = runtime.gcs.stream(
+                stream = runtime.clients.gcs.stream(
                     path, item=LogLine, query={"follow": 1}, silence_s=_SILENCE_S
                 )
                 async with aclosing(stream) as lines:
@@ -150,7 +155,7 @@ class Driver:
         if self._printer is not None:
             if reachable:
                 with contextlib.suppress(StokerError):
-                    runtime.run(self._show_last_lines(), _LAST_LINES_S + 1)
+                    runtime.io.run(self._show_last_lines(), _LAST_LINES_S + 1)
             self._printer.close(_LAST_LINES_S)
         runtime.objects.unseen.job_ends()
         if self._submitted or not reachable:
@@ -159,10 +164,12 @@ class Driver:
         message = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
         # After a KeyboardInterrupt Python ends itself by the signal, without an exit code.
         if exits and not isinstance(error, KeyboardInterrupt):
-            from stoker.runtime.driver.exit_code import tell_exit_code
+            from stoker.runtime.exit_code import tell_exit_code
 
-            gcs_url, job_id = runtime.identity.gcs_url, runtime.job_id
-            if tell_exit_code(gcs_url, token=runtime.token, job_id=job_id, message=message):
+            gcs_url, job_id = runtime.identity.gcs_url, runtime.job.job_id
+            if tell_exit_code(
+                gcs_url, token=runtime.identity.token, job_id=job_id, message=message
+            ):
                 return
         finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
         if error is not None:
@@ -171,10 +178,10 @@ class Driver:
                 exit_code=1,
                 message=message,
             )
-        work = runtime.gcs.call(
-            "POST", f"/v1/jobs/{runtime.job_id}/finish", finish, timeout_s=_FINISH_S
+        work = runtime.clients.gcs.call(
+            "POST", f"/v1/jobs/{runtime.job.job_id}/finish", finish, timeout_s=_FINISH_S
         )
-        runtime.run(work, _FINISH_S + 1)
+        runtime.io.run(work, _FINISH_S + 1)
 
     async def _show_last_lines(self) -> None:
         """Show what the workers have printed up to now and what was not shown yet."""
@@ -185,8 +192,8 @@ class Driver:
         failure = ""
         try:
             async with asyncio.timeout(_LAST_LINES_S):
-                stream = runtime.gcs.stream(
-                    f"/v1/jobs/{runtime.job_id}/worker-logs",
+                stream = runtime.clients.gcs.stream(
+                    f"/v1/jobs/{runtime.job.job_id}/worker-logs",
                     item=LogLine,
                     body=LogCursors(cursors=self._cursors),
                     silence_s=_LAST_LINES_S,
@@ -202,5 +209,5 @@ class Driver:
             _log.warning(
                 "the last output of the workers is missing: %s (see: stoker logs --workers %s)",
                 failure,
-                runtime.job_id,
+                runtime.job.job_id,
             )

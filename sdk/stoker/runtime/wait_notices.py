@@ -9,19 +9,26 @@ them as long as it likes. Workers say nothing: their driver waits for them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError
-from stoker.runtime.driver.printing import tell
+from stoker.runtime.objects.table import describe_wait
+from stoker.runtime.printing import tell
 from stoker.runtime.tasks.task_spec import PendingTask, Phase, missing_dep
 from stoker_wire.messages.control import Explanation, Fit
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
+    from stoker.runtime.actors.calls import ActorCalls
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.job import JobContext
     from stoker.runtime.objects.table import Entry
-    from stoker.runtime.runtime import Runtime
+    from stoker.runtime.objects.waiters import ThreadWaiter
+    from stoker.runtime.tasks.leases import Leases
+    from stoker_wire.http.client import Client
 
 _EXPLAIN_S = 5.0
 _NAMES = 3
@@ -29,7 +36,7 @@ _LOOKED_AT = 10_000
 """How many objects of one wait are looked at."""
 
 
-class Wait:
+class _Wait:
     """One wait: what does it, for which objects, since when."""
 
     __slots__ = ("began_s", "due_s", "entries", "what")
@@ -41,51 +48,90 @@ class Wait:
         self.due_s = self.began_s + due_s
 
 
-class Notices:
-    """The waits of this driver."""
+class DriverWaits:
+    """The waits of this driver: a :class:`~stoker.runtime.objects.waiters.Waits`."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
-        self._after_s = runtime.settings.wait_notice_s
-        self._waits: dict[Wait, None] = {}
+    def __init__(self, notice_s: float) -> None:
+        self.notice_s = notice_s
+        self.current: dict[_Wait, None] = {}
+
+    def wait(
+        self, waiter: ThreadWaiter, timeout_s: float | None, what: str, entries: Sequence[Entry]
+    ) -> bool:
+        """Wait for objects; False if the time passed."""
+        wait = _Wait(what, entries, self.notice_s)
+        self.current[wait] = None
+        try:
+            return waiter.wait(timeout_s)
+        except KeyboardInterrupt as stop:
+            _explain_interrupt(wait, stop)
+            raise
+        finally:
+            del self.current[wait]
+
+    async def wait_async(
+        self, future: asyncio.Future[None], what: str, entries: Sequence[Entry]
+    ) -> None:
+        """Wait for objects in a coroutine of a user's loop."""
+        wait = _Wait(what, entries, self.notice_s)
+        self.current[wait] = None
+        try:
+            await future
+        finally:
+            del self.current[wait]
+
+    def blocked(self) -> contextlib.AbstractContextManager[None]:
+        """Return nothing to wait inside of: a driver has no lease that others could use."""
+        return contextlib.nullcontext()
+
+
+def _explain_interrupt(wait: _Wait, stop: BaseException) -> None:
+    """Have the exception that ends a wait say what it waited for."""
+    missing = [e for e in wait.entries if e.place is None]
+    if missing:
+        took_s = time.monotonic() - wait.began_s
+        stop.add_note(
+            f"stoker: {wait.what} had waited {took_s:.1f} s for {len(missing)} of "
+            f"{len(wait.entries)} objects: " + describe_wait(missing).replace("\n", "; ")
+        )
+
+
+class WaitNotices:
+    """Looks at the waits that last, and says what holds them up."""
+
+    def __init__(
+        self,
+        waits: DriverWaits,
+        io: IoThread,
+        gcs: Client,
+        job: JobContext,
+        leases: Leases,
+        actors: ActorCalls,
+    ) -> None:
+        self._waits = waits
+        self._io = io
+        self._gcs = gcs
+        self._job = job
+        self._leases = leases
+        self._actors = actors
         self._said: set[Hashable] = set()
-
-    def begin(self, what: str, entries: Sequence[Entry]) -> Wait:
-        """A wait begins that did not end at once (any thread or loop)."""
-        wait = Wait(what, entries, self._after_s)
-        self._waits[wait] = None
-        return wait
-
-    def end(self, wait: Wait) -> None:
-        """It is over (any thread or loop)."""
-        del self._waits[wait]
-
-    def interrupted(self, wait: Wait, stop: BaseException) -> None:
-        """Have the exception that ends a wait say what it waited for."""
-        missing = [e for e in wait.entries if e.place is None]
-        if missing:
-            took_s = time.monotonic() - wait.began_s
-            stop.add_note(
-                f"stoker: {wait.what} had waited {took_s:.1f} s for {len(missing)} of "
-                f"{len(wait.entries)} objects: "
-                + self._runtime.describe_wait(missing).replace("\n", "; ")
-            )
 
     def tick(self) -> None:
         """Look at waits that last (loop thread)."""
-        if not self._waits or not self._after_s:
+        after_s = self._waits.notice_s
+        if not self._waits.current or not after_s:
             return
         now_s = time.monotonic()
-        for wait in list(self._waits):
+        for wait in list(self._waits.current):
             if wait.due_s <= now_s:
-                wait.due_s = now_s + self._after_s
+                wait.due_s = now_s + after_s
                 self._look(wait, now_s - wait.began_s)
 
-    def _look(self, wait: Wait, waited_s: float) -> None:
+    def _look(self, wait: _Wait, waited_s: float) -> None:
         for key, tasks in self._causes(wait.entries[:_LOOKED_AT]).items():
             if key not in self._said:
                 self._said.add(key)
-                self._runtime.background.spawn(self._say(wait.what, waited_s, tasks), name="notice")
+                self._io.background.spawn(self._say(wait.what, waited_s, tasks), name="notice")
 
     def _causes(self, entries: Iterable[Entry]) -> dict[Hashable, list[PendingTask]]:
         """Return the tasks that wait, by what holds them up; arguments are followed to their tasks."""
@@ -102,7 +148,7 @@ class Notices:
             if missing:
                 todo += missing
             elif task.spec.actor_id and task.phase is not Phase.SENT:
-                link = self._runtime.actors.known(task.spec.actor_id)
+                link = self._actors.known(task.spec.actor_id)
                 if link is None:
                     continue
                 if link.held is not None and (missed := missing_dep(link.held)) is not None:
@@ -126,13 +172,13 @@ class Notices:
             async with asyncio.timeout(_EXPLAIN_S):
                 why = await self._why(tasks)
         except (StokerError, TimeoutError):
-            why = self._runtime.tasks.reports.describe(tasks[0])
+            why = tasks[0].describe()
         if all(task.phase in (Phase.SENT, Phase.ENDED) for task in tasks):
             return  # it goes on meanwhile
         actors = {task.spec.actor_id for task in tasks}
         subject = tasks[0].spec.actor_id or tasks[0].task_id
         if len(tasks) > 1 and len(actors) != 1:
-            subject = self._runtime.job_id
+            subject = self._job.job_id
         line = (
             f"stoker: {what} has waited {waited_s:.0f} s for {_named(tasks)}: {why}. "
             f"More: stoker explain {subject}\n"
@@ -140,15 +186,15 @@ class Notices:
         tell(line)
 
     async def _why(self, tasks: list[PendingTask]) -> str:
-        first, gcs = tasks[0], self._runtime.gcs
+        first, gcs = tasks[0], self._gcs
         if first.spec.actor_id:
             told = await gcs.call(
                 "GET", f"/v1/actors/{first.spec.actor_id}/explain", reply=Explanation, retry=False
             )
             return _short(told)
-        reason = self._runtime.tasks.leases.broken(first.spec.demand_key)
+        reason = self._leases.broken(first.spec.demand_key)
         if reason or first.phase is not Phase.QUEUED:
-            return self._runtime.tasks.reports.describe(first)
+            return first.describe()
         told = await gcs.call(
             "POST", "/v1/explain", first.spec.demand, reply=Explanation, retry=False
         )

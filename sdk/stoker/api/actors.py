@@ -1,0 +1,127 @@
+"""``@stoker.remote`` on classes: what makes actors, gives their methods options, and ends them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from stoker.api.options import ActorOptions, MethodOptions, check_options, merged
+from stoker.exceptions import BadRequestError
+from stoker.runtime import session
+from stoker.runtime.actors.info import METHOD_OPTIONS, checked_groups
+
+if TYPE_CHECKING:
+    from stoker.runtime.actors.handle import ActorHandle
+    from stoker.runtime.runtime import Runtime
+
+C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def method(**options: Any) -> Callable[[F], F]:
+    """Give a method of a remote class options: ``@stoker.method(num_returns=2)``."""
+    checked = check_options(MethodOptions, options, what="@stoker.method")
+
+    def mark(function: F) -> F:
+        setattr(function, METHOD_OPTIONS, checked)
+        return function
+
+    return mark
+
+
+def exit_actor() -> NoReturn:
+    """End the actor whose code calls this, for good: it is not restarted. Does not return.
+
+    No further call of it begins. Those that run in other threads or coroutines have 10 s to finish.
+    Then ``__stoker_shutdown__`` of its class (a plain or an ``async`` method) and its process's
+    ``atexit`` handlers run; all of it may take 30 s. This call, those that wait, and all later ones raise
+    ``ActorDiedError``: "it ended itself". ``sys.exit()`` in a method does the same; with another code than
+    0 it is a failure, after which ``max_restarts`` applies.
+    ``BadRequestError`` outside of actors.
+    """
+    runtime: Runtime | None = session.maybe_runtime()
+    host = runtime.worker.actor if runtime is not None and runtime.worker is not None else None
+    if host is None:
+        raise BadRequestError(
+            "exit_actor() ends the actor whose code calls it, and this code runs in no actor\n"
+            "call it in a method of a remote class, or end an actor from outside with "
+            "stoker.kill(handle)"
+        )
+    from stoker.runtime.worker.actor_exit import left_by, whereabouts
+
+    host.end.begin(left_by(f"exit_actor() in {whereabouts()}"))
+    raise SystemExit(0)
+
+
+class ActorClass(Generic[C]):
+    """A class whose instances live in workers of their own. Made by ``@stoker.remote``."""
+
+    def __init__(self, cls: type[C], options: ActorOptions) -> None:
+        self._cls = cls
+        self._options = options
+        self.__name__ = cls.__name__
+        self.__qualname__ = cls.__qualname__
+        self.__doc__ = cls.__doc__
+        self.__module__ = cls.__module__
+        if options.concurrency_groups is not None:
+            checked_groups(cls, options)
+
+    def __mro_entries__(self, bases: tuple[object, ...]) -> tuple[type, ...]:
+        name = self._cls.__qualname__
+        raise TypeError(
+            f"{name} is a remote class, which has no subclasses: derive from {name}.cls, and "
+            "decorate the new class"
+        )
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle[C]:
+        """Start an actor; returns a handle at once, calls to it wait until it is up.
+
+        A name that is taken raises ``NameTakenError`` here (unless ``get_if_exists``).
+        """
+        try:
+            signature = inspect.signature(self._cls)
+        except ValueError:  # a class written in C that does not tell
+            signature = None
+        if signature is not None:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                name = self._cls.__qualname__
+                raise TypeError(f"{name}.remote(): {error}; it takes {signature}") from None
+        runtime: Runtime = session.runtime()
+        return runtime.actor_creator.create(self._cls, self._options, args, kwargs)
+
+    def options(self, **options: Any) -> ActorClass[C]:
+        """Return this class with other options; unknown ones are errors."""
+        what = f"remote class {self._cls.__qualname__}"
+        return ActorClass(self._cls, merged(self._options, options, what=what))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> C:
+        name = self._cls.__qualname__
+        raise TypeError(
+            f"{name} is a remote class: start an actor with {name}.remote(...), or make a plain "
+            f"instance with {name}.cls(...)"
+        )
+
+    @property
+    def cls(self) -> type[C]:
+        """The plain class."""
+        return self._cls
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the plain class: a constant, a static or class method."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return getattr(self._cls, name)
+        except AttributeError:
+            raise AttributeError(
+                f"remote class {self._cls.__qualname__} has no attribute {name!r}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<stoker.remote class {self.__qualname__}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorClass, (self._cls, self._options)

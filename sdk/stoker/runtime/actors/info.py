@@ -1,0 +1,146 @@
+"""What is known of an actor's class wherever a handle to it is: its methods, their options, its groups."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from stoker.api.options import ActorOptions, MethodOptions
+from stoker.api.parameters import Parameters, parameters_of
+from stoker.exceptions import BadRequestError
+
+METHOD_OPTIONS = "__stoker_method__"
+"""The attribute of a method that holds its options."""
+SHUTDOWN = "__stoker_shutdown__"
+TERMINATE = "__stoker_terminate__"
+END_S = 30.0
+"""How long an actor may take to end: the calls that run, ``__stoker_shutdown__`` and ``atexit``."""
+
+
+class ActorPayload(msgspec.Struct, frozen=True):
+    """The constructor's call, from an actor's creator to its worker, as a data frame; and how
+    many calls may run at once."""
+
+    frame: bytes
+    max_concurrency: int | None = None
+    concurrency_groups: dict[str, int] = {}
+    blob: bytes = b""
+    """The pickled class, unless it is large and lies in the gcs."""
+
+
+class MethodInfo(NamedTuple):
+    """What a handle must know of a method. ``parameters`` is None where any arguments may fit."""
+
+    options: MethodOptions
+    generates: bool
+    parameters: Parameters | None = None
+
+
+SYSTEM_METHODS = {
+    "__stoker_ready__": MethodInfo(MethodOptions(), generates=False),
+    TERMINATE: MethodInfo(MethodOptions(), generates=False),
+    "__stoker_call__": MethodInfo(MethodOptions(), generates=False),
+}
+"""What every actor has, whatever its class."""
+
+
+class HandleInfo:
+    """What a handle needs, wherever it is: names of methods and their options. Picklable."""
+
+    __slots__ = (
+        "actor_id",
+        "class_name",
+        "groups",
+        "job_id",
+        "max_pending_calls",
+        "max_task_retries",
+        "methods",
+        "unordered",
+    )
+
+    def __init__(
+        self,
+        actor_id: str,
+        class_name: str,
+        methods: dict[str, MethodInfo],
+        max_task_retries: int,
+        max_pending_calls: int,
+        groups: tuple[str, ...] = (),
+        job_id: str = "",
+        unordered: tuple[str, ...] = (),
+    ) -> None:
+        self.actor_id = actor_id
+        self.class_name = class_name
+        self.methods = methods
+        self.max_task_retries = max_task_retries
+        self.max_pending_calls = max_pending_calls
+        self.groups = groups
+        self.job_id = job_id
+        self.unordered = unordered
+        """The concurrency groups ('' is the default one) in which calls may start out of order."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HandleInfo, (
+            self.actor_id,
+            self.class_name,
+            self.methods,
+            self.max_task_retries,
+            self.max_pending_calls,
+            self.groups,
+            self.job_id,
+            self.unordered,
+        )
+
+
+def methods_of(cls: type) -> dict[str, MethodInfo]:
+    """Return the callable names of a class, with what a handle must know of each."""
+    found: dict[str, MethodInfo] = {}
+    for name, member in inspect.getmembers(cls, callable):
+        if name.startswith("__") and name != "__call__":
+            continue
+        generates = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
+        options = getattr(member, METHOD_OPTIONS, MethodOptions())
+        found[name] = MethodInfo(options, generates, parameters_of(cls, name))
+    return found
+
+
+def checked_groups(cls: type, options: ActorOptions) -> dict[str, int]:
+    """Return the concurrency groups of a class; a method's unknown group is an error."""
+    groups = dict(options.concurrency_groups or {})
+    for name, info in methods_of(cls).items():
+        check_group(f"method {cls.__qualname__}.{name}", info.options, groups)
+    return groups
+
+
+def unordered_groups(
+    cls: type, options: ActorOptions, groups: Mapping[str, int]
+) -> tuple[str, ...]:
+    """Return the concurrency groups ('' is the default one) in which calls may start out of order.
+
+    Unless the options say so, those in which several run at once.
+    """
+    every = {"": options.max_concurrency or (2 if is_async(cls) else 1), **groups}
+    wanted = options.allow_out_of_order_execution
+    return tuple(name for name, n in every.items() if (n > 1 if wanted is None else wanted))
+
+
+def is_async(cls: type) -> bool:
+    """Return whether instances run on an event loop: one method is a coroutine or async generator."""
+    return any(
+        inspect.iscoroutinefunction(m) or inspect.isasyncgenfunction(m)
+        for _, m in inspect.getmembers(cls, inspect.isfunction)
+    )
+
+
+def check_group(what: str, options: MethodOptions, groups: Iterable[str]) -> None:
+    """Raise if a method names a concurrency group that its class does not have."""
+    group, known = options.concurrency_group, sorted(groups)
+    if group and group not in known:
+        raise BadRequestError(
+            f"{what} names the concurrency group {group!r}, which the class does not have\n"
+            f"it has {known or 'none'}",
+            field="concurrency_groups",
+        )

@@ -1,0 +1,24 @@
+"""Which task the calling thread or coroutine runs."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import NamedTuple
+
+
+class TaskInfo(NamedTuple):
+    """The task that runs now."""
+
+    task_id: str
+    name: str
+    attempt: int
+    actor_id: str = ""
+
+
+current_task: ContextVar[TaskInfo | None] = ContextVar("stoker_task", default=None)
+
+
+def current_task_id() -> str:
+    """Return the id of the task that the calling thread or coroutine runs, or ''."""
+    info = current_task.get()
+    return info.task_id if info is not None else ""

@@ -1,0 +1,32 @@
+"""Who a process is to the others: fixed before it talks to anybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class LocalNode(NamedTuple):
+    """The nodelet whose shared memory this process can see."""
+
+    node_id: str
+    url: str
+    arena_dir: str
+    session_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A process's own id, the cluster that it talks to, and where it listens.
+
+    ``node`` is the nodelet with which it shares memory, if there is one on its machine.
+    """
+
+    peer_id: str
+    gcs_url: str
+    token: str
+    host_id: str
+    node: LocalNode | None
+    socket_path: str
+    tcp_host: str | None = None
+    is_worker: bool = False

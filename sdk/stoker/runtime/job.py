@@ -1,0 +1,110 @@
+"""Which job a process works for, and what the tasks and actors that it starts inherit of it.
+
+A driver is one job from ``init()`` on. A worker has the job of its lease, and asks the gcs for the
+rest of it when it must.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from stoker.runtime.environment.runtime_env import make_runtime_env, uploader
+from stoker.runtime.net.http import HttpClient
+from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.messages.work import Owner
+
+if TYPE_CHECKING:
+    from stoker.runtime.identity import Identity
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.clients import ClusterClients
+    from stoker_wire.messages.cluster import ActorSpec, Lease
+    from stoker_wire.messages.work import Job
+
+_JOB_S = 15.0
+
+
+class JobContext:
+    """The job of this process, and its lease if it is a worker."""
+
+    def __init__(
+        self, identity: Identity, io: IoThread, clients: ClusterClients, job_id: str = ""
+    ) -> None:
+        self._identity = identity
+        self._io = io
+        self._clients = clients
+        self.job_id = job_id
+        self.lease: Lease | None = None
+        self.actor: ActorSpec | None = None
+        """The actor that this worker is."""
+        self._namespace = ""
+        self._job_env: RuntimeEnv | None = None
+        self._lease_env: RuntimeEnv | None = None
+
+    def join(self, job: Job) -> None:
+        """Work for ``job`` from now on."""
+        self.job_id, self._namespace, self._job_env = job.job_id, job.namespace, job.runtime_env
+
+    def take_lease(self, lease: Lease, env: RuntimeEnv | None) -> None:
+        """Work for the job of a lease, whose ``env`` is what the worker's tasks inherit."""
+        self.lease, self._lease_env = lease, env
+        if lease.job_id != self.job_id:
+            self.job_id, self._namespace, self._job_env = lease.job_id, "", None
+
+    def owner(self) -> Owner:
+        """Return this process as the owner of the actors that it creates."""
+        lease, actor = self.lease, self.actor
+        if lease is None:
+            return Owner(peer_id=self._identity.peer_id)
+        return Owner(
+            peer_id=self._identity.peer_id,
+            node_id=lease.node_id,
+            node_incarnation=lease.node_incarnation,
+            actor_id=actor.actor_id if actor is not None else "",
+            incarnation=actor.incarnation if actor is not None else 0,
+        )
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the job's named actors (not on the loop thread of a worker)."""
+        self._env_of_job()
+        return self._namespace
+
+    def _env_of_job(self) -> RuntimeEnv:
+        if self._job_env is None:
+            actor_id = self.lease.actor_id if self.lease is not None else ""
+            self.join(self._io.run(self._clients.job_of(self.job_id, actor_id), _JOB_S))
+        assert self._job_env is not None
+        return self._job_env
+
+    def runtime_env_of(self, user: Any) -> RuntimeEnv:
+        """Return the environment of a task or actor that this process starts.
+
+        What its options do not name it has from the task or actor that starts it, in a driver from
+        the job. Variables are merged by name, ``py_modules`` and ``kernels`` are added.
+        """
+        base = self._lease_env or self._env_of_job()
+        if not user:
+            return base
+        given = self.uploaded_env(user)
+        return RuntimeEnv(
+            env_vars={**base.env_vars, **given.env_vars},
+            working_dir=given.working_dir or base.working_dir,
+            py_modules=(*base.py_modules, *given.py_modules),
+            pip=given.pip or base.pip,
+            preload=given.preload or base.preload,
+            sys_path=base.sys_path,
+            cwd=None if given.working_dir else base.cwd,
+            kernels=(*base.kernels, *(k for k in given.kernels if k not in base.kernels)),
+        )
+
+    def uploaded_env(self, user: Any) -> RuntimeEnv:
+        """Check a user's runtime_env, upload the folders that it names, return it as it travels."""
+        if not user:
+            return RuntimeEnv()
+        return make_runtime_env(user, uploader(self.http))
+
+    @functools.cached_property
+    def http(self) -> HttpClient:
+        """A synchronous client of the gcs, for user threads."""
+        return HttpClient(self._identity.gcs_url, token=self._identity.token)

@@ -1,0 +1,109 @@
+"""Which part of a runtime takes which message of its peers, and the news that one is gone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from stoker_wire.messages.data import (
+    Borrow,
+    Borrowed,
+    Cancel,
+    DataMessage,
+    Done,
+    Item,
+    Resolve,
+    Resolved,
+    Retire,
+    Returned,
+    Unborrow,
+)
+
+if TYPE_CHECKING:
+    from stoker.runtime.actors.calls import ActorCalls
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.tasks.pending import PendingCalls
+    from stoker.runtime.tasks.submitter import TaskSubmitter
+    from stoker_wire.data.channel import Channel
+
+
+class _Worker(Protocol):
+    """The calls of others at this process, if it is a worker."""
+
+    def on_message(self, line: Channel, message: DataMessage) -> None: ...
+    def lost_line(self, line: Channel) -> None: ...
+
+
+class MessageRouter:
+    """Hands messages on (loop thread)."""
+
+    def __init__(
+        self,
+        io: IoThread,
+        objects: ObjectStore,
+        pending: PendingCalls,
+        tasks: TaskSubmitter,
+        actors: ActorCalls,
+        worker: _Worker | None,
+    ) -> None:
+        self._io = io
+        self._objects = objects
+        self._pending = pending
+        self._tasks = tasks
+        self._actors = actors
+        self._worker = worker
+
+    def on_messages(self, line: Channel, messages: list[DataMessage]) -> None:
+        """Take the messages of one frame, in their order."""
+        for message in messages:
+            kind = type(message)
+            if kind is Done:
+                self._on_done(line, message)  # type: ignore[arg-type]
+            elif kind is Resolve:
+                self._objects.borrowing.on_resolve(line, message)  # type: ignore[arg-type]
+            elif kind is Resolved:
+                self._objects.borrowing.on_resolved(message)  # type: ignore[arg-type]
+            elif kind is Borrow:
+                self._objects.borrowing.on_borrow(line, message)  # type: ignore[arg-type]
+            elif kind is Borrowed:
+                self._objects.borrowing.on_borrowed(message)  # type: ignore[arg-type]
+            elif kind is Unborrow:
+                self._objects.borrowing.on_unborrow(line, message)  # type: ignore[arg-type]
+            elif kind is Returned:
+                self._tasks.on_returned(line, message.task_ids)  # type: ignore[union-attr]
+            elif kind is Item:
+                self._pending.on_item(line, message)  # type: ignore[arg-type]
+            elif kind is Retire:
+                self._tasks.on_retire(line)
+            elif kind is Cancel and message.task_id in self._pending.by_id:  # type: ignore[union-attr]
+                # Ours, and a borrower of its ref wants it stopped.
+                self._pending.cancel(
+                    message.task_id,  # type: ignore[union-attr]
+                    force=message.force,  # type: ignore[union-attr]
+                    recursive=message.recursive,  # type: ignore[union-attr]
+                )
+            elif self._worker is not None:
+                self._worker.on_message(line, message)
+
+    def _on_done(self, line: Channel, message: Done) -> None:
+        escaped: list[str] = []
+        pending = self._pending.by_id
+        for result in message.results:
+            if result.task_id not in pending:
+                self._objects.discard(result.returns)
+            if result.escaped:
+                escaped.append(result.task_id)
+        rest = self._actors.on_done(line, message.results)
+        if rest:
+            self._tasks.on_done(line, rest)
+        if escaped:
+            self._objects.borrowing.release(line, escaped)
+
+    def on_lost(self, line: Channel) -> None:
+        """Take the news that a channel closed."""
+        if self._io.running:
+            self._objects.borrowing.on_line_lost(line)
+            self._tasks.lost_line(line)
+            self._actors.lost_line(line)
+        if self._worker is not None:
+            self._worker.lost_line(line)

@@ -1,0 +1,152 @@
+"""The calls of this process that are not settled, of tasks and of actors alike.
+
+Whoever sends a call (see :class:`~stoker.runtime.tasks.task_spec.Submitter`) decides when and where;
+here is what is the same for all: refs for their results, settling them once, and forgetting them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from stoker.exceptions import StokerError, TaskCancelledError
+from stoker.runtime.objects.refs import ObjectRefGenerator
+from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.tasks.streams import Stream
+from stoker.runtime.tasks.task_spec import PendingTask, Phase
+from stoker_wire.ids import return_id
+from stoker_wire.messages.data import Cancel, Failed
+
+if TYPE_CHECKING:
+    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.net.channels import Channels
+    from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.tasks.status import TaskStatus
+    from stoker_wire.data.channel import Channel
+    from stoker_wire.messages.common import Address
+    from stoker_wire.messages.data import Item, Result
+
+
+class PendingCalls:
+    """All calls of this process that are not settled, by task id (``by_id``)."""
+
+    def __init__(
+        self, io: IoThread, channels: Channels, objects: ObjectStore, status: TaskStatus
+    ) -> None:
+        self._io = io
+        self._channels = channels
+        self._objects = objects
+        self.status = status
+        self.by_id: dict[str, PendingTask] = {}
+        self.lost: Failed | None = None
+        """Why nothing can run any more, once the cluster is gone."""
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def add(self, task: PendingTask) -> Any:
+        """Take a new call (any thread); return what ``.remote()`` returns.
+
+        That is a ref, a list of refs, None, or a generator of refs.
+        """
+        template = task.spec.template
+        result: Any
+        if template.streaming:
+            task.stream = Stream(task.task_id, self._io, self._objects, self.cancel_soon)
+            task.stream.completed_ref._entry.task = task
+            result = ObjectRefGenerator(task.stream)
+        else:
+            names = (return_id(task.task_id, i) for i in range(template.num_returns))
+            refs = [self._objects.new_ref(name) for name in names]
+            task.entries = tuple([ref._entry for ref in refs])
+            for entry in task.entries:
+                entry.task = task
+            result = refs[0] if len(refs) == 1 else refs or None
+        self.by_id[task.task_id] = task
+        return result
+
+    # -- the loop thread -------------------------------------------------------------------------
+
+    def complete(self, task: PendingTask, result: Result) -> None:
+        """Settle a call's results and forget it."""
+        self._forget(task)
+        settle = self._objects.settle
+        places = result.returns
+        if task.stream is not None:
+            failure = places[0] if places and isinstance(places[0], Failed) else None
+            task.stream.ended(result.nitems, failure)
+            return
+        if len(places) != len(task.entries) or (len(places) > 1 and type(places[0]) is Failed):
+            places = places[:1] * len(task.entries)
+        for entry, place in zip(task.entries, places, strict=True):
+            settle(entry, place)
+
+    def fail(self, task: PendingTask, failed: Failed, *, report: bool = True) -> None:
+        """Settle all results of a call with an error that its worker did not report."""
+        if task.task_id not in self.by_id:
+            return
+        if report:
+            self.status.ended(task, failed)
+        self._forget(task)
+        if task.stream is not None:
+            task.stream.ended(None, failed)
+        for entry in task.entries:
+            self._objects.settle(entry, failed)
+
+    def _forget(self, task: PendingTask) -> None:
+        self.by_id.pop(task.task_id, None)
+        if task.slot is not None:
+            task.slot.pop(task.task_id)
+        self._objects.values.free(task.args)
+        task.phase, task.slot, task.line, task.deps, task.nested = Phase.ENDED, None, None, (), ()
+
+    def on_item(self, line: Channel, message: Item) -> None:
+        """Take what a streaming task or method yielded."""
+        task = self.by_id.get(message.task_id)
+        if task is not None and task.stream is not None and task.attempt == message.attempt:
+            task.stream.produced(line, message.index, message.place)
+        else:
+            self._objects.discard([message.place])
+        if message.place.refs:
+            index = return_id(message.task_id, message.index)
+            self._objects.borrowing.release(line, [index])
+
+    def cancel(self, task_id: str, *, force: bool, recursive: bool) -> None:
+        """Stop a call; nothing to do where it is settled."""
+        task = self.by_id.get(task_id)
+        if task is not None:
+            task.cancelled = True
+            task.spec.submitter.cancel(task, force=force, recursive=recursive)
+
+    def cancel_children(self, parent_task_id: str, *, force: bool) -> None:
+        """Stop all calls that a task has submitted (``cancel(recursive=True)``)."""
+        for task in list(self.by_id.values()):
+            if task.parent_task_id == parent_task_id:
+                self.cancel(task.task_id, force=force, recursive=True)
+
+    def lose_cluster(self, failed: Failed) -> None:
+        """Fail what waits, and have all that comes fail: the cluster is gone for good."""
+        self.lost = self._objects.unseen.expected = failed
+        for task in list(self.by_id.values()):
+            self.fail(task, failed, report=False)
+
+    def close(self) -> None:
+        """End what is pending, so that nobody waits for ever."""
+        for task in list(self.by_id.values()):
+            text = f"task {task.spec.name} ({task.task_id}) ended with stoker.shutdown()"
+            self.fail(task, failed_with(TaskCancelledError(text)))
+
+    # -- any thread ------------------------------------------------------------------------------
+
+    def cancel_soon(self, task_id: str, *, force: bool = False, recursive: bool = True) -> None:
+        """Stop a call of this process, wherever it is."""
+        self._io.call_soon(lambda: self.cancel(task_id, force=force, recursive=recursive))
+
+    def cancel_at(self, owner: Address, task_id: str, *, force: bool, recursive: bool) -> None:
+        """Have another process stop a task that it submitted; nothing to do where that is gone."""
+
+        async def tell() -> None:
+            with contextlib.suppress(StokerError):
+                (await self._channels.channel(owner)).post(Cancel(task_id, force, recursive))
+
+        self._io.call_soon(lambda: self._io.background.spawn(tell(), name="cancel"))
