@@ -173,7 +173,7 @@ def left(cluster: Cluster, keeper: Any) -> dict[str, Any]:
     """What any process still holds of the rounds; {} if they left nothing."""
     gc.collect()
     mine = {k: n for k, n in table_sizes(runtime()).items() if n}
-    if mine.get("objects") == len(runtime().tasks.memo):
+    if mine.get("objects") == len(runtime().tasks.cache):
         del mine["objects"]
     if len(runtime().actors.lives) != 1:  # the keeper's
         mine["actors"] = len(runtime().actors.lives)

@@ -130,7 +130,7 @@ class _NoValues:
     def __init__(self, *parts: Any, **options: Any) -> None:
         pass
 
-    def free(self, place: Any, object_id: str) -> None:
+    def free(self, location: Any, object_id: str) -> None:
         pass
 
     def flush(self) -> None:
@@ -160,7 +160,7 @@ class Process:
         self.objects = ObjectStore(mine, self.address, settings, mine, mine, mine, mine, None, mine)
         table = _Table(self)
         self.objects.table = self.objects.borrowing._table = table
-        self.objects.borrowing.loans._table = table
+        self.objects.borrowing.borrows._table = table
 
     # what the shell asks of loop thread and channels
 
@@ -202,7 +202,7 @@ class Process:
         self.lines.remove(line)
         if self.alive:
             self.loop.call_later(GRACE_S, self._forget_escaped, line)
-            self.objects.borrowing.on_line_lost(line)
+            self.objects.borrowing.on_channel_closed(line)
             self.loop.call_later(GRACE_S, self._fail_calls, line)  # it asks first what happened
 
     def _fail_calls(self, line: Line) -> None:
@@ -254,16 +254,18 @@ class Process:
         self._count += 1
         ref = self.objects.new_ref(f"o_{self.address.peer_id}_{self._count}")
         ref._entry.children = tuple(children)
-        place = Inline(b"", (), tuple(wire_ref(r, self.address) for r in children))
+        location = Inline(b"", (), tuple(wire_ref(r, self.address) for r in children))
         if self.world.random.random() < 0.3:  # a task's result: it comes later
-            self.loop.call_later(self.world.random.uniform(0, 1), self._settle, ref._entry, place)
+            self.loop.call_later(
+                self.world.random.uniform(0, 1), self._settle, ref._entry, location
+            )
         else:
-            ref._entry.place = place
+            ref._entry.location = location
         return ref
 
-    def _settle(self, entry: Entry, place: Inline) -> None:
+    def _settle(self, entry: Entry, location: Inline) -> None:
         if self.alive:
-            self.objects.settle(entry, place)
+            self.objects.settle(entry, location)
 
     async def read(self, ref: ObjectRef[Any]) -> list[ObjectRef[Any]]:
         """Return the refs inside a value, or [] where its owner is dead."""
@@ -271,11 +273,11 @@ class Process:
         settled = self.loop.create_future()
         self.objects.when_settled(entry, lambda: settled.done() or settled.set_result(None))
         await settled
-        if not isinstance(entry.place, Inline):
+        if not isinstance(entry.location, Inline):
             self.world.refused(self, ref)
             return []
         adopt = self.objects.borrowing.adopt
-        return [adopt(r.object_id, r.owner) for r in entry.place.refs]
+        return [adopt(r.object_id, r.owner) for r in entry.location.refs]
 
     async def call(self, peer: Process, refs: list[ObjectRef[Any]]) -> list[ObjectRef[Any]]:
         """Call another process with refs inside the arguments; return those inside its result."""
@@ -367,7 +369,7 @@ class World:
         owner = ref._entry.owner or process.address
         if self.processes[owner.peer_id].alive and process.alive:
             self.unfair.append(
-                f"{process.address.peer_id} cannot read {ref.id}: {ref._entry.place}"
+                f"{process.address.peer_id} cannot read {ref.id}: {ref._entry.location}"
             )
 
     # life
@@ -440,17 +442,17 @@ class World:
         left = {}
         for process in self.living:
             borrowing = process.objects.borrowing
-            loans = borrowing.loans
+            borrows = borrowing.borrows
             counts = {
                 "entries": list(process.objects.table.entries),
-                "lent": [i for of in loans.lent.values() for i in of],
-                "borrowed": [e.object_id for of in loans.borrowed.values() for e in of],
-                "returning": list(loans.returning),
+                "lent": [i for of in borrows.lent.values() for i in of],
+                "borrowed": [e.object_id for of in borrows.borrowed.values() for e in of],
+                "returning": list(borrows.releasing),
                 "unacknowledged": list(borrowing.unacknowledged),
                 "opening": list(borrowing._opening),
                 "escaped": list(process.escaped),
                 "calls": list(process.calls),
-                "lines that ended": [x for x in (*loans.lent, *loans.borrowed) if x.closed],  # type: ignore[attr-defined]
+                "lines that ended": [x for x in (*borrows.lent, *borrows.borrowed) if x.closed],  # type: ignore[attr-defined]
             }
             found = {k: v for k, v in counts.items() if v}
             if found:

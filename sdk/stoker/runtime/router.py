@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class _Worker(Protocol):
     """The calls of others at this process, if it is a worker."""
 
-    def on_message(self, line: Channel, message: DataMessage) -> None: ...
-    def lost_line(self, line: Channel) -> None: ...
+    def on_message(self, channel: Channel, message: DataMessage) -> None: ...
+    def on_channel_closed(self, channel: Channel) -> None: ...
 
 
 class MessageRouter:
@@ -53,28 +53,28 @@ class MessageRouter:
         self._actors = actors
         self._worker = worker
 
-    def on_messages(self, line: Channel, messages: list[DataMessage]) -> None:
+    def on_messages(self, channel: Channel, messages: list[DataMessage]) -> None:
         """Take the messages of one frame, in their order."""
         for message in messages:
             kind = type(message)
             if kind is Done:
-                self._on_done(line, message)  # type: ignore[arg-type]
+                self._on_done(channel, message)  # type: ignore[arg-type]
             elif kind is Resolve:
-                self._objects.borrowing.on_resolve(line, message)  # type: ignore[arg-type]
+                self._objects.borrowing.on_resolve(channel, message)  # type: ignore[arg-type]
             elif kind is Resolved:
                 self._objects.borrowing.on_resolved(message)  # type: ignore[arg-type]
             elif kind is Borrow:
-                self._objects.borrowing.on_borrow(line, message)  # type: ignore[arg-type]
+                self._objects.borrowing.on_borrow(channel, message)  # type: ignore[arg-type]
             elif kind is Borrowed:
                 self._objects.borrowing.on_borrowed(message)  # type: ignore[arg-type]
             elif kind is Unborrow:
-                self._objects.borrowing.on_unborrow(line, message)  # type: ignore[arg-type]
+                self._objects.borrowing.on_unborrow(channel, message)  # type: ignore[arg-type]
             elif kind is Returned:
-                self._tasks.on_returned(line, message.task_ids)  # type: ignore[union-attr]
+                self._tasks.on_returned(channel, message.task_ids)  # type: ignore[union-attr]
             elif kind is Item:
-                self._pending.on_item(line, message)  # type: ignore[arg-type]
+                self._pending.on_item(channel, message)  # type: ignore[arg-type]
             elif kind is Retire:
-                self._tasks.on_retire(line)
+                self._tasks.on_retire(channel)
             elif kind is Cancel and message.task_id in self._pending.by_id:  # type: ignore[union-attr]
                 # Ours, and a borrower of its ref wants it stopped.
                 self._pending.cancel(
@@ -83,27 +83,27 @@ class MessageRouter:
                     recursive=message.recursive,  # type: ignore[union-attr]
                 )
             elif self._worker is not None:
-                self._worker.on_message(line, message)
+                self._worker.on_message(channel, message)
 
-    def _on_done(self, line: Channel, message: Done) -> None:
-        escaped: list[str] = []
+    def _on_done(self, channel: Channel, message: Done) -> None:
+        pinned: list[str] = []
         pending = self._pending.by_id
         for result in message.results:
             if result.task_id not in pending:
                 self._objects.discard(result.returns)
             if result.escaped:
-                escaped.append(result.task_id)
-        rest = self._actors.on_done(line, message.results)
+                pinned.append(result.task_id)
+        rest = self._actors.on_done(channel, message.results)
         if rest:
-            self._tasks.on_done(line, rest)
-        if escaped:
-            self._objects.borrowing.release(line, escaped)
+            self._tasks.on_done(channel, rest)
+        if pinned:
+            self._objects.borrowing.release_pinned(channel, pinned)
 
-    def on_lost(self, line: Channel) -> None:
+    def on_lost(self, channel: Channel) -> None:
         """Take the news that a channel closed."""
         if self._io.running:
-            self._objects.borrowing.on_line_lost(line)
-            self._tasks.lost_line(line)
-            self._actors.lost_line(line)
+            self._objects.borrowing.on_channel_closed(channel)
+            self._tasks.on_channel_closed(channel)
+            self._actors.on_channel_closed(channel)
         if self._worker is not None:
-            self._worker.lost_line(line)
+            self._worker.on_channel_closed(channel)

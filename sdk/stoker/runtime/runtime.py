@@ -151,4 +151,4 @@ class Runtime:
         await self.tasks.close()
         self.objects.flush()
         await self.events.flush()
-        await self.channels.close_lines()  # its server would wait for handlers
+        await self.channels.close_channels()  # its server would wait for handlers

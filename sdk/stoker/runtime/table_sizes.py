@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 def table_sizes(runtime: Runtime) -> dict[str, int]:
     """Return the sizes of a runtime's tables, by name."""
     borrowing, execution = runtime.objects.borrowing, runtime.worker
-    loans = borrowing.loans
+    borrows = borrowing.borrows
     sizes = {
         "objects": len(runtime.objects.table) - len(runtime.actors.lives),
-        "lent": sum(len(theirs) for theirs in loans.lent.values()),
-        "borrowed": sum(len(mine) for mine in loans.borrowed.values()),
-        "to announce": len(loans.fresh),
-        "to return": len(loans.returning),
+        "lent": sum(len(theirs) for theirs in borrows.lent.values()),
+        "borrowed": sum(len(mine) for mine in borrows.borrowed.values()),
+        "to announce": len(borrows.unannounced),
+        "to return": len(borrows.releasing),
         "unacknowledged": len(borrowing.unacknowledged),
         "pending tasks": len(runtime.pending),
         "queued tasks": sum(len(q.ready) for q in runtime.tasks.queues.values()),
@@ -26,8 +26,8 @@ def table_sizes(runtime: Runtime) -> dict[str, int]:
     if execution is not None:
         sizes |= {
             "running": len(execution.calls.running),
-            "unstarted": len(execution.calls.unstarted),
-            "escaped": len(execution.escaped),
+            "queued": len(execution.calls.queued),
+            "pinned": len(execution.pinned),
             "credits": len(execution.calls.credits),
         }
     return sizes

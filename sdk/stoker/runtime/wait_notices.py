@@ -87,7 +87,7 @@ class DriverWaits:
 
 def _explain_interrupt(wait: _Wait, stop: BaseException) -> None:
     """Have the exception that ends a wait say what it waited for."""
-    missing = [e for e in wait.entries if e.place is None]
+    missing = [e for e in wait.entries if e.location is None]
     if missing:
         took_s = time.monotonic() - wait.began_s
         stop.add_note(
@@ -137,14 +137,14 @@ class WaitNotices:
         """Return the tasks that wait, by what holds them up; arguments are followed to their tasks."""
         causes: dict[Hashable, list[PendingTask]] = {}
         seen: set[str] = set()
-        todo = [e.task for e in entries if e.place is None]
+        todo = [e.task for e in entries if e.location is None]
         while todo:
             task = todo.pop()
             if not isinstance(task, PendingTask) or task.task_id in seen:
                 continue
             seen.add(task.task_id)
             key: Hashable = None
-            missing = [d._entry.task for d in task.deps if d._entry.place is None]
+            missing = [d._entry.task for d in task.deps if d._entry.location is None]
             if missing:
                 todo += missing
             elif task.spec.actor_id and task.phase is not Phase.SENT:
@@ -153,7 +153,7 @@ class WaitNotices:
                     continue
                 if link.held is not None and (missed := missing_dep(link.held)) is not None:
                     todo.append(missed.task)  # an argument of its constructor
-                elif link.line is None or link.line.closed:
+                elif link.channel is None or link.channel.closed:
                     key = ("actor", link.name)
                 elif (ahead := link.calls.ahead_of(task)) is not None:
                     todo.append(ahead)

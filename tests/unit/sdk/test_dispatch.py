@@ -20,7 +20,7 @@ class Function:
 @dataclass(eq=False)
 class Task:
     task_id: str
-    alone: bool = False
+    exclusive: bool = False
     function: Function = field(default_factory=Function)
     flow: str = ""
 
@@ -28,17 +28,17 @@ class Task:
     def expected_s(self) -> float | None:
         return self.function.mean_s
 
-    def took(self, duration_s: float) -> None:
+    def record_duration(self, duration_s: float) -> None:
         self.function.mean_s = duration_s
 
 
-def queue_of(count: int, slots: int = 1, *, alone: bool = False) -> ClassQueue[Task]:
+def queue_of(count: int, slots: int = 1, *, exclusive: bool = False) -> ClassQueue[Task]:
     queue: ClassQueue[Task] = ClassQueue()
     for i in range(slots):
         queue.add_slot(f"l{i}", None, 0.0)
     function = Function()
     for i in range(count):
-        queue.ready.append(Task(f"t{i}", alone, function))
+        queue.ready.append(Task(f"t{i}", exclusive, function))
     return queue
 
 
@@ -51,7 +51,7 @@ def sent(queue: ClassQueue[Task], now_s: float = 0.0) -> dict[str, list[str]]:
 
 def teach(queue: ClassQueue[Task], duration_s: float) -> None:
     for task in queue.ready:
-        task.took(duration_s)
+        task.record_duration(duration_s)
 
 
 def test_the_first_call_goes_alone_because_its_length_is_unknown() -> None:
@@ -115,7 +115,7 @@ def test_closing_and_paused_slots_get_nothing() -> None:
 
 
 def test_a_call_that_stays_alone_shares_no_worker() -> None:
-    queue = queue_of(3, alone=True)
+    queue = queue_of(3, exclusive=True)
     teach(queue, 20e-6)
     assert sent(queue) == {"l0": ["t0"]}
     (slot,) = queue.slots.values()
@@ -128,7 +128,7 @@ def test_a_call_that_stays_alone_shares_no_worker() -> None:
 def test_nothing_is_sent_behind_a_lone_call_and_it_not_behind_others() -> None:
     queue = queue_of(2, slots=1)
     teach(queue, 20e-6)
-    queue.ready.append(Task("lone", alone=True, function=Function(20e-6)))
+    queue.ready.append(Task("lone", exclusive=True, function=Function(20e-6)))
     queue.ready.append(Task("after", function=Function(20e-6)))
     assert sent(queue) == {"l0": ["t0", "t1"]}
     (slot,) = queue.slots.values()
@@ -237,11 +237,11 @@ class Dispatching(RuleBasedStateMachine):
     def inflight(self) -> list[tuple[str, str]]:
         return [(s.lease_id, i) for s in self.queue.slots.values() for i in s.inflight]
 
-    @rule(alone=st.booleans(), count=st.integers(1, 20))
-    def submit(self, alone: bool, count: int) -> None:
+    @rule(exclusive=st.booleans(), count=st.integers(1, 20))
+    def submit(self, exclusive: bool, count: int) -> None:
         for _ in range(count):
             number = len(self.tasks) % 2
-            task = Task(f"t{len(self.tasks)}", alone, self.functions[number], f"flow {number}")
+            task = Task(f"t{len(self.tasks)}", exclusive, self.functions[number], f"flow {number}")
             self.tasks[task.task_id] = task
             self.queue.ready.append(task)
 
@@ -257,7 +257,7 @@ class Dispatching(RuleBasedStateMachine):
             assert not slot.closing
             assert not slot.paused
             assert len(slot.inflight) <= MAX_DEPTH
-            assert len(slot.inflight) == 1 or not any(t.alone for t in slot.inflight.values())
+            assert len(slot.inflight) == 1 or not any(t.exclusive for t in slot.inflight.values())
 
     @precondition(lambda self: self.inflight())
     @rule(data=st.data(), duration_s=st.sampled_from([1e-5, 1e-3, 0.1]))

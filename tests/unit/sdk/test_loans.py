@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.runtime.objects.borrow_table import Loans
+from stoker.runtime.objects.borrow_table import BorrowTable
 from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Borrow, Unborrow
@@ -15,45 +15,45 @@ from stoker_wire.messages.data import Borrow, Unborrow
 OWNER = Address("p_owner", "n", "h", "", "")
 
 
-def loans() -> Loans:
-    return Loans(ObjectTable())
+def borrows() -> BorrowTable:
+    return BorrowTable(ObjectTable())
 
 
 def test_what_is_lent_lives_until_it_is_returned() -> None:
-    mine = loans()
+    mine = borrows()
     entry = mine._table.create("o_1")
     assert mine.lend("line", Borrow(1, ["o_1", "o_gone"])) == ["o_gone"]
     assert mine.dropped([entry]) == []
-    assert mine.take_back("other", Unborrow(["o_1"], 1)) == [], "on the line of the loan only"
-    assert mine.take_back("line", Unborrow(["o_1", "o_gone"], 2)) == [entry]
+    assert mine.release("other", Unborrow(["o_1"], 1)) == [], "on the line of the loan only"
+    assert mine.release("line", Unborrow(["o_1", "o_gone"], 2)) == [entry]
     assert len(mine._table) == 0
 
 
 def test_a_message_that_comes_twice_is_done_once() -> None:
-    mine = loans()
+    mine = borrows()
     entry = mine._table.create("o_1")
     mine.lend("line", Borrow(1, ["o_1"]))
     mine.lend("line", Borrow(1, ["o_1"]))
     assert entry.borrowers == 1
-    mine.take_back("line", Unborrow(["o_1"], 2))
+    mine.release("line", Unborrow(["o_1"], 2))
     mine.lend("line", Borrow(3, ["o_1"]))
-    mine.take_back("line", Unborrow(["o_1"], 2))
+    mine.release("line", Unborrow(["o_1"], 2))
     assert entry.borrowers == 1, "the old word does not end the new loan"
     mine.lend("line", Borrow(1, ["o_1"]))
-    mine.take_back("line", Unborrow(["o_1"], 4))
+    mine.release("line", Unborrow(["o_1"], 4))
     assert entry.borrowers == 0, "and does not begin one"
 
 
 def test_a_peer_that_numbers_no_unborrow_is_heard() -> None:
-    mine = loans()
+    mine = borrows()
     entry = mine._table.create("o_1")
     mine.lend("line", Borrow(7, ["o_1"]))
-    mine.take_back("line", Unborrow(["o_1"]))
+    mine.release("line", Unborrow(["o_1"]))
     assert entry.borrowers == 0
 
 
 def test_a_lost_line_ends_its_own_loans_only() -> None:
-    mine = loans()
+    mine = borrows()
     entries = [mine._table.create(f"o_{i}") for i in range(3)]
     mine.lend("a", Borrow(1, ["o_0", "o_1"]))
     mine.lend("b", Borrow(1, ["o_1", "o_2"]))
@@ -68,48 +68,48 @@ def test_a_lost_line_ends_its_own_loans_only() -> None:
 
 
 def test_adopting_announces_once_and_dropping_returns_once() -> None:
-    mine = loans()
+    mine = borrows()
     entry = mine.adopt("o_1", OWNER)
     assert mine.adopt("o_1", OWNER) is entry
-    assert list(mine.fresh) == [entry]
-    assert mine.announce("line", mine.fresh) == Borrow(1, ["o_1"])
+    assert list(mine.unannounced) == [entry]
+    assert mine.announce("line", mine.unannounced) == Borrow(1, ["o_1"])
     assert mine.announce("line", [entry]) is None
     assert mine.dropped([entry]) == []
     assert mine.dropped([entry]) == [entry]
-    assert mine.give_back(["o_1", "o_other"]) == [("line", Unborrow(["o_1"], 2))]
-    assert mine.give_back(["o_1"]) == []
+    assert mine.send_releases(["o_1", "o_other"]) == [("line", Unborrow(["o_1"], 2))]
+    assert mine.send_releases(["o_1"]) == []
 
 
 def test_what_was_dropped_before_it_was_announced_is_nobodys_business() -> None:
-    mine = loans()
+    mine = borrows()
     entry = mine.adopt("o_1", OWNER)
     mine.dropped([entry])
     assert mine.announce("line", [entry]) is None
-    assert not mine.returning
+    assert not mine.releasing
 
 
 def test_what_is_adopted_again_before_it_was_returned_is_kept() -> None:
-    mine = loans()
+    mine = borrows()
     entry = mine.adopt("o_1", OWNER)
     mine.announce("line", [entry])
     mine.dropped([entry])
     again = mine.adopt("o_1", OWNER)
     assert again is not entry
-    assert mine.give_back(["o_1"]) == [], "the loan goes on, without a word"
+    assert mine.send_releases(["o_1"]) == [], "the loan goes on, without a word"
     assert mine.dropped([again]) == [again]
-    assert mine.give_back(["o_1"]) == [("line", Unborrow(["o_1"], 2))]
+    assert mine.send_releases(["o_1"]) == [("line", Unborrow(["o_1"], 2))]
 
 
 def test_a_lost_lender_leaves_what_is_to_be_announced_anew() -> None:
-    mine = loans()
+    mine = borrows()
     kept, dropped, elsewhere = (mine.adopt(f"o_{i}", OWNER) for i in range(3))
     mine.announce("line", [kept, dropped])
     mine.announce("other", [elsewhere])
     mine.dropped([dropped])
     assert mine.lender_lost("line") == [kept]
-    assert not mine.returning
+    assert not mine.releasing
     assert mine.announce("new", [kept]) == Borrow(3, ["o_0"])
-    assert elsewhere.line == "other"
+    assert elsewhere.channel == "other"
 
 
 STEPS = st.lists(
@@ -125,7 +125,7 @@ STEPS = st.lists(
 @settings(max_examples=200, deadline=None)
 @given(STEPS)
 def test_entries_live_exactly_as_long_as_something_holds_them(steps: list[Any]) -> None:
-    mine = loans()
+    mine = borrows()
     refs: dict[str, int] = {}
     lent: dict[str, set[str]] = {}
     freed: list[Entry] = []
@@ -147,7 +147,7 @@ def test_entries_live_exactly_as_long_as_something_holds_them(steps: list[Any]) 
             if entry is not None:
                 lent[object_id].add(line)
         elif what == "return":
-            freed += mine.take_back(line, Unborrow([object_id], number))
+            freed += mine.release(line, Unborrow([object_id], number))
             lent.get(object_id, set()).discard(line)
         elif what == "lost":
             freed += mine.borrower_lost(line)

@@ -6,23 +6,26 @@ from types import SimpleNamespace
 from typing import Any
 
 from stoker.runtime.tasks import result_cache as module
-from stoker.runtime.tasks.result_cache import Memo
+from stoker.runtime.tasks.result_cache import ResultCache
 from stoker_wire.messages.data import Buffer, Failed, Inline
 
 
-def ref(place: Any = None) -> Any:
-    return SimpleNamespace(_entry=SimpleNamespace(place=place))
+def ref(location: Any = None) -> Any:
+    return SimpleNamespace(_entry=SimpleNamespace(location=location))
 
 
 def test_a_call_is_named_by_its_function_and_arguments() -> None:
-    plain = Memo.key("f", Inline(b"ab"))
-    assert plain == Memo.key("f", Inline(b"ab"))
-    others = [Memo.key("g", Inline(b"ab")), Memo.key("f", Inline(b"a", (Buffer(b"c"),)))]
+    plain = ResultCache.key("f", Inline(b"ab"))
+    assert plain == ResultCache.key("f", Inline(b"ab"))
+    others = [
+        ResultCache.key("g", Inline(b"ab")),
+        ResultCache.key("f", Inline(b"a", (Buffer(b"c"),))),
+    ]
     assert plain not in others
 
 
 def test_failures_are_not_remembered() -> None:
-    memo = Memo()
+    memo = ResultCache()
     key = ("f", b"1")
     memo.put(key, ref(Failed("task_error", "no")))
     assert memo.get(key) is None
@@ -31,7 +34,7 @@ def test_failures_are_not_remembered() -> None:
 
 def test_the_one_that_was_used_the_longest_ago_goes(monkeypatch: Any) -> None:
     monkeypatch.setattr(module, "_RESULTS", 3)
-    memo = Memo()
+    memo = ResultCache()
     refs = {i: ref() for i in range(4)}
     for i in range(3):
         memo.put(("f", bytes([i])), refs[i])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.runtime.objects.table import ObjectTable
 from stoker_wire.messages.data import Inline
 
-PLACE = Inline(b"value")
+LOCATION = Inline(b"value")
 
 
 class Waiting:
@@ -23,11 +23,16 @@ def test_an_entry_settles_once_and_tells_everybody_once() -> None:
     entry.waiters.extend([waiter, waiter])
     entry.subscribers.append("line")
     entry.task = object()
-    waiters, subscribers = table.settle(entry, PLACE)
+    waiters, subscribers = table.settle(entry, LOCATION)
     assert (waiters, subscribers) == ([waiter, waiter], ["line"])
-    assert (entry.place, entry.task, entry.waiters, entry.subscribers) == (PLACE, None, [], [])
+    assert (entry.location, entry.task, entry.waiters, entry.subscribers) == (
+        LOCATION,
+        None,
+        [],
+        [],
+    )
     assert table.settle(entry, Inline(b"other")) == ([], [])
-    assert entry.place is PLACE
+    assert entry.location is LOCATION
 
 
 def test_a_dropped_entry_goes_with_its_last_ref_once() -> None:

@@ -177,8 +177,8 @@ class World:
                 assert all(a < b for a, b in pairwise(numbers)), numbers
         inside = list(self.order)
         assert len(inside) == len(self.order) == len({c.number for c in inside})
-        places = {c.number for c in inside} | {c.number for c in self.sent}
-        assert places == {c.number for c in self.calls if not c.done}
+        locations = {c.number for c in inside} | {c.number for c in self.sent}
+        assert locations == {c.number for c in self.calls if not c.done}
 
 
 @pytest.mark.parametrize("unordered", [(), ("a",), ("", "a", "b")])

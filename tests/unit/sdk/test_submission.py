@@ -6,7 +6,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
-from stoker.runtime.tasks.inbox import Submissions
+from stoker.runtime.tasks.inbox import TaskInbox
 
 
 def task(name: str) -> Any:
@@ -14,7 +14,7 @@ def task(name: str) -> Any:
 
 
 def test_threads_take_turns_and_lose_nothing_when_they_end() -> None:
-    submissions = Submissions()
+    submissions = TaskInbox()
     names = [f"{thread}.{number}" for thread in range(3) for number in range(700)]
 
     def submit(thread: int) -> None:

@@ -242,9 +242,9 @@ class FarAway:
 def test_a_get_with_a_timeout_bounds_the_fetch_and_names_the_node() -> None:
     far = cast("Any", FarAway())
     values = ValueStore(far, far, far, far, far, far, inline_max_bytes=1, reclaim=lambda: False)
-    place = Stored(5_000_000, "n_far", "http://far:1", (), "o_1")
+    location = Stored(5_000_000, "n_far", "http://far:1", (), "o_1")
     with pytest.raises(GetTimeoutError, match=r"(?s)o_1 .*5000000 bytes .* node n_far"):
-        values.load(place, "o_1", 0.25)
+        values.load(location, "o_1", 0.25)
     [(path, timeout_s)] = far.asked
     assert path == "/v1/objects/o_1/pull"
     assert 0 < timeout_s <= 0.25

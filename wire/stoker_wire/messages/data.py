@@ -63,14 +63,14 @@ class Failed(_Part, tag=2):
     refs: tuple[Ref, ...] = ()
 
 
-Place = Inline | Stored | Failed
+Location = Inline | Stored | Failed
 
 
 class Dep(_Part):
-    """A top-level ref among the arguments, with its value's place as the caller knows it."""
+    """A top-level ref among the arguments, with its value's location as the caller knows it."""
 
     ref: Ref
-    place: Place
+    location: Location
 
 
 class Template(_Part):
@@ -95,7 +95,7 @@ class Call(_Part):
 
     task_id: str
     template: int
-    args: Place
+    args: Location
     deps: tuple[Dep, ...] = ()
     attempt: int = 0
     submitted_at_s: float = 0.0
@@ -120,14 +120,14 @@ class Run(_Part, tag=2):
 class Result(_Part):
     """How an attempt ended. ``duration_s`` is the user's code alone.
 
-    ``returns`` is one place per return value, or one ``Failed`` for all of them. ``retry`` says
+    ``returns`` is one location per return value, or one ``Failed`` for all of them. ``retry`` says
     that the exception is one that the user asked to retry. ``escaped`` asks for a ``Release`` once
     the refs inside the results are borrowed.
     """
 
     task_id: str
     attempt: int
-    returns: tuple[Place, ...]
+    returns: tuple[Location, ...]
     duration_s: float = 0.0
     retry: bool = False
     escaped: bool = False
@@ -166,7 +166,7 @@ class Item(_Part, tag=7):
     task_id: str
     attempt: int
     index: int
-    place: Place
+    location: Location
 
 
 class Credit(_Part, tag=8):
@@ -186,7 +186,7 @@ class Resolved(_Part, tag=10):
     """Answer to ``Resolve``, one per object."""
 
     object_id: str
-    place: Place
+    location: Location
 
 
 class Borrow(_Part, tag=11):

@@ -1,6 +1,6 @@
 """Calling actors: ordered per caller, pipelined, straight to the actor's worker.
 
-One :class:`ActorConnection` per actor that this process calls. Calls wait in it until there is a line to
+One :class:`ActorConnection` per actor that this process calls. Calls wait in it until there is a channel to
 the actor (see :mod:`stoker.runtime.actors.connection`), then leave in order.
 """
 
@@ -121,8 +121,8 @@ class ActorCalls:
             )
         task_id = self._ids()
         values, mine = self._objects.values, self._address
-        place, deps, nested = pack_arguments(values, mine, task_id, spec, args, kwargs)
-        task = PendingTask(task_id, spec, place, deps, nested, current_task_id())
+        location, deps, nested = pack_arguments(values, mine, task_id, spec, args, kwargs)
+        task = PendingTask(task_id, spec, location, deps, nested, current_task_id())
         result = self._pending.add(task)
         link.open.add(task_id)
         self._submitted.append((link, task))
@@ -173,8 +173,8 @@ class ActorCalls:
 
     def send(self, link: ActorConnection) -> None:
         """Send the waiting calls that can go (see :mod:`stoker.runtime.actors.call_order`)."""
-        line = link.line
-        if line is None or line.closed:
+        channel = link.channel
+        if channel is None or channel.closed:
             if link.calls and link.dead is None:
                 self.connector.open(link)
             return
@@ -184,11 +184,11 @@ class ActorCalls:
             if task.deps and (failed := failed_dep(task)) is not None:
                 failures.append((task, failed))
                 continue
-            task.phase, task.line = Phase.SENT, line
+            task.phase, task.channel = Phase.SENT, channel
             link.sent[task.task_id] = task
             batch.append(task)
         if batch:
-            line.post(run_frame(line, batch, self._address))
+            channel.post(run_frame(channel, batch, self._address))
         for task, failed in failures:  # not before: it lets calls behind these go, in here
             self.fail(task, failed)
 
@@ -197,12 +197,12 @@ class ActorCalls:
         if not task.deps or missing_dep(task) is None or failed_dep(task) is not None:
             return True
         if not task.waiting_deps:
-            missing = [ref._entry for ref in task.deps if ref._entry.place is None]
+            missing = [ref._entry for ref in task.deps if ref._entry.location is None]
             task.waiting_deps = len(missing)
 
             def again(entry: Entry) -> None:
                 task.waiting_deps -= 1
-                if task.waiting_deps and not isinstance(entry.place, Failed):
+                if task.waiting_deps and not isinstance(entry.location, Failed):
                     return
                 link = self._links.get(task.spec.actor_id)
                 if link is not None and task.phase is Phase.WAITING:
@@ -240,7 +240,7 @@ class ActorCalls:
         if link.killed:
             self._objects.unseen.seen(failed)
 
-    def on_done(self, line: Channel, results: list[Result]) -> list[Result]:
+    def on_done(self, channel: Channel, results: list[Result]) -> list[Result]:
         """Settle results of actor calls; return those that are not of actors."""
         rest: list[Result] = []
         for result in results:
@@ -253,7 +253,7 @@ class ActorCalls:
             link = self._links[task.spec.actor_id]
             link.sent.pop(result.task_id, None)
             if result.retry and not task.cancelled and task.take_retry():
-                task.phase, task.line = Phase.WAITING, None
+                task.phase, task.channel = Phase.WAITING, None
                 link.calls.again([task])
                 self.send(link)
             else:
@@ -264,17 +264,17 @@ class ActorCalls:
     def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
         """Stop a call (loop thread): drop it if it waits, tell its actor if it runs."""
         link = self._links[task.spec.actor_id]
-        if task.phase is Phase.SENT and task.line is not None:
+        if task.phase is Phase.SENT and task.channel is not None:
             # Never forced: that would end the actor and the state of all its other callers.
-            task.line.post(Cancel(task.task_id, False, recursive))
+            task.channel.post(Cancel(task.task_id, False, recursive))
         elif task.phase is Phase.WAITING:
             link.calls.drop(task)
             self.fail(task, failed_with(cancelled_error(task)))
             self.send(link)  # it may have been what the others waited behind
 
-    def lost_line(self, line: Channel) -> None:
-        """A line closed."""
-        self.connector.lost(self.all_links(), line)
+    def on_channel_closed(self, channel: Channel) -> None:
+        """A channel closed."""
+        self.connector.lost(self.all_links(), channel)
 
     def try_again(
         self, link: ActorConnection, lost: list[PendingTask], how: str, why: str = ""
@@ -292,7 +292,7 @@ class ActorCalls:
                 self.fail(task, failed_with(cancelled_error(task)))
             elif task.take_retry():
                 self._pending.status.ended(task, failed, attempt=task.attempt - 1)
-                task.phase, task.line = Phase.WAITING, None
+                task.phase, task.channel = Phase.WAITING, None
                 retried.append(task)
             else:
                 self.fail(task, failed)
@@ -349,15 +349,15 @@ class ActorCalls:
 
     async def _terminate(self, link: ActorConnection, reason: str) -> None:
         """Have an actor that nobody calls run its hooks; returns when it leaves, or is late."""
-        line = await self.connector.line_to(link)
-        if line is None:
+        channel = await self.connector.channel_to(link)
+        if channel is None:
             return  # there is nothing to clean up
         number = next(TEMPLATE_NUMBERS)
-        place = Inline(pack(([reason], {}, []), what="").data)
+        location = Inline(pack(([reason], {}, []), what="").data)
         template = Template(number, TERMINATE, f"{link.name}.{TERMINATE}", history=False)
-        line.post(Run([Call(self._ids(), number, place)], [template]))
+        channel.post(Run([Call(self._ids(), number, location)], [template]))
         for _ in range(int((END_S + _LATE_S) / _POLL_S)):
-            if line.closed or link.dead is not None:
+            if channel.closed or link.dead is not None:
                 return
             await asyncio.sleep(_POLL_S)
 

@@ -51,7 +51,7 @@ class ActorConnection:
         self.sent: dict[str, PendingTask] = {}
         self.open: set[str] = set()
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
-        self.line: Channel | None = None
+        self.channel: Channel | None = None
         self.incarnation = -1
         self.dead: Failed | None = None
         self.killed = False
@@ -91,7 +91,7 @@ class ActorConnection:
         """The process that owns it, if that cannot be reached any more: handles borrow from it."""
         for call in self.calls:
             for ref in call.spec.refs:
-                if ref._entry.owner is not None and isinstance(ref._entry.place, Failed):
+                if ref._entry.owner is not None and isinstance(ref._entry.location, Failed):
                     return ref._entry.owner.peer_id
         return ""
 
@@ -114,8 +114,8 @@ class ActorConnection:
         return True
 
     def given_up(self, actor: Actor) -> bool:
-        """Whether the life that our line leads to is over, as the gcs sees it."""
-        if self.line is None:
+        """Whether the life that our channel leads to is over, as the gcs sees it."""
+        if self.channel is None:
             return False
         ended = actor.state is ActorState.DEAD and actor.incarnation == self.incarnation
         return ended or actor.incarnation > self.incarnation
@@ -157,13 +157,13 @@ class ActorConnector:
         self.watch = ActorWatch(io, gcs, self._changed, self._check_all)
 
     def open(self, link: ActorConnection) -> None:
-        """Have the link's line opened, unless that is under way."""
+        """Have the link's channel opened, unless that is under way."""
         if not link.connecting:
             link.connecting = True
             self._io.background.spawn(self._connect(link), name="actor")
 
     async def _connect(self, link: ActorConnection) -> None:
-        """Find out where the actor is, and open the line to it."""
+        """Find out where the actor is, and open the channel to it."""
         try:
             if link.created is not None:
                 await link.registered.wait()
@@ -193,27 +193,27 @@ class ActorConnector:
                     link.news = None
         finally:
             link.connecting = False
-            if link.line is not None and not link.line.closed:
+            if link.channel is not None and not link.channel.closed:
                 self._calls.send(link)
 
     async def _reach(self, link: ActorConnection, actor: Actor) -> bool:
-        """Take the line to an actor that lives.
+        """Take the channel to an actor that lives.
 
         To one whose constructor runs it is only opened: then it is there in time.
         """
         if actor.address is None or actor.incarnation < link.incarnation:
             return False
-        line = await self._channels.channel(actor.address)
+        channel = await self._channels.channel(actor.address)
         if actor.state is not ActorState.ALIVE:
             return False
-        link.line, link.incarnation = line, actor.incarnation
+        link.channel, link.incarnation = channel, actor.incarnation
         link.note = "it is ALIVE"
         return True
 
-    async def line_to(self, link: ActorConnection) -> Channel | None:
-        """Return a line to an actor that perhaps only others have called; None if it is not up."""
-        if link.line is not None and not link.line.closed:
-            return link.line
+    async def channel_to(self, link: ActorConnection) -> Channel | None:
+        """Return a channel to an actor that perhaps only others have called; None if it is not up."""
+        if link.channel is not None and not link.channel.closed:
+            return link.channel
         if link.dead is not None or (link.created is not None and not link.registered.is_set()):
             return None
         actor = await self._lookup(link)
@@ -260,21 +260,21 @@ class ActorConnector:
 
     # -- losing them -----------------------------------------------------------------------------
 
-    def lost(self, links: Iterable[ActorConnection], line: Channel) -> None:
-        """A line closed: the actors behind it died, restart, or moved."""
+    def lost(self, links: Iterable[ActorConnection], channel: Channel) -> None:
+        """A channel closed: the actors behind it died, restart, or moved."""
         for link in links:
-            if link.line is line:
+            if link.channel is channel:
                 self._lose(link)
 
     def _lose(self, link: ActorConnection) -> None:
-        link.line = None
+        link.channel = None
         link.note = "the connection to it was lost"
         if link.dead is None:
             link.connecting = True  # calls made meanwhile go behind those that are tried again
             self._io.background.spawn(self._after_loss(link), name="actor-lost")
 
     def _changed(self, actor: Actor) -> None:
-        """The gcs said something of an actor; the line to one given up may look well for long."""
+        """The gcs said something of an actor; the channel to one given up may look well for long."""
         link = self._calls.known(actor.actor_id)
         if link is not None:
             link.hear(actor)
@@ -283,7 +283,7 @@ class ActorConnector:
 
     def _check_all(self) -> None:
         for link in self._calls.all_links():
-            if link.line is not None:
+            if link.channel is not None:
                 self._io.background.spawn(self._check(link), name="actor-check")
 
     async def _check(self, link: ActorConnection) -> None:

@@ -111,14 +111,14 @@ class ActorCreator:
             actor_id=actor_id,
             refs=refs,
         )
-        place, deps, nested = pack_arguments(
+        location, deps, nested = pack_arguments(
             self._objects.values, self._address, new_id(Prefix.TASK), spec, args, kwargs
         )
-        if isinstance(place, Stored):
-            arguments = self._objects.new_ref(place.object_id)  # they go when the call goes
-            arguments._entry.place = place
+        if isinstance(location, Stored):
+            arguments = self._objects.new_ref(location.object_id)  # they go when the call goes
+            arguments._entry.location = location
             nested = (*nested, arguments)
-        call = PendingTask(new_id(Prefix.TASK), spec, place, deps, nested, current_task_id())
+        call = PendingTask(new_id(Prefix.TASK), spec, location, deps, nested, current_task_id())
         creation = _Creation(
             self,
             self._actors.link(info),

@@ -1,6 +1,6 @@
-"""Lines to other runtimes: opened on demand, shared, and used both ways.
+"""Channels to other runtimes: opened on demand, shared, and used both ways.
 
-Called by objects, tasks and actors with the address of a peer. A line that a peer opened to us
+Called by objects, tasks and actors with the address of a peer. A channel that a peer opened to us
 serves to reach it as well. The server half listens on a Unix socket, and on TCP in a cluster of
 several machines.
 """
@@ -20,8 +20,7 @@ from aiohttp import web
 from msgspec.structs import replace
 
 from stoker.exceptions import UnavailableError
-from stoker_wire.data import channel
-from stoker_wire.data.channel import Channel
+from stoker_wire.data.channel import PATH, Channel, accept, connect, usable_path
 from stoker_wire.http import auth
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
@@ -60,7 +59,7 @@ class Channels:
         self._on_messages: OnMessages
         self._on_lost: OnLost
         self._job: JobContext
-        self._lines: dict[str, Channel] = {}
+        self._channels: dict[str, Channel] = {}
         self._opening: dict[str, asyncio.Future[Channel]] = {}
         self._runner: web.AppRunner | None = None
 
@@ -76,7 +75,7 @@ class Channels:
         self._on_messages, self._on_lost = on_messages, on_lost
         socket_path = self._identity.socket_path
         app = web.Application(client_max_size=64 << 20)
-        app.router.add_get(channel.PATH, self._accept)
+        app.router.add_get(PATH, self._accept)
         for (method, path), handler in routes.items():
             app.router.add_route(method, path, self._guarded(handler))
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
@@ -89,25 +88,25 @@ class Channels:
         if self._tcp is not None:
             await web.SockSite(self._runner, self._tcp).start()
 
-    async def close_lines(self) -> None:
-        """Close all lines, after what is posted on them left."""
+    async def close_channels(self) -> None:
+        """Close all channels, after what is posted on them left."""
         await asyncio.gather(
-            *(x.close() for x in list(self._lines.values())), return_exceptions=True
+            *(x.close() for x in list(self._channels.values())), return_exceptions=True
         )
 
     async def close(self) -> None:
-        """Close all lines (after what is posted on them left) and stop listening."""
-        await self.close_lines()
+        """Close all channels (after what is posted on them left) and stop listening."""
+        await self.close_channels()
         if self._runner is not None:
             await self._runner.cleanup()
 
     def open_channel(self, peer_id: str) -> Channel | None:
-        """Return the line to a peer if there is one."""
-        line = self._lines.get(peer_id)
-        return line if line is not None and not line.closed else None
+        """Return the channel to a peer if there is one."""
+        channel = self._channels.get(peer_id)
+        return channel if channel is not None and not channel.closed else None
 
     async def channel(self, address: Address) -> Channel:
-        """Return a line to ``address``, opened if need be; concurrent callers share one."""
+        """Return a channel to ``address``, opened if need be; concurrent callers share one."""
         found = self.open_channel(address.peer_id)
         if found is not None:
             return found
@@ -116,21 +115,21 @@ class Channels:
             opening = self._io.loop.create_future()
             self._opening[address.peer_id] = opening
             try:
-                line = await self._connect(address)
+                channel = await self._connect(address)
             except BaseException as error:
                 if not opening.done():
                     opening.set_exception(error)
                     opening.exception()  # mark as seen: nobody else may be waiting
                 raise
             else:
-                opening.set_result(line)
-                return line
+                opening.set_result(channel)
+                return channel
             finally:
                 del self._opening[address.peer_id]
         return await asyncio.shield(opening)
 
     async def _connect(self, address: Address) -> Channel:
-        path = channel.usable_path(address, self._identity.host_id)
+        path = usable_path(address, self._identity.host_id)
         if not path and not address.url:
             raise UnavailableError(
                 f"{address.peer_id} listens on a Unix socket of another machine only\n"
@@ -142,7 +141,7 @@ class Channels:
         session = aiohttp.ClientSession(connector=connector)
         try:
             async with asyncio.timeout(_CONNECT_S):
-                line = await channel.connect(
+                channel = await connect(
                     session,
                     "http://localhost" if path else address.url,
                     me=self.address,
@@ -153,22 +152,22 @@ class Channels:
         except TimeoutError:
             await session.close()
             raise UnavailableError(
-                f"{address.peer_id} at {path or address.url} took no line within {_CONNECT_S:g} s"
+                f"{address.peer_id} at {path or address.url} took no channel within {_CONNECT_S:g} s"
             ) from None
         except BaseException:
             await session.close()
             raise
-        self._lines[line.peer.peer_id] = line
-        self._io.background.spawn(self._carry(line, session), name="line")
-        return line
+        self._channels[channel.peer.peer_id] = channel
+        self._io.background.spawn(self._carry(channel, session), name="channel")
+        return channel
 
-    async def _carry(self, line: Channel, session: aiohttp.ClientSession | None) -> None:
+    async def _carry(self, channel: Channel, session: aiohttp.ClientSession | None) -> None:
         try:
-            await line.run(self._on_messages)
+            await channel.run(self._on_messages)
         finally:
-            if self._lines.get(line.peer.peer_id) is line:
-                del self._lines[line.peer.peer_id]
-            self._on_lost(line)
+            if self._channels.get(channel.peer.peer_id) is channel:
+                del self._channels[channel.peer.peer_id]
+            self._on_lost(channel)
             if session is not None:
                 await session.close()
 
@@ -186,9 +185,9 @@ class Channels:
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         if not self._allowed(request):
             raise web.HTTPUnauthorized
-        ws, line = await channel.accept(request, me=self.address, job_id=self._job.job_id)
-        if line is not None:
-            if self.open_channel(line.peer.peer_id) is None:
-                self._lines[line.peer.peer_id] = line
-            await self._carry(line, None)
+        ws, channel = await accept(request, me=self.address, job_id=self._job.job_id)
+        if channel is not None:
+            if self.open_channel(channel.peer.peer_id) is None:
+                self._channels[channel.peer.peer_id] = channel
+            await self._carry(channel, None)
         return ws

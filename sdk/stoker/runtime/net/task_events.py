@@ -21,18 +21,20 @@ if TYPE_CHECKING:
     from stoker.runtime.net.clients import ClusterClients
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.http.client import Client
-    from stoker_wire.messages.data import Place
+    from stoker_wire.messages.data import Location
     from stoker_wire.messages.work import TaskRecord
 
 _EVERY_S = 0.2
 _SEND_S = 30.0
 
 
-def nbytes_of(place: Place) -> int:
+def nbytes_of(location: Location) -> int:
     """Return the size of a packed value, wherever it lies."""
-    if isinstance(place, Inline):
-        return len(place.data) + sum(memoryview(buffer.view).nbytes for buffer in place.buffers)
-    return place.nbytes if isinstance(place, Stored) else 0
+    if isinstance(location, Inline):
+        return len(location.data) + sum(
+            memoryview(buffer.view).nbytes for buffer in location.buffers
+        )
+    return location.nbytes if isinstance(location, Stored) else 0
 
 
 class TaskEvents:

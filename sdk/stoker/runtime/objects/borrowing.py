@@ -1,9 +1,9 @@
 """Refs to objects of other processes: borrowing them, asking where they are, giving them back.
 
-The owner keeps an object while it is lent: until ``Unborrow``, or a moment after the borrower's line
+The owner keeps an object while it is lent: until ``Unborrow``, or a moment after the borrower's channel
 ended. Whoever holds a ref for somebody else (a caller for its call, a worker for what it returned)
 lets go only when the owner knows of the new borrower: because it has said so, or because the word
-that lets go travels behind the ``Borrow``, on the same line.
+that lets go travels behind the ``Borrow``, on the same channel.
 """
 
 from __future__ import annotations
@@ -15,13 +15,21 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import ObjectFreedError, OwnerDiedError, StokerError
-from stoker.runtime.objects.borrow_table import Loans
+from stoker.runtime.objects.borrow_table import BorrowTable
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker.runtime.objects.values import drain
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker_wire.data.channel import Channel
-from stoker_wire.messages.data import Borrow, Borrowed, Place, Release, Resolve, Resolved, Unborrow
+from stoker_wire.messages.data import (
+    Borrow,
+    Borrowed,
+    Location,
+    Release,
+    Resolve,
+    Resolved,
+    Unborrow,
+)
 
 if TYPE_CHECKING:
     from threading import Lock
@@ -34,7 +42,7 @@ _BORROW_S = 30.0
 """How long to wait for the word of an owner that is there but does not answer."""
 GRACE_S = 1.0
 """What a process that ended had borrowed is kept for so long: its last words may have passed refs
-on, whose receivers borrow them now; or only its line was cut, and it comes back."""
+on, whose receivers borrow them now; or only its channel was cut, and it comes back."""
 _TRIES = 3
 
 _log = logging.getLogger("stoker.borrowing")
@@ -45,9 +53,9 @@ class _Objects(Protocol):
 
     lock: Lock
 
-    def settle(self, entry: Entry, place: Place) -> None: ...
+    def settle(self, entry: Entry, location: Location) -> None: ...
     def free(self, entry: Entry) -> None: ...
-    def seen(self, place: Place) -> None: ...
+    def seen(self, location: Location) -> None: ...
 
 
 class Borrowing:
@@ -61,7 +69,7 @@ class Borrowing:
         table: ObjectTable,
         objects: _Objects,
     ) -> None:
-        self.loans = Loans(table)
+        self.borrows = BorrowTable(table)
         self._address = address
         self._io = io
         self._channels = channels
@@ -78,16 +86,16 @@ class Borrowing:
         """Return a ref to an object named by another process; borrow it if it is not ours."""
         with self._objects.lock:
             if owner.peer_id != self._address.peer_id:
-                entry = self.loans.adopt(object_id, owner)
+                entry = self.borrows.adopt(object_id, owner)
             elif (mine := self._table.get(object_id)) is not None:
                 entry = mine
                 entry.refs += 1
             else:
                 entry = Entry(object_id)
-                entry.place = failed_with(
+                entry.location = failed_with(
                     ObjectFreedError(f"{object_id} was freed\nno ref to it was left")
                 )
-        if self.loans.fresh:
+        if self.borrows.unannounced:
             self._io.wake()
         return ObjectRef(entry)
 
@@ -95,7 +103,7 @@ class Borrowing:
         """Ask the owners of borrowed, unsettled entries where they are (once each)."""
         asked = False
         for entry in entries:
-            if entry.place is None and entry.owner is not None and not entry.asked:
+            if entry.location is None and entry.owner is not None and not entry.asked:
                 entry.asked = True
                 self._to_resolve.append(entry)
                 asked = True
@@ -104,12 +112,12 @@ class Borrowing:
 
     # -- the owner (loop thread) -----------------------------------------------------------------
 
-    def on_resolve(self, line: Channel, message: Resolve) -> None:
+    def on_resolve(self, channel: Channel, message: Resolve) -> None:
         """A borrower asks where objects of ours are."""
         for object_id in message.object_ids:
             entry = self._table.get(object_id)
             if entry is None:
-                line.post(
+                channel.post(
                     Resolved(
                         object_id,
                         failed_with(
@@ -121,28 +129,28 @@ class Borrowing:
                         ),
                     )
                 )
-            elif entry.place is not None:
-                self._objects.seen(entry.place)
-                line.post(Resolved(object_id, entry.place))
-            elif line not in entry.subscribers:
-                entry.subscribers.append(line)
+            elif entry.location is not None:
+                self._objects.seen(entry.location)
+                channel.post(Resolved(object_id, entry.location))
+            elif channel not in entry.subscribers:
+                entry.subscribers.append(channel)
 
-    def on_borrow(self, line: Channel, message: Borrow) -> None:
+    def on_borrow(self, channel: Channel, message: Borrow) -> None:
         """Another process holds refs to objects of ours."""
         with self._objects.lock:
-            gone = self.loans.lend(line, message)
-        line.post(Borrowed(message.number, gone))
+            gone = self.borrows.lend(channel, message)
+        channel.post(Borrowed(message.number, gone))
 
-    def on_unborrow(self, line: Channel, message: Unborrow) -> None:
+    def on_unborrow(self, channel: Channel, message: Unborrow) -> None:
         """Another process dropped its refs."""
         with self._objects.lock:
-            freed = self.loans.take_back(line, message)
+            freed = self.borrows.release(channel, message)
         for entry in freed:
             self._objects.free(entry)
 
-    def _borrower_lost(self, line: Channel) -> None:
+    def _borrower_lost(self, channel: Channel) -> None:
         with self._objects.lock:
-            freed = self.loans.borrower_lost(line)
+            freed = self.borrows.borrower_lost(channel)
         for entry in freed:
             self._objects.free(entry)
 
@@ -152,14 +160,14 @@ class Borrowing:
         """An owner said where an object is."""
         entry = self._table.get(message.object_id)
         if entry is not None:
-            self._objects.settle(entry, message.place)
+            self._objects.settle(entry, message.location)
 
     def on_borrowed(self, message: Borrowed) -> None:
         """An owner noted our borrow."""
         self._heard(message.number)
         for object_id in message.gone:
             entry = self._table.get(object_id)
-            if entry is not None and entry.place is None:
+            if entry is not None and entry.location is None:
                 self._objects.settle(
                     entry,
                     failed_with(ObjectFreedError(f"{object_id} was freed before it was borrowed")),
@@ -175,30 +183,30 @@ class Borrowing:
         if self._to_resolve:
             asked: dict[Channel, list[str]] = {}
             for entry in drain(self._to_resolve):
-                # One without a line is asked for with its announcement.
-                if isinstance(entry.line, Channel) and entry.place is None:
-                    asked.setdefault(entry.line, []).append(entry.object_id)
-            for line, object_ids in asked.items():
-                line.post(Resolve(object_ids))
-        if self.loans.fresh:
-            for owner, theirs in _by_owner(drain(self.loans.fresh)):
+                # One without a channel is asked for with its announcement.
+                if isinstance(entry.channel, Channel) and entry.location is None:
+                    asked.setdefault(entry.channel, []).append(entry.object_id)
+            for channel, object_ids in asked.items():
+                channel.post(Resolve(object_ids))
+        if self.borrows.unannounced:
+            for owner, theirs in _by_owner(drain(self.borrows.unannounced)):
                 known = self._channels.open_channel(owner.peer_id)
                 if known is None:
                     self._open(owner, theirs)
                 else:
                     self._announce(known, theirs)
 
-    def _announce(self, line: Channel, entries: list[Entry]) -> asyncio.Future[None] | None:
+    def _announce(self, channel: Channel, entries: list[Entry]) -> asyncio.Future[None] | None:
         with self._objects.lock:
-            message = self.loans.announce(line, entries)
+            message = self.borrows.announce(channel, entries)
         if message is None:
             return None
         future = self._io.loop.create_future()
-        self.unacknowledged[message.number] = (line, future)
-        line.post(message)
-        asked = [e.object_id for e in entries if e.asked and e.place is None]
+        self.unacknowledged[message.number] = (channel, future)
+        channel.post(message)
+        asked = [e.object_id for e in entries if e.asked and e.location is None]
         if asked:
-            line.post(Resolve(asked))
+            channel.post(Resolve(asked))
         return future
 
     def _open(self, owner: Address, entries: list[Entry]) -> None:
@@ -208,36 +216,36 @@ class Borrowing:
         task.add_done_callback(self._opening.discard)
 
     async def _announce_to(self, owner: Address, entries: list[Entry]) -> None:
-        why = "its line closes as soon as it is open"
+        why = "its channel closes as soon as it is open"
         for _ in range(_TRIES):
             try:
-                line = await self._channels.channel(owner)
+                channel = await self._channels.channel(owner)
             except StokerError as error:
                 why = str(error)
                 break
-            if not line.closed:
-                future = self._announce(line, entries)
+            if not channel.closed:
+                future = self._announce(channel, entries)
                 if future is not None:
                     await asyncio.wait([future], timeout=_BORROW_S)
                 return
         for entry in entries:
             self._owner_gone(entry, why)
 
-    def release(self, line: Channel, kept: list[str]) -> None:
+    def release_pinned(self, channel: Channel, kept: list[str]) -> None:
         """Tell the process that keeps refs for us, of these results, once they are borrowed."""
-        if self.under_way(line):
-            self._io.background.spawn(self._release_later(line, kept), name="release")
+        if self.under_way(channel):
+            self._io.background.spawn(self._release_later(channel, kept), name="release")
         else:
-            line.post(Release(kept))
+            channel.post(Release(kept))
 
-    async def _release_later(self, line: Channel, kept: list[str]) -> None:
-        await self.acknowledged(line)
-        line.post(Release(kept))
+    async def _release_later(self, channel: Channel, kept: list[str]) -> None:
+        await self.acknowledged(channel)
+        channel.post(Release(kept))
 
     async def acknowledged(self, behind: Channel | None = None) -> None:
         """Wait until the owners know of every borrow begun so far (bounded).
 
-        For a message that leaves on the line ``behind``, what went before it there is known.
+        For a message that leaves on the channel ``behind``, what went before it there is known.
         """
         waits = self._under_way(behind)
         if waits:
@@ -248,36 +256,37 @@ class Borrowing:
                     "owners did not answer within %g s that they know of %d borrow(s): %s",
                     _BORROW_S,
                     len(late),
-                    ", ".join(sorted(owners)) or "their lines do not open",
+                    ", ".join(sorted(owners)) or "their channels do not open",
                 )
 
     def under_way(self, behind: Channel) -> bool:
-        """Whether a message that leaves on this line now would overtake a borrow begun before."""
+        """Whether a message that leaves on this channel now would overtake a borrow begun before."""
         return bool(
-            (self.loans.fresh or self.unacknowledged or self._opening) and self._under_way(behind)
+            (self.borrows.unannounced or self.unacknowledged or self._opening)
+            and self._under_way(behind)
         )
 
     def _under_way(self, behind: Channel | None) -> set[asyncio.Future[None]]:
         self.flush()
         waits: set[asyncio.Future[None]] = set(self._opening)
-        waits.update(f for line, f in self.unacknowledged.values() if line is not behind)
+        waits.update(f for channel, f in self.unacknowledged.values() if channel is not behind)
         return waits
 
-    def give_back(self) -> None:
+    def send_releases(self) -> None:
         """Tell the owners of dropped refs, once they know of those that were adopted before.
 
         A value that was read may hold refs which only that value kept alive.
         """
-        if self.loans.returning and not self._returning:
+        if self.borrows.releasing and not self._returning:
             if self._under_way(None):
                 self._returning = True
                 self._io.background.spawn(self._give_back_later(), name="unborrow")
             else:
-                self._give_back(list(self.loans.returning))
+                self._give_back(list(self.borrows.releasing))
 
     async def _give_back_later(self) -> None:
         try:
-            while object_ids := list(self.loans.returning):
+            while object_ids := list(self.borrows.releasing):
                 await self.acknowledged()
                 self._give_back(object_ids)
         finally:
@@ -285,22 +294,22 @@ class Borrowing:
 
     def _give_back(self, object_ids: list[str]) -> None:
         with self._objects.lock:
-            messages = self.loans.give_back(object_ids)
-        for line, message in messages:
-            assert isinstance(line, Channel)
-            line.post(message)
+            messages = self.borrows.send_releases(object_ids)
+        for channel, message in messages:
+            assert isinstance(channel, Channel)
+            channel.post(message)
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def on_line_lost(self, line: Channel) -> None:
-        """A line closed: its peer ended, or cannot be reached for the moment."""
+    def on_channel_closed(self, channel: Channel) -> None:
+        """A channel closed: its peer ended, or cannot be reached for the moment."""
         for number, (asked, _) in list(self.unacknowledged.items()):
-            if asked is line:
+            if asked is channel:
                 self._heard(number)  # nobody is left to answer
-        if line in self.loans.lent:
-            self._io.loop.call_later(GRACE_S, self._borrower_lost, line)
+        if channel in self.borrows.lent:
+            self._io.loop.call_later(GRACE_S, self._borrower_lost, channel)
         with self._objects.lock:
-            entries = self.loans.lender_lost(line)
+            entries = self.borrows.lender_lost(channel)
         for owner, theirs in _by_owner(entries):
             self._open(owner, theirs)
 

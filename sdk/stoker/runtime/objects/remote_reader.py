@@ -50,33 +50,33 @@ class RemoteReader:
         self._arena = arena
 
     def fetch(
-        self, place: Stored, object_id: str, timeout_s: float | None
+        self, location: Stored, object_id: str, timeout_s: float | None
     ) -> tuple[Any, list[Any]]:
         """Return the stream and buffers of an object, as read-only views.
 
         Raises ObjectLostError if it cannot be had, GetTimeoutError if ``timeout_s`` passed.
         """
-        deadline = _Deadline(place, object_id, timeout_s)
+        deadline = _Deadline(location, object_id, timeout_s)
         arena = self._arena
         if arena is None:
-            return split(self._into_own_memory(place, object_id, deadline))
+            return split(self._into_own_memory(location, object_id, deadline))
         try:
             for _ in range(_DROPPED_TRIES):
                 with contextlib.suppress(ObjectLostError):
                     return arena.read(object_id)
-                self._pull(place, object_id, deadline)
+                self._pull(location, object_id, deadline)
             with contextlib.suppress(ObjectLostError):
                 return arena.read(object_id)
         except ArenaFullError:
             pass
         # The arena is full, or copies are dropped from it as fast as they come.
-        return split(self._into_own_memory(place, object_id, deadline))
+        return split(self._into_own_memory(location, object_id, deadline))
 
-    def _pull(self, place: Stored, object_id: str, deadline: _Deadline) -> None:
+    def _pull(self, location: Stored, object_id: str, deadline: _Deadline) -> None:
         node = self._identity.node
         assert node is not None
         client = self._clients.client_of(node.url)
-        wanted = PullObject(node_id=place.node_id, url=place.node_url, nbytes=place.nbytes)
+        wanted = PullObject(node_id=location.node_id, url=location.node_url, nbytes=location.nbytes)
         while True:
             wait_s = deadline.left_s(_ASK_S)
             try:
@@ -94,17 +94,17 @@ class RemoteReader:
             else:
                 return
 
-    def _into_own_memory(self, place: Stored, object_id: str, deadline: _Deadline) -> memoryview:
-        memory = memoryview(mmap.mmap(-1, place.nbytes))
+    def _into_own_memory(self, location: Stored, object_id: str, deadline: _Deadline) -> memoryview:
+        memory = memoryview(mmap.mmap(-1, location.nbytes))
         me = self._identity
-        reader = RangeReader(place.node_url, token=me.token, peer=me.peer_id)
+        reader = RangeReader(location.node_url, token=me.token, peer=me.peer_id)
         alarm = None
         if deadline.at_s is not None:
             alarm = threading.Timer(max(0.0, deadline.at_s - time.monotonic()), reader.abort)
             alarm.daemon = True
             alarm.start()
         try:
-            self._fill(memory, reader, place, object_id, deadline)
+            self._fill(memory, reader, location, object_id, deadline)
         finally:
             if alarm is not None:
                 alarm.cancel()
@@ -115,7 +115,7 @@ class RemoteReader:
         self,
         memory: memoryview,
         reader: RangeReader,
-        place: Stored,
+        location: Stored,
         object_id: str,
         deadline: _Deadline,
     ) -> None:
@@ -134,11 +134,11 @@ class RemoteReader:
                 else:
                     may_come = error.retryable and silent_s < _PATIENCE_S
                     if may_come:
-                        self.check_alive(place.node_id, object_id)
+                        self.check_alive(location.node_id, object_id)
                 if not may_come:
                     raise ObjectLostError(
-                        f"{object_id} of node {place.node_id} cannot be had\n"
-                        f"{begin} of {place.nbytes} bytes have come, then: {error}"
+                        f"{object_id} of node {location.node_id} cannot be had\n"
+                        f"{begin} of {location.nbytes} bytes have come, then: {error}"
                     ) from None
                 time.sleep(_AGAIN_S)
             else:
@@ -163,8 +163,8 @@ class RemoteReader:
 class _Deadline:
     """When the caller's time is over, and what it then waited for."""
 
-    def __init__(self, place: Stored, object_id: str, timeout_s: float | None) -> None:
-        self._place, self._object_id, self._timeout_s = place, object_id, timeout_s
+    def __init__(self, location: Stored, object_id: str, timeout_s: float | None) -> None:
+        self._place, self._object_id, self._timeout_s = location, object_id, timeout_s
         self.at_s = None if timeout_s is None else time.monotonic() + max(0.0, timeout_s)
 
     def left_s(self, most_s: float) -> float:
@@ -175,8 +175,8 @@ class _Deadline:
 
     def passed(self) -> GetTimeoutError:
         """Return the error for when the time is over."""
-        place = self._place
+        location = self._place
         return GetTimeoutError(
             f"{self._object_id} did not come within the {self._timeout_s:.3g} s that were left\n"
-            f"its {place.nbytes} bytes are on node {place.node_id} ({place.node_url})"
+            f"its {location.nbytes} bytes are on node {location.node_id} ({location.node_url})"
         )

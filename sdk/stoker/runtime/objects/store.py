@@ -32,7 +32,7 @@ from stoker.runtime.objects.waiters import (
 from stoker.runtime.serialization.exceptions import error_of, failed_with
 from stoker.runtime.serialization.pickling import pack
 from stoker_wire.ids import IdSource, Prefix
-from stoker_wire.messages.data import Failed, Inline, Place, Resolved, Stored
+from stoker_wire.messages.data import Failed, Inline, Location, Resolved, Stored
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _FLUSH_S = 5.0
 ALIVE = Inline(pack(None, what="").data)
-"""The place of marks."""
+"""The location of marks."""
 
 
 class ObjectStore:
@@ -104,7 +104,7 @@ class ObjectStore:
         """
         ref = self.new_ref(self._put_ids())
         self._marks[ref._entry.object_id] = freed
-        ref._entry.place = ALIVE
+        ref._entry.location = ALIVE
         return ref
 
     def ref_died(self, entry: Entry) -> None:
@@ -125,7 +125,7 @@ class ObjectStore:
         entry = ref._entry
         entry.children = tuple(packed.refs)
         try:
-            entry.place = self.values.place(entry.object_id, packed)
+            entry.location = self.values.store(entry.object_id, packed)
         except BaseException:
             self.values.discard(entry.object_id)
             raise
@@ -137,11 +137,11 @@ class ObjectStore:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         failed, missing = None, False
         for entry in entries:
-            place = entry.place
-            if place is None:
+            location = entry.location
+            if location is None:
                 missing = True
-            elif type(place) is Failed:
-                failed = failed or place
+            elif type(location) is Failed:
+                failed = failed or location
         if missing and failed is None:
             failed = self._wait_all(entries, timeout_s)
         try:
@@ -160,7 +160,7 @@ class ObjectStore:
         waiter = FailFastWaiter()
         with self.lock:
             for entry in entries:
-                if entry.place is None:
+                if entry.location is None:
                     waiter.missing += 1
                     entry.waiters.append(waiter)
         if waiter.missing and not self.waits.wait(waiter, timeout_s, "get()", entries):
@@ -182,7 +182,7 @@ class ObjectStore:
         self.borrowing.request(entries)
         waiter = ThreadWaiter()
         with self.lock:
-            pending = [e for e in entries if e.place is None]
+            pending = [e for e in entries if e.location is None]
             need = num_returns - (len(entries) - len(pending))
             if need > 0 and timeout_s != 0:
                 waiter.missing = need
@@ -194,14 +194,14 @@ class ObjectStore:
         ready: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
         for ref in refs:
-            settled = ref._entry.place is not None and len(ready) < num_returns
+            settled = ref._entry.location is not None and len(ready) < num_returns
             (ready if settled else rest).append(ref)
         self.unseen.asked_for([ref._entry for ref in ready])
         return ready, rest
 
     def _forget(self, waiter: Waiter, entries: list[Entry]) -> list[Entry]:
         with self.lock:
-            missing = [e for e in entries if e.place is None]
+            missing = [e for e in entries if e.location is None]
             for entry in missing:
                 if waiter in entry.waiters:
                     entry.waiters.remove(waiter)
@@ -228,11 +228,11 @@ class ObjectStore:
     async def wait_async(self, ref: ObjectRef[Any]) -> Any:
         """Await the value from any event loop."""
         entry = ref._entry
-        if entry.place is None:
+        if entry.location is None:
             self.borrowing.request([entry])
             waiter = LoopWaiter()
             with self.lock:
-                pending = entry.place is None
+                pending = entry.location is None
                 if pending:
                     entry.waiters.append(waiter)
             if pending:
@@ -240,8 +240,8 @@ class ObjectStore:
                     await self.waits.wait_async(waiter.future, "await", [entry])
                 finally:
                     self._forget(waiter, [entry])
-        place = entry.place
-        if isinstance(place, Stored) and self._clients.arena_of(place.node_id) is None:
+        location = entry.location
+        if isinstance(location, Stored) and self._clients.arena_of(location.node_id) is None:
             return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
         return self.load(entry)
 
@@ -250,10 +250,10 @@ class ObjectStore:
 
         ``timeout_s`` bounds how long a value of another machine may take to come.
         """
-        assert entry.place is not None
-        if type(entry.place) is Failed:
-            self.unseen.seen(entry.place)
-        return self.values.load(entry.place, entry.object_id, timeout_s)
+        assert entry.location is not None
+        if type(entry.location) is Failed:
+            self.unseen.seen(entry.location)
+        return self.values.load(entry.location, entry.object_id, timeout_s)
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -261,64 +261,66 @@ class ObjectStore:
         """Call ``then()`` on the loop thread once the entry is settled (now, if it is)."""
         self.borrowing.request([entry])
         with self.lock:
-            if entry.place is None:
+            if entry.location is None:
                 entry.waiters.append(Callback(then))
                 return
         then()
 
     async def all_settled(self, entries: Iterable[Entry]) -> None:
-        """Wait until all these have their places, or one has failed (loop thread)."""
+        """Wait until all these have their locations, or one has failed (loop thread)."""
         watched, over = list(entries), asyncio.Event()
-        missing = [e for e in watched if e.place is None]
+        missing = [e for e in watched if e.location is None]
         left = len(missing)
 
         def settled(entry: Entry) -> None:
             nonlocal left
             left -= 1
-            if not left or isinstance(entry.place, Failed):
+            if not left or isinstance(entry.location, Failed):
                 over.set()
 
         for entry in missing:
             self.when_settled(entry, partial(settled, entry))
-        if missing and not any(isinstance(e.place, Failed) for e in watched):
+        if missing and not any(isinstance(e.location, Failed) for e in watched):
             await over.wait()
 
     def close(self) -> None:
         """Wake those who wait for what will not come any more."""
         self.unseen.close()
-        for entry in [e for e in list(self.table.entries.values()) if e.place is None]:
+        for entry in [e for e in list(self.table.entries.values()) if e.location is None]:
             lost = ObjectLostError(
                 f"stoker.shutdown() was called before {entry.object_id} was there"
             )
             self.settle(entry, failed_with(lost))
 
-    def settle(self, entry: Entry, place: Place) -> None:
-        """Give an entry its place and tell everybody who waits for it."""
+    def settle(self, entry: Entry, location: Location) -> None:
+        """Give an entry its location and tell everybody who waits for it."""
         wanted = self.table.get(entry.object_id) is entry
-        if place.refs and wanted and not entry.children:
-            entry.children = tuple(self.borrowing.adopt(r.object_id, r.owner) for r in place.refs)
-        is_new = entry.task is not None and entry.place is None
-        if is_new and (type(place) is Failed or self.unseen.asked):
-            self.unseen.settles(entry, place)  # before anybody can read it
+        if location.refs and wanted and not entry.children:
+            entry.children = tuple(
+                self.borrowing.adopt(r.object_id, r.owner) for r in location.refs
+            )
+        is_new = entry.task is not None and entry.location is None
+        if is_new and (type(location) is Failed or self.unseen.asked):
+            self.unseen.settles(entry, location)  # before anybody can read it
         with self.lock:
-            waiters, subscribers = self.table.settle(entry, place)
+            waiters, subscribers = self.table.settle(entry, location)
         for waiter in waiters:
-            waiter.settled(place)
-        for line in subscribers:
-            line.post(Resolved(entry.object_id, place))
+            waiter.settled(location)
+        for channel in subscribers:
+            channel.post(Resolved(entry.object_id, location))
         if not wanted:
             self.free(entry)  # every ref to it died before it was made
 
-    def discard(self, places: Iterable[Place]) -> None:
+    def discard(self, locations: Iterable[Location]) -> None:
         """Results that nobody waits for any more came: free their bytes, unless they are in use.
 
         A task that was tried again stores its results under the same ids.
         """
-        for place in places:
-            if isinstance(place, Stored):
-                entry = self.table.get(place.object_id)
-                if entry is None or isinstance(entry.place, Failed):
-                    self.values.free(place)
+        for location in locations:
+            if isinstance(location, Stored):
+                entry = self.table.get(location.object_id)
+                if entry is None or isinstance(entry.location, Failed):
+                    self.values.free(location)
 
     def flush(self) -> None:
         """Do what user threads and dead refs left to be done."""
@@ -326,10 +328,10 @@ class ObjectStore:
         while self._dead:  # what is freed may hold the last refs to other objects
             dead = drain(self._dead)
             with self.lock:
-                freed = self.borrowing.loans.dropped(dead)
+                freed = self.borrowing.borrows.dropped(dead)
             for entry in freed:
                 self.free(entry)
-        self.borrowing.give_back()
+        self.borrowing.send_releases()
         self.values.flush()
 
     def _reclaim(self) -> bool:
@@ -346,9 +348,9 @@ class ObjectStore:
         """Let go of what a removed entry held."""
         entry.children = ()
         if entry.owner is None:
-            if entry.place is ALIVE:
+            if entry.location is ALIVE:
                 self._marks.pop(entry.object_id)(entry.object_id)
                 return
-            if type(entry.place) is Failed:
-                self.unseen.freed(entry.place)
-            self.values.free(entry.place, entry.object_id)
+            if type(entry.location) is Failed:
+                self.unseen.freed(entry.location)
+            self.values.free(entry.location, entry.object_id)

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import msgspec
 
 from stoker_wire.messages.common import Address
-from stoker_wire.messages.data import Place
+from stoker_wire.messages.data import Location
 
 
 class Waiter(Protocol):
     """Somebody who wants to know that an entry is settled."""
 
-    def settled(self, place: Place | None = None, /) -> None:
-        """One of the entries waited for has its place now."""
+    def settled(self, location: Location | None = None, /) -> None:
+        """One of the entries waited for has its location now."""
 
 
 class Producer(Protocol):
@@ -47,13 +47,13 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     object_id: str
     owner: Address | None = None
-    place: Place | None = None
+    location: Location | None = None
     refs: int = 1
     """ObjectRefs of this process; whoever makes an entry makes its first one."""
     borrowers: int = 0
-    """Lines on which the object is lent."""
-    line: Hashable | None = None
-    """The line on which it is borrowed."""
+    """Channels on which the object is lent."""
+    channel: Hashable | None = None
+    """The channel on which it is borrowed."""
     task: Producer | None = None
     """The pending task that will make it, if this process submitted one."""
     asked: bool = False
@@ -72,7 +72,7 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     @property
     def subscribers(self) -> list[Any]:
-        """Lines of other runtimes that asked where the object is."""
+        """Channels of other runtimes that asked where the object is."""
         if self._subscribers is None:
             self._subscribers = []
         return self._subscribers
@@ -116,11 +116,11 @@ class ObjectTable:
         """Return the entry, or None where it is unknown or freed."""
         return self.entries.get(object_id)
 
-    def settle(self, entry: Entry, place: Place) -> tuple[list[Waiter], list[Any]]:
-        """Give an entry its place; return who must be told. A settled entry stays as it is."""
-        if entry.place is not None:
+    def settle(self, entry: Entry, location: Location) -> tuple[list[Waiter], list[Any]]:
+        """Give an entry its location; return who must be told. A settled entry stays as it is."""
+        if entry.location is not None:
             return [], []
-        entry.place = place
+        entry.location = location
         entry.task = None
         waiters, entry._waiters = entry._waiters or [], None
         subscribers, entry._subscribers = entry._subscribers or [], None

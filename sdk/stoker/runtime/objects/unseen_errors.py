@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from stoker.runtime.objects.table import Entry
-    from stoker_wire.messages.data import Place
+    from stoker_wire.messages.data import Location
 
 _TOGETHER_S = 0.1
 _APART_S = 10.0
@@ -55,38 +55,38 @@ class UnseenErrors:
         self._pause_s = _TOGETHER_S
         self._told_at_s = -math.inf
 
-    def settles(self, entry: Entry, place: Place) -> None:
-        """An entry of a task of this process gets its place (loop thread)."""
+    def settles(self, entry: Entry, location: Location) -> None:
+        """An entry of a task of this process gets its location (loop thread)."""
         asked = id(entry) in self.asked
         self.asked.discard(id(entry))
         task = entry.task
-        if not isinstance(place, Failed) or task is None:
+        if not isinstance(location, Failed) or task is None:
             return
-        if place.code == TaskCancelledError.code or place is self.expected or self._is_over:
+        if location.code == TaskCancelledError.code or location is self.expected or self._is_over:
             return
         if asked or entry._subscribers or not self._is_wanted:
-            self.seen(place)
+            self.seen(location)
             return
-        error = self._errors.get(id(place))
+        error = self._errors.get(id(location))
         if error is None:
-            error = self._errors[id(place)] = _Error(place, task.name, task.task_id)
+            error = self._errors[id(location)] = _Error(location, task.name, task.task_id)
         error.refs += 1
 
-    def seen(self, place: Place | None) -> None:
+    def seen(self, location: Location | None) -> None:
         """Somebody has this error (any thread)."""
-        self._errors.pop(id(place), None)
+        self._errors.pop(id(location), None)
 
     def asked_for(self, entries: Iterable[Entry]) -> None:
         """Somebody wanted all of these, and had the error of one of them (any thread)."""
         for entry in entries:
-            if entry.place is None and entry.task is not None:
+            if entry.location is None and entry.task is not None:
                 self.asked.add(id(entry))
-            elif isinstance(entry.place, Failed):
-                self.seen(entry.place)
+            elif isinstance(entry.location, Failed):
+                self.seen(entry.location)
 
-    def freed(self, place: Place | None) -> None:
+    def freed(self, location: Location | None) -> None:
         """The last ref to an object went (loop thread)."""
-        error = self._errors.get(id(place))
+        error = self._errors.get(id(location))
         if error is None:
             return
         error.refs -= 1

@@ -20,7 +20,7 @@ from stoker.runtime.serialization.pickling import Packed, unpack
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import capacity_for
 from stoker_wire.errors import ArenaFullError
-from stoker_wire.messages.data import Buffer, Failed, Inline, Place, Stored
+from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Stored
 from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class ValueStore:
         self._telling = False
         self._remote = RemoteReader(identity, io, clients, arena)
 
-    def place(self, object_id: str, packed: Packed, owner_id: str = "") -> Place:
+    def store(self, object_id: str, packed: Packed, owner_id: str = "") -> Location:
         """Return where a packed value lies: in the message if small, else in the arena.
 
         ``owner_id`` is the runtime that its refs belong to, this one if none is given. Raises
@@ -109,7 +109,7 @@ class ValueStore:
             raise
 
     def discard(self, object_id: str) -> None:
-        """Free what was written under this id, if anything was, though nobody got its place."""
+        """Free what was written under this id, if anything was, though nobody got its location."""
         arena, node = self.arena, self._node
         if arena is not None and node is not None:
             if arena.recycle(object_id):
@@ -165,42 +165,45 @@ class ValueStore:
         client = self._clients.client_of(url)
         await client.call("POST", "/v1/arena/room", room, timeout_s=_ROOM_S)
 
-    def load(self, place: Place, object_id: str, timeout_s: float | None = None) -> Any:
-        """Return the value at a place, or raise its error. Not on the loop thread."""
-        if isinstance(place, Failed):
-            raise error_of(place)
-        data, buffers = self.bytes_of(place, object_id, timeout_s)
+    def load(self, location: Location, object_id: str, timeout_s: float | None = None) -> Any:
+        """Return the value at a location, or raise its error. Not on the loop thread."""
+        if isinstance(location, Failed):
+            raise error_of(location)
+        data, buffers = self.bytes_of(location, object_id, timeout_s)
         return unpack(data, buffers, what=f"the value of {object_id}")
 
     def bytes_of(
-        self, place: Place, object_id: str, timeout_s: float | None = None
+        self, location: Location, object_id: str, timeout_s: float | None = None
     ) -> tuple[Any, list[Any]]:
         """Return the stream and buffers of a value, fetched from its node if need be."""
-        if isinstance(place, Inline):
-            return place.data, [b.view for b in place.buffers]
-        assert isinstance(place, Stored)
-        object_id = place.object_id or object_id
-        arena = self._clients.arena_of(place.node_id)
+        if isinstance(location, Inline):
+            return location.data, [b.view for b in location.buffers]
+        assert isinstance(location, Stored)
+        object_id = location.object_id or object_id
+        arena = self._clients.arena_of(location.node_id)
         if arena is not None:
             try:
                 return arena.read(object_id)
             except ObjectLostError:
-                self._remote.check_alive(place.node_id, object_id)
+                self._remote.check_alive(location.node_id, object_id)
                 raise
-        return self._remote.fetch(place, object_id, timeout_s)
+        return self._remote.fetch(location, object_id, timeout_s)
 
-    def is_near(self, place: Place) -> bool:
+    def is_near(self, location: Location) -> bool:
         """Return whether reading a value is known to need nothing of another machine."""
-        return not isinstance(place, Stored) or self._clients.seen_arena(place.node_id) is not None
+        return (
+            not isinstance(location, Stored)
+            or self._clients.seen_arena(location.node_id) is not None
+        )
 
-    def free(self, place: Place | None, object_id: str = "") -> None:
+    def free(self, location: Location | None, object_id: str = "") -> None:
         """Free the arena's bytes of a value that nobody needs any more, if it has any."""
-        if isinstance(place, Stored):
-            object_id = place.object_id or object_id
-            arena = self._clients.seen_arena(place.node_id)
+        if isinstance(location, Stored):
+            object_id = location.object_id or object_id
+            arena = self._clients.seen_arena(location.node_id)
             if arena is not None and not arena.recycle(object_id):
                 arena.drop_from_disk(object_id)  # views of it keep what they have
-            self._to_free.append((place.node_url, object_id))
+            self._to_free.append((location.node_url, object_id))
 
     def flush(self) -> None:
         """Begin to tell the nodelets what was sealed and freed (loop thread)."""

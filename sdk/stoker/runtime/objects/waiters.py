@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker_wire.messages.data import Failed, Place
+from stoker_wire.messages.data import Failed, Location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +50,7 @@ class ThreadWaiter:
         self._gate = threading.Lock()
         self._gate.acquire()
 
-    def settled(self, place: Place | None = None) -> None:
+    def settled(self, location: Location | None = None) -> None:
         """One entry settled (loop thread)."""
         self.missing -= 1
         if self.missing == 0:
@@ -70,10 +70,10 @@ class FailFastWaiter(ThreadWaiter):
         super().__init__()
         self.failed: Failed | None = None
 
-    def settled(self, place: Place | None = None) -> None:
+    def settled(self, location: Location | None = None) -> None:
         """One entry settled (loop thread)."""
-        if type(place) is Failed and self.missing > 0:
-            self.failed = place
+        if type(location) is Failed and self.missing > 0:
+            self.failed = location
             self.missing = 1  # those that settle later find the gate open and leave it alone
         self.missing -= 1
         if self.missing == 0:
@@ -89,7 +89,7 @@ class LoopWaiter:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
-    def settled(self, place: Place | None = None) -> None:
+    def settled(self, location: Location | None = None) -> None:
         """The entry settled (the runtime's loop thread)."""
         self._loop.call_soon_threadsafe(self._wake)
 
@@ -106,7 +106,7 @@ class Callback:
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
 
-    def settled(self, place: Place | None = None) -> None:
+    def settled(self, location: Location | None = None) -> None:
         """The entry settled (loop thread)."""
         self._function()
 

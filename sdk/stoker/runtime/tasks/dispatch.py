@@ -31,18 +31,18 @@ class Slot(Generic[T]):
     __slots__ = (
         "_costs",
         "busy_since_s",
+        "channel",
         "closing",
         "inflight",
         "last_used_s",
         "lease_id",
-        "line",
         "load_s",
         "paused",
     )
 
-    def __init__(self, lease_id: str, line: object, now_s: float) -> None:
+    def __init__(self, lease_id: str, channel: object, now_s: float) -> None:
         self.lease_id = lease_id
-        self.line = line
+        self.channel = channel
         self.inflight: dict[str, T] = {}
         self.load_s = 0.0
         """Expected length of all that is at the worker."""
@@ -59,7 +59,7 @@ class Slot(Generic[T]):
             return False
         if not self.inflight:
             return True
-        if task.alone or next(iter(self.inflight.values())).alone:
+        if task.exclusive or next(iter(self.inflight.values())).exclusive:
             return False
         count, load_s = len(self.inflight), self.load_s + cost_s(task)
         return count < MAX_DEPTH and load_s <= (_PAIR_S if count == 1 else PIPELINE_S)
@@ -94,9 +94,9 @@ class ClassQueue(Generic[T]):
         self.ready: ReadyQueue[T] = ReadyQueue()
         self.slots: dict[str, Slot[T]] = {}
 
-    def add_slot(self, lease_id: str, line: object, now_s: float) -> Slot[T]:
+    def add_slot(self, lease_id: str, channel: object, now_s: float) -> Slot[T]:
         """A lease was granted."""
-        slot = self.slots[lease_id] = Slot[T](lease_id, line, now_s)
+        slot = self.slots[lease_id] = Slot[T](lease_id, channel, now_s)
         return slot
 
     def drop_slot(self, lease_id: str) -> list[T]:
@@ -127,7 +127,7 @@ class ClassQueue(Generic[T]):
         """A call came back; return it, or None if it was no longer there."""
         task = slot.pop(task_id)
         if task is not None:
-            task.took(duration_s)
+            task.record_duration(duration_s)
         slot.paused = False
         slot.last_used_s = slot.busy_since_s = now_s
         return task

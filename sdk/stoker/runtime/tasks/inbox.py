@@ -19,7 +19,7 @@ _TAKE_TASKS = 500
 """What is taken of one thread's at a time."""
 
 
-class _Inbox(threading.local):
+class _ThreadInbox(threading.local):
     """What the calling thread submitted, and its name for each function."""
 
     def __init__(self, all_inboxes: list[tuple[deque[PendingTask], threading.Thread]]) -> None:
@@ -29,17 +29,17 @@ class _Inbox(threading.local):
         self.tasks = tasks
 
 
-class Submissions:
+class TaskInbox:
     """The tasks that were submitted and not taken in."""
 
     def __init__(self) -> None:
         self._inboxes: list[tuple[deque[PendingTask], threading.Thread]] = []
-        self._mine = _Inbox(self._inboxes)
+        self._mine = _ThreadInbox(self._inboxes)
 
     def __bool__(self) -> bool:
         return any(tasks for tasks, _ in self._inboxes)
 
-    def flow_of(self, spec: FunctionSpec) -> Hashable:
+    def fairness_key(self, spec: FunctionSpec) -> Hashable:
         """Name what takes turns with other calls: those of one function by the calling thread."""
         flows = self._mine.flows
         flow = flows.get(spec.function)

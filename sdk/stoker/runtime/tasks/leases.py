@@ -64,7 +64,7 @@ class _Tasks(Protocol):
 
     def pump(self, key: bytes) -> None: ...
     def fail_class(self, key: bytes, error: StokerError) -> None: ...
-    def on_returned(self, line: Channel, task_ids: list[str]) -> None: ...
+    def on_returned(self, channel: Channel, task_ids: list[str]) -> None: ...
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None: ...
 
 
@@ -159,7 +159,7 @@ class Leases:
             await self._release([lease_id])
             return
         try:
-            line = await self._channels.channel(granted.address)
+            channel = await self._channels.channel(granted.address)
         except StokerError as error:
             leases = self._classes[key]
             leases.failures += 1
@@ -172,7 +172,7 @@ class Leases:
             return
         self._classes[key].failures, self._classes[key].broken = 0, ""
         self._held[lease_id] = (key, granted)
-        queue.add_slot(lease_id, line, self._io.loop.time())
+        queue.add_slot(lease_id, channel, self._io.loop.time())
         if not self._polling:
             self._polling = True
             self._io.background.spawn(self._poll(), name="poll")
@@ -284,21 +284,21 @@ class Leases:
         if queue.ready:
             self.ask(key)
 
-    def retire(self, line: Channel) -> None:
-        """The worker of a line takes no more calls: give its lease back. Its nodelet ends it when
+    def retire(self, channel: Channel) -> None:
+        """The worker of a channel takes no more calls: give its lease back. Its nodelet ends it when
         nobody needs what it owns."""
         for lease_id, (key, _) in list(self._held.items()):
             slot = self._tasks.queues[key].slots.get(lease_id)
-            if slot is not None and slot.line is line:
+            if slot is not None and slot.channel is channel:
                 slot.closing = True  # before its calls look for another place
-                self._tasks.on_returned(line, list(slot.inflight))
+                self._tasks.on_returned(channel, list(slot.inflight))
                 self._give_back([lease_id], reason="max_calls reached")
 
-    def lost_line(self, line: Channel) -> None:
-        """A line closed: if a lease's worker was behind it, that worker died."""
+    def on_channel_closed(self, channel: Channel) -> None:
+        """A channel closed: if a lease's worker was behind it, that worker died."""
         for lease_id, (key, granted) in list(self._held.items()):
             slot = self._tasks.queues[key].slots.get(lease_id)
-            if slot is not None and slot.line is line:
+            if slot is not None and slot.channel is channel:
                 slot.closing = True
                 del self._held[lease_id]
                 self._io.background.spawn(

@@ -71,15 +71,17 @@ class PendingCalls:
         """Settle a call's results and forget it."""
         self._forget(task)
         settle = self._objects.settle
-        places = result.returns
+        locations = result.returns
         if task.stream is not None:
-            failure = places[0] if places and isinstance(places[0], Failed) else None
+            failure = locations[0] if locations and isinstance(locations[0], Failed) else None
             task.stream.ended(result.nitems, failure)
             return
-        if len(places) != len(task.entries) or (len(places) > 1 and type(places[0]) is Failed):
-            places = places[:1] * len(task.entries)
-        for entry, place in zip(task.entries, places, strict=True):
-            settle(entry, place)
+        if len(locations) != len(task.entries) or (
+            len(locations) > 1 and type(locations[0]) is Failed
+        ):
+            locations = locations[:1] * len(task.entries)
+        for entry, location in zip(task.entries, locations, strict=True):
+            settle(entry, location)
 
     def fail(self, task: PendingTask, failed: Failed, *, report: bool = True) -> None:
         """Settle all results of a call with an error that its worker did not report."""
@@ -98,18 +100,24 @@ class PendingCalls:
         if task.slot is not None:
             task.slot.pop(task.task_id)
         self._objects.values.free(task.args)
-        task.phase, task.slot, task.line, task.deps, task.nested = Phase.ENDED, None, None, (), ()
+        task.phase, task.slot, task.channel, task.deps, task.nested = (
+            Phase.ENDED,
+            None,
+            None,
+            (),
+            (),
+        )
 
-    def on_item(self, line: Channel, message: Item) -> None:
+    def on_item(self, channel: Channel, message: Item) -> None:
         """Take what a streaming task or method yielded."""
         task = self.by_id.get(message.task_id)
         if task is not None and task.stream is not None and task.attempt == message.attempt:
-            task.stream.produced(line, message.index, message.place)
+            task.stream.produced(channel, message.index, message.location)
         else:
-            self._objects.discard([message.place])
-        if message.place.refs:
+            self._objects.discard([message.location])
+        if message.location.refs:
             index = return_id(message.task_id, message.index)
-            self._objects.borrowing.release(line, [index])
+            self._objects.borrowing.release_pinned(channel, [index])
 
     def cancel(self, task_id: str, *, force: bool, recursive: bool) -> None:
         """Stop a call; nothing to do where it is settled."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Hashable, Iterator
 from typing import Generic, Protocol, TypeVar
 
-TURN_S = 0.001
+QUANTUM_S = 0.001
 """How much work of one flow is sent before the next one's turn (one call, if it is longer)."""
 LEASE_S = 0.02
 """What another lease takes to get: work that is done sooner is not worth one."""
@@ -26,14 +26,14 @@ class Dispatched(Protocol):
         """Whose call it is: flows take turns, whatever waits in each."""
 
     @property
-    def alone(self) -> bool:
+    def exclusive(self) -> bool:
         """Whether it shares a worker with no other call: if that worker dies, it was this one."""
 
     @property
     def expected_s(self) -> float | None:
         """How long calls of its function take, as measured; None before the first came back."""
 
-    def took(self, duration_s: float) -> None:
+    def record_duration(self, duration_s: float) -> None:
         """It came back after ``duration_s`` of user code."""
 
 
@@ -47,7 +47,7 @@ def cost_s(task: Dispatched) -> float:
 
 
 class ReadyQueue(Generic[T]):
-    """Waiting tasks: each flow in its order, and the flows in turns of ``TURN_S`` of work.
+    """Waiting tasks: each flow in its order, and the flows in turns of ``QUANTUM_S`` of work.
 
     So a single call does not wait behind a hundred thousand of another function or thread.
     """
@@ -58,7 +58,7 @@ class ReadyQueue(Generic[T]):
         self._flows: dict[Hashable, deque[T]] = {}
         self._turns: deque[deque[T]] = deque()
         """The flows that are not empty, the one whose turn it is first."""
-        self._left_s = TURN_S
+        self._left_s = QUANTUM_S
         self._nwaiting = 0
         self._dropped: set[str] = set()
 
@@ -91,7 +91,7 @@ class ReadyQueue(Generic[T]):
         if flow is None:
             flow = self._flows[task.flow] = deque()
             self._turns.appendleft(flow)
-            self._left_s = TURN_S
+            self._left_s = QUANTUM_S
         flow.appendleft(task)
         self._nwaiting += 1
 
@@ -111,7 +111,7 @@ class ReadyQueue(Generic[T]):
             self._end(flow, task)
         elif self._left_s <= 0.0:
             self._turns.rotate(-1)
-            self._left_s = TURN_S
+            self._left_s = QUANTUM_S
         return task
 
     def drop(self, task: T) -> None:
@@ -131,7 +131,7 @@ class ReadyQueue(Generic[T]):
         del self._flows[last.flow]
         if self._turns[0] is flow:
             self._turns.popleft()
-            self._left_s = TURN_S
+            self._left_s = QUANTUM_S
         else:
             self._turns.remove(flow)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _RESULTS = 1000
 
 
-class Memo:
+class ResultCache:
     """Keeps the refs, and so the results. Any thread."""
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Memo:
         """Return the ref of an equal call that did not fail, if there was one."""
         with self._lock:
             ref = self._refs.pop(key, None)
-            if ref is None or isinstance(ref._entry.place, Failed):
+            if ref is None or isinstance(ref._entry.location, Failed):
                 return None
             self._refs[key] = ref  # the last used is the last to go
             return ref

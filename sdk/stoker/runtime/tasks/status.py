@@ -65,8 +65,8 @@ class TaskStatus:
     def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
         """Return what the history keeps of a task."""
         facts.setdefault("attempt", task.attempt)
-        if task.line is not None:
-            peer = task.line.peer
+        if task.channel is not None:
+            peer = task.channel.peer
             facts.update(node_id=peer.node_id, worker_id=peer.peer_id)
         return TaskRecord(
             task_id=task.task_id,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.objects.waiters import LoopWaiter, ThreadWaiter
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Credit, Failed, Inline, Place
+from stoker_wire.messages.data import Credit, Failed, Inline, Location
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,19 +45,19 @@ class Stream:
 
     # loop thread
 
-    def produced(self, line: Channel, index: int, place: Place) -> None:
+    def produced(self, channel: Channel, index: int, location: Location) -> None:
         """The task yielded its ``index``-th value. A retry yields old ones again: skip them."""
-        self._line = line
+        self._line = channel
         objects = self._objects
         if index == 0 and self._taken:
             # Another attempt: its credit begins at nothing, and the consumer may take nothing more
             # until it is behind what it had.
-            line.post(Credit(self.task_id, self._taken))
+            channel.post(Credit(self.task_id, self._taken))
         if index < self._count or self._abandoned:
-            objects.discard([place])
+            objects.discard([location])
             return
         ref = objects.new_ref(return_id(self.task_id, index))
-        objects.settle(ref._entry, place)
+        objects.settle(ref._entry, location)
         with self._lock:
             self._count = index + 1
             self._items.append(ref)
@@ -114,9 +114,9 @@ class Stream:
         return self._items.popleft()
 
     def _credited(self, ref: ObjectRef[Any] | None) -> ObjectRef[Any] | None:
-        line = self._line
-        if ref is not None and line is not None and self._taken % (AHEAD // 4) == 0:
-            self._io.call_soon(line.post, Credit(self.task_id, self._taken))
+        channel = self._line
+        if ref is not None and channel is not None and self._taken % (AHEAD // 4) == 0:
+            self._io.call_soon(channel.post, Credit(self.task_id, self._taken))
         return ref
 
     def abandoned(self) -> None:

@@ -16,9 +16,9 @@ from stoker.runtime.current_task import current_task_id
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker.runtime.tasks.dispatch import ClassQueue
-from stoker.runtime.tasks.inbox import Submissions
+from stoker.runtime.tasks.inbox import TaskInbox
 from stoker.runtime.tasks.leases import Leases
-from stoker.runtime.tasks.result_cache import Memo
+from stoker.runtime.tasks.result_cache import ResultCache
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
@@ -65,12 +65,12 @@ class TaskSubmitter:
         self._objects = objects
         self._pending = pending
         self._ids = IdSource(Prefix.TASK)
-        self._submitted = Submissions()
+        self._submitted = TaskInbox()
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
         self.leases = Leases(
             address.peer_id, io, channels, clients, self, idle_s=settings.lease_idle_s
         )
-        self.memo = Memo()
+        self.cache = ResultCache()
 
     # -- user threads ----------------------------------------------------------------------------
 
@@ -81,26 +81,26 @@ class TaskSubmitter:
         """
         task_id = self._ids()
         values, mine = self._objects.values, self._address
-        place, deps, nested = pack_arguments(values, mine, task_id, spec, args, kwargs)
+        location, deps, nested = pack_arguments(values, mine, task_id, spec, args, kwargs)
         key = None
-        if spec.options.cache and isinstance(place, Inline) and not deps and not nested:
-            key = self.memo.key(spec.function, place)
-            found = self.memo.get(key)
+        if spec.options.cache and isinstance(location, Inline) and not deps and not nested:
+            key = self.cache.key(spec.function, location)
+            found = self.cache.get(key)
             if found is not None:
                 return found
-        parent_task_id, flow = current_task_id(), self._submitted.flow_of(spec)
-        task = PendingTask(task_id, spec, place, deps, nested, parent_task_id, flow)
+        parent_task_id, flow = current_task_id(), self._submitted.fairness_key(spec)
+        task = PendingTask(task_id, spec, location, deps, nested, parent_task_id, flow)
         result = self._pending.add(task)
         if key is not None and isinstance(result, ObjectRef):
-            self.memo.put(key, result)
+            self.cache.put(key, result)
         self._submitted.add(task)
         self._io.wake()
         return result
 
     def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
         """Stop a task (loop thread): drop it if it waits, tell its worker if it runs."""
-        if task.phase is Phase.SENT and task.line is not None:
-            task.line.post(Cancel(task.task_id, force, recursive))
+        if task.phase is Phase.SENT and task.channel is not None:
+            task.channel.post(Cancel(task.task_id, force, recursive))
         elif task.phase is not Phase.SENT:
             self._unqueue(task)
             self._pending.fail(task, failed_with(cancelled_error(task)))
@@ -137,7 +137,7 @@ class TaskSubmitter:
         if failed is not None:  # also while others are not there yet
             self._pending.fail(task, failed)
             return False
-        waiting = [d for d in task.deps if d._entry.place is None]
+        waiting = [d for d in task.deps if d._entry.location is None]
         if not waiting:
             return True
         task.phase, task.waiting_deps = Phase.WAITING, len(waiting)
@@ -146,8 +146,8 @@ class TaskSubmitter:
             task.waiting_deps -= 1
             if task.phase is not Phase.WAITING:
                 return
-            if isinstance(entry.place, Failed):
-                self._pending.fail(task, entry.place)
+            if isinstance(entry.location, Failed):
+                self._pending.fail(task, entry.location)
             elif task.waiting_deps == 0:
                 self._arguments_ready(task)
 
@@ -209,11 +209,11 @@ class TaskSubmitter:
         queue = self.queues[key]
         now = self._io.loop.time()
         for slot, batch in queue.pump(now):
-            line = slot.line
-            assert isinstance(line, Channel)
+            channel = slot.channel
+            assert isinstance(channel, Channel)
             for task in batch:
-                task.phase, task.slot, task.line = Phase.SENT, slot, line
-            line.post(run_frame(line, batch, self._address))
+                task.phase, task.slot, task.channel = Phase.SENT, slot, channel
+            channel.post(run_frame(channel, batch, self._address))
         if queue.ready:
             self.leases.ask(key)
 
@@ -221,7 +221,7 @@ class TaskSubmitter:
         for key in keys:
             self.pump(key)
 
-    def on_done(self, line: Channel, results: list[Result]) -> None:
+    def on_done(self, channel: Channel, results: list[Result]) -> None:
         """Results came back."""
         now = self._io.loop.time()
         touched: dict[bytes, None] = {}
@@ -243,7 +243,7 @@ class TaskSubmitter:
 
     def _again(self, task: PendingTask, *, delay_s: float = 0.0) -> None:
         """Queue a task for another attempt."""
-        task.slot = task.line = None
+        task.slot = task.channel = None
         task.phase = Phase.WAITING
 
         if delay_s:
@@ -257,12 +257,12 @@ class TaskSubmitter:
             self._enqueue(task, touched)
             self._pump_all(touched)
 
-    def on_returned(self, line: Channel, task_ids: list[str]) -> None:
+    def on_returned(self, channel: Channel, task_ids: list[str]) -> None:
         """A worker gave calls back unstarted: to take them elsewhere, or because it waits in get."""
         by_slot: dict[str, list[PendingTask]] = {}
         for task_id in task_ids:
             task = self._pending.by_id.get(task_id)
-            if task is not None and task.slot is not None and task.line is line:
+            if task is not None and task.slot is not None and task.channel is channel:
                 by_slot.setdefault(task.slot.lease_id, []).append(task)
         for tasks in by_slot.values():
             queue, slot = tasks[0].queue, tasks[0].slot
@@ -270,16 +270,16 @@ class TaskSubmitter:
             assert slot is not None
             queue.taken_back(slot, [t.task_id for t in tasks])
             for task in tasks:
-                task.slot = task.line = None
+                task.slot = task.channel = None
                 task.phase = Phase.QUEUED
                 if task.cancelled:
                     queue.ready.drop(task)
                     self._pending.fail(task, failed_with(cancelled_error(task)))
             self.pump(tasks[0].spec.demand_key)
 
-    def on_retire(self, line: Channel) -> None:
+    def on_retire(self, channel: Channel) -> None:
         """A worker takes no more calls: end its lease when it has none of ours."""
-        self.leases.retire(line)
+        self.leases.retire(channel)
 
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None:
         """The worker of a lease died: the call it ran may be tried again.
@@ -294,7 +294,7 @@ class TaskSubmitter:
             if task.cancelled:
                 self._pending.fail(task, failed_with(cancelled_error(task)))
             elif len(lost) > 1:
-                task.suspect = True
+                task.isolate = True
                 self._again(task)
             elif task.take_retry():
                 self._pending.status.ended(task, failed_with(cause), attempt=task.attempt - 1)
@@ -324,7 +324,7 @@ class TaskSubmitter:
             case Phase.NEW:
                 return "it is being taken in"
             case Phase.WAITING:
-                missing = [d.id for d in task.deps if d._entry.place is None]
+                missing = [d.id for d in task.deps if d._entry.location is None]
                 if not missing:
                     return "it waits for its next attempt"
                 if len(missing) == 1:
@@ -335,7 +335,7 @@ class TaskSubmitter:
             case Phase.REGISTERING:
                 return "its function is being stored in the gcs"
             case Phase.SENT:
-                where = task.line.peer.peer_id if task.line is not None else "a worker"
+                where = task.channel.peer.peer_id if task.channel is not None else "a worker"
                 return f"it was sent to worker {where} and has not finished"
             case Phase.ENDED:
                 return "it has ended"
@@ -345,14 +345,14 @@ class TaskSubmitter:
         now = self._io.loop.time()
         for key, queue in self.queues.items():
             for slot, task_ids in queue.to_revoke(now):
-                assert isinstance(slot.line, Channel)
-                slot.line.post(Revoke(task_ids))
+                assert isinstance(slot.channel, Channel)
+                slot.channel.post(Revoke(task_ids))
             self.leases.tick(key, queue, now)
         self.leases.tell_idle()
 
-    def lost_line(self, line: Channel) -> None:
-        """A line to a worker closed."""
-        self.leases.lost_line(line)
+    def on_channel_closed(self, channel: Channel) -> None:
+        """A channel to a worker closed."""
+        self.leases.on_channel_closed(channel)
 
     @property
     def busy(self) -> bool:

@@ -23,7 +23,7 @@ from stoker_wire.messages.data import (
     Dep,
     Failed,
     Inline,
-    Place,
+    Location,
     Run,
     Stored,
     Template,
@@ -110,7 +110,7 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
 
     task_id: str
     spec: FunctionSpec
-    args: Place
+    args: Location
     deps: Sequence[ObjectRef[Any]]
     nested: Sequence[ObjectRef[Any]]
     parent_task_id: str
@@ -120,12 +120,12 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
     stream: Stream | None = None
     queue: ClassQueue[PendingTask] | None = None
     slot: Slot[PendingTask] | None = None
-    line: Channel | None = None
+    channel: Channel | None = None
     attempt: int = 0
     retries_left: int = 0
     submitted_at_s: float = 0.0
     cancelled: bool = False
-    suspect: bool = False
+    isolate: bool = False
     """It was among several calls at a worker that died, and may be what ended it."""
     waiting_deps: int = 0
 
@@ -143,12 +143,12 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
         return self.spec.submitter.describe(self)
 
     @property
-    def alone(self) -> bool:
+    def exclusive(self) -> bool:
         """Whether it is sent to a worker that has nothing else: the one to blame is known then.
 
         A call that must not run twice is: no result of a call before it can be lost with it.
         """
-        return self.suspect or self.spec.options.max_retries == 0
+        return self.isolate or self.spec.options.max_retries == 0
 
     @property
     def group(self) -> str:
@@ -160,7 +160,7 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
         """How long calls of its function take, if any came back."""
         return self.spec.mean_s
 
-    def took(self, duration_s: float) -> None:
+    def record_duration(self, duration_s: float) -> None:
         """Learn from a call that came back."""
         spec = self.spec
         mean_s = spec.mean_s
@@ -183,7 +183,7 @@ def pack_arguments(
     spec: FunctionSpec,
     args: Sequence[Any],
     kwargs: dict[str, Any],
-) -> tuple[Place, Sequence[ObjectRef[Any]], Sequence[ObjectRef[Any]]]:
+) -> tuple[Location, Sequence[ObjectRef[Any]], Sequence[ObjectRef[Any]]]:
     """Return (packed arguments, top-level refs in order, refs nested inside values).
 
     The stream is a pickle of ``(args, kwargs, where)``; ``where`` lists the position or name of
@@ -212,11 +212,11 @@ def pack_arguments(
     packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
     refs = tuple(wire_ref(ref, mine) for ref in packed.refs)
     if packed.nbytes > FRAME_MAX_BYTES and values.arena is not None:
-        place = values.place(return_id(task_id, "args"), packed)
+        location = values.store(return_id(task_id, "args"), packed)
     else:
         # The user may change an array after the call: what is sent later must be a copy.
-        place = Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
-    return place, deps, packed.refs
+        location = Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
+    return location, deps, packed.refs
 
 
 def call_of(task: PendingTask, mine: Address) -> Call:
@@ -236,15 +236,15 @@ def call_of(task: PendingTask, mine: Address) -> Call:
 
 
 def _dep(ref: ObjectRef[Any], mine: Address) -> Dep:
-    place = ref._entry.place
-    assert place is not None
-    return Dep(wire_ref(ref, mine), place)
+    location = ref._entry.location
+    assert location is not None
+    return Dep(wire_ref(ref, mine), location)
 
 
-def run_frame(line: Channel, batch: Sequence[PendingTask], mine: Address) -> Run:
-    """Return the message that runs a batch, with the templates that the line has not carried."""
+def run_frame(channel: Channel, batch: Sequence[PendingTask], mine: Address) -> Run:
+    """Return the message that runs a batch, with the templates that the channel has not carried."""
     templates: list[Template] = []
-    sent = line.templates_sent
+    sent = channel.templates_sent
     for task in batch:
         template = task.spec.template
         if template.number not in sent:
@@ -259,9 +259,9 @@ def locality_of(tasks: Iterable[PendingTask]) -> dict[str, int]:
     """Return how many bytes of these tasks' arguments lie on which node (what frames carry is free)."""
     nbytes: dict[str, int] = {}
     for task in tasks:
-        for place in (task.args, *(ref._entry.place for ref in task.deps)):
-            if isinstance(place, Stored):
-                nbytes[place.node_id] = nbytes.get(place.node_id, 0) + place.nbytes
+        for location in (task.args, *(ref._entry.location for ref in task.deps)):
+            if isinstance(location, Stored):
+                nbytes[location.node_id] = nbytes.get(location.node_id, 0) + location.nbytes
     return nbytes
 
 
@@ -292,9 +292,9 @@ def missed_start(task: PendingTask, why: str) -> TaskTimeoutError:
 def failed_dep(task: PendingTask) -> Failed | None:
     """Return the failure of the first argument that failed, if one did."""
     for ref in task.deps:
-        place = ref._entry.place
-        if isinstance(place, Failed):
-            return place
+        location = ref._entry.location
+        if isinstance(location, Failed):
+            return location
     return None
 
 
@@ -302,6 +302,6 @@ def missing_dep(task: PendingTask) -> Entry | None:
     """Return the first argument that is not there yet, or None."""
     for ref in task.deps:
         entry = ref._entry
-        if entry.place is None:
+        if entry.location is None:
             return entry
     return None

@@ -228,7 +228,7 @@ class ActorHost:
     def _before(self, work: ReceivedCall) -> list[str]:
         """The calls that go on while this one begins; those of its own group are behind it."""
         group, mine = work.template.group, work.call.task_id
-        queued = self.calls.unstarted.copy().values()
+        queued = self.calls.queued.copy().values()
         return [
             *(task_id for task_id in self.calls.running.copy() if task_id != mine),
             *(other.call.task_id for other in queued if other.template.group != group),
@@ -249,8 +249,8 @@ class ActorHost:
         return terminate
 
     def _wait_for(self, task_ids: list[str]) -> None:
-        running, unstarted = self.calls.running, self.calls.unstarted
-        while not self.end.begun and any(i in running or i in unstarted for i in task_ids):
+        running, queued = self.calls.running, self.calls.queued
+        while not self.end.begun and any(i in running or i in queued for i in task_ids):
             time.sleep(_POLL_S)
 
     def report(self, outcome: Outcome) -> None:
@@ -306,7 +306,7 @@ class ActorHost:
 
     def _run_in_thread(self, work: ReceivedCall) -> None:
         task_id = work.call.task_id
-        if not self.end.begun and self.calls.unstarted.pop(task_id, None) is not None:
+        if not self.end.begun and self.calls.queued.pop(task_id, None) is not None:
             self.calls.running[task_id] = work
             try:
                 self.report(self.invoker.invoke(work, self.callable_of(work)))

@@ -228,7 +228,7 @@ class ActorEnd:
             os._exit(self.reason.exit_code)
 
     async def _say_goodbye(self) -> None:
-        """Close the lines behind what was posted on them: the gcs ends this process once it knows."""
+        """Close the channels behind what was posted on them: the gcs ends this process once it knows."""
         with contextlib.suppress(StokerError, TimeoutError, OSError):
             async with asyncio.timeout(_SEND_S):
                 await self._leave_cluster()

@@ -6,21 +6,21 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stoker_wire.messages.data import Failed
+from stoker_wire.messages.data import Failed, Result
 
 if TYPE_CHECKING:
     from stoker.exceptions import StokerError
     from stoker_wire.data.channel import Channel
-    from stoker_wire.messages.data import Call, Result, Template
+    from stoker_wire.messages.data import Call, Template
 
 
 class ReceivedCall:
     """One call at this worker."""
 
-    __slots__ = ("answered", "call", "interrupt", "line", "reported", "started_at_s", "template")
+    __slots__ = ("answered", "call", "channel", "interrupt", "reported", "started_at_s", "template")
 
-    def __init__(self, line: Channel, call: Call, template: Template) -> None:
-        self.line = line
+    def __init__(self, channel: Channel, call: Call, template: Template) -> None:
+        self.channel = channel
         self.call = call
         self.template = template
         self.started_at_s = 0.0
@@ -33,13 +33,13 @@ class ReceivedCall:
 
 @dataclass(slots=True)
 class Outcome:
-    """How a call ended, before it is sent. ``escaped`` are refs inside its results."""
+    """How a call ended, before it is sent. ``contained`` are refs inside its results."""
 
     work: ReceivedCall
     result: Result
     ended_at_s: float
     result_nbytes: int = 0
-    escaped: tuple[Any, ...] = ()
+    contained: tuple[Any, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -52,7 +52,7 @@ class CallTable:
     """The calls at this worker that have not ended. Read by any thread."""
 
     def __init__(self) -> None:
-        self.unstarted: dict[str, ReceivedCall] = {}
+        self.queued: dict[str, ReceivedCall] = {}
         """Popped by whoever gets there first: the main thread to run, the loop to give back."""
         self.running: dict[str, ReceivedCall] = {}
         self.credits: dict[str, int] = {}

@@ -50,7 +50,7 @@ class _Worker(Protocol):
     @property
     def actor(self) -> _Actor | None: ...
     def answer(self, work: ReceivedCall, failed: Failed) -> None: ...
-    def give_back(self, line: Channel, task_ids: list[str]) -> None: ...
+    def give_back(self, channel: Channel, task_ids: list[str]) -> None: ...
 
 
 class Cancellation:
@@ -92,7 +92,7 @@ class Cancellation:
 
     def on_cancel(self, message: Cancel) -> None:
         task_id = message.task_id
-        work = self._calls.unstarted.get(task_id) or self._calls.running.get(task_id)
+        work = self._calls.queued.get(task_id) or self._calls.running.get(task_id)
         if work is None:
             return
         error = TaskCancelledError(f"task {work.template.name} ({task_id}) was cancelled")
@@ -102,7 +102,7 @@ class Cancellation:
 
     def on_timeout(self, work: ReceivedCall) -> None:
         task_id = work.call.task_id
-        if task_id in self._calls.unstarted and not work.started_at_s:
+        if task_id in self._calls.queued and not work.started_at_s:
             # The clock of `timeout` starts with the task, not with its arrival.
             self._io.loop.call_later(work.template.timeout_s, self.on_timeout, work)
         elif task_id in self._calls.running:
@@ -119,7 +119,7 @@ class Cancellation:
     def _interrupt(self, work: ReceivedCall, error: StokerError, *, grace_s: float | None) -> None:
         """Stop a call: drop it, or raise in it; after ``grace_s`` end this process instead."""
         task_id = work.call.task_id
-        if self._calls.unstarted.pop(task_id, None) is not None:
+        if self._calls.queued.pop(task_id, None) is not None:
             self._worker.answer(work, failed_with(error))
             return
         work.interrupt = error
@@ -167,15 +167,15 @@ class Cancellation:
         assert work.interrupt is not None
         self._worker.answer(work, failed_with(work.interrupt))
         back: dict[Channel, list[str]] = {}
-        for other in list(self._calls.unstarted.values()):
-            back.setdefault(other.line, []).append(other.call.task_id)
-        for line, task_ids in back.items():
-            self._worker.give_back(line, task_ids)
-        work.line.post(Retire())
+        for other in list(self._calls.queued.values()):
+            back.setdefault(other.channel, []).append(other.call.task_id)
+        for channel, task_ids in back.items():
+            self._worker.give_back(channel, task_ids)
+        work.channel.post(Retire())
 
         async def leave() -> None:
             self._events.write()
-            await asyncio.wait_for(work.line.close(), 1.0)
+            await asyncio.wait_for(work.channel.close(), 1.0)
             os._exit(0)
 
         self._io.background.spawn(leave(), name="leave")

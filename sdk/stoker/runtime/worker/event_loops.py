@@ -83,12 +83,12 @@ class GroupLoop:
         began = time.perf_counter()
         try:
             async with self._gate:
-                if host.end.begun or calls.unstarted.pop(task_id, None) is None:
+                if host.end.begun or calls.queued.pop(task_id, None) is None:
                     return
                 calls.running[task_id] = work
                 outcome = await host.invoker.invoke_async(work, host.callable_of(work))
         except asyncio.CancelledError as error:
-            if host.end.begun or calls.unstarted.pop(task_id, None) is None:
+            if host.end.begun or calls.queued.pop(task_id, None) is None:
                 return
             outcome = host.invoker.failure(work, error, began)
         finally:

@@ -90,7 +90,7 @@ class Execution:
     ) -> None:
         self.calls = calls
         self.actor: _Actor | None = None
-        self.escaped: dict[str, tuple[Channel, Any]] = {}
+        self.pinned: dict[str, tuple[Channel, Any]] = {}
         """Refs inside results, held until their callers have borrowed them."""
         self._identity = identity
         self._address = address
@@ -129,7 +129,7 @@ class Execution:
                 return
             if self._retiring:
                 continue  # it goes back with all that came too late
-            work = self.calls.unstarted.pop(task_id, None)
+            work = self.calls.queued.pop(task_id, None)
             if work is not None:
                 self.calls.running[task_id] = work
                 self.report(self._over(self.invoker.invoke(work)))
@@ -157,8 +157,8 @@ class Execution:
     def begin(self) -> None:
         """This worker knows what it is: take the calls that came before that (loop thread)."""
         early, self._early = self._early, []
-        for line, message in early:
-            self._on_run(line, message)
+        for channel, message in early:
+            self._on_run(channel, message)
 
     def become(self, actor: _Actor) -> None:
         """From now on this worker is an actor (loop thread)."""
@@ -170,7 +170,7 @@ class Execution:
     def next_call(self) -> ReceivedCall | None:
         """Wait for the next call of a sync actor, in order; None at the end."""
         while (task_id := self._inbox.get()) is not None and not self._stopped:
-            work = self.calls.unstarted.pop(task_id, None)
+            work = self.calls.queued.pop(task_id, None)
             if work is not None:
                 self.calls.running[task_id] = work
                 return work
@@ -185,7 +185,7 @@ class Execution:
     def send_item(self, work: ReceivedCall, item: Item, refs: list[Any]) -> None:
         """A generator yielded a value with these refs inside (any thread)."""
         flush_output()
-        self._items.append((work.line, item, refs))
+        self._items.append((work.channel, item, refs))
         self._wake()
 
     def _wake(self) -> None:
@@ -195,13 +195,13 @@ class Execution:
 
     # -- the loop thread -------------------------------------------------------------------------
 
-    def on_message(self, line: Channel, message: DataMessage) -> None:
+    def on_message(self, channel: Channel, message: DataMessage) -> None:
         """A caller sent something."""
         match message:
             case Run():
-                self._on_run(line, message)
+                self._on_run(channel, message)
             case Revoke():
-                self.give_back(line, message.task_ids)
+                self.give_back(channel, message.task_ids)
             case Cancel():
                 self.cancellation.on_cancel(message)
             case Credit():
@@ -211,23 +211,25 @@ class Execution:
                         self.calls.credit_changed.notify_all()
             case Release():
                 for task_id in message.task_ids:
-                    self.escaped.pop(task_id, None)
+                    self.pinned.pop(task_id, None)
             case _:
                 return
 
-    def _on_run(self, line: Channel, message: Run) -> None:
+    def _on_run(self, channel: Channel, message: Run) -> None:
         if self._job.lease is None:
             # A caller may be quicker than the nodelet's word on what this worker is.
-            self._early.append((line, message))
+            self._early.append((channel, message))
             return
         for template in message.templates:
-            line.templates.pop(template.number, None)  # the last that came is the last to go
-            line.templates[template.number] = template
-        batch = [ReceivedCall(line, call, line.templates[call.template]) for call in message.calls]
-        while len(line.templates) > TEMPLATES:
-            del line.templates[next(iter(line.templates))]
+            channel.templates.pop(template.number, None)  # the last that came is the last to go
+            channel.templates[template.number] = template
+        batch = [
+            ReceivedCall(channel, call, channel.templates[call.template]) for call in message.calls
+        ]
+        while len(channel.templates) > TEMPLATES:
+            del channel.templates[next(iter(channel.templates))]
         for work in batch:
-            self.calls.unstarted[work.call.task_id] = work
+            self.calls.queued[work.call.task_id] = work
             if work.template.timeout_s:
                 self._io.loop.call_later(
                     work.template.timeout_s, self.cancellation.on_timeout, work
@@ -237,10 +239,10 @@ class Execution:
         elif self._retiring and self.calls.running:
             pass  # they go back with its last result
         elif self._retiring:
-            back = self._refuse(line, [w.call.task_id for w in batch])
+            back = self._refuse(channel, [w.call.task_id for w in batch])
             self._io.background.spawn(back, name="refuse")
         elif self._waits.any:
-            self.give_back(line, [w.call.task_id for w in batch])
+            self.give_back(channel, [w.call.task_id for w in batch])
         else:
             for work in batch:
                 self.enqueue(work)
@@ -249,50 +251,52 @@ class Execution:
         """Hand a call to the main thread (any thread)."""
         self._inbox.put(work.call.task_id)
 
-    def give_back(self, line: Channel, task_ids: list[str]) -> None:
+    def give_back(self, channel: Channel, task_ids: list[str]) -> None:
         if self.actor is not None:
             return  # an actor's calls have nowhere else to go
-        back = [i for i in task_ids if self.calls.unstarted.pop(i, None) is not None]
+        back = [i for i in task_ids if self.calls.queued.pop(i, None) is not None]
         if back:
-            line.post(Returned(back))
+            channel.post(Returned(back))
 
     def _give_all_back(self) -> None:
         """Give back what waits behind a task that waits."""
         if self.actor is None:
-            by_line: dict[Channel, list[str]] = {}
-            for task_id, work in list(self.calls.unstarted.items()):
-                by_line.setdefault(work.line, []).append(task_id)
-            for line, task_ids in by_line.items():
-                self.give_back(line, task_ids)
+            by_channel: dict[Channel, list[str]] = {}
+            for task_id, work in list(self.calls.queued.items()):
+                by_channel.setdefault(work.channel, []).append(task_id)
+            for channel, task_ids in by_channel.items():
+                self.give_back(channel, task_ids)
 
     def answer(self, work: ReceivedCall, failed: Failed) -> None:
         """Tell the caller of a call how it ends, before it does (loop thread)."""
         call = work.call
         self._note(work, failed, time.time())
         self._events.write()
-        work.line.post(Done([Result(call.task_id, call.attempt, (failed,))]))
+        work.channel.post(Done([Result(call.task_id, call.attempt, (failed,))]))
 
     def _flush(self) -> None:
         self._outcomes_awake = False
         outcomes, self._outcomes = self._outcomes, []
         items, self._items = self._items, []  # taken last, sent first: before their call's end
-        for line, item, refs in items:
+        for channel, item, refs in items:
             if refs:
-                self.escaped[return_id(item.task_id, item.index)] = (line, refs)
-            line.post(item)
-        by_line: dict[Channel, list[Outcome]] = {}
+                self.pinned[return_id(item.task_id, item.index)] = (channel, refs)
+            channel.post(item)
+        by_channel: dict[Channel, list[Outcome]] = {}
         for outcome in outcomes:
-            by_line.setdefault(outcome.work.line, []).append(outcome)
-        for line, theirs in by_line.items():
-            if self._retiring or self._objects.borrowing.under_way(line):
+            by_channel.setdefault(outcome.work.channel, []).append(outcome)
+        for channel, theirs in by_channel.items():
+            if self._retiring or self._objects.borrowing.under_way(channel):
                 # The caller stops holding what it passed once it has the result: owners must know
                 # of the refs that were kept here before that. And it gives the lease back: the
                 # nodelet must know before that what this worker is good for.
-                sending = self._io.background.spawn(self._send_later(line, theirs), name="results")
+                sending = self._io.background.spawn(
+                    self._send_later(channel, theirs), name="results"
+                )
                 self._sending.add(sending)
                 sending.add_done_callback(self._sending.discard)
             else:
-                self._send(line, theirs)
+                self._send(channel, theirs)
 
     async def all_sent(self) -> None:
         """Return once the results of all calls that have ended are posted."""
@@ -300,11 +304,11 @@ class Execution:
         if self._sending:
             await asyncio.wait(self._sending)
 
-    async def _send_later(self, line: Channel, outcomes: list[Outcome]) -> None:
-        await self._objects.borrowing.acknowledged(line)
+    async def _send_later(self, channel: Channel, outcomes: list[Outcome]) -> None:
+        await self._objects.borrowing.acknowledged(channel)
         if self._retiring:
             await self._tell_spent()
-        self._send(line, outcomes)
+        self._send(channel, outcomes)
 
     async def _tell_spent(self) -> None:
         """Have the nodelet give this worker no other lease, and end it when that is safe."""
@@ -322,22 +326,22 @@ class Execution:
         except StokerError:
             self._spent = None  # tried again when another lease brings calls here
 
-    async def _refuse(self, line: Channel, task_ids: list[str]) -> None:
+    async def _refuse(self, channel: Channel, task_ids: list[str]) -> None:
         """Give calls back that came after the last one that this worker takes."""
         await self._tell_spent()
-        self.give_back(line, task_ids)
-        line.post(Retire())
+        self.give_back(channel, task_ids)
+        channel.post(Retire())
 
-    def _send(self, line: Channel, outcomes: list[Outcome]) -> None:
+    def _send(self, channel: Channel, outcomes: list[Outcome]) -> None:
         results: list[Result] = []
         for outcome in outcomes:
             work = outcome.work
             call, result = work.call, outcome.result
             self.calls.running.pop(call.task_id, None)
             self.calls.credits.pop(call.task_id, None)
-            if outcome.escaped:
+            if outcome.contained:
                 result.escaped = True
-                self.escaped[call.task_id] = (line, outcome.escaped)
+                self.pinned[call.task_id] = (channel, outcome.contained)
             if not work.answered:
                 failed = result.returns[-1] if result.returns else None  # generators raise late
                 self._note(
@@ -349,11 +353,11 @@ class Execution:
             results.append(result)
         # Before the caller may act on it: it may end this process next.
         self._events.write()
-        line.post(Done(results))
+        channel.post(Done(results))
         if self._retiring and not self.calls.running:
-            line.post(Retire())
-            for task_id, work in list(self.calls.unstarted.items()):
-                self.give_back(work.line, [task_id])
+            channel.post(Retire())
+            for task_id, work in list(self.calls.queued.items()):
+                self.give_back(work.channel, [task_id])
 
     def _note(
         self,
@@ -383,7 +387,7 @@ class Execution:
         row = (
             call.task_id,
             call.attempt,
-            work.line.job_id or self._job.job_id,
+            work.channel.job_id or self._job.job_id,
             state,
             work.template.name,
             address.node_id,
@@ -402,28 +406,28 @@ class Execution:
                 self._note(work)
         self._events.write()
 
-    def lost_line(self, line: Channel) -> None:
+    def on_channel_closed(self, channel: Channel) -> None:
         """A caller is gone: nobody waits for its calls that have not started."""
-        for task_id, work in list(self.calls.unstarted.items()):
-            if work.line is line:
-                self.calls.unstarted.pop(task_id, None)
-        # Only its line may be cut: it borrows what it was given on another one then.
-        self._io.loop.call_later(GRACE_S, self._forget_escaped, line)
+        for task_id, work in list(self.calls.queued.items()):
+            if work.channel is channel:
+                self.calls.queued.pop(task_id, None)
+        # Only its channel may be cut: it borrows what it was given on another one then.
+        self._io.loop.call_later(GRACE_S, self._unpin, channel)
 
-    def _forget_escaped(self, line: Channel) -> None:
-        for task_id, (caller, _) in list(self.escaped.items()):
-            if caller is line:
-                del self.escaped[task_id]
+    def _unpin(self, channel: Channel) -> None:
+        for task_id, (caller, _) in list(self.pinned.items()):
+            if caller is channel:
+                del self.pinned[task_id]
 
     @property
     def runs(self) -> bool:
         """Whether this worker has calls that have not ended."""
-        return bool(self.calls.running or self.calls.unstarted)
+        return bool(self.calls.running or self.calls.queued)
 
     @property
     def busy(self) -> bool:
         """Whether this worker runs or holds anything that others need."""
-        return bool(self.calls.running or self.calls.unstarted or self.escaped)
+        return bool(self.calls.running or self.calls.queued or self.pinned)
 
 
 _BECOME_ACTOR = "become-actor"

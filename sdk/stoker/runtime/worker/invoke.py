@@ -1,4 +1,4 @@
-"""What one call does: its function, its arguments, the user's code, its results as places."""
+"""What one call does: its function, its arguments, the user's code, its results as locations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.runtime.serialization.pickling import noted_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Call, Dep, Failed, Item, Place, Result
+from stoker_wire.messages.data import Call, Dep, Failed, Item, Location, Result
 
 if TYPE_CHECKING:
     from stoker.runtime.io_thread import IoThread
@@ -145,9 +145,9 @@ class Invoker:
         return args, kwargs
 
     def _value_of(self, dep: Dep) -> Any:
-        if isinstance(dep.place, Failed):
-            raise error_of(dep.place)
-        data, buffers = self._values.bytes_of(dep.place, dep.ref.object_id)
+        if isinstance(dep.location, Failed):
+            raise error_of(dep.location)
+        data, buffers = self._values.bytes_of(dep.location, dep.ref.object_id)
         return unpack(data, buffers, what=f"the argument {dep.ref.object_id}")
 
     def _outcome(self, work: ReceivedCall, value: Any, began: float) -> Outcome:
@@ -165,9 +165,9 @@ class Invoker:
                     field="num_returns",
                 )
             values = list(value)
-        places, escaped, nbytes = self._stored(work, values)
-        result = Result(call.task_id, call.attempt, places, duration_s)
-        return Outcome(work, result, time.time(), nbytes, escaped)
+        locations, contained, nbytes = self._stored(work, values)
+        result = Result(call.task_id, call.attempt, locations, duration_s)
+        return Outcome(work, result, time.time(), nbytes, contained)
 
     def _partial(
         self, work: ReceivedCall, values: list[Any], error: Exception, began: float
@@ -176,29 +176,29 @@ class Invoker:
         outcome = self.failure(work, error, began)
         missing = work.template.num_returns - len(values)
         if work.interrupt is None and not outcome.result.retry and values and missing > 0:
-            places, escaped, outcome.result_nbytes = self._stored(work, values)
-            outcome.result.returns = (*places, *outcome.result.returns * missing)
-            outcome.escaped += escaped
+            locations, contained, outcome.result_nbytes = self._stored(work, values)
+            outcome.result.returns = (*locations, *outcome.result.returns * missing)
+            outcome.contained += contained
         return outcome
 
     def _stored(
         self, work: ReceivedCall, values: list[Any]
-    ) -> tuple[tuple[Place, ...], tuple[Any, ...], int]:
-        """Return the places of results, the refs inside of them, and their bytes."""
+    ) -> tuple[tuple[Location, ...], tuple[Any, ...], int]:
+        """Return the locations of results, the refs inside of them, and their bytes."""
         call = work.call
         # All are packed before the first is stored: one that does not pickle leaves nothing behind.
         packs = [pack(item, what=f"result of {work.template.name}") for item in values]
-        places: list[Place] = []
-        escaped: list[Any] = []
+        locations: list[Location] = []
+        contained: list[Any] = []
         nbytes = 0
         for index, packed in enumerate(packs):
-            place = self._values.place(
-                return_id(call.task_id, index), packed, work.line.peer.peer_id
+            location = self._values.store(
+                return_id(call.task_id, index), packed, work.channel.peer.peer_id
             )
-            places.append(place)
-            escaped += packed.refs
+            locations.append(location)
+            contained += packed.refs
             nbytes += packed.nbytes
-        return tuple(places), tuple(escaped), nbytes
+        return tuple(locations), tuple(contained), nbytes
 
     def failure(self, work: ReceivedCall, error: BaseException, began: float) -> Outcome:
         """Return the outcome of a call whose code (or whose packing) raised."""
@@ -217,7 +217,7 @@ class Invoker:
         result = Result(
             call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry
         )
-        return Outcome(work, result, time.time(), escaped=tuple(refs))
+        return Outcome(work, result, time.time(), contained=tuple(refs))
 
     def _streamed(self, work: ReceivedCall, values: Any, began: float) -> Outcome:
         call = work.call
@@ -251,8 +251,10 @@ class Invoker:
     def _item(self, work: ReceivedCall, index: int, value: Any) -> tuple[Item, list[Any], int]:
         call = work.call
         packed = pack(value, what=f"result of {work.template.name}")
-        place = self._values.place(return_id(call.task_id, index), packed, work.line.peer.peer_id)
-        return Item(call.task_id, call.attempt, index, place), packed.refs, packed.nbytes
+        location = self._values.store(
+            return_id(call.task_id, index), packed, work.channel.peer.peer_id
+        )
+        return Item(call.task_id, call.attempt, index, location), packed.refs, packed.nbytes
 
     def wait_for_credit(self, work: ReceivedCall, index: int) -> None:
         """Wait until the caller has taken enough of the items yielded before."""
@@ -263,7 +265,7 @@ class Invoker:
             if not self._calls.credit_changed.wait_for(
                 lambda: (
                     index - self._calls.credits.get(task_id, 0) < AHEAD
-                    or work.line.closed
+                    or work.channel.closed
                     or work.interrupt is not None
                 ),
                 timeout=_CREDIT_WAIT_S,
@@ -321,8 +323,8 @@ class Invoker:
 
     def _is_remote(self, call: Call) -> bool:
         """Whether an argument lies on another node, so that loading it would block the loop."""
-        places = [call.args, *(d.place for d in call.deps)]
-        return not all(self._values.is_near(place) for place in places)
+        locations = [call.args, *(d.location for d in call.deps)]
+        return not all(self._values.is_near(location) for location in locations)
 
 
 def _end_fork(error: BaseException) -> None:
