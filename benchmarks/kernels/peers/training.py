@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from stoker_kernels._runtime import BACKEND_VARIABLE
+from stoker_kernels.runtime.backend import BACKEND_VARIABLE
 from stoker_kernels.workloads import workload
 
 Functions = dict[str, Callable[..., Any]]

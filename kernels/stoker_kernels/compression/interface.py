@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class Combine(StrEnum):

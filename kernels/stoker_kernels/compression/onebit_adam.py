@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.compression.interface import (
     Combine,
     Compressor,
@@ -24,6 +23,7 @@ from stoker_kernels.compression.interface import (
 )
 from stoker_kernels.compression.onebit import unpack
 from stoker_kernels.ops.onebit import onebit_compress
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class OneBitAdamExchange(Compressor):

@@ -8,7 +8,6 @@ from zlib import crc32
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.compression.interface import (
     Combine,
     Compressor,
@@ -16,6 +15,7 @@ from stoker_kernels.compression.interface import (
     Message,
     message_of,
 )
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class PowerSGD(Compressor):

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.compression.interface import Combine, Message, OneRound, message_of
 from stoker_kernels.ops.sparsify import topk_compress
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class TopK(OneRound):

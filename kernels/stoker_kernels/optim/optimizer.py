@@ -9,9 +9,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch._compile import _disable_dynamo
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.optim.ops import SQUARE_SUMS, UPDATES
 from stoker_kernels.optim.table import is_dense, lies_as
+from stoker_kernels.runtime.backend import compute_dtype
 
 REFUSED_OPTIONS = ("amsgrad", "differentiable")
 BATCH_BIT, SEED_BITS = 40, 61

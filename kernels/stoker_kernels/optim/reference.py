@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, unpack
-from stoker_kernels.philox import philox4x32
+from stoker_kernels.primitives.philox import philox4x32
+from stoker_kernels.runtime.backend import compute_dtype
 
 STEP_BIT = 34  # of the counter: below it the number of eight elements, above it the step
 Update = tuple[torch.Tensor, list[torch.Tensor]]  # the new parameter and the new states

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 def square_sums(

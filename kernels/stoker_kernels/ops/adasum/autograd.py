@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.adasum import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 
 def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import device_of, launch
 from stoker_kernels.ops.adasum import reference
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
 PROGRAMS_PER_SM = 4

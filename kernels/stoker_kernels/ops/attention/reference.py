@@ -1,4 +1,4 @@
-"""Attention in PyTorch: the specification, and PyTorch's own CPU kernel behind the same contract.
+"""Attention in PyTorch: the specification.
 
 Per query head, in fp32 (fp64 for fp64 inputs), with S_q queries and S_k keys:
     s = scale * q k^T, causal: masked to column <= row + S_k - S_q;  lse = log(sum(exp(s)))
@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 import torch
 
-from stoker_kernels import philox
-from stoker_kernels._runtime import compute_dtype, dense_last_dim
+from stoker_kernels.primitives import philox
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class Options(NamedTuple):
@@ -55,6 +55,14 @@ class Options(NamedTuple):
 
 
 Slices = list[tuple[slice, slice]]
+
+
+def new_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an output shaped as ``tensor``: packed (T, H, D), or a (B, H, S, D) view of (B, S, H, D)."""
+    if tensor.ndim == 3:
+        return tensor.new_empty(tensor.shape)
+    batch, heads, seq_len, head_dim = tensor.shape
+    return tensor.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2)
 
 
 def sequence_major(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,7 +124,7 @@ def _probabilities(
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]), lse
 
 
-def _grouped(tensor: torch.Tensor, group: int) -> torch.Tensor:
+def grouped(tensor: torch.Tensor, group: int) -> torch.Tensor:
     """(B, H, ...) -> (B, H / group, group, ...)."""
     return tensor.unflatten(1, (tensor.shape[1] // group, group))
 
@@ -135,10 +143,10 @@ def attention_fwd(
     keep = _keep(options, lse.shape, wide_k.shape[2])
     group = wide_q.shape[1] // max(wide_k.shape[1], 1)
     for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
-        part = _grouped(wide_q[:, :, rows], group)
+        part = grouped(wide_q[:, :, rows], group)
         p, part_lse = _probabilities(part, wide_k[:, :, None, columns], options)
         if keep is not None:
-            p = p * _grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
+            p = p * grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
         out[:, :, rows] = (p @ wide_v[:, :, None, columns]).flatten(1, 2)
         lse[:, :, rows] = part_lse.flatten(1, 2)
     return _stored(out, q, packed), lse[0] if packed else lse
@@ -166,67 +174,15 @@ def attention_bwd(
     dq, dk, dv = torch.zeros_like(wide_q), torch.zeros_like(wide_k), torch.zeros_like(wide_v)
     group = wide_q.shape[1] // max(wide_k.shape[1], 1)
     for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
-        part_q, part_dout = (_grouped(t[:, :, rows], group) for t in (wide_q, wide_dout))
+        part_q, part_dout = (grouped(t[:, :, rows], group) for t in (wide_q, wide_dout))
         part_k, part_v = (t[:, :, None, columns] for t in (wide_k, wide_v))
         p, _ = _probabilities(part_q, part_k, options)
         dp, kept = part_dout @ part_v.mT, p
         if keep is not None:
-            part_keep = _grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
+            part_keep = grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
             dp, kept = dp * part_keep, p * part_keep
-        ds = p * (dp - _grouped(delta[:, :, rows], group)) * options.scale
+        ds = p * (dp - grouped(delta[:, :, rows], group)) * options.scale
         dq[:, :, rows] = (ds @ part_k).flatten(1, 2)
         dk[:, :, columns] = (ds.mT @ part_q).sum(2)
         dv[:, :, columns] = (kept.mT @ part_dout).sum(2)
     return _stored(dq, q, packed), _stored(dk, k, packed), _stored(dv, v, packed)
-
-
-def fits_cpu_kernel(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
-    """Whether PyTorch's blocked CPU kernel computes this case; it aligns the diagonal top-left."""
-    return (
-        q.ndim == 4
-        and q.numel() > 0
-        and k.numel() > 0
-        and (k.shape[2] == q.shape[2] or not options.causal)
-        and options.seed is None
-    )
-
-
-def _repeated(tensor: torch.Tensor, group: int) -> torch.Tensor:
-    """(B, Hkv, S, D) -> (B, Hkv * group, S, D), each head ``group`` times."""
-    return dense_last_dim(tensor if group == 1 else tensor.repeat_interleave(group, 1))
-
-
-def attention_fwd_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``attention_fwd`` by the blocked CPU kernel under ``F.scaled_dot_product_attention``.
-
-    That kernel reads the last dimension as if its stride were 1; its public caller checks, so must we.
-    It has no grouped heads: keys and values are repeated.
-    """
-    group = q.shape[1] // k.shape[1]
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        dense_last_dim(q), *(_repeated(t, group) for t in (k, v)), 0.0, options.causal,
-        scale=options.scale,
-    )  # fmt: skip
-    return sequence_major(out), lse.contiguous()
-
-
-def attention_bwd_cpu(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    options: Options,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``attention_bwd`` by the same CPU kernel family."""
-    group = q.shape[1] // k.shape[1]
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        dense_last_dim(dout), dense_last_dim(q), _repeated(k, group), _repeated(v, group),
-        dense_last_dim(out), lse, 0.0, options.causal, scale=options.scale,
-    )  # fmt: skip
-    if group > 1:
-        dk, dv = (_grouped(t, group).sum(2, dtype=lse.dtype).to(k.dtype) for t in (dk, dv))
-    return sequence_major(dq), sequence_major(dk), sequence_major(dv)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, check_devices, register_op
 from stoker_kernels.ops.bias_gelu import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, check_devices, register_op
 
 _KINDS = {name: kind for kind, name in reference.APPROXIMATE.items()}
 

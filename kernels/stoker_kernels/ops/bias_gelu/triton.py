@@ -8,15 +8,20 @@ Formulas: see ``reference`` and ``_activations``. bf16 is widened on load and on
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._activations import activate, activate_and_slope
-from stoker_kernels._launch import Device, device_of, launch
-from stoker_kernels._runtime import dense_last_dim
-from stoker_kernels._tiling import candidates, tile
+from stoker_kernels.primitives.activations import activate, activate_and_slope
+from stoker_kernels.primitives.tiling import candidates, tile
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
+
+if TYPE_CHECKING:
+    from stoker_kernels.runtime.device import Device
 
 WARPS_PER_SM = 24  # backward: all resident at 72 registers a thread (28 fit), so no program waits
 

@@ -12,14 +12,14 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.cross_entropy import reference
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.cross_entropy import reference
 
 Reduction = Literal["mean", "sum", "none"]
 

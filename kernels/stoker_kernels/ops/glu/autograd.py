@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.glu import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 GELU_KINDS = {"tanh": "gelu_tanh", "none": "gelu_erf"}  # by torch's name of the approximation
 

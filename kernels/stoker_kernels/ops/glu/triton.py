@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from stoker_kernels._activations import activate, activate_and_slope
-from stoker_kernels._launch import launch
-from stoker_kernels._runtime import dense_last_dim
-from stoker_kernels._tiling import candidates, tile
+from stoker_kernels.primitives.activations import activate, activate_and_slope
+from stoker_kernels.primitives.tiling import candidates, tile
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.cross_entropy.autograd import Reduction, check_settings
+from stoker_kernels.ops.linear_cross_entropy import chunked, reference
+from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.cross_entropy.autograd import Reduction, check_settings
-from stoker_kernels.ops.linear_cross_entropy import chunked, reference
-from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted
 
 NAME = "linear_cross_entropy"
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype
 from stoker_kernels.ops.cross_entropy import reference as cross_entropy
+from stoker_kernels.runtime.backend import Backend, backend_for, compute_dtype
 
 if TYPE_CHECKING:
     from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.ops.cross_entropy import reference as cross_entropy
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class Settings(NamedTuple):

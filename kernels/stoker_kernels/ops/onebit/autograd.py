@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
 from stoker_kernels.ops.onebit import reference
 from stoker_kernels.ops.onebit.reference import BLOCK, WORD
+from stoker_kernels.runtime.backend import Backend, backend_for, compute_dtype, register_op
 
 __all__ = ("BLOCK", "onebit_compress", "onebit_decompress")
 

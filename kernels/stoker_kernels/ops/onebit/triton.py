@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import launch
 from stoker_kernels.ops.onebit.reference import BLOCK, WORD
+from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
 WORDS = BLOCK // WORD

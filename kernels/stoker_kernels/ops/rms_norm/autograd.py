@@ -7,14 +7,14 @@ from typing import Any, overload
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.rms_norm import reference
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.rms_norm import reference
 
 
 def _fwd(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 def rms_norm_fwd(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.rotary import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 _INTEGERS = (torch.int32, torch.int64)
 

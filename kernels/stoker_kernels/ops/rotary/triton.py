@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import launch
-from stoker_kernels._runtime import dense_last_dim
 from stoker_kernels.ops.rotary.reference import output_for
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
 if TYPE_CHECKING:

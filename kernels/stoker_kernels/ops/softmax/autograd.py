@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.softmax import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 
 def _fwd(x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:

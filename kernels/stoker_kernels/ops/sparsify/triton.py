@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import device_of, launch
 from stoker_kernels.ops.sparsify.reference import (
     BINS,
     COARSE_SHIFT,
@@ -27,6 +26,7 @@ from stoker_kernels.ops.sparsify.reference import (
     magnitude_bits,
     window,
 )
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
 PROGRAMS_PER_SM = 4
