@@ -68,7 +68,7 @@ class Workload:
         return outputs
 
     def sized(self, **shape: int) -> dict[str, int]:
-        """The default shape with single entries replaced."""
+        """Return the default shape with single entries replaced."""
         unknown = shape.keys() - self.shape.keys()
         if unknown:
             raise TypeError(
@@ -93,16 +93,16 @@ def tensors_cost(forward: int, backward: int) -> Callable[..., Cost]:
 
 @cache
 def workloads() -> dict[str, Workload]:
-    """Every workload, by name, in the order of the catalogue."""
-    found: dict[str, Workload] = {}
+    """Return every workload, by name, in the order of the catalogue."""
+    catalogue: dict[str, Workload] = {}
     for module in MODULES:
         for workload in import_module(module).WORKLOADS:
-            found[workload.name] = workload
-    return found
+            catalogue[workload.name] = workload
+    return catalogue
 
 
 def workload(name: str) -> Workload:
-    """The workload called ``name``. Raises ``KeyError`` that lists the names there are."""
+    """Return the workload called ``name``. Raises ``KeyError`` that lists the names there are."""
     try:
         return workloads()[name]
     except KeyError:

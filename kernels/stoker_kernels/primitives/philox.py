@@ -1,6 +1,6 @@
 """Random bits for dropout that need no storage: Philox4x32-10, counted by element, in PyTorch.
 
-The same numbers as ``tl.randint4x`` in the kernels (see ``_dropout``), so the CPU path, the reference
+The same numbers as ``tl.randint4x`` in the kernels (see ``dropout``), so the CPU path, the reference
 and the GPU drop the same elements for the same seed, and a backward pass draws the mask again instead
 of loading it. Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
@@ -16,15 +16,16 @@ _CHUNK = 1 << 14  # counters at a time: what ten rounds work on stays in the pro
 
 
 def draw_seed(device: torch.device) -> torch.Tensor:
-    """A seed (1,) int64 from torch's generator of ``device``: ``torch.manual_seed`` repeats it,
+    """Draw a seed (1,) int64 from torch's generator of ``device``.
 
-    ``torch.utils.checkpoint`` replays it, and a CUDA graph advances it at every replay.
+    ``torch.manual_seed`` repeats it, ``torch.utils.checkpoint`` replays it, and a CUDA graph advances it at
+    every replay.
     """
     return torch.randint(0, 2**62, (1,), dtype=torch.int64, device=device)
 
 
 def threshold_of(p: float, name: str) -> int:
-    """Dropout probability ``p`` in 2^-24ths: an element is kept when its 24 random bits reach it.
+    """Return dropout probability ``p`` in 2^-24ths: an element is kept when its 24 random bits reach it.
 
     Raises ``ValueError`` naming ``name`` for a probability outside [0, 1].
     """
@@ -34,7 +35,7 @@ def threshold_of(p: float, name: str) -> int:
 
 
 def philox4x32(seed: int, counter: torch.Tensor) -> torch.Tensor:
-    """counter (...) int64 -> (..., 4) int64 holding four independent uint32 each."""
+    """Map counter (...) int64 -> (..., 4) int64 holding four independent uint32 each."""
     c0, c1 = counter & _MASK, (counter >> 32) & _MASK
     c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
@@ -49,11 +50,11 @@ def philox4x32(seed: int, counter: torch.Tensor) -> torch.Tensor:
 
 
 def keep_mask(seed: torch.Tensor, rows: int, columns: int, threshold: int) -> torch.Tensor:
-    """The elements that dropout keeps: (rows, columns) bool. One counter serves four columns."""
+    """Return the elements that dropout keeps: (rows, columns) bool. One counter serves four columns."""
     quads, key = -(-columns // 4), int(seed.item())
-    kept = torch.empty(rows * quads, 4, dtype=torch.bool, device=seed.device)
+    mask = torch.empty(rows * quads, 4, dtype=torch.bool, device=seed.device)
     for start in range(0, rows * quads, _CHUNK):
         end = min(start + _CHUNK, rows * quads)
         counter = torch.arange(start, end, dtype=torch.int64, device=seed.device)
-        torch.ge(philox4x32(key, counter) >> 8, threshold, out=kept[start:end])
-    return kept.view(rows, quads * 4)[:, :columns].contiguous()
+        torch.ge(philox4x32(key, counter) >> 8, threshold, out=mask[start:end])
+    return mask.view(rows, quads * 4)[:, :columns].contiguous()

@@ -265,6 +265,6 @@ def test_without_error_feedback_signs_do_not_converge() -> None:
     """The memory is what makes the bound above hold: the same method without it misses it by far."""
     forgetful = [make_compressor("onebit") for _ in range(2)]
     for compressor in forgetful:
-        compressor._kept = lambda *args: torch.zeros(16 * 12)  # type: ignore[method-assign]
+        compressor._memory_tensor = lambda *args: torch.zeros(16 * 12)  # type: ignore[method-assign]
     with_memory = quadratic([make_compressor("onebit") for _ in range(2)], 200, lr=0.03)
     assert quadratic(forgetful, 200, lr=0.03) > 3 * with_memory

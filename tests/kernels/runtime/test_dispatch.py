@@ -32,17 +32,10 @@ def run_python(code: str) -> str:
 
 
 def imported_for_type_checkers() -> set[str]:
-    (block,) = (
-        node
-        for node in ast.parse(inspect.getsource(stoker_kernels)).body
-        if isinstance(node, ast.If)
-    )
-    return {
-        alias.name
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    tree = ast.parse(inspect.getsource(stoker_kernels))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name for statement in imports for alias in statement.names}
 
 
 def test_import_is_lazy() -> None:

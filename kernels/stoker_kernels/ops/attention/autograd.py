@@ -224,7 +224,7 @@ def flash_attention(
     seed: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention: dropout(softmax(scale * q k^T, causal: column <= row + S_k - S_q)) v, per head.
+    """Attend: dropout(softmax(scale * q k^T, causal: column <= row + S_k - S_q)) v, per head.
 
     q (B, H, S_q, D); k, v (B, H_kv, S_k, D) of one dtype, any strides, D of 32, 64 or 128, H a multiple
     of H_kv (query head h reads key head h // (H / H_kv), nothing is repeated in memory). The result is
@@ -288,13 +288,14 @@ def flash_attention_varlen(
     seed: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`flash_attention` within each of B sequences packed along the first dimension, no padding.
+    """Attend within each of B sequences packed along the first dimension, no padding.
 
-    q (T_q, H, D); k, v (T_k, H_kv, D); the result is like q, lse (H, T_q). Sequence b has the rows
-    cu_seqlens_q[b] to cu_seqlens_q[b + 1], and likewise columns: (B + 1,) int32 or int64 on q's device,
-    rising from 0 to T. Sequences may be empty. max_seqlen_q and max_seqlen_k bound the lengths; both are
-    plain numbers, so that nothing waits for the GPU, and no kernel can check them against cu_seqlens: rows
-    beyond them are not computed. The CPU path checks. Raises as :func:`flash_attention`.
+    Otherwise as :func:`flash_attention`. q (T_q, H, D); k, v (T_k, H_kv, D); the result is like q, lse
+    (H, T_q). Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1], and likewise columns:
+    (B + 1,) int32 or int64 on q's device, rising from 0 to T. Sequences may be empty. max_seqlen_q and
+    max_seqlen_k bound the lengths; both are plain numbers, so that nothing waits for the GPU, and no kernel
+    can check them against cu_seqlens: rows beyond them are not computed. The CPU path checks. Raises as
+    :func:`flash_attention`.
     """
     name = "flash_attention_varlen"
     if q.ndim != 3:

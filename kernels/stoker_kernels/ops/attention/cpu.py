@@ -29,7 +29,7 @@ def fits(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
 
 
 def _repeated(tensor: torch.Tensor, group: int) -> torch.Tensor:
-    """(B, Hkv, S, D) -> (B, Hkv * group, S, D), each head ``group`` times."""
+    """Map (B, Hkv, S, D) -> (B, Hkv * group, S, D), each head ``group`` times."""
     return dense_last_dim(tensor if group == 1 else tensor.repeat_interleave(group, 1))
 
 

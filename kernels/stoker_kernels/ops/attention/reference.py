@@ -28,7 +28,7 @@ from stoker_kernels.runtime.backend import compute_dtype
 
 
 class Options(NamedTuple):
-    """How to attend. Packed sequences have cu_seqlens, (B + 1,) offsets; dense ones None and 0."""
+    """The options of a call. Packed sequences have cu_seqlens, (B + 1,) offsets; dense ones None and 0."""
 
     scale: float
     causal: bool = True
@@ -46,11 +46,12 @@ class Options(NamedTuple):
 
     @property
     def keep_scale(self) -> float:
-        """What kept probabilities are multiplied by; 0 where none is kept."""
+        """The factor of kept probabilities; 0 where none is kept."""
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
 
     @property
     def packed(self) -> bool:
+        """Whether several sequences lie in one row of tokens."""
         return self.cu_seqlens_q is not None
 
 
@@ -66,23 +67,23 @@ def new_like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_major(tensor: torch.Tensor) -> torch.Tensor:
-    """The same (B, H, S, D) values over contiguous (B, S, H, D) memory."""
+    """Return the same (B, H, S, D) values over contiguous (B, S, H, D) memory."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _dense(tensor: torch.Tensor, packed: bool) -> torch.Tensor:
-    """(T, H, D) -> (1, H, T, D); dense tensors as they are."""
+    """Map (T, H, D) -> (1, H, T, D); dense tensors as they are."""
     return tensor.transpose(0, 1)[None] if packed else tensor
 
 
 def _stored(tensor: torch.Tensor, like: torch.Tensor, packed: bool) -> torch.Tensor:
-    """The inverse of ``_dense``, in the dtype and layout of an output."""
+    """Invert ``_dense``, in the dtype and layout of an output."""
     tensor = tensor.to(like.dtype)
     return tensor[0].transpose(0, 1).contiguous() if packed else sequence_major(tensor)
 
 
 def _sequences(options: Options, rows: int, columns: int) -> Slices:
-    """The rows and columns of each sequence; one of all where nothing is packed."""
+    """Return the rows and columns of each sequence; one of all where nothing is packed."""
     if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
         return [(slice(0, rows), slice(0, columns))]
     ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
@@ -102,7 +103,7 @@ def _sequences(options: Options, rows: int, columns: int) -> Slices:
 
 
 def _keep(options: Options, shape: torch.Size, columns: int) -> torch.Tensor | None:
-    """The dropout mask (*shape of lse, columns), or None without dropout."""
+    """Return the dropout mask (*shape of lse, columns), or None without dropout."""
     if options.seed is None:
         return None
     columns = options.max_seqlen_k if options.packed else columns
@@ -114,7 +115,7 @@ def _keep(options: Options, shape: torch.Size, columns: int) -> torch.Tensor | N
 def _probabilities(
     q: torch.Tensor, k: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (B, Hkv, G, Sq, D), k (B, Hkv, 1, Sk, D), wide -> p (B, Hkv, G, Sq, Sk), lse."""
+    """Map q (B, Hkv, G, Sq, D), k (B, Hkv, 1, Sk, D), wide -> p (B, Hkv, G, Sq, Sk), lse."""
     rows, columns = q.shape[3], k.shape[3]
     scores = q @ k.mT * options.scale
     if options.causal:
@@ -125,14 +126,14 @@ def _probabilities(
 
 
 def grouped(tensor: torch.Tensor, group: int) -> torch.Tensor:
-    """(B, H, ...) -> (B, H / group, group, ...)."""
+    """Map (B, H, ...) -> (B, H / group, group, ...)."""
     return tensor.unflatten(1, (tensor.shape[1] // group, group))
 
 
 def attention_fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (B, H, Sq, D), k, v (B, Hkv, Sk, D) -> out like q, lse (B, H, Sq) in the compute dtype.
+    """Map q (B, H, Sq, D), k, v (B, Hkv, Sk, D) -> out like q, lse (B, H, Sq) in the compute dtype.
 
     Packed: q (T, H, D), k, v (Tk, Hkv, D) -> out like q, lse (H, T). Raises ``ValueError`` for
     cu_seqlens that do not fit.
@@ -162,7 +163,7 @@ def attention_bwd(
     lse: torch.Tensor,
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients dq, dk, dv, shaped as q, k, v; dout like out, dlse like lse."""
+    """Return the gradients dq, dk, dv, shaped as q, k, v; dout like out, dlse like lse."""
     dtype, packed = lse.dtype, options.packed
     wide_q, wide_k, wide_v = (_dense(t, packed).to(dtype) for t in (q, k, v))
     wide_dout, wide_out = _dense(dout, packed).to(dtype), _dense(out, packed).to(dtype)
@@ -177,12 +178,12 @@ def attention_bwd(
         part_q, part_dout = (grouped(t[:, :, rows], group) for t in (wide_q, wide_dout))
         part_k, part_v = (t[:, :, None, columns] for t in (wide_k, wide_v))
         p, _ = _probabilities(part_q, part_k, options)
-        dp, kept = part_dout @ part_v.mT, p
+        dp, dropped_p = part_dout @ part_v.mT, p
         if keep is not None:
             part_keep = grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
-            dp, kept = dp * part_keep, p * part_keep
+            dp, dropped_p = dp * part_keep, p * part_keep
         ds = p * (dp - grouped(delta[:, :, rows], group)) * options.scale
         dq[:, :, rows] = (ds @ part_k).flatten(1, 2)
         dk[:, :, columns] = (ds.mT @ part_q).sum(2)
-        dv[:, :, columns] = (kept.mT @ part_dout).sum(2)
+        dv[:, :, columns] = (dropped_p.mT @ part_dout).sum(2)
     return _stored(dq, q, packed), _stored(dk, k, packed), _stored(dv, v, packed)

@@ -67,7 +67,7 @@ class _BiasGELUFunction(torch.autograd.Function):
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh") -> torch.Tensor:
-    """``gelu(x + bias)`` of x (..., N) and bias (N,), in x's dtype.
+    """Compute ``gelu(x + bias)`` of x (..., N) and bias (N,), in x's dtype.
 
     For a linear layer without bias: the sum is never written to memory, and the backward computes
     dx and dbias in one pass. ``approximate`` names the GELU as ``torch.nn.functional.gelu`` does:
@@ -105,7 +105,7 @@ class BiasGELU(torch.nn.Module):
         self.approximate = approximate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., dim) -> (..., dim)."""
+        """Map x (..., dim) -> (..., dim)."""
         return bias_gelu(x, self.bias, approximate=self.approximate)
 
     def extra_repr(self) -> str:

@@ -256,7 +256,7 @@ def cross_entropy_fused_kernel(
 
 
 def walk(vocab: int, smoothing: bool, interpreted: bool) -> Config:
-    """How a program walks a row; small steps under the interpreter so that tests loop.
+    """Return how a program walks a row; small steps under the interpreter so that tests loop.
 
     Smoothing keeps a third sum per lane, for which twice the DEPTH would leave no registers.
     """
@@ -271,7 +271,7 @@ def walk(vocab: int, smoothing: bool, interpreted: bool) -> Config:
 
 
 def walks(vocab: int) -> list[Config]:
-    """What an autotuner may try."""
+    """Return what an autotuner may try."""
     return [
         {"DEPTH": depth, "LANES": lanes, "num_warps": warps}
         for depth in (1, 2, 4)
@@ -283,18 +283,18 @@ def walks(vocab: int) -> list[Config]:
 
 
 def walk_back(config: Config) -> Config:
-    """``config`` and the columns of the gradient written at a time: fewer, they cost more registers."""
+    """Add to ``config`` the columns of the gradient written at a time: fewer, they cost more registers."""
     return {**config, "BLOCK": config["LANES"] * min(2, config["DEPTH"])}
 
 
 def block(vocab: int, interpreted: bool) -> Config:
-    """Columns of the gradient that a program writes: 16 per thread."""
+    """Return columns of the gradient that a program writes: 16 per thread."""
     size = min(triton.next_power_of_2(vocab), 64 if interpreted else 4096)
     return {"BLOCK": size, "num_warps": max(1, min(8, size // 512))}
 
 
 def blocks(vocab: int) -> list[Config]:
-    """What an autotuner may try."""
+    """Return what an autotuner may try."""
     return [
         {"BLOCK": size, "num_warps": warps}
         for size in (1024, 2048, 4096, 8192)
@@ -304,7 +304,7 @@ def blocks(vocab: int) -> list[Config]:
 
 
 def parts_of(rows: int, vocab: int, step: int, multiprocessors: int) -> tuple[int, int]:
-    """How many parts each row is split into, and the columns of a part (whole steps)."""
+    """Return how many parts each row is split into, and the columns of a part (whole steps)."""
     wanted = triton.cdiv(PROGRAMS_PER_SM * multiprocessors, rows)
     steps = triton.cdiv(vocab, step)
     span = triton.cdiv(steps, min(wanted, steps)) * step
@@ -318,7 +318,7 @@ def cross_entropy_fwd(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.cross_entropy_fwd``; the statistics of ignored rows are 0."""
+    """Compute ``reference.cross_entropy_fwd`` on the GPU; the statistics of ignored rows are 0."""
     rows, vocab = logits.shape
     logits = dense_last_dim(logits)
     loss = logits.new_empty((rows,), dtype=torch.float32)
@@ -359,7 +359,7 @@ def cross_entropy_bwd(
     label_smoothing: float,
     z_loss: float,
 ) -> torch.Tensor:
-    """As ``reference.cross_entropy_bwd``."""
+    """Compute ``reference.cross_entropy_bwd`` on the GPU."""
     rows, vocab = logits.shape
     logits = dense_last_dim(logits)
     dlogits = logits.new_empty((rows, vocab))
@@ -387,7 +387,7 @@ def cross_entropy_fused_(
     label_smoothing: float,
     z_loss: float,
 ) -> torch.Tensor:
-    """As ``reference.cross_entropy_fused_``; the logits' last dimension must have stride 1."""
+    """Compute ``reference.cross_entropy_fused_``; the logits' last dimension must have stride 1."""
     rows, vocab = logits.shape
     loss = logits.new_empty((rows,), dtype=torch.float32)
     if rows:

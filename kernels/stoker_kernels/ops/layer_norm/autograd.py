@@ -207,7 +207,7 @@ def layer_norm(
     training: bool = True,
     seed: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """LayerNorm over the last dimension of x (..., N) with weight, bias (N,); result in x's dtype.
+    """Normalise the last dimension of x (..., N) with weight, bias (N,); the result is in x's dtype.
 
     With ``residual`` (..., N) of x's dtype or ``dropout_p`` above 0, one pass computes
     ``h = residual + dropout(x)``, rounded to x's dtype, and returns ``(layer_norm(h), h)``: h is the
@@ -272,7 +272,7 @@ class LayerNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., dim) -> (..., dim)."""
+        """Map x (..., dim) -> (..., dim)."""
         return layer_norm(x, self.weight, self.bias, eps=self.eps)
 
 
@@ -289,7 +289,7 @@ class DropoutAddLayerNorm(LayerNorm):
     def forward(  # type: ignore[override]
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x, residual (..., dim) -> (normalised, residual stream), both (..., dim)."""
+        """Map x, residual (..., dim) -> (normalised, residual stream), both (..., dim)."""
         out = layer_norm(
             x, self.weight, self.bias, eps=self.eps, residual=residual,
             dropout_p=self.dropout_p, training=self.training,

@@ -89,7 +89,7 @@ def layer_norm_fwd(
     eps: float,
     options: Options,
 ) -> Four:
-    """x, residual (..., N), weight, bias (N,) -> y, h (..., N) in x's dtype, mean, rstd (...).
+    """Map x, residual (..., N), weight, bias (N,) -> y, h (..., N) in x's dtype, mean, rstd (...).
 
     With neither a residual nor dropout h is empty: the caller has it, as x.
     """
@@ -114,7 +114,7 @@ def layer_norm_bwd(
     rstd: torch.Tensor,
     options: Options,
 ) -> Four:
-    """dy, dh, h (..., N), weight (N,), mean, rstd (...) -> dx, dresidual (..., N), dw, db (N,).
+    """Map dy, dh, h (..., N), weight (N,), mean, rstd (...) -> dx, dresidual (..., N), dw, db (N,).
 
     Without dropout dresidual is dx and returned empty, as is db without a bias.
     """

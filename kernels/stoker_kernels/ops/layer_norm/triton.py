@@ -127,7 +127,7 @@ def tile(columns: int) -> Config:
 
 
 def backward_tile(columns: int) -> Config:
-    """As :func:`tile`; STAGES > 1 would load the next rows through shared memory meanwhile."""
+    """Return :func:`tile` with STAGES; above 1, the next rows come through shared memory meanwhile."""
     return {**tile(columns), "STAGES": 1}
 
 

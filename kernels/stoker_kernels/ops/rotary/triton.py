@@ -120,7 +120,7 @@ def rotary_kernel(
 
 
 def tile(tokens: int, heads: int, heads_together: bool, width: int, values: int = VALUES) -> Config:
-    """BLOCK_S tokens by BLOCK_H heads of ``width`` values, ``values`` in all.
+    """Return BLOCK_S tokens by BLOCK_H heads of ``width`` values, ``values`` in all.
 
     ``heads_together``: the heads of a token are neighbours in memory, else the tokens of a head are;
     then a few heads share the angles of a run of tokens.
@@ -149,7 +149,7 @@ def rotary(
     interleaved: bool,
     backward: bool,
 ) -> torch.Tensor:
-    """As ``reference.rotary``."""
+    """Compute ``reference.rotary`` on the GPU."""
     y = output_for(x)
     if not y.numel():
         return y

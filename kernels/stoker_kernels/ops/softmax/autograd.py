@@ -75,7 +75,7 @@ def softmax(
     scale: float = 1.0,
     causal: bool = False,
 ) -> torch.Tensor:
-    """softmax(scale * x) over the last dimension of x (..., S_q, S_k); result in x's dtype.
+    """Compute softmax(scale * x) over the last dimension of x (..., S_q, S_k); result in x's dtype.
 
     ``mask`` is bool, broadcasts to x's shape, and is True where an element takes part, as in
     ``F.scaled_dot_product_attention`` (``nn.MultiheadAttention``'s masks say the opposite). ``causal``

@@ -214,7 +214,7 @@ def config_for(kernel: str, device: Device, keys: int, queries: int, dtype: torc
 def softmax_fwd(
     x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
 ) -> torch.Tensor:
-    """As ``reference.softmax_fwd``."""
+    """Compute ``reference.softmax_fwd`` on the GPU."""
     y = x.new_empty(x.shape)
     if not y.numel():
         return y
@@ -240,7 +240,7 @@ def softmax_fwd(
 
 
 def softmax_bwd(dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-    """As ``reference.softmax_bwd``; past the diagonal of a causal one nothing is read."""
+    """Compute ``reference.softmax_bwd`` on the GPU; past the diagonal of a causal one nothing is read."""
     dx = y.new_empty(y.shape)
     if not dx.numel():
         return dx

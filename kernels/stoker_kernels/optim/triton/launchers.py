@@ -1,4 +1,4 @@
-"""How an optimizer step is launched: scalars, update (for trust ratios twice), sums.
+"""The launches of an optimizer step: scalars, update (for trust ratios twice), sums.
 
 One update launch per dtype signature; tensors that forbid 16-byte accesses (odd sizes, odd views) have a
 launch of their own. Nothing waits for the device and nothing is built anew while addresses stay.
@@ -30,7 +30,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 def config_for(rule: str, dtype: torch.dtype) -> Config:
-    """Eight elements to a thread: 16 bytes of bf16. CHUNK bounds the partials without idling SMs.
+    """Give eight elements to each thread: 16 bytes of bf16. CHUNK bounds the partials without idling SMs.
 
     64 registers let four programs share a multiprocessor; only Adam over bf16 must be told.
     """
@@ -41,7 +41,7 @@ def config_for(rule: str, dtype: torch.dtype) -> Config:
 
 
 def candidates() -> list[Config]:
-    """What an autotuner may try."""
+    """Return what an autotuner may try."""
     return [
         {"BLOCK": block, "CHUNK": block * blocks, "num_warps": block // 256, "maxnreg": 64}
         for block in (1024, 2048, 4096)
@@ -75,7 +75,7 @@ class _Step:
         return self.on.new_empty((kinds, self.table.blocks), dtype=torch.float32)
 
     def run(self, kernel: Any, scalars: torch.Tensor, *args: Any, **constants: Any) -> None:
-        """One program per block, aligned tensors and the others apart."""
+        """Launch one program per block, aligned tensors and the others apart."""
         for part in self.table.parts:
             launch(
                 kernel, (part.blocks,), self.table.rows, self.table.tensor_of_block, scalars,
@@ -83,7 +83,7 @@ class _Step:
             )  # fmt: skip
 
     def reduce(self, rule: Any, partials: torch.Tensor, scalars: torch.Tensor) -> torch.Tensor:
-        """The gradients' square sums (T,); trust ratios into ``scalars`` where ``rule`` has them."""
+        """Return the gradients' square sums (T,); trust ratios into ``scalars`` where ``rule`` has them."""
         sums = self.on.new_empty(self.table.rows.shape[0], dtype=torch.float32)
         launch(
             scalar_kernels.reduce_kernel, (sums.numel(),),
@@ -104,7 +104,7 @@ def update(
     found_inf: torch.Tensor | None,
     seed: int | None,
 ) -> torch.Tensor:
-    """As ``reference.update``. Parameters and states are dense, a parameter's states laid out as it."""
+    """Compute ``reference.update``. Parameters and states are dense, a state laid out as its parameter."""
     on = params[0]
     if on.dtype not in TYPES:
         launch(None, (0,), on=on)  # raises: it names the dtypes there are
@@ -151,7 +151,7 @@ def update(
 
 
 def square_sums(params: list[torch.Tensor], grads: list[torch.Tensor]) -> torch.Tensor:
-    """As ``reference.square_sums``: one read of the gradients, for clipping before the update."""
+    """Compute ``reference.square_sums``: one read of the gradients, for clipping before the update."""
     on = grads[0]
     if on.dtype not in TYPES:
         launch(None, (0,), on=on)

@@ -21,7 +21,7 @@ def _config(block_m: int, block_n: int, num_warps: int, num_stages: int) -> Conf
 
 
 def _forward(head_dim: int, arch: int, dropout: bool) -> Config:
-    """Rows stay in registers, keys stream: 128 rows feed two groups of four warps, or one if D is small."""
+    """Keep rows in registers while keys stream: 128 rows feed two groups of four warps, one if D is small."""
     if head_dim == 128 and arch < HOPPER:
         return _config(128, 32, 8, 3)
     return _config(128, 64, 8 if head_dim == 128 or dropout else 4, 3)
@@ -36,7 +36,7 @@ def _dq(head_dim: int, arch: int, dropout: bool) -> Config:
 
 
 def _dkv(head_dim: int, arch: int, dropout: bool) -> Config:
-    """Two accumulators [N, D]: 128 keys take half of all registers at D = 128."""
+    """Hold two accumulators [N, D]: 128 keys take half of all registers at D = 128."""
     if arch < HOPPER and (dropout or head_dim == 128):
         return _config(32, 64, 8, 2)
     return _config(64, 128, 8, 2)
@@ -48,7 +48,7 @@ _HEURISTICS = {"attention_fwd": _forward, "attention_bwd_dq": _dq, "attention_bw
 def config(
     kernel: str, head_dim: int, element_nbytes: int, device: Device, dropout: bool
 ) -> Config:
-    """Chosen so that no kernel spills a register, which the code generation tests assert.
+    """Choose tiles so that no kernel spills a register, which the code generation tests assert.
 
     fp32 products run on the CUDA cores and need small tiles for that. The interpreter's tiles are
     unequal on purpose.
@@ -68,12 +68,12 @@ def config(
 def candidates(
     kernel: str, head_dim: int, element_nbytes: int, device: Device, dropout: bool
 ) -> list[Config]:
-    """The heuristic and its neighbours that fit into shared memory."""
+    """Return the heuristic and its neighbours that fit into shared memory."""
     base = config(kernel, head_dim, element_nbytes, device, dropout)
     if element_nbytes == 4:
         return [{**base, "num_warps": warps} for warps in (4, 8)]
     limit = (227 if device.arch >= HOPPER else 163) * 1024
-    found = [base]
+    configs = [base]
     for held in (64, 128):
         for streamed in (32, 64, 128):
             for num_warps in (4, 8):
@@ -85,5 +85,5 @@ def candidates(
                     values = held * streamed // (32 * num_warps)  # scores per thread
                     one = _config(block_m, block_n, num_warps, num_stages)
                     if nbytes <= limit and 16 <= values <= 64 and one != base:
-                        found.append(one)
-    return found
+                        configs.append(one)
+    return configs

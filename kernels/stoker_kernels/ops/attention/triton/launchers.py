@@ -1,4 +1,4 @@
-"""Launches the attention kernels: strides, output buffers, tile sizes from ``tuning``.
+"""The launchers of the attention kernels: strides, output buffers, tile sizes from ``tuning``.
 
 Limit: compute. FLOPs, full attention: forward 4*B*H*S_q*S_k*D, backward 2.5 times that; causal half.
 """
@@ -31,7 +31,7 @@ MAX_ROW_STRIDE = 2**23  # a tile's 128 rows, times this, stay within int32
 
 
 def _addressable(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor``, or a copy where the kernels could not address its rows."""
+    """Return ``tensor``, or a copy where the kernels could not address its rows."""
     rows = -2 if tensor.ndim == 4 else 0
     if tensor.stride(-1) == 1 and tensor.stride(rows) <= MAX_ROW_STRIDE:
         return tensor
@@ -39,7 +39,7 @@ def _addressable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """Strides of batch, head and row; packed tensors (T, H, D) have no batch."""
+    """Return strides of batch, head and row; packed tensors (T, H, D) have no batch."""
     if tensor.ndim == 4:
         return tensor.stride(0), tensor.stride(1), tensor.stride(2)
     return 0, tensor.stride(1), tensor.stride(0)
@@ -74,14 +74,14 @@ class _Call:
     def grids(
         self, length: int, block: int, heads: int
     ) -> Iterator[tuple[int, tuple[int, int, int]]]:
-        """The launches that cover all sequences: the first of each, and (tiles, heads, sequences)."""
+        """Yield the launches that cover all sequences: the first of each, and (tiles, heads, sequences)."""
         if heads > MAX_GRID:
             raise ValueError(f"attention takes at most {MAX_GRID} heads on the GPU, got {heads}")
         for first in range(0, self.batch, MAX_GRID):
             yield first, (triton.cdiv(length, block), heads, min(self.batch - first, MAX_GRID))
 
     def config(self, kernel: str) -> Config:
-        """The tuned tile sizes of ``kernel``, or the heuristic."""
+        """Return the tuned tile sizes of ``kernel``, or the heuristic."""
         device = device_of(attention_fwd_kernel, self.q)
         case = (kernel, self.head_dim, self.q.element_size(), device, self.switches["DROPOUT"])
         return choose(
@@ -95,7 +95,7 @@ class _Call:
 def attention_fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.attention_fwd``."""
+    """Compute ``reference.attention_fwd`` on the GPU."""
     call = _Call(q, k, options)
     q, k, v = _addressable(q), _addressable(k), _addressable(v)
     out = new_like(q)
@@ -125,7 +125,7 @@ def attention_bwd(
     lse: torch.Tensor,
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As ``reference.attention_bwd``."""
+    """Compute ``reference.attention_bwd`` on the GPU."""
     call = _Call(q, k, options)
     dout, q, k, v = (_addressable(t) for t in (dout, q, k, v))
     dq, dk, dv = new_like(q), new_like(k), new_like(k)

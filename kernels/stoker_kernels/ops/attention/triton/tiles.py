@@ -1,4 +1,4 @@
-"""What the three attention kernels share: which sequence a program works on, loads, stores, scores.
+"""The common parts of the three attention kernels: which sequence a program works on, loads, stores, scores.
 
 A tile is [rows, columns] = [queries, keys] of one head, or its transpose in the dK/dV kernel. ``offset``
 = S_k - S_q aligns the causal diagonal bottom-right: row i sees the columns j <= i + offset.
