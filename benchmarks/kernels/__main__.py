@@ -45,7 +45,7 @@ COLUMNS = (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.kernels", description=__doc__)
     made.add_argument(
         "ops", nargs="*", metavar="OP", help=f"which of: {', '.join(workloads())} (all)"
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _size(text: str) -> tuple[str, int]:
-    """``seq_len=16384`` as a pair."""
+    """Parse ``seq_len=16384`` as a pair."""
     name, _, number = text.partition("=")
     if not name or not number.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r}: expected NAME=N, for example rows=4096")
@@ -129,7 +129,7 @@ def _size(text: str) -> tuple[str, int]:
 
 
 def _sizes(work: Workload, options: argparse.Namespace) -> list[Mapping[str, int]]:
-    """The sizes to measure ``work`` at."""
+    """Return the sizes to measure ``work`` at."""
     if options.small:
         return [work.small]
     if options.size:
@@ -138,7 +138,7 @@ def _sizes(work: Workload, options: argparse.Namespace) -> list[Mapping[str, int
 
 
 def floors(names: list[str]) -> Table:
-    """Calculated, not measured: bytes over bandwidth or operations over the matrix rate, the larger."""
+    """Calculate, not measure: bytes over bandwidth or operations over the matrix rate, the larger."""
     made = Table(
         "op", "sizes", "bound by", title=f"least ms on {H200.name}, bf16", title_justify="left"
     )
@@ -161,7 +161,7 @@ def floors(names: list[str]) -> Table:
 
 
 def tables(results: list[Result]) -> Iterator[Table]:
-    """A table for each size and dtype of one op; in bold the fastest provider of each mode."""
+    """Make a table for each size and dtype of one op; in bold the fastest provider of each mode."""
     for sizes, dtype in dict.fromkeys((r.sizes, r.dtype) for r in results):
         of_case = [r for r in results if (r.sizes, r.dtype) == (sizes, dtype)]
         best: dict[str, float] = {}
@@ -205,12 +205,12 @@ def append(path: Path, device: str, results: list[Result]) -> None:
 
 
 def describe(device: str) -> str:
-    """The device's own name."""
+    """Return the device's own name."""
     return torch.cuda.get_device_name() if device == "cuda" else cpu_name()
 
 
 def triton_version() -> str:
-    """Triton's version, or none."""
+    """Return Triton's version, or none."""
     try:
         import triton
     except ImportError:

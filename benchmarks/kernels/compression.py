@@ -61,7 +61,7 @@ class Cost:
 
 
 def step(compressor: Compressor, gradient: torch.Tensor, workers: int) -> float:
-    """One worker's part of a step, the others sending the same: bytes on its link."""
+    """Run one worker's part of a step, the others sending the same; return the bytes on its link."""
     rounds = compressor.exchange(gradient, "w")
     message, nbytes = next(rounds), 0.0
     while True:
@@ -78,7 +78,7 @@ def step(compressor: Compressor, gradient: torch.Tensor, workers: int) -> float:
 
 
 def measure(method: str, options: dict[str, float], gradient: torch.Tensor, workers: int) -> Cost:
-    """The fastest of some steps after two of warm-up: other programs are no part of it."""
+    """Time the fastest of some steps after two of warm-up: other programs are no part of it."""
     compressor = make_compressor(method, **options)
     times, nbytes = [], 0.0
     for _ in range(7):
@@ -97,7 +97,7 @@ def _now(device: torch.device) -> float:
 
 
 def memory_nbytes(method: str, options: dict[str, float], workers: int) -> float:
-    """Bytes through device memory per fp32 gradient value, counted pass by pass in the code."""
+    """Count bytes through device memory per fp32 gradient value, pass by pass in the code."""
     ratio = options.get("ratio", 0.0)
     spread = 12 + 16 * ratio * workers  # zero, add the messages, divide
     return {
@@ -115,7 +115,7 @@ def memory_nbytes(method: str, options: dict[str, float], workers: int) -> float
 
 
 def rate(value: float | None) -> str:
-    """A bandwidth in bits per second, as links are sold."""
+    """Format a bandwidth in bits per second, as links are sold."""
     if value is None:
         return "never"
     bits = 8 * value
@@ -123,7 +123,7 @@ def rate(value: float | None) -> str:
 
 
 def rows(gradient: torch.Tensor, workers: int) -> list[list[str]]:
-    """One row per method: time, bytes, break-even as measured and as calculated."""
+    """Make one row per method: time, bytes, break-even as measured and as calculated."""
     found = []
     for method, options in METHODS:
         cost = measure(method, options, gradient, workers)

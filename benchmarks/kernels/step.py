@@ -35,7 +35,7 @@ MODELS: dict[str, Callable[..., TransformerConfig]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     made = argparse.ArgumentParser(prog="python -m benchmarks.kernels.step", description=__doc__)
     made.add_argument("--model", choices=MODELS, default="gpt2")
     made.add_argument("--batch", type=int, default=16, help="sequences (16)")
@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def steps(options: argparse.Namespace) -> dict[str, Callable[[], Callable[[], Any]]]:
-    """By provider, what builds its step: each model is made when its turn comes."""
+    """Return, by provider, what builds its step: each model is made when its turn comes."""
     found = {"stoker": partial(_step, options, "stoker"), "eager": partial(_step, options, "torch")}
     if options.device == "cuda":
         found["stoker graph"] = partial(_captured, options)

@@ -76,13 +76,13 @@ def _timed_on_gpu(function: Callable[[], object], clear: Callable[[], object]) -
 
 
 def _quantiles(times: list[float]) -> tuple[float, float, float]:
-    """The 20 %, 50 % and 80 % quantiles."""
+    """Return the 20 %, 50 % and 80 % quantiles."""
     fifths = statistics.quantiles(times, n=5, method="inclusive")
     return fifths[0], statistics.median(times), fifths[3]
 
 
 def device_name() -> str:
-    """The device to measure on when none is named."""
+    """Return the device to measure on when none is named."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

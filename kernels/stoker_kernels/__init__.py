@@ -1,9 +1,9 @@
 """Training kernels for PyTorch, one folder per op, written in Triton (which emits CUDA binaries).
 
-Why it exists: the training jobs that Stoker schedules run these kernels. Who uses it: users, through
-``stoker.kernels`` or directly, and the example models in :mod:`stoker_kernels.models`.
-It must not import anything of the cluster, and importing it loads neither torch nor triton:
-public names resolve on first use. Nothing is launched at import.
+The training jobs that Stoker schedules run these kernels: users call them through ``stoker.kernels`` or
+directly, as do the example models in :mod:`stoker_kernels.models`. It must not import anything of the
+cluster, and importing it loads neither torch nor triton: public names resolve on first use. Nothing is
+launched at import.
 
 Which implementation runs
 -------------------------
@@ -59,43 +59,10 @@ if TYPE_CHECKING:
     from stoker_kernels.optim import SGD as SGD
     from stoker_kernels.optim import Adam as Adam
     from stoker_kernels.optim import AdamW as AdamW
+    from stoker_kernels.primitives import philox as philox
 
-__all__ = (
-    "LAMB",
-    "LARS",
-    "SGD",
-    "Adam",
-    "AdamW",
-    "BiasGELU",
-    "Compressor",
-    "DropoutAddLayerNorm",
-    "GeGLU",
-    "GradientExchange",
-    "HookState",
-    "LayerNorm",
-    "LinearCrossEntropy",
-    "OneBitAdam",
-    "RMSNorm",
-    "SwiGLU",
-    "adasum",
-    "bias_gelu",
-    "compression_hook",
-    "cross_entropy",
-    "flash_attention",
-    "flash_attention_varlen",
-    "geglu",
-    "layer_norm",
-    "linear_cross_entropy",
-    "make_compressor",
-    "measure_candidates",
-    "rms_norm",
-    "rotary",
-    "rotary_tables",
-    "softmax",
-    "swiglu",
-)
-
-_PACKAGES = ("aot", "compression", "models", "nn", "optim", "statistics", "tuning", "workloads")
+# Public names by the module that defines them. The imports above say the same to type checkers, which do not
+# evaluate a table; a test compares the two.
 _NAMES = {
     "compression": (
         "Compressor",
@@ -118,13 +85,17 @@ _NAMES = {
     "ops.softmax": ("softmax",),
     "optim": ("Adam", "AdamW", "LAMB", "LARS", "SGD"),
 }
+_PACKAGES = ("aot", "compression", "models", "nn", "optim", "statistics", "tuning", "workloads")
+_MODULES = {**{name: name for name in _PACKAGES}, "philox": "primitives.philox"}
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+if not TYPE_CHECKING:  # a checker takes the imports above for it, and understands literals alone
+    __all__ = tuple(sorted(_HOME))
 
 
 def __getattr__(name: str) -> object:
-    """Import the package ``name``, or the module that the name lives in, on first use."""
-    if name in _PACKAGES:
-        return import_module(f"stoker_kernels.{name}")
+    """Import the public module ``name``, or the module that defines the public name, on first use."""
+    if name in _MODULES:
+        return import_module(f"stoker_kernels.{_MODULES[name]}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"stoker_kernels.{_HOME[name]}"), name)
@@ -133,4 +104,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_PACKAGES})
+    return sorted({*globals(), *_HOME, *_MODULES})

@@ -1,4 +1,4 @@
-"""Finds the fastest configuration of an op's kernels by measuring each candidate in this process.
+"""The search for the fastest configuration of an op's kernels: each candidate is measured in this process.
 
 ``stoker.train.autotune`` runs :func:`measure_candidates` as a task that has the GPU for itself, and keeps
 what comes of it; nothing here knows of a cluster. A candidate counts only if its outputs and gradients are
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stoker_kernels.tuning import Config, Question
 
 SAMPLES_S = 0.25
-"""How long one candidate is measured, after its warm-up."""
+"""The time that one candidate is measured for, after its warm-up."""
 MIN_SAMPLES, MAX_SAMPLES = 5, 200
 L2_NBYTES = 256 << 20
 """Written between samples, so that each finds its inputs in device memory (an H200's L2 has 50 MB)."""
@@ -51,7 +51,7 @@ class Trial:
     high_seconds: float = 0.0
     note: str = ""
     identity: str = ""
-    """What names this candidate in ``skip``."""
+    """The name of this candidate in ``skip``."""
 
 
 def measure_candidates(
@@ -71,9 +71,9 @@ def measure_candidates(
     no choice at this size.
     """
     step = _step(op, getattr(torch, dtype), sizes, device)
-    with tuning.listening() as asked:
+    with tuning.listening() as choices:
         expected = step()
-    questions = [question for question in asked.values() if len(_candidates(question)) > 1]
+    questions = [question for question in choices.values() if len(_candidates(question)) > 1]
     if not questions:
         raise ValueError(f"{op} has nothing to choose at these sizes on {device}")
     for index, question in enumerate(questions, 1):
@@ -148,8 +148,8 @@ def _step(
     def step() -> list[torch.Tensor]:
         torch.manual_seed(1)  # what draws numbers draws the same ones
         outputs = chosen.run(**inputs)
-        found = list(outputs) if isinstance(outputs, tuple) else [outputs]
-        wanted = [one for one in found if one.requires_grad] if chosen.differentiable else []
+        results = list(outputs) if isinstance(outputs, tuple) else [outputs]
+        wanted = [one for one in results if one.requires_grad] if chosen.differentiable else []
         gradients = (
             torch.autograd.grad(
                 wanted, leaves, [torch.ones_like(one) for one in wanted], allow_unused=True
@@ -157,7 +157,7 @@ def _step(
             if wanted and leaves
             else ()
         )
-        return [one.detach() for one in (*found, *gradients) if one is not None]
+        return [one.detach() for one in (*results, *gradients) if one is not None]
 
     return step
 

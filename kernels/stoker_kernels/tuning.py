@@ -1,4 +1,4 @@
-"""Which block sizes a kernel is launched with: the launcher's own heuristic, or a measured better one.
+"""The block sizes that a kernel is launched with: the launcher's own heuristic, or a measured better one.
 
 Launchers ask :func:`choose` at every launch. The table maps (kernel, shape) to a configuration for one
 device; whoever measured it (``stoker.train.autotune`` on a cluster) installs it with :func:`install`,
@@ -54,7 +54,7 @@ def _state() -> _State:
 
 
 def make_key(key: Mapping[str, Any]) -> Key:
-    """A mapping such as ``{"columns": 4096, "dtype": torch.bfloat16}`` as a table key.
+    """Return a mapping such as ``{"columns": 4096, "dtype": torch.bfloat16}`` as a table key.
 
     Its values are numbers and text, as the table travels: True is 1.
     """
@@ -67,7 +67,7 @@ def make_key(key: Mapping[str, Any]) -> Key:
 def choose(
     kernel: str, default: Config, candidates: Callable[[], Sequence[Config]], **key: Any
 ) -> Config:
-    """The configuration to launch ``kernel`` with: the table's for this key, or ``default``.
+    """Return the configuration to launch ``kernel`` with: the table's for this key, or ``default``.
 
     ``candidates`` lists what an autotuner may try; it is called only while one listens, and for an
     entry whose names are not those of ``default``. Every candidate must give a right result: they
@@ -82,11 +82,11 @@ def choose(
         state.asked[where] = Question(kernel, where[1], default, candidates())
     if where in state.forced:
         return state.forced[where]
-    found = state.table.get(where)
-    if found is None or found.keys() == default.keys():
-        return found or default
+    tuned = state.table.get(where)
+    if tuned is None or tuned.keys() == default.keys():
+        return tuned or default
     # A table of another version may name constants that the kernel no longer has.
-    return found if any(found.keys() == one.keys() for one in candidates()) else default
+    return tuned if any(tuned.keys() == one.keys() for one in candidates()) else default
 
 
 def install(kernel: str, key: Mapping[str, Any], config: Config) -> None:

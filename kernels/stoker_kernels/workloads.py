@@ -10,24 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import torch
 
+from stoker_kernels import ops
+
 MODULES = (
     "stoker_kernels.optim.workload",
-    "stoker_kernels.ops.rms_norm.workload",
-    "stoker_kernels.ops.layer_norm.workload",
-    "stoker_kernels.ops.softmax.workload",
-    "stoker_kernels.ops.cross_entropy.workload",
-    "stoker_kernels.ops.linear_cross_entropy.workload",
-    "stoker_kernels.ops.bias_gelu.workload",
-    "stoker_kernels.ops.glu.workload",
-    "stoker_kernels.ops.rotary.workload",
-    "stoker_kernels.ops.onebit.workload",
-    "stoker_kernels.ops.sparsify.workload",
-    "stoker_kernels.ops.adasum.workload",
-    "stoker_kernels.ops.attention.workload",
+    *(f"{ops.__name__}.{folder.name}.workload" for folder in iter_modules(ops.__path__)),
 )
 
 
@@ -76,7 +68,7 @@ class Workload:
         return outputs
 
     def sized(self, **shape: int) -> dict[str, int]:
-        """The default shape with single entries replaced."""
+        """Return the default shape with single entries replaced."""
         unknown = shape.keys() - self.shape.keys()
         if unknown:
             raise TypeError(
@@ -86,18 +78,31 @@ class Workload:
         return {**self.shape, **shape}
 
 
+def tensors_cost(forward: int, backward: int) -> Callable[..., Cost]:
+    """Return the ``cost`` of a memory-bound op over (rows, columns).
+
+    ``forward`` and ``backward`` count the tensors of that size that a pass reads or writes.
+    """
+
+    def cost(dtype: torch.dtype, rows: int, columns: int) -> Cost:
+        nbytes = rows * columns * dtype.itemsize
+        return Cost(forward_nbytes=forward * nbytes, backward_nbytes=backward * nbytes)
+
+    return cost
+
+
 @cache
 def workloads() -> dict[str, Workload]:
-    """Every workload, by name, in the order of the catalogue."""
-    found: dict[str, Workload] = {}
+    """Return every workload, by name, in the order of the catalogue."""
+    catalogue: dict[str, Workload] = {}
     for module in MODULES:
         for workload in import_module(module).WORKLOADS:
-            found[workload.name] = workload
-    return found
+            catalogue[workload.name] = workload
+    return catalogue
 
 
 def workload(name: str) -> Workload:
-    """The workload called ``name``. Raises ``KeyError`` that lists the names there are."""
+    """Return the workload called ``name``. Raises ``KeyError`` that lists the names there are."""
     try:
         return workloads()[name]
     except KeyError:

@@ -22,7 +22,8 @@ def broken_step() -> None:
 
 def lookups(specs: list[Any], arch: int = 90) -> list[bool]:
     """Compile ``specs`` here and now; for each kernel whether Triton's cache had it."""
-    from stoker_kernels._precompile import compile_specs, make_spec
+    from stoker_kernels.aot.command import compile_specs
+    from stoker_kernels.aot.specs import make_spec
 
     found: list[bool] = []
     made = [make_spec(spec, f"kernels[{index}]") for index, spec in enumerate(specs)]

@@ -24,8 +24,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _compiled_and_seeded() -> None:
     pytest.importorskip("triton", reason="the CUDA path needs triton")
-    from stoker_kernels._launch import is_interpreted
-    from stoker_kernels.ops.attention.forward import attention_fwd_kernel
+    from stoker_kernels.ops.attention.triton.forward import attention_fwd_kernel
+    from stoker_kernels.runtime.launch import is_interpreted
 
     if is_interpreted(attention_fwd_kernel):
         pytest.skip("triton is interpreted in this process: run tests/gpu alone")

@@ -24,8 +24,8 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _compiled_and_seeded() -> None:
     triton = pytest.importorskip("triton", reason="the CUDA path needs triton")
-    from stoker_kernels._launch import is_interpreted
-    from stoker_kernels.ops.cross_entropy.kernels import cross_entropy_fwd_kernel
+    from stoker_kernels.ops.cross_entropy.triton import cross_entropy_fwd_kernel
+    from stoker_kernels.runtime.launch import is_interpreted
 
     if is_interpreted(cross_entropy_fwd_kernel):
         pytest.skip(

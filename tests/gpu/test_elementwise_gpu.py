@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 
 from stoker_kernels import bias_gelu, geglu, rotary, rotary_tables, swiglu  # noqa: E402
 from tests.kernels._numerics import assert_close, leaves  # noqa: E402
-from tests.kernels.test_rotary import angles, rotated  # noqa: E402
+from tests.kernels.ops.test_rotary import angles, rotated  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

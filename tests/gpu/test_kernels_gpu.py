@@ -26,8 +26,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def _compiled_and_seeded() -> None:
     triton = pytest.importorskip("triton", reason="the CUDA path needs triton")
-    from stoker_kernels._launch import is_interpreted
     from stoker_kernels.ops.rms_norm.triton import rms_norm_fwd_kernel
+    from stoker_kernels.runtime.launch import is_interpreted
 
     if is_interpreted(rms_norm_fwd_kernel):
         pytest.skip(

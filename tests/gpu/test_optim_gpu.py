@@ -29,8 +29,8 @@ ALL: list[tuple[Any, dict[str, Any]]] = [
 @pytest.fixture(autouse=True)
 def _compiled_and_seeded() -> None:
     triton = pytest.importorskip("triton", reason="the CUDA path needs triton")
-    from stoker_kernels._launch import is_interpreted
-    from stoker_kernels.optim.kernels import adam_kernel
+    from stoker_kernels.optim.triton.kernels import adam_kernel
+    from stoker_kernels.runtime.launch import is_interpreted
 
     if is_interpreted(adam_kernel):
         pytest.skip(

@@ -29,8 +29,8 @@ PACKAGE = Path(__file__).parents[2] / "kernels/stoker_kernels"
 # Wherever kernels are decorated.
 KERNEL_MODULES = [
     ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-    for pattern in ("triton.py", "*kernels.py", "_dropout.py", "_activations.py")
-    for path in sorted(PACKAGE.rglob(pattern))
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "@triton.jit" in path.read_text()
 ]
 
 

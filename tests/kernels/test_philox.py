@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from stoker_kernels.philox import draw_seed, keep_mask, philox4x32, threshold_of
+from stoker_kernels.primitives.philox import draw_seed, keep_mask, philox4x32, threshold_of
 
 
 def test_known_answers() -> None:
@@ -15,7 +15,7 @@ def test_known_answers() -> None:
 
 
 def test_the_kernel_draws_the_same_mask(interpreter: None) -> None:
-    from stoker_kernels._dropout import keep_mask_kernel
+    from stoker_kernels.primitives.dropout import keep_mask_kernel
 
     seed, rows, columns = torch.tensor([2**40 + 12345]), 5, 21
     out = torch.full((rows, columns), -1, dtype=torch.int32)

@@ -21,7 +21,7 @@ PEERS = {**model.PEERS, **training.PEERS}
 
 
 def providers(work: Workload, device: str) -> dict[str, Callable[..., Any]]:
-    """Ours first, then the peers; ``compile`` only where its code generator runs (a GPU)."""
+    """Return ours first, then the peers; ``compile`` only where its code generator runs (a GPU)."""
     found: dict[str, Callable[..., Any]] = {"stoker": work.run, **PEERS.get(work.name, {})}
     if device == "cuda" and "eager" in found:
         found["compile"] = torch.compile(found["eager"])

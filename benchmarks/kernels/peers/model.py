@@ -45,7 +45,7 @@ def causal_softmax(x: Tensor, scale: float, causal: bool) -> Tensor:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Half-split, x (B, S, H, D); dimensions beyond the tables' are copied."""
+    """Rotate half-split, x (B, S, H, D); dimensions beyond the tables' are copied."""
     c, s = (torch.cat([t, t], -1)[:, None].to(x.dtype) for t in (cos, sin))
     turned, kept = x[..., : c.shape[-1]], x[..., c.shape[-1] :]
     a, b = turned.chunk(2, -1)
@@ -88,7 +88,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def smoothed(logits: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
-    """Label smoothing 0.1 and z-loss 1e-4."""
+    """Add label smoothing 0.1 and z-loss 1e-4."""
     wide = logits.float()
     z = 1e-4 * wide.logsumexp(-1).square()
     loss = F.cross_entropy(wide, target, label_smoothing=0.1, reduction=reduction)
@@ -109,7 +109,7 @@ def _with(backend: SDPBackend, function: Callable[..., Any], **inputs: Any) -> A
 
 
 def _backends(function: Callable[..., Any]) -> Functions:
-    """``function`` under each of scaled_dot_product_attention's kernels; ``eager`` lets torch choose."""
+    """Run ``function`` under each of scaled_dot_product_attention's kernels; ``eager`` lets torch choose."""
     return {
         "eager": function,
         **{
@@ -127,7 +127,7 @@ def _backends(function: Callable[..., Any]) -> Functions:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool = True, dropout_p: float = 0.0, seed: Any = None
 ) -> Tensor:
-    """q, k, v (B, S, H, D) -> (B, H, S, D)."""
+    """Map q, k, v (B, S, H, D) -> (B, H, S, D)."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     return F.scaled_dot_product_attention(
         q, k, v, is_causal=causal, dropout_p=dropout_p, enable_gqa=q.shape[1] != k.shape[1]
@@ -143,7 +143,7 @@ def attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
 ) -> Tensor:
-    """Packed sequences padded to the longest, attended at once, and packed again."""
+    """Pad packed sequences to the longest, attend at once, and pack again."""
     lengths = cu_seqlens_q.diff()
     column = torch.arange(max_seqlen_q, device=q.device)
     real = column < lengths[:, None]  # (sequences, longest)
@@ -183,7 +183,7 @@ PEERS["attention_varlen"] = _backends(attention_varlen)
 if hasattr(F, "linear_cross_entropy"):  # torch 2.13 and later
 
     def torch_linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-        """torch's own, which has no full logits either."""
+        """Run torch's own, which has no full logits either."""
         return F.linear_cross_entropy(x, weight, target)
 
     PEERS["linear_cross_entropy"]["torch_fused"] = torch_linear_cross_entropy

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from stoker_kernels._runtime import BACKEND_VARIABLE
+from stoker_kernels.runtime.backend import BACKEND_VARIABLE
 from stoker_kernels.workloads import workload
 
 Functions = dict[str, Callable[..., Any]]
@@ -26,7 +26,7 @@ class _Step:
         self.made = WeakTensorKeyDictionary()  # by identity: == of tensors is elementwise
 
     def __call__(self, params: list[Tensor], grads: list[Tensor], optimizer: Any) -> list[Tensor]:
-        """Returns the parameters after the step; ``optimizer`` is ours, and not used."""
+        """Return the parameters after the step; ``optimizer`` is ours, and not used."""
         theirs = self.made.get(params[0])
         if theirs is None:
             theirs = self.make(params)
@@ -45,7 +45,7 @@ def _optimizers(make: Callable[..., torch.optim.Optimizer], **options: Any) -> F
 
 
 def onebit_compress(gradient: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Signs as bytes in plain PyTorch: it has no packed bits."""
+    """Store signs as bytes in plain PyTorch: it has no packed bits."""
     u = (gradient + error).view(-1, 1024)
     scales = u.abs().mean(1)
     positive = u >= 0
@@ -91,7 +91,7 @@ def adasum(gradients: list[Tensor]) -> Tensor:
 
 
 def _reference(name: str) -> Callable[..., Any]:
-    """Our own reference in plain PyTorch, where torch has no such thing."""
+    """Run our own reference in plain PyTorch, where torch has no such thing."""
 
     def run(**inputs: Any) -> Any:
         before = os.environ.get(BACKEND_VARIABLE)

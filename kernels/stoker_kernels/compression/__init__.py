@@ -63,7 +63,7 @@ COMPRESSORS: dict[str, type[Compressor]] = {
 
 
 def make_compressor(name: str, **options: Any) -> Compressor:
-    """The compressor called ``name`` with its options. Raises ``ValueError`` that lists the names."""
+    """Return the compressor called ``name`` with its options. Raises ``ValueError`` that lists the names."""
     if name not in COMPRESSORS:
         raise ValueError(f"no compressor {name!r}: there are {', '.join(COMPRESSORS)}")
     return COMPRESSORS[name](**options)

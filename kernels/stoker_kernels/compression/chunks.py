@@ -42,19 +42,19 @@ class Chunks(Compressor):
         self.ratio, self.chunk, self.momentum = ratio, chunk, momentum
 
     def layout(self, n: int) -> tuple[int, int, int]:
-        """(values of a chunk, chunks, chunks sent) for ``n`` values."""
+        """Return (values of a chunk, chunks, chunks sent) for ``n`` values."""
         chunk = min(self.chunk, n)
         chunks = -(-n // chunk)
         return chunk, chunks, max(1, math.ceil(self.ratio * chunks))
 
     def exchange(self, gradient: torch.Tensor, name: str) -> Exchange:
-        """As :meth:`Compressor.exchange`."""
+        """Do as :meth:`Compressor.exchange`."""
         self._begin(name)
         n = gradient.numel()
         chunk, chunks, _ = self.layout(n)
-        memory = self._kept(name, "memory", gradient)
+        memory = self._memory_tensor(name, "memory", gradient)
         update = gradient.detach().reshape(-1).to(memory.dtype)
-        velocity = self._kept(name, "velocity", gradient) if self.momentum else None
+        velocity = self._memory_tensor(name, "velocity", gradient) if self.momentum else None
         memory += update if velocity is None else velocity.mul_(self.momentum).add_(update)
         padded = torch.nn.functional.pad(memory, (0, chunks * chunk - n)).view(chunks, chunk)
         (norms,) = yield message_of(gradient, Combine.MEAN, padded.abs().sum(1))
@@ -69,7 +69,7 @@ class Chunks(Compressor):
         return self._spread(gradient.shape, gradient.dtype, chosen, mean.tensors[0])
 
     def _choose(self, norms: torch.Tensor) -> torch.Tensor:
-        """The chunks to send, the same wherever the norms are; NaN counts as largest, ties by index."""
+        """Choose the chunks to send, the same wherever the norms are; NaN is largest, ties go by index."""
         count = max(1, math.ceil(self.ratio * norms.numel()))
         order = norms.nan_to_num(float("inf")).sort(descending=True, stable=True).indices
         return order[:count].sort().values
@@ -84,7 +84,7 @@ class Chunks(Compressor):
         return out.view(-1)[:n].view(shape).to(dtype)
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """Norms and chunks of one worker alone, as :meth:`compress` gives them.
+        """Return norms and chunks of one worker alone, as :meth:`compress` gives them.
 
         Raises ``ValueError`` for several: alone, they chose different chunks.
         """
@@ -94,5 +94,5 @@ class Chunks(Compressor):
         return self._spread(messages[0].shape, messages[0].dtype, self._choose(norms), values)
 
     def config(self) -> dict[str, Any]:
-        """All options."""
+        """Return all options."""
         return {"ratio": self.ratio, "chunk": self.chunk, "momentum": self.momentum}

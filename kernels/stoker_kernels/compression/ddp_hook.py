@@ -50,7 +50,7 @@ class HookState:
         return self.exchange.sent_nbytes
 
     def name_of(self, parameter: torch.Tensor) -> str:
-        """The name of ``parameter``. Raises ``KeyError`` for one it was not told of."""
+        """Return the name of ``parameter``. Raises ``KeyError`` for one it was not told of."""
         try:
             return self._parameters[id(parameter)][1]
         except KeyError:
@@ -60,11 +60,11 @@ class HookState:
             ) from None
 
     def state_dict(self) -> dict[str, Any]:
-        """The compressor's."""
+        """Return the compressor's state."""
         return self.compressor.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The compressor's."""
+        """Load the compressor's state."""
         self.compressor.load_state_dict(state)
 
 
@@ -72,7 +72,7 @@ def compression_hook(
     state: HookState,
     bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP compares the annotation itself
 ) -> torch.futures.Future[torch.Tensor]:
-    """The hook for ``register_comm_hook``: exchanges a bucket, in place, and returns it done."""
+    """Return the hook for ``register_comm_hook``: exchanges a bucket, in place, and returns it done."""
     gradients = {
         state.name_of(parameter): gradient
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)

@@ -17,12 +17,12 @@ class NoCompression(OneRound):
     name = "none"
 
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """The gradient itself."""
+        """Return the gradient itself."""
         self._begin(name)
         return message_of(gradient, Combine.MEAN, gradient.reshape(-1))
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """As :meth:`Compressor.decompress`."""
+        """Do as :meth:`Compressor.decompress`."""
         mean = messages[0].tensors[0]
         for other in messages[1:]:
             mean = mean + other.tensors[0]
@@ -30,7 +30,7 @@ class NoCompression(OneRound):
         return (mean / len(messages)).view(message.shape).to(message.dtype)
 
     def config(self) -> dict[str, Any]:
-        """No options."""
+        """Return no options."""
         return {}
 
 
@@ -44,12 +44,12 @@ class Half(NoCompression):
     wire: ClassVar[torch.dtype]
 
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """The gradient, rounded."""
+        """Return the gradient, rounded."""
         self._begin(name)
         return message_of(gradient, Combine.MEAN, gradient.reshape(-1).to(self.wire))
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """As :meth:`Compressor.decompress`; several are averaged in fp32."""
+        """Do as :meth:`Compressor.decompress`; several are averaged in fp32."""
         mean = torch.stack([message.tensors[0].float() for message in messages]).mean(0)
         return mean.view(messages[0].shape).to(messages[0].dtype)
 
@@ -78,15 +78,15 @@ class Adasum(OneRound):
     name = "adasum"
 
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """The gradient itself."""
+        """Return the gradient itself."""
         self._begin(name)
         return message_of(gradient, Combine.GATHER, gradient.reshape(-1))
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """The tree over all messages; of one, its gradient."""
+        """Return the tree over all messages; of one, its gradient."""
         combined = adasum([message.tensors[0] for message in messages])
         return combined.view(messages[0].shape)
 
     def config(self) -> dict[str, Any]:
-        """No options."""
+        """Return no options."""
         return {}

@@ -1,4 +1,4 @@
-"""Drives compressors: over torch.distributed, or between workers simulated in one process.
+"""The exchange through compressors: over torch.distributed, or between workers simulated in one process.
 
 All tensors of one call go through their rounds in step, and what they send in a round is fused: one
 all-reduce per dtype, one all-gather. Callers give the same names in the same order on every worker.
@@ -22,7 +22,7 @@ class Group(Protocol):
         """Replace ``buffer`` by its mean over the workers, the same bits on all of them."""
 
     def gather(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """Every worker's ``buffer``, of one size, in order of rank."""
+        """Return every worker's ``buffer``, of one size, in order of rank."""
 
 
 class TorchGroup:
@@ -34,12 +34,12 @@ class TorchGroup:
         self.workers = dist.get_world_size(process_group)
 
     def mean_(self, buffer: torch.Tensor) -> None:
-        """As :meth:`Group.mean_`; divides first, so that half precision overflows no sooner than a worker."""
+        """Do as :meth:`Group.mean_`; divides first: half precision overflows no sooner than a worker."""
         buffer.div_(self.workers)
         dist.all_reduce(buffer, group=self.process_group)
 
     def gather(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """As :meth:`Group.gather`."""
+        """Do as :meth:`Group.gather`."""
         received = [torch.empty_like(buffer) for _ in range(self.workers)]
         dist.all_gather(received, buffer, group=self.process_group)
         return received
@@ -56,7 +56,7 @@ class GradientExchange:
         self.sent_nbytes = 0
 
     def average(self, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What the workers' gradients combine to, by name; new tensors, the same bits on all workers."""
+        """Combine the workers' gradients, by name; new tensors, the same bits on all workers."""
         results = {name: g.clone() for name, g in gradients.items() if not g.numel()}
         running: dict[str, Exchange] = {}
         messages: dict[str, Message] = {}
@@ -77,7 +77,7 @@ class GradientExchange:
 
 
 def _combine(messages: dict[str, Message], group: Group) -> dict[str, Sequence[Message]]:
-    """One round: what every tensor's message combines to."""
+    """Run one round, and return what every tensor's message combines to."""
     answers: dict[str, Sequence[Message]] = {}
     means = {name: m for name, m in messages.items() if m.combine is Combine.MEAN}
     parts = [tensor for message in means.values() for tensor in message.tensors]
@@ -96,7 +96,7 @@ def _combine(messages: dict[str, Message], group: Group) -> dict[str, Sequence[M
 
 
 def _fused_mean(parts: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
-    """The means of ``parts``, one collective per dtype."""
+    """Return the means of ``parts``, one collective per dtype."""
     means: list[torch.Tensor] = [torch.empty(0)] * len(parts)
     for dtype in dict.fromkeys(part.dtype for part in parts):
         places = [place for place, part in enumerate(parts) if part.dtype == dtype]
@@ -109,7 +109,7 @@ def _fused_mean(parts: list[torch.Tensor], group: Group) -> list[torch.Tensor]:
 
 
 def _fused_gather(parts: list[torch.Tensor], group: Group) -> list[list[torch.Tensor]]:
-    """Every worker's ``parts``, in one collective over their bytes."""
+    """Return every worker's ``parts``, in one collective over their bytes."""
     flat = [part.contiguous().view(-1).view(torch.uint8) for part in parts]
     workers = []
     for buffer in group.gather(torch.cat(flat)):
@@ -119,7 +119,7 @@ def _fused_gather(parts: list[torch.Tensor], group: Group) -> list[list[torch.Te
 
 
 def _typed(piece: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Bytes as a tensor like ``like``; copied where they are not aligned for its dtype."""
+    """View bytes as a tensor like ``like``; copied where they are not aligned for its dtype."""
     if piece.storage_offset() % like.element_size():
         piece = piece.clone()
     return piece.view(like.dtype).view(like.shape)
@@ -128,7 +128,7 @@ def _typed(piece: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 def simulate(
     compressors: Sequence[Compressor], gradients: Sequence[torch.Tensor], name: str
 ) -> list[torch.Tensor]:
-    """One step of as many workers as there are compressors, without a network: each one's result."""
+    """Run one step of as many workers as there are compressors, without a network; return each one's."""
     rounds = [
         compressor.exchange(gradient, name)
         for compressor, gradient in zip(compressors, gradients, strict=True)

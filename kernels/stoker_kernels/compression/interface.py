@@ -1,4 +1,4 @@
-"""What a gradient compressor is: its messages, how they combine, its memory and its state.
+"""The interface of gradient compressors: their messages, how they combine, memory and state.
 
 A compressor belongs to one worker and sees one tensor at a time, by name. ``exchange`` is the whole
 protocol as a generator: it yields what this worker sends, is sent what the workers' messages combine
@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class Combine(StrEnum):
-    """How the messages of all workers become one."""
+    """The way in which the messages of all workers become one."""
 
     MEAN = "mean"
     GATHER = "gather"
@@ -38,7 +38,7 @@ class Combine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What one worker sends for one tensor; ``shape`` and ``dtype`` are the gradient's."""
+    """One worker's message for one tensor; ``shape`` and ``dtype`` are the gradient's."""
 
     tensors: tuple[torch.Tensor, ...]
     combine: Combine
@@ -51,7 +51,7 @@ class Message:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def holding(self, tensors: Sequence[torch.Tensor]) -> Message:
-        """This message with other tensors."""
+        """Return this message with other tensors."""
         return Message(tuple(tensors), self.combine, self.shape, self.dtype)
 
 
@@ -75,14 +75,14 @@ class Compressor(ABC):
 
     @abstractmethod
     def exchange(self, gradient: torch.Tensor, name: str) -> Exchange:
-        """The rounds of one step for the tensor ``name``, not empty; the result is like ``gradient``."""
+        """Run the rounds of a step for the tensor ``name``, not empty; the result is like ``gradient``."""
 
     @abstractmethod
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """The gradient that ``messages`` stand for; for several, what their senders would all receive."""
+        """Return the gradient that ``messages`` stand for; of several, what all senders would receive."""
 
     def compress(self, gradient: torch.Tensor, name: str) -> Message:
-        """Everything this worker sends in this step if it is alone; updates the memory."""
+        """Return everything this worker sends in this step if it is alone; updates the memory."""
         rounds = self.exchange(gradient, name)
         message = next(rounds)
         sent = list(message.tensors)
@@ -95,21 +95,21 @@ class Compressor(ABC):
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
-        """The options it was made with, as plain values."""
+        """Return the options it was made with, as plain values."""
 
     def memory(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors kept for ``name`` from step to step, themselves and not copies."""
+        """Return the tensors kept for ``name`` from step to step, themselves and not copies."""
         return self._memory.setdefault(name, {})
 
     def step_of(self, name: str) -> int:
-        """How many exchanges of ``name`` were begun."""
+        """Return how many exchanges of ``name`` were begun."""
         return self._steps.get(name, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next messages depend on: tensors and plain values. Each worker has its own."""
+        """Return all that the next messages depend on: tensors and plain values. Each worker has its own."""
         memory = {
-            name: {key: tensor.clone() for key, tensor in kept.items()}
-            for name, kept in self._memory.items()
+            name: {key: tensor.clone() for key, tensor in tensors.items()}
+            for name, tensors in self._memory.items()
         }
         return {
             "compressor": self.name,
@@ -120,13 +120,13 @@ class Compressor(ABC):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from ``state``. Raises ``ValueError`` for another compressor's or other options'."""
-        ours = {"compressor": self.name, "config": self.config()}
-        for key, value in ours.items():
+        own = {"compressor": self.name, "config": self.config()}
+        for key, value in own.items():
             if state[key] != value:
                 raise ValueError(f"the state is of {key} {state[key]!r}, this one has {value!r}")
         self._memory = {
-            name: {key: tensor.clone() for key, tensor in kept.items()}
-            for name, kept in state["memory"].items()
+            name: {key: tensor.clone() for key, tensor in tensors.items()}
+            for name, tensors in state["memory"].items()
         }
         self._steps = dict(state["steps"])
 
@@ -136,22 +136,24 @@ class Compressor(ABC):
         self._steps[name] = step + 1
         return step
 
-    def _kept(self, name: str, key: str, gradient: torch.Tensor, size: int | None = None) -> Any:
-        """The flat memory ``key`` on gradient's device, zeros at first. Raises ``ValueError`` if resized."""
-        kept = self.memory(name)
+    def _memory_tensor(
+        self, name: str, key: str, gradient: torch.Tensor, size: int | None = None
+    ) -> Any:
+        """Return flat memory ``key`` on gradient's device, zeros at first; ``ValueError`` if resized."""
+        tensors = self.memory(name)
         size = gradient.numel() if size is None else size
-        if key not in kept:
-            kept[key] = torch.zeros(
+        if key not in tensors:
+            tensors[key] = torch.zeros(
                 size, dtype=compute_dtype(gradient.dtype), device=gradient.device
             )
-        elif kept[key].device != gradient.device:
-            kept[key] = kept[key].to(gradient.device)
-        if kept[key].numel() != size:
+        elif tensors[key].device != gradient.device:
+            tensors[key] = tensors[key].to(gradient.device)
+        if tensors[key].numel() != size:
             raise ValueError(
-                f"{name!r} has {size} values now and had {kept[key].numel()}: "
+                f"{name!r} has {size} values now and had {tensors[key].numel()}: "
                 "a tensor keeps its name and its size"
             )
-        return kept[key]
+        return tensors[key]
 
 
 class OneRound(Compressor):
@@ -159,13 +161,13 @@ class OneRound(Compressor):
 
     @abstractmethod
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """The message for ``gradient``; updates the memory."""
+        """Return the message for ``gradient``; updates the memory."""
 
     def exchange(self, gradient: torch.Tensor, name: str) -> Exchange:
-        """As :meth:`Compressor.exchange`."""
+        """Do as :meth:`Compressor.exchange`."""
         return self.decompress((yield self.pack(gradient.detach(), name)))
 
 
 def message_of(gradient: torch.Tensor, combine: Combine, *tensors: torch.Tensor) -> Message:
-    """A message for ``gradient`` that holds ``tensors``."""
+    """Return a message for ``gradient`` that holds ``tensors``."""
     return Message(tensors, combine, gradient.shape, gradient.dtype)

@@ -23,22 +23,22 @@ class OneBit(OneRound):
     residual = "error"
 
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """Signs and scales of gradient plus error."""
+        """Return signs and scales of gradient plus error."""
         self._begin(name)
-        words, scales = onebit_compress(gradient, self._kept(name, "error", gradient))
+        words, scales = onebit_compress(gradient, self._memory_tensor(name, "error", gradient))
         return message_of(gradient, Combine.GATHER, words, scales)
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """The mean of the messages."""
+        """Return the mean of the messages."""
         return unpack(messages)
 
     def config(self) -> dict[str, Any]:
-        """No options."""
+        """Return no options."""
         return {}
 
 
 def unpack(messages: Sequence[Message]) -> torch.Tensor:
-    """The mean of 1-bit messages, in the gradient's shape and dtype."""
+    """Return the mean of 1-bit messages, in the gradient's shape and dtype."""
     shape, dtype = messages[0].shape, messages[0].dtype
     words = torch.stack([message.tensors[0] for message in messages])
     scales = torch.stack([message.tensors[1] for message in messages])

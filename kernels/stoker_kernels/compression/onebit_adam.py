@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.compression.interface import (
     Combine,
     Compressor,
@@ -24,6 +23,7 @@ from stoker_kernels.compression.interface import (
 )
 from stoker_kernels.compression.onebit import unpack
 from stoker_kernels.ops.onebit import onebit_compress
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class OneBitAdamExchange(Compressor):
@@ -47,30 +47,30 @@ class OneBitAdamExchange(Compressor):
         self.freeze, self.beta1 = freeze, beta1
 
     def exchange(self, gradient: torch.Tensor, name: str) -> Exchange:
-        """As :meth:`Compressor.exchange`; after ``freeze`` steps the result is a momentum."""
+        """Do as :meth:`Compressor.exchange`; after ``freeze`` steps the result is a momentum."""
         gradient = gradient.detach()
-        momentum = self._kept(name, "momentum", gradient)
+        momentum = self._memory_tensor(name, "momentum", gradient)
         if self._begin(name) < self.freeze:
             (message,) = yield message_of(gradient, Combine.MEAN, gradient.reshape(-1))
             mean = message.tensors[0]
             _keep_finite(momentum, momentum.lerp(mean.to(momentum.dtype), 1.0 - self.beta1))
             return mean.view(gradient.shape)
         local = momentum.lerp(gradient.reshape(-1).to(momentum.dtype), 1.0 - self.beta1)
-        words, scales = onebit_compress(local, self._kept(name, "error", gradient))
+        words, scales = onebit_compress(local, self._memory_tensor(name, "error", gradient))
         messages = yield message_of(gradient, Combine.GATHER, words, scales)
         result = unpack([_in_dtype(message, momentum.dtype) for message in messages])
         _keep_finite(momentum, result.view(-1))
         return result.to(gradient.dtype)
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """The mean of messages of one phase."""
+        """Return the mean of messages of one phase."""
         if messages[0].combine is Combine.GATHER:
             return unpack(messages)
         mean = torch.stack([message.tensors[0] for message in messages]).mean(0)
         return mean.view(messages[0].shape)
 
     def config(self) -> dict[str, Any]:
-        """All options."""
+        """Return all options."""
         return {"freeze": self.freeze, "beta1": self.beta1}
 
 
@@ -78,8 +78,8 @@ def _in_dtype(message: Message, dtype: torch.dtype) -> Message:
     return Message(message.tensors, message.combine, message.shape, dtype)
 
 
-def _keep_finite(kept: torch.Tensor, new: torch.Tensor) -> None:
-    kept.copy_(torch.where(new.isfinite(), new, kept))
+def _keep_finite(old: torch.Tensor, new: torch.Tensor) -> None:
+    old.copy_(torch.where(new.isfinite(), new, old))
 
 
 class OneBitAdam(torch.optim.Optimizer):
@@ -108,7 +108,7 @@ class OneBitAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One update of every parameter that has a ``grad``."""
+        """Update every parameter that has a ``grad``, once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -8,7 +8,6 @@ from zlib import crc32
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.compression.interface import (
     Combine,
     Compressor,
@@ -16,6 +15,7 @@ from stoker_kernels.compression.interface import (
     Message,
     message_of,
 )
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class PowerSGD(Compressor):
@@ -43,19 +43,19 @@ class PowerSGD(Compressor):
         self.rank, self.min_rate, self.start, self.seed = rank, min_rate, start, seed
 
     def compresses(self, shape: torch.Size) -> bool:
-        """Whether a gradient of this shape is worth two thin matrices."""
+        """Return whether a gradient of this shape is worth two thin matrices."""
         if len(shape) < 2 or not shape.numel():
             return False
         n, m = shape[0], shape.numel() // shape[0]
         return (n + m) * self.rank * self.min_rate < n * m
 
     def exchange(self, gradient: torch.Tensor, name: str) -> Exchange:
-        """As :meth:`Compressor.exchange`."""
+        """Do as :meth:`Compressor.exchange`."""
         gradient = gradient.detach()
         if self._begin(name) < self.start or not self.compresses(gradient.shape):
             (mean,) = yield message_of(gradient, Combine.MEAN, gradient.reshape(-1))
             return mean.tensors[0].view(gradient.shape)
-        error = self._kept(name, "error", gradient)
+        error = self._memory_tensor(name, "error", gradient)
         matrix = (gradient.reshape(-1).to(error.dtype) + error).view(gradient.shape[0], -1)
         start = self._start(name, matrix)
         (mean,) = yield message_of(gradient, Combine.MEAN, (matrix @ start).view(-1))
@@ -72,10 +72,10 @@ class PowerSGD(Compressor):
         return (left @ shared.t()).view(gradient.shape).to(gradient.dtype)
 
     def _start(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
-        """Q (m, rank), of the last step or drawn."""
+        """Return Q (m, rank), of the last step or drawn."""
         fresh = "start" not in self.memory(name)
-        kept = self._kept(name, "start", matrix, matrix.shape[1] * self.rank)
-        start = kept.view(-1, self.rank)
+        flat = self._memory_tensor(name, "start", matrix, matrix.shape[1] * self.rank)
+        start = flat.view(-1, self.rank)
         if fresh:
             generator = torch.Generator().manual_seed(crc32(name.encode()) ^ self.seed)
             drawn = torch.randn(start.shape, generator=generator, dtype=torch.float64)
@@ -83,7 +83,7 @@ class PowerSGD(Compressor):
         return start
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """One worker's messages, as :meth:`compress` gives them. Raises ``ValueError`` for several."""
+        """Return one worker's messages, as :meth:`compress` gives them. Raises ``ValueError`` for several."""
         if len(messages) != 1:
             raise ValueError("powersgd: workers share P before Q, in exchange()")
         message = messages[0]
@@ -93,7 +93,7 @@ class PowerSGD(Compressor):
         return (orthonormal(left) @ right.t()).view(message.shape).to(message.dtype)
 
     def config(self) -> dict[str, Any]:
-        """All options."""
+        """Return all options."""
         return {
             "rank": self.rank,
             "min_rate": self.min_rate,
@@ -103,7 +103,7 @@ class PowerSGD(Compressor):
 
 
 def orthonormal(matrix: torch.Tensor) -> torch.Tensor:
-    """The columns of (n, r) made orthonormal in their order, in fp32 or fp64: Gram-Schmidt, done twice.
+    """Make the columns of (n, r) orthonormal in their order, in fp32 or fp64: Gram-Schmidt, done twice.
 
     A column that lies in the span of those before it (or is zero) becomes zero, not noise: what is
     left of it after the projections must exceed 100 epsilon of what it was.

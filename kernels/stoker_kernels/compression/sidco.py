@@ -42,16 +42,16 @@ class SIDCo(OneRound):
         self.ratio, self.fit = ratio, fit
 
     def capacity(self, n: int) -> int:
-        """Places in a message for ``n`` values."""
+        """Return the places in a message for ``n`` values."""
         return max(1, min(n, math.ceil(SLACK * self.ratio * n)))
 
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """The values above this step's threshold."""
+        """Return the values above this step's threshold."""
         step = self._begin(name)
         n = gradient.numel()
-        memory = self._kept(name, "memory", gradient)
+        memory = self._memory_tensor(name, "memory", gradient)
         memory += gradient.reshape(-1).to(memory.dtype)
-        reached = self._kept(name, "reached", gradient, 1)
+        reached = self._memory_tensor(name, "reached", gradient, 1)
         stages = self.memory(name).setdefault("stages", torch.ones(1, dtype=torch.int64))
         if step and step % EVERY == 0:
             counted = float(reached) / EVERY
@@ -66,16 +66,16 @@ class SIDCo(OneRound):
         return message_of(gradient, Combine.GATHER, values, indices)
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """The mean of the messages."""
+        """Return the mean of the messages."""
         return scatter_mean(messages)
 
     def config(self) -> dict[str, Any]:
-        """Ratio and distribution."""
+        """Return ratio and distribution."""
         return {"ratio": self.ratio, "fit": self.fit}
 
 
 def fit_threshold(magnitudes: torch.Tensor, wanted: float, fit: str, stages: int) -> torch.Tensor:
-    """The threshold (1,) that about ``wanted`` of the magnitudes (n,) reach; infinite if one is not finite.
+    """Fit the threshold (1,) that about ``wanted`` of the magnitudes (n,) reach; inf if one is not finite.
 
     Zeros are left out of the first fit: they are no part of a continuous distribution.
     """
@@ -98,7 +98,7 @@ def fit_threshold(magnitudes: torch.Tensor, wanted: float, fit: str, stages: int
 def _quantile(
     excess: torch.Tensor, tail: torch.Tensor, count: torch.Tensor, share: torch.Tensor, kind: str
 ) -> torch.Tensor:
-    """The value that ``share`` of the fitted distribution exceeds.
+    """Return the value that ``share`` of the fitted distribution exceeds.
 
     exponential  mean * ln(1 / share)
     gamma        shape a = (3 - s + sqrt((s - 3)^2 + 24 s)) / (12 s) with s = ln mean - mean ln; then

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.compression.interface import Combine, Message, OneRound, message_of
 from stoker_kernels.ops.sparsify import topk_compress
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class TopK(OneRound):
@@ -29,21 +29,21 @@ class TopK(OneRound):
         self.ratio = ratio
 
     def count(self, n: int, step: int) -> int:
-        """How many of ``n`` values are sent in ``step``."""
+        """Return how many of ``n`` values are sent in ``step``."""
         return max(1, min(n, math.ceil(self.ratio * n)))
 
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """The largest values of memory plus gradient."""
+        """Return the largest values of memory plus gradient."""
         k = self.count(gradient.numel(), self._begin(name))
-        memory = self._kept(name, "memory", gradient)
+        memory = self._memory_tensor(name, "memory", gradient)
         return message_of(gradient, Combine.GATHER, *topk_compress(gradient, memory, k))
 
     def decompress(self, messages: Sequence[Message]) -> torch.Tensor:
-        """The mean of the messages."""
+        """Return the mean of the messages."""
         return scatter_mean(messages)
 
     def config(self) -> dict[str, Any]:
-        """The ratio."""
+        """Return the ratio."""
         return {"ratio": self.ratio}
 
 
@@ -80,24 +80,24 @@ class DGC(TopK):
         self.workers, self.warmup_steps = workers, warmup_steps
 
     def ratio_at(self, step: int) -> float:
-        """The ratio of a step: 0.25 * (ratio / 0.25)^(stage / 5) while warming up."""
+        """Return the ratio of a step: 0.25 * (ratio / 0.25)^(stage / 5) while warming up."""
         if step >= self.warmup_steps or self.ratio >= 0.25:
             return self.ratio
         stage = step * 5 // self.warmup_steps  # 0 .. 4
         return 0.25 * (self.ratio / 0.25) ** (stage / 5)
 
     def count(self, n: int, step: int) -> int:
-        """As :meth:`TopK.count`, at the step's ratio."""
+        """Do as :meth:`TopK.count`, at the step's ratio."""
         return max(1, min(n, math.ceil(self.ratio_at(step) * n)))
 
     def pack(self, gradient: torch.Tensor, name: str) -> Message:
-        """The largest values of the accumulated momentum."""
+        """Return the largest values of the accumulated momentum."""
         k = self.count(gradient.numel(), self._begin(name))
         values, indices = topk_compress(
             gradient,
-            self._kept(name, "memory", gradient),
+            self._memory_tensor(name, "memory", gradient),
             k,
-            velocity=self._kept(name, "velocity", gradient),
+            velocity=self._memory_tensor(name, "velocity", gradient),
             momentum=self.momentum,
             masking=self.masking,
             scale=self._clipping(gradient),
@@ -114,7 +114,7 @@ class DGC(TopK):
         return torch.where(norm.isfinite() & (norm > bound), bound / norm, 1.0)
 
     def config(self) -> dict[str, Any]:
-        """All options."""
+        """Return all options."""
         return {
             "ratio": self.ratio,
             "momentum": self.momentum,
@@ -126,7 +126,7 @@ class DGC(TopK):
 
 
 def scatter_mean(messages: Sequence[Message]) -> torch.Tensor:
-    """The mean of sparse messages (values, indices), added in their order, so all get the same bits."""
+    """Return the mean of sparse messages (values, indices), added in their order: all get the same bits."""
     first = messages[0]
     values = first.tensors[0]
     total = values.new_zeros(first.shape.numel())

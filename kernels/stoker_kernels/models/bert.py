@@ -26,7 +26,7 @@ class BertEncoder(Transformer):
 
     @staticmethod
     def count(config: TransformerConfig) -> int:
-        """Closed form of the parameters: the body's and the pooler's C^2 + C."""
+        """Count the parameters in closed form: the body's and the pooler's C^2 + C."""
         return config.parameter_count + config.dim * (config.dim + 1)
 
     def forward(
@@ -35,7 +35,7 @@ class BertEncoder(Transformer):
         token_types: torch.Tensor | None = None,
         lengths: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """tokens, token_types (B, S) int64, lengths (B,) -> outputs (B, S, C), pooled (B, C).
+        """Map tokens, token_types (B, S) int64, lengths (B,) -> outputs (B, S, C), pooled (B, C).
 
         Tokens beyond a row's length are padding: no real token sees them. Attention then runs over the
         lengths alone, and nothing waits for the device to know them.
@@ -51,7 +51,7 @@ class BertEncoder(Transformer):
 
 
 class BertOutput(NamedTuple):
-    """What :class:`Bert` returns; a loss is None without its targets."""
+    """The result of :class:`Bert`; a loss is None without its targets."""
 
     logits: torch.Tensor | None  # (B, P, V); None with targets, unless config.full_logits
     next_logits: torch.Tensor  # (B, 2)
@@ -84,7 +84,7 @@ class Bert(nn.Module):
 
     @staticmethod
     def count(config: TransformerConfig) -> int:
-        """Closed form: the encoder, the transform and its norm, the decoder's bias, the 2-class head."""
+        """Count in closed form: encoder, transform and its norm, the decoder's bias, the 2-class head."""
         c = config.dim
         heads = c * (c + 1) + config.norm_count + config.vocab_size + 2 * (c + 1)
         return BertEncoder.count(config) + heads
@@ -99,7 +99,7 @@ class Bert(nn.Module):
         masked: torch.Tensor | None = None,
         next_targets: torch.Tensor | None = None,
     ) -> BertOutput:
-        """tokens (B, S); ``masked`` (B, P) are the places to predict, all S by default.
+        """Take tokens (B, S); ``masked`` (B, P) are the places to predict, all S by default.
 
         ``targets`` (B, P) with -100 for places that do not count, ``next_targets`` (B,) 0 or 1.
         """
@@ -128,5 +128,5 @@ class Bert(nn.Module):
         weight_decay: float = 0.01,
         betas: tuple[float, float] = (0.9, 0.999),
     ) -> torch.optim.Optimizer:
-        """:func:`make_adamw` of this model, with BERT's numbers."""
+        """Return :func:`make_adamw` of this model, with BERT's numbers."""
         return make_adamw(self, self.config.switches.optimizer, lr, weight_decay, betas)

@@ -23,7 +23,7 @@ Loss = Callable[..., torch.Tensor]
 
 
 def second_output(model: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
-    """``model(*inputs)[1]``: the loss of :class:`~stoker_kernels.models.causal.CausalLM`."""
+    """Return ``model(*inputs)[1]``: the loss of :class:`~stoker_kernels.models.causal.CausalLM`."""
     loss: torch.Tensor = model(*inputs)[1]
     return loss
 
@@ -87,7 +87,7 @@ class CapturedStep:
         return self._loss
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The step itself. Without gradients to add to, the backward pass writes them."""
+        """Run the step itself. Without gradients to add to, the backward pass writes them."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._loss_of(self.model, *inputs)
         loss.backward()
@@ -129,7 +129,7 @@ class CapturedStep:
                 )
 
     def _tensors(self) -> list[torch.Tensor]:
-        """What a step changes, besides the optimizer's state."""
+        """Return all that a step changes, besides the optimizer's state."""
         return [*self.model.parameters(), *self.model.buffers()]
 
     def _warm_up(self, steps: int) -> None:

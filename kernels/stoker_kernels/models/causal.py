@@ -39,7 +39,7 @@ class CausalLM(Transformer):
         targets: torch.Tensor | None = None,
         packing: Packing | None = None,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """tokens, targets (B, S) int64 -> logits (B, S, V), mean loss in nats (None without targets).
+        """Map tokens, targets (B, S) int64 -> logits (B, S, V), mean loss in nats (None without targets).
 
         Targets of -100 are ignored. With targets the logits are None unless ``config.full_logits``.
         Raises ``ValueError`` for a sequence longer than ``block_size``.

@@ -105,7 +105,7 @@ class TransformerConfig:
 
 
 def gpt2_small(**changes: Any) -> TransformerConfig:
-    """GPT-2 of 124 439 808 parameters (Radford et al. 2019)."""
+    """Return GPT-2 of 124 439 808 parameters (Radford et al. 2019)."""
     shape: dict[str, Any] = {
         "vocab_size": 50257, "layers": 12, "heads": 12, "dim": 768, "block_size": 1024, "eps": 1e-5,
         "norm": "layer", "mlp": "gelu_tanh", "bias": True, "dropout": 0.1, "full_logits": False,
@@ -114,7 +114,7 @@ def gpt2_small(**changes: Any) -> TransformerConfig:
 
 
 def bert_base(**changes: Any) -> TransformerConfig:
-    """BERT-base, uncased: 109 482 240 parameters with the pooler (Devlin et al. 2019)."""
+    """Return BERT-base, uncased: 109 482 240 parameters with the pooler (Devlin et al. 2019)."""
     shape: dict[str, Any] = {
         "vocab_size": 30522, "layers": 12, "heads": 12, "dim": 768, "block_size": 512, "eps": 1e-12,
         "norm": "layer", "post_norm": True, "mlp": "gelu", "causal": False, "bias": True,
@@ -124,7 +124,7 @@ def bert_base(**changes: Any) -> TransformerConfig:
 
 
 def llama2_7b(**changes: Any) -> TransformerConfig:
-    """LLaMA 2 of 6 738 415 616 parameters (Touvron et al. 2023)."""
+    """Return LLaMA 2 of 6 738 415 616 parameters (Touvron et al. 2023)."""
     shape: dict[str, Any] = {
         "vocab_size": 32000, "layers": 32, "heads": 32, "dim": 4096, "block_size": 4096,
         "hidden": 11008, "eps": 1e-5, "mlp": "swiglu", "position": "rotary", "tied": False,
@@ -134,7 +134,7 @@ def llama2_7b(**changes: Any) -> TransformerConfig:
 
 
 def llama3_8b(**changes: Any) -> TransformerConfig:
-    """Llama 3 of 8 030 261 248 parameters (Grattafiori et al. 2024)."""
+    """Return Llama 3 of 8 030 261 248 parameters (Grattafiori et al. 2024)."""
     shape: dict[str, Any] = {
         "vocab_size": 128256, "block_size": 8192, "hidden": 14336, "kv_heads": 8,
         "rotary_base": 500000.0,

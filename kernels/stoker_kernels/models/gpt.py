@@ -69,5 +69,5 @@ class GPT(CausalLM):
                     last = last.masked_fill(last < threshold, float("-inf"))
                 chosen = torch.multinomial(last.softmax(-1), 1, generator=generator)
             tokens = torch.cat([tokens, chosen], 1)
-        found: list[int] = tokens[0].tolist()
-        return found
+        result: list[int] = tokens[0].tolist()
+        return result

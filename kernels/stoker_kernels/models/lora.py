@@ -36,7 +36,7 @@ class LoRALinear(nn.Module):
         return self._unmerged is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., in) -> (..., out)."""
+        """Map x (..., in) -> (..., out)."""
         y = self.base(x)
         if self.merged:
             return y
@@ -88,9 +88,9 @@ def inject(
         raise ValueError("lora.inject: the model has adapters already")
     targets = tuple(targets)
     modules = dict(model.named_modules())
-    found = {n: m for n, m in modules.items() if n.rpartition(".")[2] in targets}
+    targeted = {n: m for n, m in modules.items() if n.rpartition(".")[2] in targets}
     for target in targets:
-        named = [m for n, m in found.items() if n.rpartition(".")[2] == target]
+        named = [m for n, m in targeted.items() if n.rpartition(".")[2] == target]
         if not named or any(type(m) is not nn.Linear for m in named):
             names = sorted(
                 {n.rpartition(".")[2] for n, m in modules.items() if type(m) is nn.Linear}
@@ -99,14 +99,14 @@ def inject(
                 f"lora.inject: {target!r} names no plain linear layer: there are {', '.join(names)}"
             )
     model.requires_grad_(False)
-    for name, linear in found.items():
+    for name, linear in targeted.items():
         assert isinstance(linear, nn.Linear)
         _replace(model, name, LoRALinear(linear, rank, alpha, dropout))
-    return list(found)
+    return list(targeted)
 
 
 def adapters(model: nn.Module) -> Iterator[tuple[str, LoRALinear]]:
-    """Every adapted layer of ``model``, by name."""
+    """Return every adapted layer of ``model``, by name."""
     for name, module in model.named_modules():
         if isinstance(module, LoRALinear):
             yield name, module
@@ -132,7 +132,7 @@ def fold(model: nn.Module) -> None:
 
 
 def state_dict(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The adapters' tensors alone, by name: what a fine-tuning run has to store."""
+    """Return the adapters' tensors alone, by name: what a fine-tuning run has to store."""
     return {
         f"{name}.{kind}": getattr(layer, kind).detach()
         for name, layer in adapters(model)

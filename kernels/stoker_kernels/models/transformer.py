@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 def make_norm(config: TransformerConfig, dropout: float = 0.0) -> RMSNorm | LayerNorm:
-    """The norm that ``config`` names; ``dropout`` is of what it adds to the stream."""
+    """Make the norm that ``config`` names; ``dropout`` is of what it adds to the stream."""
     kind = RMSNorm if config.norm == "rms" else LayerNorm
     return kind(config.dim, config.eps, dropout=dropout, ops=config.switches.norm)
 
 
 def make_mlp(config: TransformerConfig) -> GELUMLP | SwiGLUMLP:
-    """The feed-forward block that ``config`` names."""
+    """Make the feed-forward block that ``config`` names."""
     ops = config.switches.mlp
     if config.mlp == "swiglu":
         return SwiGLUMLP(config.dim, config.width, bias=config.bias, ops=ops)
@@ -51,7 +51,7 @@ def make_mlp(config: TransformerConfig) -> GELUMLP | SwiGLUMLP:
 def make_adamw(
     model: nn.Module, ops: Impl, lr: float, weight_decay: float, betas: tuple[float, float]
 ) -> torch.optim.Optimizer:
-    """AdamW over all trainable parameters, ours or torch's; norms and biases do not decay."""
+    """Make AdamW over all trainable parameters, ours or torch's; norms and biases do not decay."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": weight_decay},
@@ -141,7 +141,7 @@ class Transformer(nn.Module):
         token_types: torch.Tensor | None = None,
         packing: Packing | None = None,
     ) -> torch.Tensor:
-        """tokens, token_types (B, S) int64 -> the last layer's output (B, S, C), normalised.
+        """Map tokens, token_types (B, S) int64 -> the last layer's output (B, S, C), normalised.
 
         With ``packing`` B is 1. Raises ``ValueError`` for a sequence longer than ``block_size``.
         """
@@ -179,5 +179,5 @@ class Transformer(nn.Module):
     def optimizer(
         self, lr: float = 1e-3, weight_decay: float = 0.1, betas: tuple[float, float] = (0.9, 0.95)
     ) -> torch.optim.Optimizer:
-        """:func:`make_adamw` of this model."""
+        """Return :func:`make_adamw` of this model."""
         return make_adamw(self, self.config.switches.optimizer, lr, weight_decay, betas)

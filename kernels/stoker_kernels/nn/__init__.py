@@ -1,6 +1,6 @@
 """Drop-in modules on our kernels, each with PyTorch's own ops one switch away.
 
-Why it exists: a model of yours takes single parts from here (a norm, an MLP, an attention block); the
+A model of yours takes single parts from here (a norm, an MLP, an attention block); the
 models of :mod:`stoker_kernels.models` are built of nothing else. ``ops="torch"`` on any module runs the
 same parameters through PyTorch: for comparison, and where a kernel does not fit.
 """

@@ -47,7 +47,7 @@ class Attention(nn.Module):
         self.ours = checked(ops, "Attention: ops") == "stoker"
 
     def forward(self, x: torch.Tensor, packing: Packing | None = None) -> torch.Tensor:
-        """x (B, S, C) -> (B, S, C); with ``packing`` B is 1 and S holds several sequences."""
+        """Map x (B, S, C) -> (B, S, C); with ``packing`` B is 1 and S holds several sequences."""
         b, s, c = x.shape
         qkv = self.qkv(x).view(b, s, -1, self.head_dim)  # (B, S, H + 2 G, D)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], 2)

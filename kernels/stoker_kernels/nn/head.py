@@ -30,7 +30,7 @@ class LMHead(nn.Linear):
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
     ) -> torch.Tensor:
-        """x (..., C), targets (...) int64 -> mean loss in nats over targets that are not -100, fp32.
+        """Map x (..., C), targets (...) int64 -> mean loss in nats over targets that are not -100, fp32.
 
         Ours holds the logits of a few tokens at a time; PyTorch's path holds all of them.
         """
@@ -49,7 +49,7 @@ class LMHead(nn.Linear):
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
     ) -> torch.Tensor:
-        """:meth:`loss` of logits (..., V) that exist already."""
+        """Compute :meth:`loss` of logits (..., V) that exist already."""
         if self.ours:
             return cross_entropy(
                 logits, targets, ignore_index=IGNORE_INDEX,

@@ -38,7 +38,7 @@ class GELUMLP(nn.Module):
         self.ours = checked(ops, "GELUMLP: ops") == "stoker"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., C) -> (..., C)."""
+        """Map x (..., C) -> (..., C)."""
         wide = self.up(x)  # (..., F)
         if self.up_bias is None:
             wide = F.gelu(wide, approximate=self.approximate)
@@ -60,7 +60,7 @@ class SwiGLUMLP(nn.Module):
         self.ours = checked(ops, "SwiGLUMLP: ops") == "stoker"
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., C) -> (..., C)."""
+        """Map x (..., C) -> (..., C)."""
         packed = self.up(x)  # (..., 2 F)
         if self.ours:
             return self.down(swiglu(packed))

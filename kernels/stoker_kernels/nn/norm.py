@@ -34,7 +34,7 @@ class _Norm(nn.Module, ABC):
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """x, residual (..., C) -> y (..., C), and with a residual h (..., C), the next residual.
+        """Map x, residual (..., C) -> y (..., C), and with a residual h (..., C), the next residual.
 
         Under autocast x may be narrower than the residual stream; the stream's dtype is kept.
         """
@@ -51,17 +51,17 @@ class _Norm(nn.Module, ABC):
 
     @abstractmethod
     def _ours(self, x: torch.Tensor) -> torch.Tensor:
-        """Our kernel on x alone."""
+        """Run our kernel on x alone."""
 
     @abstractmethod
     def _ours_add(
         self, x: torch.Tensor, residual: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Our kernel on the residual sum: y and h."""
+        """Run our kernel on the residual sum: y and h."""
 
     @abstractmethod
     def _torch(self, x: torch.Tensor) -> torch.Tensor:
-        """PyTorch's norm of x."""
+        """Run PyTorch's norm of x."""
 
 
 class RMSNorm(_Norm):

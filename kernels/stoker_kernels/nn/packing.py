@@ -23,7 +23,7 @@ class Packing:
 
     @classmethod
     def of(cls, cu_seqlens: torch.Tensor, tokens: int, max_seqlen: int) -> Packing:
-        """From the boundaries of sequences that fill ``tokens`` tokens; none is longer than max_seqlen."""
+        """Pack by the boundaries of sequences that fill ``tokens`` tokens, none longer than max_seqlen."""
         if cu_seqlens.ndim != 1 or cu_seqlens.dtype not in (torch.int32, torch.int64):
             raise ValueError(
                 f"Packing: cu_seqlens must be 1-d int32, got {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}"
@@ -35,7 +35,7 @@ class Packing:
 
     @classmethod
     def padded(cls, lengths: torch.Tensor, seq_len: int) -> Packing:
-        """A padded batch (B, S) laid out as B * S tokens: ``lengths`` (B,) of each row are real.
+        """Lay out a padded batch (B, S) as B * S tokens: ``lengths`` (B,) of each row are real.
 
         The padding of each row is a sequence of its own, so nothing real sees it.
         """
@@ -45,6 +45,6 @@ class Packing:
         return cls.of(torch.cat([edges, total]), len(lengths) * seq_len, seq_len)
 
     def mask(self, causal: bool) -> torch.Tensor:
-        """(T, T) bool, true where a row may look: what PyTorch's attention needs."""
+        """Return (T, T) bool, true where a row may look: what PyTorch's attention needs."""
         allowed = self.segments[:, None] == self.segments[None, :]
         return allowed.tril() if causal else allowed

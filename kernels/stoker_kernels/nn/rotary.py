@@ -12,7 +12,7 @@ from stoker_kernels.ops.rotary import rotary, rotary_tables
 
 
 class Rotary(nn.Module):
-    """Rotates pairs (i, i + D/2) of each head by position * base^(-2i/D), as LLaMA does.
+    """The rotation of pairs (i, i + D/2) of each head by position * base^(-2i/D), as LLaMA does.
 
     The tables are no parameters: they are not saved, stay fp32 when the model is cast to bf16, and are
     made anew wherever the model moves, also from the meta device.
@@ -40,7 +40,7 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """x (B, S, H, D), positions (S,) or (B, S), 0 .. S-1 by default -> (B, S, H, D)."""
+        """Map x (B, S, H, D), positions (S,) or (B, S), 0 .. S-1 by default -> (B, S, H, D)."""
         if self.ours:
             return rotary(x, self.cos, self.sin, positions=positions)
         if positions is None:

@@ -1,4 +1,4 @@
-"""Which ops of a model are ours and which PyTorch's."""
+"""The choice, op by op, between our kernels and PyTorch's in a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Impl = Literal["stoker", "torch"]
 
 
 def checked(value: str, what: str) -> Impl:
-    """``value`` if it names an implementation. Raises ``ValueError`` that starts with ``what``."""
+    """Return ``value`` if it names an implementation. Raises ``ValueError`` that starts with ``what``."""
     if value not in ("stoker", "torch"):
         raise ValueError(f"{what} {value!r}: expected stoker or torch")
     return value  # type: ignore[return-value]
@@ -32,7 +32,7 @@ class Ops:
 
     @classmethod
     def of(cls, value: Ops | str, what: str = "ops") -> Ops:
-        """``Ops`` itself, or "stoker" or "torch" for all of them."""
+        """Return ``Ops`` itself, or "stoker" or "torch" for all of them."""
         if isinstance(value, Ops):
             return value
         impl = checked(value, what)

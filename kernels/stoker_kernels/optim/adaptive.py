@@ -44,7 +44,7 @@ class Adam(FusedOptimizer):
         super().__init__(params, defaults, max_grad_norm)
 
     def hyper_of(self, group: dict[str, Any], lr: float) -> tuple[float, ...]:
-        """See :class:`FusedOptimizer`."""
+        """Return the group's numbers; see :class:`FusedOptimizer`."""
         return adam_hyper(group, lr, self.decoupled)
 
 
@@ -100,12 +100,12 @@ class LAMB(FusedOptimizer):
         super().__init__(params, defaults, max_grad_norm)
 
     def check(self, group: dict[str, Any]) -> None:
-        """See :class:`FusedOptimizer`."""
+        """Check ``norm_bounds`` too; see :class:`FusedOptimizer`."""
         super().check(group)
         low, high = group["norm_bounds"]
         if not 0.0 <= low <= high:
             raise ValueError(f"LAMB: norm_bounds must be 0 <= low <= high, got {(low, high)}")
 
     def hyper_of(self, group: dict[str, Any], lr: float) -> tuple[float, ...]:
-        """See :class:`FusedOptimizer`."""
+        """Return the group's numbers; see :class:`FusedOptimizer`."""
         return adam_hyper(group, lr, decoupled=True)

@@ -18,7 +18,7 @@ Tensors = list[torch.Tensor]
 def adam(
     params: Tensors, grads: Tensors, states: list[Tensors], steps: Tensors, hyper: torch.Tensor
 ) -> None:
-    """One step of Adam or AdamW in place."""
+    """Run one step of Adam or AdamW in place."""
     h = read(AdamHyper, hyper)
     torch._foreach_add_(steps, 1.0)
     first, second = states
@@ -34,7 +34,7 @@ def adam(
 def sgd(
     params: Tensors, grads: Tensors, states: list[Tensors], steps: Tensors, hyper: torch.Tensor
 ) -> None:
-    """One step of SGD in place; a first step starts the momentum, so they go apart."""
+    """Run one step of SGD in place; a first step starts the momentum, so they go apart."""
     h = read(SGDHyper, hyper)
     torch._foreach_add_(steps, 1.0)
     first: dict[bool, list[int]] = defaultdict(list)

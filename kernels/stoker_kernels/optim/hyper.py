@@ -1,4 +1,4 @@
-"""What an update needs beside its tensors: the numbers of a parameter group, in one small tensor.
+"""The hyperparameters of an update: the numbers of a parameter group, in one small tensor.
 
 They lie on the parameters' device, so a captured CUDA graph reads them at every replay instead of having
 them baked in. The order of fields is the order in memory; the kernels read it from here.
@@ -51,7 +51,7 @@ H = TypeVar("H", AdamHyper, SGDHyper)
 
 
 def adam_hyper(group: dict[str, Any], lr: float, decoupled: bool) -> AdamHyper:
-    """The numbers of a parameter group of Adam, AdamW or LAMB."""
+    """Return the numbers of a parameter group of Adam, AdamW or LAMB."""
     beta1, beta2 = group["betas"]
     low, high = group.get("norm_bounds", (0.0, math.inf))
     return AdamHyper(
@@ -62,7 +62,7 @@ def adam_hyper(group: dict[str, Any], lr: float, decoupled: bool) -> AdamHyper:
 
 
 def sgd_hyper(group: dict[str, Any], lr: float) -> SGDHyper:
-    """The numbers of a parameter group of SGD or LARS."""
+    """Return the numbers of a parameter group of SGD or LARS."""
     return SGDHyper(
         lr, group["weight_decay"], sign_of(group), group.get("eps", 0.0), group["momentum"],
         1.0 - group.get("dampening", 0.0), float(group.get("nesterov", False)),
@@ -71,15 +71,15 @@ def sgd_hyper(group: dict[str, Any], lr: float) -> SGDHyper:
 
 
 def sign_of(group: dict[str, Any]) -> float:
-    """What gradients are multiplied by."""
+    """Return the sign that gradients are multiplied by."""
     return -1.0 if group["maximize"] else 1.0
 
 
 def unpack(kind: type[H], hyper: torch.Tensor, dtype: torch.dtype) -> H:
-    """The fields as scalar tensors of ``dtype`` on the hyperparameters' own device: no wait for it."""
+    """Return the fields as scalar tensors of ``dtype`` on the hyperparameters' own device: no wait for it."""
     return kind(*hyper.to(dtype).unbind())
 
 
 def read(kind: type[H], hyper: torch.Tensor) -> H:
-    """The fields as Python floats; waits for the device, so only for the CPU."""
+    """Return the fields as Python floats; waits for the device, so only for the CPU."""
     return kind(*hyper.tolist())

@@ -44,17 +44,17 @@ class SGD(FusedOptimizer):
         super().__init__(params, defaults, max_grad_norm)
 
     def check(self, group: dict[str, Any]) -> None:
-        """See :class:`FusedOptimizer`."""
+        """Check what Nesterov needs too; see :class:`FusedOptimizer`."""
         super().check(group)
         if group["nesterov"] and (group["momentum"] <= 0.0 or group["dampening"] != 0.0):
             raise ValueError("SGD: nesterov needs a momentum and zero dampening")
 
     def states_of(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """No buffer without momentum."""
+        """Return the states' names; no buffer without momentum."""
         return self.state_names if group["momentum"] != 0.0 else ()
 
     def hyper_of(self, group: dict[str, Any], lr: float) -> tuple[float, ...]:
-        """See :class:`FusedOptimizer`."""
+        """Return the group's numbers; see :class:`FusedOptimizer`."""
         return sgd_hyper(group, lr)
 
 
@@ -93,5 +93,5 @@ class LARS(FusedOptimizer):
         super().__init__(params, defaults, max_grad_norm)
 
     def hyper_of(self, group: dict[str, Any], lr: float) -> tuple[float, ...]:
-        """See :class:`FusedOptimizer`."""
+        """Return the group's numbers; see :class:`FusedOptimizer`."""
         return sgd_hyper(group, lr)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
 from stoker_kernels.optim import cpu, reference
+from stoker_kernels.runtime.backend import Backend, backend_for, compute_dtype, register_op
 
 Tensors = list[torch.Tensor]
 CPU_DTYPES = ({torch.float32}, {torch.float64})

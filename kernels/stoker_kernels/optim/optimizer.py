@@ -1,4 +1,4 @@
-"""What all optimizers here share: state, parameter groups, hyperparameters on the device, statistics."""
+"""The common part of all optimizers: state, parameter groups, hyperparameters on the device, statistics."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch._compile import _disable_dynamo
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.optim.ops import SQUARE_SUMS, UPDATES
 from stoker_kernels.optim.table import is_dense, lies_as
+from stoker_kernels.runtime.backend import compute_dtype
 
 REFUSED_OPTIONS = ("amsgrad", "differentiable")
 BATCH_BIT, SEED_BITS = 40, 61
 
 
 class Batch(NamedTuple):
-    """What one op call updates: tensors of one group, device and set of dtypes."""
+    """The tensors that one op call updates: of one group, device and set of dtypes."""
 
     group: dict[str, Any]
     places: list[int]  # among all parameters
@@ -79,10 +79,10 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def hyper_of(self, group: dict[str, Any], lr: float) -> tuple[float, ...]:
-        """The group's numbers in the order of ``hyper``."""
+        """Return the group's numbers in the order of ``hyper``."""
 
     def states_of(self, group: dict[str, Any]) -> tuple[str, ...]:
-        """The names of the states that the group's parameters have."""
+        """Return the names of the states that the group's parameters have."""
         return self.state_names
 
     def check(self, group: dict[str, Any]) -> None:
@@ -97,7 +97,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As torch's, with this class's checks."""
+        """Add a group as torch does, with this class's checks."""
         super().add_param_group(param_group)
         try:
             group = self.param_groups[-1]
@@ -173,7 +173,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
     def _copied(
         self, values: tuple[float, ...], device: torch.device, into: torch.Tensor | None
     ) -> torch.Tensor:
-        """``values`` on ``device``, in the place where graphs read them."""
+        """Copy ``values`` to ``device``, into the place where graphs read them."""
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 f"{type(self).__name__}: a hyperparameter changed during the capture of a CUDA graph: "
@@ -185,7 +185,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         return into.copy_(host, non_blocking=True)  # pageable memory is staged: no wait
 
     def _batches(self) -> list[Batch]:
-        """What one op call can update together: one group, device and set of dtypes."""
+        """Return what one op call can update together: one group, device and set of dtypes."""
         batches: dict[Any, Batch] = {}
         place = -1
         for number, group in enumerate(self.param_groups):
@@ -237,7 +237,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
                 state[name] = torch.zeros_like(p, dtype=compute_dtype(p.dtype))
 
     def _moved(self, state: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-        """A copy of ``state`` that lies where and as ``p`` does."""
+        """Return a copy of ``state`` that lies where and as ``p`` does."""
         if state.shape != p.shape:
             raise ValueError(
                 f"{type(self).__name__}: a parameter of shape {tuple(p.shape)} has a state of shape "
@@ -246,7 +246,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         return torch.empty_like(p, dtype=state.dtype).copy_(state)
 
     def _in_order(self, batches: list[Batch], sums: list[torch.Tensor]) -> torch.Tensor:
-        """Square sums by batch -> (number of parameters,) in their order."""
+        """Order square sums by batch -> (number of parameters,) as the parameters are."""
         count = sum(len(group["params"]) for group in self.param_groups)
         places = [place for batch in batches for place in batch.places]
         if len(sums) == 1 and len(places) == count:
@@ -276,7 +276,7 @@ class FusedOptimizer(torch.optim.Optimizer, ABC):
         return {**super().__getstate__(), "max_grad_norm": self.max_grad_norm}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As torch's, but states keep fp32 where torch would round them to the parameter's dtype.
+        """Load as torch does, but states keep fp32 where torch would round them to the parameter's dtype.
 
         States that exist are overwritten where they lie: a CUDA graph of a step reads them there.
         """

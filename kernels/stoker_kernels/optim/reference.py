@@ -27,9 +27,9 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.optim.hyper import AdamHyper, SGDHyper, unpack
-from stoker_kernels.philox import philox4x32
+from stoker_kernels.primitives.philox import philox4x32
+from stoker_kernels.runtime.backend import compute_dtype
 
 STEP_BIT = 34  # of the counter: below it the number of eight elements, above it the step
 Update = tuple[torch.Tensor, list[torch.Tensor]]  # the new parameter and the new states
@@ -38,13 +38,13 @@ Update = tuple[torch.Tensor, list[torch.Tensor]]  # the new parameter and the ne
 def moments(
     p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], h: AdamHyper
 ) -> list[torch.Tensor]:
-    """Adam's m and v after this step."""
+    """Return Adam's m and v after this step."""
     m, v = states
     return [m + h.alpha1 * (g - m), v + h.alpha2 * (g * g - v)]
 
 
 def direction(states: list[torch.Tensor], t: torch.Tensor, h: AdamHyper) -> torch.Tensor:
-    """m^ / (sqrt(v^) + eps)."""
+    """Compute m^ / (sqrt(v^) + eps)."""
     m, v = states
     correction1, correction2 = -torch.expm1(t * h.log_beta1), -torch.expm1(t * h.log_beta2)
     return m / correction1 / (v.sqrt() / correction2.sqrt() + h.eps)
@@ -53,7 +53,7 @@ def direction(states: list[torch.Tensor], t: torch.Tensor, h: AdamHyper) -> torc
 def adam(
     p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: AdamHyper
 ) -> Update:
-    """Adam and AdamW."""
+    """Run Adam or AdamW."""
     states = moments(p, g + (1.0 - h.decoupled) * h.weight_decay * p, states, h)
     p = p - h.lr * h.decoupled * h.weight_decay * p
     return p - h.lr * direction(states, t, h), states
@@ -62,7 +62,7 @@ def adam(
 def lamb(
     p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: AdamHyper
 ) -> Update:
-    """LAMB."""
+    """Run LAMB."""
     states = moments(p, g, states, h)
     u = direction(states, t, h) + h.weight_decay * p
     p_norm, u_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(u)
@@ -74,7 +74,7 @@ def lamb(
 def sgd(
     p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: SGDHyper
 ) -> Update:
-    """SGD; without a momentum buffer, plain gradient descent."""
+    """Run SGD; without a momentum buffer, plain gradient descent."""
     g = g + h.weight_decay * p
     if not states:
         return p - h.lr * g, []
@@ -86,7 +86,7 @@ def sgd(
 def lars(
     p: torch.Tensor, g: torch.Tensor, states: list[torch.Tensor], t: torch.Tensor, h: SGDHyper
 ) -> Update:
-    """LARS."""
+    """Run LARS."""
     p_norm, g_norm = torch.linalg.vector_norm(p), torch.linalg.vector_norm(g)
     ratio = h.trust * p_norm / (g_norm + h.weight_decay * p_norm + h.eps)
     adapts = (p_norm > 0) & (g_norm > 0) & (h.adapt != 0)
@@ -115,7 +115,7 @@ def update(
     found_inf: torch.Tensor | None,
     seed: int | None,
 ) -> torch.Tensor:
-    """One step of ``rule`` on every tensor, in place; the gradients' square sums (T,), unscaled.
+    """Run one step of ``rule`` on every tensor, in place; return the gradients' square sums (T,), unscaled.
 
     ``states``: a list per kind of state, each as long as ``params``. ``seed`` rounds bf16 stochastically.
     """
@@ -140,7 +140,7 @@ def update(
 
 
 def round_stochastically(p: torch.Tensor, seed: int, step: torch.Tensor) -> torch.Tensor:
-    """fp32 p (any shape) -> its nearest bf16 above or below, each as likely as it is near; in fp32.
+    """Round fp32 p to the nearest bf16 above or below, each as likely as it is near; any shape, in fp32.
 
     Sixteen random bits are added below bf16's last place and the rest is cut off. Elements count in
     the order of memory, eight to a Philox counter; the tensor's number is part of ``seed``.
@@ -154,6 +154,6 @@ def round_stochastically(p: torch.Tensor, seed: int, step: torch.Tensor) -> torc
 
 
 def square_sums(grads: list[torch.Tensor]) -> torch.Tensor:
-    """Per tensor sum(g^2), (T,) in the compute dtype."""
+    """Return sum(g^2) per tensor, (T,) in the compute dtype."""
     dtype = torch.promote_types(grads[0].dtype, torch.float32)
     return torch.stack(torch._foreach_norm(grads, 2, dtype=dtype)).square()

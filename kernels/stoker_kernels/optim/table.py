@@ -47,7 +47,7 @@ class Table(NamedTuple):
 
 
 def table_of(columns: Sequence[list[torch.Tensor]], chunk: int) -> Table:
-    """The table for tensors given by kind (``POINTERS`` lists, empty where a kind is missing).
+    """Return the table for tensors given by kind (``POINTERS`` lists, empty where a kind is missing).
 
     A block is ``chunk`` elements of one tensor. All tensors are on one device; the first list that is
     not empty tells the sizes.
@@ -97,7 +97,7 @@ def _build(
     device: torch.device,
     host: torch.Tensor,
 ) -> Table:
-    """The table, written into ``host`` and copied to ``device``: the rows, then the blocks' tensors."""
+    """Write the table into ``host`` and copy it to ``device``: the rows, then the blocks' tensors."""
     count = len(numels)
     blocks = [-(-n // chunk) for n in numels]
     aligned = [
@@ -131,13 +131,13 @@ def _build(
 
 
 def host_size(numels: Sequence[int], chunk: int) -> int:
-    """int64 numbers: the rows, then two blocks' tensors to a number."""
+    """Return the int64 numbers of the table: the rows, then two blocks' tensors to a number."""
     blocks = sum(-(-n // chunk) for n in numels)
     return len(numels) * COLUMNS + -(-blocks // 2)
 
 
 def lies_as(tensor: torch.Tensor, param: torch.Tensor) -> bool:
-    """Whether ``tensor`` has each element where the dense ``param`` has its own, on the same device."""
+    """Return whether ``tensor`` has each element where the dense ``param`` has it, on the same device."""
     if tensor.get_device() != param.get_device():
         return False
     if tensor.is_contiguous() and param.is_contiguous():
@@ -146,12 +146,12 @@ def lies_as(tensor: torch.Tensor, param: torch.Tensor) -> bool:
 
 
 def laid_out(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """``grad`` itself where it lies as ``param``, else a copy that does: updates walk memory."""
+    """Return ``grad`` itself where it lies as ``param``, else a copy that does: updates walk memory."""
     return grad if lies_as(grad, param) else torch.empty_like(param, dtype=grad.dtype).copy_(grad)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill their memory without gaps or overlaps, in whatever order."""
+    """Return whether the elements fill their memory without gaps or overlaps, in whatever order."""
     if tensor.is_contiguous():
         return True
     expected = 1

@@ -42,7 +42,7 @@ def _run(
 def _cost(
     of_params: int, states: int, dtype: torch.dtype, tensors: int, rows: int, columns: int
 ) -> Cost:
-    """Accesses of values in the parameters' dtype, and of fp32 states, per parameter."""
+    """Count accesses of values in the parameters' dtype, and of fp32 states, per parameter."""
     numel = tensors * (rows * columns + columns)
     return Cost(forward_nbytes=numel * (of_params * dtype.itemsize + states * 4))
 

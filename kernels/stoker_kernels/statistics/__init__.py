@@ -1,6 +1,6 @@
-"""What a training run learns from the sizes of its gradients: noise scale, AdaScale, efficiency.
+"""Statistics of a training run from the sizes of its gradients: noise scale, AdaScale, efficiency.
 
-Why it exists: these numbers say how large a batch still pays, which is what a scheduler asks before it
+These numbers say how large a batch still pays, which is what a scheduler asks before it
 gives a job more GPUs. They cost no pass of their own where an optimizer of ours runs (it emits the
 square sums), and nothing here waits for the device until a result is read.
 """

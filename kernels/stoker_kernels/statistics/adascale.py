@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def statistical_efficiency(
     noise_scale: torch.Tensor | float, base_batch: float, batch: float
 ) -> torch.Tensor:
-    """Progress per example at ``batch`` against ``base_batch``, in (0, 1] for batch >= base_batch.
+    """Return the progress per example at ``batch`` against ``base_batch``, in (0, 1] for batch >= base_batch.
 
     (phi + B0) / (phi + B) with the noise scale phi, all in examples (Qiao et al., "Pollux", OSDI 2021,
     eq. 7). Times examples per second it is the goodput. It equals AdaScale's gain * B0 / B.
@@ -66,7 +66,7 @@ class AdaScale:
         return counted
 
     def gain_at(self, batch: float) -> torch.Tensor:
-        """The gain that a step over ``batch`` examples would have now, in [1, S], S = batch / base_batch.
+        """Return the gain of a step over ``batch`` examples now, in [1, S], S = batch / base_batch.
 
         Below the base batch it is smaller than 1: between S and 1.
         """
@@ -78,11 +78,11 @@ class AdaScale:
         return gain.clamp(min(1.0, scale), max(1.0, scale))
 
     def lr(self, schedule: Callable[[int], float]) -> float:
-        """gain * schedule(floor(tau)), the next step's learning rate; waits for the device."""
+        """Return gain * schedule(floor(tau)), the next step's learning rate; waits for the device."""
         return float(self.gain) * schedule(int(self.tau))
 
     def state_dict(self) -> dict[str, Any]:
-        """Gain, tau, and the statistics beneath."""
+        """Return gain, tau, and the statistics beneath."""
         return {
             "gain": self.gain.clone(),
             "tau": self.tau.clone(),

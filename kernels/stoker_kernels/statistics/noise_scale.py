@@ -25,7 +25,7 @@ import torch
 def estimate(
     small: torch.Tensor, big: torch.Tensor, small_batch: float, big_batch: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One unbiased estimate of (|G|^2, tr(Sigma)) from |g|^2 of two batch sizes, elementwise.
+    """Estimate (|G|^2, tr(Sigma)), unbiased, from one pair of |g|^2 of two batch sizes, elementwise.
 
     Raises ``ValueError`` unless 0 < small_batch < big_batch.
     """
@@ -105,7 +105,7 @@ class GradientNoiseScale:
     def update_from_replicas(
         self, square_sums: torch.Tensor, mean: torch.Tensor | float, *, batch: float
     ) -> torch.Tensor:
-        """:meth:`update` from the |g_i|^2 of n gradients, (n,) or (n, groups), of ``batch`` examples each.
+        """Do :meth:`update` from the |g_i|^2 of n gradients, (n,) or (n, groups), of ``batch`` examples each.
 
         ``mean`` is |g|^2 of their average.
         """
@@ -155,7 +155,7 @@ class GradientNoiseScale:
         return _ratio(self.noise_by_group, self.signal_by_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the smoothed sums and counters."""
+        """Return copies of the smoothed sums and counters."""
         return {
             "sums": self._sums.clone(),
             "updates": self.updates.clone(),
@@ -174,6 +174,6 @@ class GradientNoiseScale:
 
 
 def _ratio(noise: torch.Tensor, signal: torch.Tensor) -> torch.Tensor:
-    """max(noise, 0) / signal; inf where the signal is not above zero, NaN where nothing was measured."""
+    """Return max(noise, 0) / signal; inf where the signal is not above 0, NaN where nothing was measured."""
     ratio = noise.clamp(min=0.0) / signal
     return torch.where(signal <= 0.0, torch.inf, ratio)

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 def square_sums(
     groups: Iterable[Sequence[torch.Tensor]],
     denominators: Mapping[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """One |g|^2 for each group of parameters: (groups,) float64 on their device.
+    """Return one |g|^2 for each group of parameters: (groups,) float64 on their device.
 
     A parameter counts by its ``.grad`` (none: 0). With ``denominators`` (:func:`adam_denominators`) the
     gradient is divided by them first. Reads each gradient once and does not wait for the device.
@@ -39,7 +39,7 @@ def square_sums(
 
 
 def optimizer_square_sums(optimizer: Any) -> torch.Tensor:
-    """What an optimizer of ours measured in its last step, by parameter group: (groups,) float64.
+    """Return what an optimizer of ours measured in its last step, by parameter group: (groups,) float64.
 
     Of the gradients as they were at ``step()``: averaged over the replicas, before clipping. Raises
     ``ValueError`` before the first step.
@@ -52,7 +52,7 @@ def optimizer_square_sums(optimizer: Any) -> torch.Tensor:
 
 
 def _square_sum(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """sum |g|^2, squared in float64: a norm of 1e-20 has no square in float32."""
+    """Compute sum |g|^2, squared in float64: a norm of 1e-20 has no square in float32."""
     norms: list[torch.Tensor] = []
     for dtype in dict.fromkeys(g.dtype for g in grads):
         same = [g for g in grads if g.dtype == dtype]
@@ -64,25 +64,25 @@ def _square_sum(grads: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 @torch.no_grad()
 def adam_denominators(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, torch.Tensor]:
-    """What Adam divides each gradient by, sqrt(v / (1 - beta2^t)) + eps, by parameter.
+    """Return what Adam divides each gradient by, sqrt(v / (1 - beta2^t)) + eps, by parameter.
 
     Adam's progress depends on g / denominator rather than g, so its noise scale is of that (as in
     Pollux, Qiao et al., OSDI 2021). Ones for a parameter without state yet. Take them once per step and
     use them for the small and the big batch alike. Works with torch's Adam and AdamW and with ours; a
     step count on the device stays there.
     """
-    found: dict[torch.Tensor, torch.Tensor] = {}
+    denominators: dict[torch.Tensor, torch.Tensor] = {}
     for group in optimizer.param_groups:
         beta2, eps = group["betas"][1], group["eps"]
         for p in group["params"]:
             state = optimizer.state.get(p)
             if not state:
-                found[p] = torch.ones_like(p, dtype=compute_dtype(p.dtype))
+                denominators[p] = torch.ones_like(p, dtype=compute_dtype(p.dtype))
                 continue
             v = state["max_exp_avg_sq" if group.get("amsgrad") else "exp_avg_sq"]
             step = torch.as_tensor(state["step"], dtype=torch.float64)
             correction = 1.0 - torch.pow(beta2, step)  # 0-dim: a CPU scalar joins any device
             # Before its first real step, as after a skipped one, v and the correction are both 0.
             safe = torch.where(correction > 0, correction, 1.0).to(v.dtype)
-            found[p] = (v / safe).sqrt_().add_(eps)
-    return found
+            denominators[p] = (v / safe).sqrt_().add_(eps)
+    return denominators

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.adasum import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 
 def _pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ _PAIR = register_op("adasum_pair", "(Tensor a, Tensor b) -> Tensor", _pair, _pai
 
 @torch.no_grad()
 def adasum(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One layer's gradients of W workers, equal in shape and dtype, combined into a new tensor.
+    """Combine one layer's gradients of W workers, equal in shape and dtype, into a new tensor.
 
     Pairs are combined up a tree; of an odd number the last goes up as it is, so W is any number.
     The tree and its order are the same everywhere, so every worker that has all W gets the same bits.

@@ -12,13 +12,13 @@ import torch
 
 
 def coefficients(ab: torch.Tensor, aa: torch.Tensor, bb: torch.Tensor) -> torch.Tensor:
-    """The dots a.b, |a|^2 and |b|^2, fp64 scalars -> what a and b are multiplied by (2,) fp64."""
+    """Map the dots a.b, |a|^2 and |b|^2, fp64 scalars -> what a and b are multiplied by (2,) fp64."""
     squares = torch.stack([aa, bb])
     return torch.where(squares == 0, 1.0, 1.0 - ab / (2.0 * squares))
 
 
 def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a, b (n,) -> their combination (n,) in a's dtype."""
+    """Map a, b (n,) -> their combination (n,) in a's dtype."""
     x, y = a.double(), b.double()
     scale = coefficients(x @ y, x @ x, y @ y)
     return (scale[0] * x + scale[1] * y).to(a.dtype)

@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import device_of, launch
 from stoker_kernels.ops.adasum import reference
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
 PROGRAMS_PER_SM = 4
@@ -54,7 +54,7 @@ def adasum_combine_kernel(a_ptr, b_ptr, scale_ptr, out_ptr, n, TILE: tl.constexp
 
 
 def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """As ``reference.pair``; a and b are contiguous."""
+    """Compute ``reference.pair`` on the GPU; a and b are contiguous."""
     n = a.numel()
     dots_config = choose("adasum_dots", DEFAULT, lambda: CANDIDATES, dtype=a.dtype)
     limit = PROGRAMS_PER_SM * device_of(adasum_dots_kernel, a).multiprocessors

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels import philox
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.attention import cpu, reference
+from stoker_kernels.ops.attention.reference import Options, new_like
+from stoker_kernels.primitives import philox
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.attention import reference
-from stoker_kernels.ops.attention.reference import Options
 
 HEAD_DIMS = (32, 64, 128)
 _OPTIONS = (
@@ -34,18 +34,10 @@ def _fwd(
         from stoker_kernels.ops.attention import triton
 
         return triton.attention_fwd(q, k, v, options)
-    if backend is Backend.CPU and reference.fits_cpu_kernel(q, k, options):
-        return reference.attention_fwd_cpu(q, k, v, options)
+    if backend is Backend.CPU and cpu.fits(q, k, options):
+        return cpu.attention_fwd(q, k, v, options)
     with torch.autocast(q.device.type, enabled=False):  # it would round the fp32 products
         return reference.attention_fwd(q, k, v, options)
-
-
-def new_like(tensor: torch.Tensor) -> torch.Tensor:
-    """An output shaped as ``tensor``: packed (T, H, D), or a (B, H, S, D) view of (B, S, H, D)."""
-    if tensor.ndim == 3:
-        return tensor.new_empty(tensor.shape)
-    batch, heads, seq_len, head_dim = tensor.shape
-    return tensor.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2)
 
 
 def _fwd_fake(
@@ -71,8 +63,8 @@ def _bwd(
         from stoker_kernels.ops.attention import triton
 
         return triton.attention_bwd(dout, dlse, q, k, v, out, lse, options)
-    if backend is Backend.CPU and dlse is None and reference.fits_cpu_kernel(q, k, options):
-        return reference.attention_bwd_cpu(dout, q, k, v, out, lse, options)
+    if backend is Backend.CPU and dlse is None and cpu.fits(q, k, options):
+        return cpu.attention_bwd(dout, q, k, v, out, lse, options)
     with torch.autocast(q.device.type, enabled=False):
         return reference.attention_bwd(dout, dlse, q, k, v, out, lse, options)
 
@@ -194,17 +186,23 @@ def _apply(
     return result
 
 
+class _Keywords(TypedDict, total=False):
+    """The options that both public functions take, for their overloads."""
+
+    causal: bool
+    scale: float | None
+    dropout_p: float
+    seed: torch.Tensor | None
+
+
 @overload
 def flash_attention(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = True,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
+    **options: Unpack[_Keywords],
 ) -> torch.Tensor: ...
 @overload
 def flash_attention(
@@ -212,11 +210,8 @@ def flash_attention(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    causal: bool = True,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: torch.Tensor | None = None,
     return_lse: Literal[True],
+    **options: Unpack[_Keywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def flash_attention(
     q: torch.Tensor,
@@ -229,7 +224,7 @@ def flash_attention(
     seed: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention: dropout(softmax(scale * q k^T, causal: column <= row + S_k - S_q)) v, per head.
+    """Attend: dropout(softmax(scale * q k^T, causal: column <= row + S_k - S_q)) v, per head.
 
     q (B, H, S_q, D); k, v (B, H_kv, S_k, D) of one dtype, any strides, D of 32, 64 or 128, H a multiple
     of H_kv (query head h reads key head h // (H / H_kv), nothing is repeated in memory). The result is
@@ -262,11 +257,8 @@ def flash_attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    causal: bool = True,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: torch.Tensor | None = None,
     return_lse: Literal[False] = False,
+    **options: Unpack[_Keywords],
 ) -> torch.Tensor: ...
 @overload
 def flash_attention_varlen(
@@ -278,11 +270,8 @@ def flash_attention_varlen(
     max_seqlen_q: int,
     max_seqlen_k: int,
     *,
-    causal: bool = True,
-    scale: float | None = None,
-    dropout_p: float = 0.0,
-    seed: torch.Tensor | None = None,
     return_lse: Literal[True],
+    **options: Unpack[_Keywords],
 ) -> tuple[torch.Tensor, torch.Tensor]: ...
 def flash_attention_varlen(
     q: torch.Tensor,
@@ -299,13 +288,14 @@ def flash_attention_varlen(
     seed: torch.Tensor | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`flash_attention` within each of B sequences packed along the first dimension, no padding.
+    """Attend within each of B sequences packed along the first dimension, no padding.
 
-    q (T_q, H, D); k, v (T_k, H_kv, D); the result is like q, lse (H, T_q). Sequence b has the rows
-    cu_seqlens_q[b] to cu_seqlens_q[b + 1], and likewise columns: (B + 1,) int32 or int64 on q's device,
-    rising from 0 to T. Sequences may be empty. max_seqlen_q and max_seqlen_k bound the lengths; both are
-    plain numbers, so that nothing waits for the GPU, and no kernel can check them against cu_seqlens: rows
-    beyond them are not computed. The CPU path checks. Raises as :func:`flash_attention`.
+    Otherwise as :func:`flash_attention`. q (T_q, H, D); k, v (T_k, H_kv, D); the result is like q, lse
+    (H, T_q). Sequence b has the rows cu_seqlens_q[b] to cu_seqlens_q[b + 1], and likewise columns:
+    (B + 1,) int32 or int64 on q's device, rising from 0 to T. Sequences may be empty. max_seqlen_q and
+    max_seqlen_k bound the lengths; both are plain numbers, so that nothing waits for the GPU, and no kernel
+    can check them against cu_seqlens: rows beyond them are not computed. The CPU path checks. Raises as
+    :func:`flash_attention`.
     """
     name = "flash_attention_varlen"
     if q.ndim != 3:

@@ -1,4 +1,4 @@
-"""Attention in PyTorch: the specification, and PyTorch's own CPU kernel behind the same contract.
+"""Attention in PyTorch: the specification.
 
 Per query head, in fp32 (fp64 for fp64 inputs), with S_q queries and S_k keys:
     s = scale * q k^T, causal: masked to column <= row + S_k - S_q;  lse = log(sum(exp(s)))
@@ -23,12 +23,12 @@ from typing import NamedTuple
 
 import torch
 
-from stoker_kernels import philox
-from stoker_kernels._runtime import compute_dtype, dense_last_dim
+from stoker_kernels.primitives import philox
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class Options(NamedTuple):
-    """How to attend. Packed sequences have cu_seqlens, (B + 1,) offsets; dense ones None and 0."""
+    """The options of a call. Packed sequences have cu_seqlens, (B + 1,) offsets; dense ones None and 0."""
 
     scale: float
     causal: bool = True
@@ -46,35 +46,44 @@ class Options(NamedTuple):
 
     @property
     def keep_scale(self) -> float:
-        """What kept probabilities are multiplied by; 0 where none is kept."""
+        """The factor of kept probabilities; 0 where none is kept."""
         return 1.0 / (1.0 - self.dropout_p) if self.dropout_p < 1.0 else 0.0
 
     @property
     def packed(self) -> bool:
+        """Whether several sequences lie in one row of tokens."""
         return self.cu_seqlens_q is not None
 
 
 Slices = list[tuple[slice, slice]]
 
 
+def new_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an output shaped as ``tensor``: packed (T, H, D), or a (B, H, S, D) view of (B, S, H, D)."""
+    if tensor.ndim == 3:
+        return tensor.new_empty(tensor.shape)
+    batch, heads, seq_len, head_dim = tensor.shape
+    return tensor.new_empty((batch, seq_len, heads, head_dim)).transpose(1, 2)
+
+
 def sequence_major(tensor: torch.Tensor) -> torch.Tensor:
-    """The same (B, H, S, D) values over contiguous (B, S, H, D) memory."""
+    """Return the same (B, H, S, D) values over contiguous (B, S, H, D) memory."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _dense(tensor: torch.Tensor, packed: bool) -> torch.Tensor:
-    """(T, H, D) -> (1, H, T, D); dense tensors as they are."""
+    """Map (T, H, D) -> (1, H, T, D); dense tensors as they are."""
     return tensor.transpose(0, 1)[None] if packed else tensor
 
 
 def _stored(tensor: torch.Tensor, like: torch.Tensor, packed: bool) -> torch.Tensor:
-    """The inverse of ``_dense``, in the dtype and layout of an output."""
+    """Invert ``_dense``, in the dtype and layout of an output."""
     tensor = tensor.to(like.dtype)
     return tensor[0].transpose(0, 1).contiguous() if packed else sequence_major(tensor)
 
 
 def _sequences(options: Options, rows: int, columns: int) -> Slices:
-    """The rows and columns of each sequence; one of all where nothing is packed."""
+    """Return the rows and columns of each sequence; one of all where nothing is packed."""
     if options.cu_seqlens_q is None or options.cu_seqlens_k is None:
         return [(slice(0, rows), slice(0, columns))]
     ends_q, ends_k = options.cu_seqlens_q.tolist(), options.cu_seqlens_k.tolist()
@@ -94,7 +103,7 @@ def _sequences(options: Options, rows: int, columns: int) -> Slices:
 
 
 def _keep(options: Options, shape: torch.Size, columns: int) -> torch.Tensor | None:
-    """The dropout mask (*shape of lse, columns), or None without dropout."""
+    """Return the dropout mask (*shape of lse, columns), or None without dropout."""
     if options.seed is None:
         return None
     columns = options.max_seqlen_k if options.packed else columns
@@ -106,7 +115,7 @@ def _keep(options: Options, shape: torch.Size, columns: int) -> torch.Tensor | N
 def _probabilities(
     q: torch.Tensor, k: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (B, Hkv, G, Sq, D), k (B, Hkv, 1, Sk, D), wide -> p (B, Hkv, G, Sq, Sk), lse."""
+    """Map q (B, Hkv, G, Sq, D), k (B, Hkv, 1, Sk, D), wide -> p (B, Hkv, G, Sq, Sk), lse."""
     rows, columns = q.shape[3], k.shape[3]
     scores = q @ k.mT * options.scale
     if options.causal:
@@ -116,15 +125,15 @@ def _probabilities(
     return torch.exp(scores - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]), lse
 
 
-def _grouped(tensor: torch.Tensor, group: int) -> torch.Tensor:
-    """(B, H, ...) -> (B, H / group, group, ...)."""
+def grouped(tensor: torch.Tensor, group: int) -> torch.Tensor:
+    """Map (B, H, ...) -> (B, H / group, group, ...)."""
     return tensor.unflatten(1, (tensor.shape[1] // group, group))
 
 
 def attention_fwd(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """q (B, H, Sq, D), k, v (B, Hkv, Sk, D) -> out like q, lse (B, H, Sq) in the compute dtype.
+    """Map q (B, H, Sq, D), k, v (B, Hkv, Sk, D) -> out like q, lse (B, H, Sq) in the compute dtype.
 
     Packed: q (T, H, D), k, v (Tk, Hkv, D) -> out like q, lse (H, T). Raises ``ValueError`` for
     cu_seqlens that do not fit.
@@ -135,10 +144,10 @@ def attention_fwd(
     keep = _keep(options, lse.shape, wide_k.shape[2])
     group = wide_q.shape[1] // max(wide_k.shape[1], 1)
     for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
-        part = _grouped(wide_q[:, :, rows], group)
+        part = grouped(wide_q[:, :, rows], group)
         p, part_lse = _probabilities(part, wide_k[:, :, None, columns], options)
         if keep is not None:
-            p = p * _grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
+            p = p * grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
         out[:, :, rows] = (p @ wide_v[:, :, None, columns]).flatten(1, 2)
         lse[:, :, rows] = part_lse.flatten(1, 2)
     return _stored(out, q, packed), lse[0] if packed else lse
@@ -154,7 +163,7 @@ def attention_bwd(
     lse: torch.Tensor,
     options: Options,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients dq, dk, dv, shaped as q, k, v; dout like out, dlse like lse."""
+    """Return the gradients dq, dk, dv, shaped as q, k, v; dout like out, dlse like lse."""
     dtype, packed = lse.dtype, options.packed
     wide_q, wide_k, wide_v = (_dense(t, packed).to(dtype) for t in (q, k, v))
     wide_dout, wide_out = _dense(dout, packed).to(dtype), _dense(out, packed).to(dtype)
@@ -166,67 +175,15 @@ def attention_bwd(
     dq, dk, dv = torch.zeros_like(wide_q), torch.zeros_like(wide_k), torch.zeros_like(wide_v)
     group = wide_q.shape[1] // max(wide_k.shape[1], 1)
     for rows, columns in _sequences(options, wide_q.shape[2], wide_k.shape[2]):
-        part_q, part_dout = (_grouped(t[:, :, rows], group) for t in (wide_q, wide_dout))
+        part_q, part_dout = (grouped(t[:, :, rows], group) for t in (wide_q, wide_dout))
         part_k, part_v = (t[:, :, None, columns] for t in (wide_k, wide_v))
         p, _ = _probabilities(part_q, part_k, options)
-        dp, kept = part_dout @ part_v.mT, p
+        dp, dropped_p = part_dout @ part_v.mT, p
         if keep is not None:
-            part_keep = _grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
-            dp, kept = dp * part_keep, p * part_keep
-        ds = p * (dp - _grouped(delta[:, :, rows], group)) * options.scale
+            part_keep = grouped(keep[:, :, rows, : p.shape[-1]], group) * options.keep_scale
+            dp, dropped_p = dp * part_keep, p * part_keep
+        ds = p * (dp - grouped(delta[:, :, rows], group)) * options.scale
         dq[:, :, rows] = (ds @ part_k).flatten(1, 2)
         dk[:, :, columns] = (ds.mT @ part_q).sum(2)
-        dv[:, :, columns] = (kept.mT @ part_dout).sum(2)
+        dv[:, :, columns] = (dropped_p.mT @ part_dout).sum(2)
     return _stored(dq, q, packed), _stored(dk, k, packed), _stored(dv, v, packed)
-
-
-def fits_cpu_kernel(q: torch.Tensor, k: torch.Tensor, options: Options) -> bool:
-    """Whether PyTorch's blocked CPU kernel computes this case; it aligns the diagonal top-left."""
-    return (
-        q.ndim == 4
-        and q.numel() > 0
-        and k.numel() > 0
-        and (k.shape[2] == q.shape[2] or not options.causal)
-        and options.seed is None
-    )
-
-
-def _repeated(tensor: torch.Tensor, group: int) -> torch.Tensor:
-    """(B, Hkv, S, D) -> (B, Hkv * group, S, D), each head ``group`` times."""
-    return dense_last_dim(tensor if group == 1 else tensor.repeat_interleave(group, 1))
-
-
-def attention_fwd_cpu(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``attention_fwd`` by the blocked CPU kernel under ``F.scaled_dot_product_attention``.
-
-    That kernel reads the last dimension as if its stride were 1; its public caller checks, so must we.
-    It has no grouped heads: keys and values are repeated.
-    """
-    group = q.shape[1] // k.shape[1]
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        dense_last_dim(q), *(_repeated(t, group) for t in (k, v)), 0.0, options.causal,
-        scale=options.scale,
-    )  # fmt: skip
-    return sequence_major(out), lse.contiguous()
-
-
-def attention_bwd_cpu(
-    dout: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    options: Options,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``attention_bwd`` by the same CPU kernel family."""
-    group = q.shape[1] // k.shape[1]
-    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        dense_last_dim(dout), dense_last_dim(q), _repeated(k, group), _repeated(v, group),
-        dense_last_dim(out), lse, 0.0, options.causal, scale=options.scale,
-    )  # fmt: skip
-    if group > 1:
-        dk, dv = (_grouped(t, group).sum(2, dtype=lse.dtype).to(k.dtype) for t in (dk, dv))
-    return sequence_major(dq), sequence_major(dk), sequence_major(dv)

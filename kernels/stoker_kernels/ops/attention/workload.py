@@ -14,7 +14,7 @@ from stoker_kernels.workloads import Cost, Workload
 def _tensors(
     device: torch.device | str, dtype: torch.dtype, *shapes: tuple[int, ...]
 ) -> list[torch.Tensor]:
-    """Tensors in the layout of a projection's output, (..., S, H, D)."""
+    """Make tensors in the layout of a projection's output, (..., S, H, D)."""
     return [torch.randn(s, device=device, dtype=dtype, requires_grad=True) for s in shapes]
 
 
@@ -76,7 +76,7 @@ def _varlen_inputs(
     kv_heads: int,
     head_dim: int,
 ) -> dict[str, Any]:
-    """``sequences`` lengths that alternate between a quarter and seven quarters of ``seq_len``."""
+    """Make ``sequences`` lengths that alternate between a quarter and seven quarters of ``seq_len``."""
     lengths = [seq_len // 4, seq_len * 2 - seq_len // 4] * (sequences // 2)
     total = sum(lengths)
     kv = (total, kv_heads, head_dim)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, check_devices, register_op
 from stoker_kernels.ops.bias_gelu import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, check_devices, register_op
 
 _KINDS = {name: kind for kind, name in reference.APPROXIMATE.items()}
 
@@ -67,7 +67,7 @@ class _BiasGELUFunction(torch.autograd.Function):
 
 
 def bias_gelu(x: torch.Tensor, bias: torch.Tensor, *, approximate: str = "tanh") -> torch.Tensor:
-    """``gelu(x + bias)`` of x (..., N) and bias (N,), in x's dtype.
+    """Compute ``gelu(x + bias)`` of x (..., N) and bias (N,), in x's dtype.
 
     For a linear layer without bias: the sum is never written to memory, and the backward computes
     dx and dbias in one pass. ``approximate`` names the GELU as ``torch.nn.functional.gelu`` does:
@@ -105,7 +105,7 @@ class BiasGELU(torch.nn.Module):
         self.approximate = approximate
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., dim) -> (..., dim)."""
+        """Map x (..., dim) -> (..., dim)."""
         return bias_gelu(x, self.bias, approximate=self.approximate)
 
     def extra_repr(self) -> str:

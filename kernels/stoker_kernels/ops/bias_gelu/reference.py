@@ -13,13 +13,13 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 APPROXIMATE = {"gelu_tanh": "tanh", "gelu_erf": "none"}  # torch's name of the approximation
 
 
 def bias_gelu_fwd(x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
-    """x (..., N), bias (N,) -> y (..., N) in x's dtype."""
+    """Map x (..., N), bias (N,) -> y (..., N) in x's dtype."""
     wide = compute_dtype(x.dtype)
     return F.gelu(x.to(wide) + bias.to(wide), approximate=APPROXIMATE[kind]).to(x.dtype)
 
@@ -27,7 +27,7 @@ def bias_gelu_fwd(x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tenso
 def bias_gelu_bwd(
     dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, kind: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dy, x (..., N), bias (N,) -> dx (..., N), dbias (N,) in their inputs' dtypes."""
+    """Map dy, x (..., N), bias (N,) -> dx (..., N), dbias (N,) in their inputs' dtypes."""
     wide = compute_dtype(x.dtype)
     h = x.to(wide) + bias.to(wide)
     dx = torch.ops.aten.gelu_backward(dy.to(wide).contiguous(), h, approximate=APPROXIMATE[kind])

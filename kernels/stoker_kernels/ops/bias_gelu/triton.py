@@ -3,20 +3,25 @@
 Backward programs stay in one block of columns and walk many rows, adding up dbias in registers; each
 writes one partial row of its block, summed afterwards, so results repeat bit for bit. Bytes moved (b per
 value, T rows, N columns): forward 2*T*N*b, backward 3*T*N*b plus PARTIALS*N*4.
-Formulas: see ``reference`` and ``_activations``. bf16 is widened on load and only rounded on store.
+Formulas: see ``reference`` and ``primitives.activations``. bf16 is widened on load and only rounded on store.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._activations import activate, activate_and_slope
-from stoker_kernels._launch import Device, device_of, launch
-from stoker_kernels._runtime import dense_last_dim
-from stoker_kernels._tiling import candidates, tile
+from stoker_kernels.primitives.activations import activate, activate_and_slope
+from stoker_kernels.primitives.tiling import candidates, tile
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
+
+if TYPE_CHECKING:
+    from stoker_kernels.runtime.device import Device
 
 WARPS_PER_SM = 24  # backward: all resident at 72 registers a thread (28 fit), so no program waits
 
@@ -64,7 +69,7 @@ def bias_gelu_bwd_kernel(
 
 
 def config_for(kernel: str, base: Config, columns: int, dtype: torch.dtype) -> Config:
-    """The tuned configuration, or ``base``."""
+    """Return the tuned configuration, or ``base``."""
 
     def tried() -> list[Config]:
         return [{**base, **config} for config in candidates(columns, dtype)]
@@ -73,7 +78,7 @@ def config_for(kernel: str, base: Config, columns: int, dtype: torch.dtype) -> C
 
 
 def partial_count(device: Device, rows: int, columns: int, config: Config) -> int:
-    """Programs per block of columns, each with one partial row: enough to fill the device."""
+    """Return the programs per block of columns, each with one partial row: enough to fill the device."""
     most = triton.cdiv(rows, config["BLOCK_M"])
     if device.interpreted:
         return min(most, 3)
@@ -82,7 +87,7 @@ def partial_count(device: Device, rows: int, columns: int, config: Config) -> in
 
 
 def bias_gelu_fwd(x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
-    """As ``reference.bias_gelu_fwd``."""
+    """Compute ``reference.bias_gelu_fwd`` on the GPU."""
     columns = x.shape[-1]
     y = x.new_empty(x.shape)
     if y.numel():
@@ -101,7 +106,7 @@ def bias_gelu_fwd(x: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tenso
 def bias_gelu_bwd(
     dy: torch.Tensor, x: torch.Tensor, bias: torch.Tensor, kind: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.bias_gelu_bwd``."""
+    """Compute ``reference.bias_gelu_bwd`` on the GPU."""
     columns = x.shape[-1]
     dx = x.new_empty(x.shape)
     if not dx.numel():

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from stoker_kernels.ops.bias_gelu.autograd import bias_gelu
-from stoker_kernels.workloads import Cost, Workload
+from stoker_kernels.workloads import Workload, tensors_cost
 
 
 def _inputs(
@@ -20,16 +20,16 @@ def _inputs(
     }
 
 
-def _cost(dtype: torch.dtype, rows: int, columns: int) -> Cost:
-    nbytes = rows * columns * dtype.itemsize
-    return Cost(forward_nbytes=2 * nbytes, backward_nbytes=3 * nbytes)
-
-
 _SHAPE = {"rows": 16384, "columns": 16384}
 _SMALL = {"rows": 5, "columns": 48}
 WORKLOADS = (
-    Workload("bias_gelu", _inputs, bias_gelu, _cost, _SHAPE, _SMALL),
+    Workload("bias_gelu", _inputs, bias_gelu, tensors_cost(2, 3), _SHAPE, _SMALL),
     Workload(
-        "bias_gelu_erf", _inputs, partial(bias_gelu, approximate="none"), _cost, _SHAPE, _SMALL
+        "bias_gelu_erf",
+        _inputs,
+        partial(bias_gelu, approximate="none"),
+        tensors_cost(2, 3),
+        _SHAPE,
+        _SMALL,
     ),
 )

@@ -12,14 +12,14 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.cross_entropy import reference
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.cross_entropy import reference
 
 Reduction = Literal["mean", "sum", "none"]
 
@@ -125,7 +125,7 @@ class _CrossEntropyFunction(torch.autograd.Function):
 def check_settings(
     op: str, target: torch.Tensor, reduction: str, label_smoothing: float, z_loss: float
 ) -> None:
-    """The arguments that all cross-entropies share; raises naming ``op`` and the argument."""
+    """Check the arguments that all cross-entropies share; raises naming ``op`` and the argument."""
     if target.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{op}: target must be int64 or int32, got {target.dtype}")
     if reduction not in ("mean", "sum", "none"):
@@ -174,7 +174,7 @@ def cross_entropy(
     reduction: Reduction = "mean",
     return_z_loss: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Softmax cross-entropy of logits (..., V) with integer classes target (...), in nats.
+    """Compute softmax cross-entropy of logits (..., V) with integer classes target (...), in nats.
 
     ``label_smoothing`` in [0, 1] mixes the target with the uniform distribution, as in torch;
     ``z_loss`` adds that multiple of the squared log-sum-exp, reduced alike. With ``return_z_loss`` the

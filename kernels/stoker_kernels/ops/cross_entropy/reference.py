@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 def cross_entropy_fwd(
@@ -23,7 +23,7 @@ def cross_entropy_fwd(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """logits (T, V), target (T,) -> loss (T,), statistics (T, 2), both in the compute dtype.
+    """Map logits (T, V), target (T,) -> loss (T,), statistics (T, 2), both in the compute dtype.
 
     The statistics are the two terms of lse; those of ignored rows are anything.
     """
@@ -61,7 +61,7 @@ def cross_entropy_bwd(
     label_smoothing: float,
     z_loss: float,
 ) -> torch.Tensor:
-    """dloss (T,), logits (T, V), target (T,), statistics (T, 2) -> dlogits (T, V), a new tensor."""
+    """Map dloss (T,), logits (T, V), target (T,), statistics (T, 2) -> dlogits (T, V), a new tensor."""
     # exp(x - lse), in one fused pass on the CPU.
     p, lse = torch.softmax(logits.to(statistics.dtype), -1), statistics.sum(-1)
     return _gradient_(p, lse, dloss, target, ignore_index, label_smoothing, z_loss).to(logits.dtype)
@@ -76,7 +76,7 @@ def _gradient_(
     label_smoothing: float,
     z_loss: float,
 ) -> torch.Tensor:
-    """The gradient, over the probabilities."""
+    """Return the gradient, over the probabilities."""
     ignored = target == ignore_index
     scale = dloss.to(lse.dtype).masked_fill(ignored, 0.0)[:, None]  # (T, 1)
     grad = p.mul_(scale * (1.0 + 2.0 * z_loss * lse[:, None]) if z_loss else scale)
@@ -97,7 +97,7 @@ def cross_entropy_fused_(
     label_smoothing: float,
     z_loss: float,
 ) -> torch.Tensor:
-    """The forward's loss (T,), and the backward's gradient written over the logits."""
+    """Return the forward's loss (T,), and the backward's gradient written over the logits."""
     wide = logits.to(compute_dtype(logits.dtype))
     log_p = torch.log_softmax(wide, -1)
     lse = wide.amax(-1).sub_(log_p.amax(-1))

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.glu import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 GELU_KINDS = {"tanh": "gelu_tanh", "none": "gelu_erf"}  # by torch's name of the approximation
 
@@ -57,7 +57,7 @@ class _GLUFunction(torch.autograd.Function):
 
 
 def gelu_kind(name: str, approximate: str) -> str:
-    """The kernels' name for torch's ``approximate``. Raises ``ValueError`` naming the function."""
+    """Return the kernels' name for torch's ``approximate``. Raises ``ValueError`` naming the function."""
     if approximate not in GELU_KINDS:
         raise ValueError(f"{name}: approximate must be 'tanh' or 'none', got {approximate!r}")
     return GELU_KINDS[approximate]
@@ -76,7 +76,7 @@ def _glu(name: str, packed: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def swiglu(packed: torch.Tensor) -> torch.Tensor:
-    """``silu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F), in packed's dtype.
+    """Compute ``silu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F), in packed's dtype.
 
     One packed tensor, as one linear layer makes it: splitting it first would cost copies. Leading
     dimensions may be strided as a slice of a wider projection is; other layouts are copied.
@@ -88,7 +88,7 @@ def swiglu(packed: torch.Tensor) -> torch.Tensor:
 
 
 def geglu(packed: torch.Tensor, *, approximate: str = "tanh") -> torch.Tensor:
-    """``gelu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F); see :func:`swiglu`.
+    """Compute ``gelu(gate) * up`` of packed (..., 2F) = [gate | up] -> (..., F); see :func:`swiglu`.
 
     ``approximate`` names the GELU as ``torch.nn.functional.gelu`` does: ``"tanh"``, or ``"none"`` for erf.
     Raises ``ValueError`` for any other name.
@@ -100,7 +100,7 @@ class SwiGLU(torch.nn.Module):
     """:func:`swiglu` as a layer without parameters, after a linear layer of 2F outputs."""
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
-        """packed (..., 2F) -> (..., F)."""
+        """Map packed (..., 2F) -> (..., F)."""
         return swiglu(packed)
 
 
@@ -113,7 +113,7 @@ class GeGLU(torch.nn.Module):
         self.approximate = approximate
 
     def forward(self, packed: torch.Tensor) -> torch.Tensor:
-        """packed (..., 2F) -> (..., F)."""
+        """Map packed (..., 2F) -> (..., F)."""
         return geglu(packed, approximate=self.approximate)
 
     def extra_repr(self) -> str:

@@ -13,33 +13,33 @@ from __future__ import annotations
 import torch
 from torch.nn import functional as F
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 _aten = torch.ops.aten
 
 
 def activate(x: torch.Tensor, kind: str) -> torch.Tensor:
-    """f(x), elementwise."""
+    """Compute f(x), elementwise."""
     if kind == "silu":
         return F.silu(x)
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
 def activate_backward(dy: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:
-    """dy * f'(x), elementwise."""
+    """Compute dy * f'(x), elementwise."""
     if kind == "silu":
         return _aten.silu_backward(dy, x)
     return _aten.gelu_backward(dy, x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
 def glu_fwd(packed: torch.Tensor, kind: str) -> torch.Tensor:
-    """packed (..., 2F) -> y (..., F) in its dtype."""
+    """Map packed (..., 2F) -> y (..., F) in its dtype."""
     gate, up = packed.to(compute_dtype(packed.dtype)).chunk(2, -1)
     return (activate(gate, kind) * up).to(packed.dtype)
 
 
 def glu_bwd(dy: torch.Tensor, packed: torch.Tensor, kind: str) -> torch.Tensor:
-    """dy (..., F), packed (..., 2F) -> dpacked (..., 2F) in packed's dtype."""
+    """Map dy (..., F), packed (..., 2F) -> dpacked (..., 2F) in packed's dtype."""
     wide = compute_dtype(packed.dtype)
     gate, up = packed.to(wide).chunk(2, -1)
     dy = dy.to(wide)

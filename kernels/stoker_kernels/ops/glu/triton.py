@@ -1,7 +1,7 @@
 """Gated linear units on the GPU: one elementwise kernel each way over tiles of rows by columns.
 
 Bytes moved (b per value, T rows, F columns): forward 3*T*F*b, backward 5*T*F*b: every value of the packed
-input, the gradient and the result once. Formulas: see ``reference`` and ``_activations``.
+input, the gradient and the result once. Formulas: see ``reference`` and ``primitives.activations``.
 bf16 is widened on load and only rounded on store.
 """
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from stoker_kernels._activations import activate, activate_and_slope
-from stoker_kernels._launch import launch
-from stoker_kernels._runtime import dense_last_dim
-from stoker_kernels._tiling import candidates, tile
+from stoker_kernels.primitives.activations import activate, activate_and_slope
+from stoker_kernels.primitives.tiling import candidates, tile
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def glu_bwd_kernel(
 
 
 def config_for(kernel: str, columns: int, dtype: torch.dtype) -> Config:
-    """The tuned configuration, or the heuristic."""
+    """Return the tuned configuration, or the heuristic."""
 
     def tried() -> list[Config]:
         return candidates(columns, dtype)
@@ -74,12 +74,12 @@ def config_for(kernel: str, columns: int, dtype: torch.dtype) -> Config:
 
 
 def grid_of(rows: int, columns: int, config: Config) -> tuple[int]:
-    """One program per tile."""
+    """Return the grid with one program per tile."""
     return (triton.cdiv(rows, config["BLOCK_M"]) * triton.cdiv(columns, config["BLOCK_N"]),)
 
 
 def glu_fwd(packed: torch.Tensor, kind: str) -> torch.Tensor:
-    """As ``reference.glu_fwd``."""
+    """Compute ``reference.glu_fwd`` on the GPU."""
     columns = packed.shape[-1] // 2
     y = packed.new_empty((*packed.shape[:-1], columns))
     if y.numel():
@@ -95,7 +95,7 @@ def glu_fwd(packed: torch.Tensor, kind: str) -> torch.Tensor:
 
 
 def glu_bwd(dy: torch.Tensor, packed: torch.Tensor, kind: str) -> torch.Tensor:
-    """As ``reference.glu_bwd``."""
+    """Compute ``reference.glu_bwd`` on the GPU."""
     columns = packed.shape[-1] // 2
     dpacked = packed.new_empty(packed.shape)
     if dpacked.numel():

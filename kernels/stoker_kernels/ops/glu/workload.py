@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stoker_kernels.ops.glu.autograd import geglu, swiglu
-from stoker_kernels.workloads import Cost, Workload
+from stoker_kernels.workloads import Workload, tensors_cost
 
 
 def _inputs(
@@ -17,14 +17,9 @@ def _inputs(
     return {"packed": packed}
 
 
-def _cost(dtype: torch.dtype, rows: int, columns: int) -> Cost:
-    nbytes = rows * columns * dtype.itemsize
-    return Cost(forward_nbytes=3 * nbytes, backward_nbytes=5 * nbytes)
-
-
 _SHAPE = {"rows": 16384, "columns": 11008}
 _SMALL = {"rows": 5, "columns": 48}
 WORKLOADS = (
-    Workload("swiglu", _inputs, swiglu, _cost, _SHAPE, _SMALL),
-    Workload("geglu", _inputs, geglu, _cost, _SHAPE, _SMALL),
+    Workload("swiglu", _inputs, swiglu, tensors_cost(3, 5), _SHAPE, _SMALL),
+    Workload("geglu", _inputs, geglu, tensors_cost(3, 5), _SHAPE, _SMALL),
 )

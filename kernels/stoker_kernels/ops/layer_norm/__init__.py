@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stoker_kernels.ops.layer_norm.autograd import layer_norm
-from stoker_kernels.ops.layer_norm.module import DropoutAddLayerNorm, LayerNorm
+from stoker_kernels.ops.layer_norm.autograd import DropoutAddLayerNorm, LayerNorm, layer_norm
 from stoker_kernels.ops.layer_norm.reference import dropout_mask
 
 __all__ = ("DropoutAddLayerNorm", "LayerNorm", "dropout_mask", "layer_norm")

@@ -1,4 +1,4 @@
-"""LayerNorm's torch side: opaque ops with fakes, the autograd Functions, the function."""
+"""LayerNorm's torch side: opaque ops with fakes, the autograd Functions, the function and the modules."""
 
 from __future__ import annotations
 
@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.layer_norm import cpu, reference
+from stoker_kernels.ops.layer_norm.reference import Four, Options
+from stoker_kernels.primitives.philox import draw_seed, threshold_of
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.layer_norm import cpu, reference
-from stoker_kernels.philox import draw_seed, threshold_of
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-_Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
 
 def _eager(backend: Backend, h: torch.Tensor) -> ModuleType:
-    """Where PyTorch's code is. Its fused norm has no empty rows, and of one value it is not exactly 0."""
+    """Return the module with the eager code.
+
+    PyTorch's fused norm has no empty rows, and of one value it is not exactly 0.
+    """
     return cpu if backend is Backend.CPU and h.numel() and h.shape[-1] > 1 else reference
 
 
@@ -36,16 +38,15 @@ def _fwd(
     seed: torch.Tensor | None,
     eps: float,
     dropout_p: float,
-) -> _Four:
+) -> Four:
+    options = Options(seed, dropout_p, residual is not None, bias is not None)
     backend = backend_for(x)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.layer_norm import triton
 
-        return triton.layer_norm_fwd(x, residual, weight, bias, seed, eps, dropout_p)
+        return triton.layer_norm_fwd(x, residual, weight, bias, eps, options)
     residual = None if residual is None else residual.contiguous()
-    return _eager(backend, x).layer_norm_fwd(
-        x.contiguous(), residual, weight, bias, seed, eps, dropout_p
-    )
+    return _eager(backend, x).layer_norm_fwd(x.contiguous(), residual, weight, bias, eps, options)
 
 
 def _fwd_fake(
@@ -56,7 +57,7 @@ def _fwd_fake(
     seed: torch.Tensor | None,
     eps: float,
     dropout_p: float,
-) -> _Four:
+) -> Four:
     h = x.new_empty(0 if residual is None and seed is None else x.shape)
     mean, rstd = (x.new_empty(x.shape[:-1], dtype=compute_dtype(x.dtype)) for _ in range(2))
     return x.new_empty(x.shape), h, mean, rstd
@@ -69,18 +70,15 @@ def _bwd(
     weight: torch.Tensor,
     mean: torch.Tensor,
     rstd: torch.Tensor,
-    seed: torch.Tensor | None,
-    dropout_p: float,
-    has_residual: bool,
-    has_bias: bool,
-) -> _Four:
-    more = (seed, dropout_p, has_residual, has_bias)
-    backend = backend_for(h)
+    *rest: Any,
+    **named: Any,
+) -> Four:
+    options, backend = Options(*rest, **named), backend_for(h)
     if backend is Backend.TRITON:
         from stoker_kernels.ops.layer_norm import triton
 
-        return triton.layer_norm_bwd(dy, dh, h, weight, mean, rstd, *more)
-    return _eager(backend, h).layer_norm_bwd(dy, dh, h.contiguous(), weight, mean, rstd, *more)
+        return triton.layer_norm_bwd(dy, dh, h, weight, mean, rstd, options)
+    return _eager(backend, h).layer_norm_bwd(dy, dh, h.contiguous(), weight, mean, rstd, options)
 
 
 def _bwd_fake(
@@ -90,13 +88,12 @@ def _bwd_fake(
     weight: torch.Tensor,
     mean: torch.Tensor,
     rstd: torch.Tensor,
-    seed: torch.Tensor | None,
-    dropout_p: float,
-    has_residual: bool,
-    has_bias: bool,
-) -> _Four:
-    dresidual = h.new_empty(h.shape if has_residual and seed is not None else 0)
-    db = weight.new_empty(weight.shape if has_bias else 0)
+    *rest: Any,
+    **named: Any,
+) -> Four:
+    options = Options(*rest, **named)
+    dresidual = h.new_empty(h.shape if options.has_residual and options.seed is not None else 0)
+    db = weight.new_empty(weight.shape if options.has_bias else 0)
     return h.new_empty(h.shape), dresidual, weight.new_empty(weight.shape), db
 
 
@@ -210,7 +207,7 @@ def layer_norm(
     training: bool = True,
     seed: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """LayerNorm over the last dimension of x (..., N) with weight, bias (N,); result in x's dtype.
+    """Normalise the last dimension of x (..., N) with weight, bias (N,); the result is in x's dtype.
 
     With ``residual`` (..., N) of x's dtype or ``dropout_p`` above 0, one pass computes
     ``h = residual + dropout(x)``, rounded to x's dtype, and returns ``(layer_norm(h), h)``: h is the
@@ -263,3 +260,38 @@ def layer_norm(
         x, residual, weight, bias, seed, eps, 0.0 if seed is None else dropout_p
     )
     return both
+
+
+class LayerNorm(torch.nn.Module):
+    """:func:`layer_norm` with a learned weight (dim,), ones at the start, and bias (dim,), zeros."""
+
+    def __init__(self, dim: int, eps: float = 1e-5, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(dim))
+        self.bias = torch.nn.Parameter(torch.zeros(dim)) if bias else None
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map x (..., dim) -> (..., dim)."""
+        return layer_norm(x, self.weight, self.bias, eps=self.eps)
+
+
+class DropoutAddLayerNorm(LayerNorm):
+    """A block's end and the next one's beginning: dropout, the sum with the residual stream, LayerNorm."""
+
+    def __init__(
+        self, dim: int, dropout_p: float = 0.0, eps: float = 1e-5, bias: bool = True
+    ) -> None:
+        super().__init__(dim, eps, bias)
+        threshold_of(dropout_p, "DropoutAddLayerNorm: dropout_p")
+        self.dropout_p = dropout_p
+
+    def forward(  # type: ignore[override]
+        self, x: torch.Tensor, residual: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map x, residual (..., dim) -> (normalised, residual stream), both (..., dim)."""
+        out = layer_norm(
+            x, self.weight, self.bias, eps=self.eps, residual=residual,
+            dropout_p=self.dropout_p, training=self.training,
+        )  # fmt: skip
+        return out if isinstance(out, tuple) else (out, x)

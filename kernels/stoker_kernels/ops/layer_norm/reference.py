@@ -16,47 +16,69 @@ where dh is the gradient that reaches h itself, the residual stream of the next 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from stoker_kernels._runtime import compute_dtype
-from stoker_kernels.philox import keep_mask, threshold_of
+from stoker_kernels.primitives.philox import keep_mask, threshold_of
+from stoker_kernels.runtime.backend import compute_dtype
+
+Four = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Options(NamedTuple):
+    """The parts that a call has: dropout by ``seed`` (1,) int64, or None without; a residual; a bias."""
+
+    seed: torch.Tensor | None = None
+    dropout_p: float = 0.0
+    has_residual: bool = False
+    has_bias: bool = False
+
+    @property
+    def threshold(self) -> int:
+        """Dropout probability in 2^-24ths."""
+        return threshold_of(self.dropout_p, "dropout_p")
+
+    @property
+    def keep_scale(self) -> float:
+        """The factor of survivors, so that dropout keeps the expectation; 0 when none survive."""
+        return 0.0 if self.dropout_p == 1.0 else 1.0 / (1.0 - self.dropout_p)
 
 
 def dropout_mask(seed: torch.Tensor, shape: torch.Size, dropout_p: float) -> torch.Tensor:
-    """Which elements of an x of ``shape`` (..., N) survive: bool of that shape, on the seed's device."""
+    """Return the survivors among an x of ``shape`` (..., N): bool of that shape, on the seed's device."""
     rows = shape.numel() // max(shape[-1], 1)
     return keep_mask(seed, rows, shape[-1], threshold_of(dropout_p, "dropout_p")).view(shape)
 
 
-def keep_scale(dropout_p: float) -> float:
-    """What survivors are multiplied by, so that dropout keeps the expectation; 0 when none survive."""
-    return 0.0 if dropout_p == 1.0 else 1.0 / (1.0 - dropout_p)
-
-
 def layer_norm_input(
-    x: torch.Tensor, residual: torch.Tensor | None, seed: torch.Tensor | None, dropout_p: float
+    x: torch.Tensor, residual: torch.Tensor | None, options: Options
 ) -> torch.Tensor:
-    """h of the formulas, in x's dtype; x itself with neither a residual nor dropout."""
-    if seed is None and residual is None:
+    """Return h of the formulas, in x's dtype; x itself with neither a residual nor dropout."""
+    if options.seed is None and residual is None:
         return x
     wide = x.to(compute_dtype(x.dtype))
-    if seed is not None:
-        wide = torch.where(dropout_mask(seed, x.shape, dropout_p), wide * keep_scale(dropout_p), 0)
+    if options.seed is not None:
+        wide = _dropped(wide, options.seed, options)
     return (wide if residual is None else wide + residual).to(x.dtype)
 
 
 def through_dropout(
-    wide: torch.Tensor,
-    h: torch.Tensor,
-    seed: torch.Tensor | None,
-    dropout_p: float,
-    has_residual: bool,
+    wide: torch.Tensor, h: torch.Tensor, options: Options
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx and dresidual in h's dtype, of the gradient ``wide`` that reached h; unequal only with dropout."""
-    if seed is None:
+    """Return dx and dresidual in h's dtype, of the gradient ``wide`` that reached h.
+
+    They are unequal only with dropout; without it dresidual is empty.
+    """
+    if options.seed is None:
         return wide.to(h.dtype), h.new_empty(0)
-    dx = torch.where(dropout_mask(seed, h.shape, dropout_p), wide * keep_scale(dropout_p), 0)
-    return dx.to(h.dtype), wide.to(h.dtype) if has_residual else h.new_empty(0)
+    dx = _dropped(wide, options.seed, options)
+    return dx.to(h.dtype), wide.to(h.dtype) if options.has_residual else h.new_empty(0)
+
+
+def _dropped(wide: torch.Tensor, seed: torch.Tensor, options: Options) -> torch.Tensor:
+    mask = dropout_mask(seed, wide.shape, options.dropout_p)
+    return torch.where(mask, wide * options.keep_scale, 0)
 
 
 def layer_norm_fwd(
@@ -64,16 +86,14 @@ def layer_norm_fwd(
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    seed: torch.Tensor | None,
     eps: float,
-    dropout_p: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, residual (..., N), weight, bias (N,) -> y, h (..., N) in x's dtype, mean, rstd (...).
+    options: Options,
+) -> Four:
+    """Map x, residual (..., N), weight, bias (N,) -> y, h (..., N) in x's dtype, mean, rstd (...).
 
-    ``seed`` (1,) int64, or None for no dropout. With neither a residual nor dropout h is empty: the
-    caller has it, as x.
+    With neither a residual nor dropout h is empty: the caller has it, as x.
     """
-    h = layer_norm_input(x, residual, seed, dropout_p)
+    h = layer_norm_input(x, residual, options)
     wide = h.to(compute_dtype(x.dtype))
     mean = wide.mean(-1, keepdim=True)
     wide = wide - mean
@@ -92,12 +112,9 @@ def layer_norm_bwd(
     weight: torch.Tensor,
     mean: torch.Tensor,
     rstd: torch.Tensor,
-    seed: torch.Tensor | None,
-    dropout_p: float,
-    has_residual: bool,
-    has_bias: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """dy, dh, h (..., N), weight (N,), mean, rstd (...) -> dx, dresidual (..., N), dw, db (N,).
+    options: Options,
+) -> Four:
+    """Map dy, dh, h (..., N), weight (N,), mean, rstd (...) -> dx, dresidual (..., N), dw, db (N,).
 
     Without dropout dresidual is dx and returned empty, as is db without a bias.
     """
@@ -106,11 +123,11 @@ def layer_norm_bwd(
     dy_rows = dy.to(rstd.dtype).reshape(-1, n)
     hhat = (h.reshape(-1, n) - mean.reshape(-1, 1)).mul_(rstd_rows)
     dw = (dy_rows * hhat).sum(0).to(weight.dtype)
-    db = dy_rows.sum(0).to(weight.dtype) if has_bias else weight.new_empty(0)
+    db = dy_rows.sum(0).to(weight.dtype) if options.has_bias else weight.new_empty(0)
     grad = dy_rows * weight.to(rstd.dtype)
     mean_of_product = (grad * hhat).mean(-1, keepdim=True)
     wide = grad.sub_(grad.mean(-1, keepdim=True)).addcmul_(hhat, mean_of_product, value=-1.0)
     wide.mul_(rstd_rows)
     if dh is not None:
         wide += dh.reshape(-1, n)
-    return (*through_dropout(wide.view(h.shape), h, seed, dropout_p, has_residual), dw, db)
+    return (*through_dropout(wide.view(h.shape), h, options), dw, db)

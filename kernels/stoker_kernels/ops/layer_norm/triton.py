@@ -10,19 +10,23 @@ repeat bit for bit. The dropout mask costs no memory: both passes draw it from t
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._dropout import keep_tile
-from stoker_kernels._launch import Device, device_of, launch
-from stoker_kernels._runtime import dense_last_dim
-from stoker_kernels.ops.layer_norm.reference import keep_scale
-from stoker_kernels.philox import threshold_of
+from stoker_kernels.primitives.dropout import keep_tile
+from stoker_kernels.primitives.tiling import check_row, row_candidates, row_tile
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
-MAX_COLUMNS = 65536
-TILE = 2048  # values a program holds at once: 16 per thread at 4 warps
+if TYPE_CHECKING:
+    from stoker_kernels.ops.layer_norm.reference import Four, Options
+    from stoker_kernels.runtime.device import Device
+
+STAGES = (1, 2)  # of the backward, to try
 WARPS_PER_SM = 16  # backward: as many as registers hold; more would only write more partials
 
 
@@ -117,51 +121,32 @@ def layer_norm_bwd_kernel(
 
 
 def tile(columns: int) -> Config:
-    """Rows of ``columns`` values.
-
-    No register spills up to 8192 columns; beyond that part of a row lives in local memory.
-    Raises ``ValueError`` for rows that no program can hold.
-    """
-    if columns > MAX_COLUMNS:
-        raise ValueError(
-            f"layer_norm takes at most {MAX_COLUMNS} columns on the GPU, got {columns}"
-        )
-    block_n = max(16, triton.next_power_of_2(columns))
-    block_m = max(1, min(32, TILE // block_n))
-    return {
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "num_warps": min(16, max(4, block_m * block_n // 512)),
-    }
+    """Return the heuristic of the forward: rows of ``columns`` values. Raises ``ValueError`` for too many."""
+    check_row("layer_norm", columns)
+    return row_tile(columns, narrowest=16)
 
 
 def backward_tile(columns: int) -> Config:
-    """As :func:`tile`; STAGES > 1 would load the next rows through shared memory meanwhile."""
+    """Return :func:`tile` with STAGES; above 1, the next rows come through shared memory meanwhile."""
     return {**tile(columns), "STAGES": 1}
-
-
-def candidates(base: Config) -> list[Config]:
-    """What an autotuner may try: more or fewer rows, warps and stages around the heuristic."""
-    return [
-        {**base, "BLOCK_M": block_m, "num_warps": warps, **({"STAGES": stages} if stages else {})}
-        for block_m in sorted({max(1, base["BLOCK_M"] // 2), base["BLOCK_M"], base["BLOCK_M"] * 2})
-        for warps in (4, 8, 16)
-        for stages in ((1, 2) if "STAGES" in base else (0,))
-        if block_m * base["BLOCK_N"] // (32 * warps) <= 64  # values per thread
-    ]
 
 
 def config_for(
     kernel: str, base: Config, columns: int, dtype: torch.dtype, dropout: bool
 ) -> Config:
-    """The tuned configuration, or ``base``."""
+    """Return the tuned configuration, or ``base``."""
     return choose(
-        kernel, base, lambda: candidates(base), columns=columns, dtype=dtype, dropout=dropout
+        kernel,
+        base,
+        lambda: row_candidates(base, STAGES),
+        columns=columns,
+        dtype=dtype,
+        dropout=dropout,
     )
 
 
 def partial_count(device: Device, rows: int, config: Config) -> int:
-    """Backward programs, each with one partial row of dw and db."""
+    """Return the number of backward programs, each with one partial row of dw and db."""
     per_sm = max(1, WARPS_PER_SM // config["num_warps"])
     limit = 3 if device.interpreted else per_sm * device.multiprocessors
     return min(triton.cdiv(rows, config["BLOCK_M"]), limit)
@@ -172,12 +157,11 @@ def layer_norm_fwd(
     residual: torch.Tensor | None,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
-    seed: torch.Tensor | None,
     eps: float,
-    dropout_p: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As ``reference.layer_norm_fwd``."""
-    columns, dropout = x.shape[-1], seed is not None
+    options: Options,
+) -> Four:
+    """Return y, h, mean, rstd, as ``reference.layer_norm_fwd``."""
+    columns, dropout = x.shape[-1], options.seed is not None
     x_rows = dense_last_dim(x.reshape(-1, columns))  # [T, N]
     r_rows = x_rows if residual is None else dense_last_dim(residual.reshape(-1, columns))
     rows = x_rows.shape[0]
@@ -189,10 +173,10 @@ def layer_norm_fwd(
         launch(
             layer_norm_fwd_kernel, (triton.cdiv(rows, config["BLOCK_M"]),),
             x_rows, r_rows, weight.contiguous(), weight if bias is None else bias.contiguous(),
-            weight if seed is None else seed, y, h, mean, rstd,
+            weight if options.seed is None else options.seed, y, h, mean, rstd,
             x_rows.stride(0), r_rows.stride(0), rows, columns, eps,
-            threshold_of(dropout_p, "dropout_p"), keep_scale(dropout_p),
-            HAS_RESIDUAL=residual is not None, HAS_BIAS=bias is not None, DROPOUT=dropout,
+            options.threshold, options.keep_scale,
+            HAS_RESIDUAL=options.has_residual, HAS_BIAS=options.has_bias, DROPOUT=dropout,
             on=x, **config,
         )  # fmt: skip
     return y, h, mean, rstd
@@ -205,35 +189,32 @@ def layer_norm_bwd(
     weight: torch.Tensor,
     mean: torch.Tensor,
     rstd: torch.Tensor,
-    seed: torch.Tensor | None,
-    dropout_p: float,
-    has_residual: bool,
-    has_bias: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As ``reference.layer_norm_bwd``."""
-    columns, dropout = h.shape[-1], seed is not None
+    options: Options,
+) -> Four:
+    """Return dx, dresidual, dw, db, as ``reference.layer_norm_bwd``."""
+    columns, dropout = h.shape[-1], options.seed is not None
     h_rows = dense_last_dim(h.reshape(-1, columns))  # [T, N]
     dy_rows = dense_last_dim(dy.reshape(-1, columns))
     dh_rows = dy_rows if dh is None else dense_last_dim(dh.reshape(-1, columns))
     rows = h_rows.shape[0]
-    two_stores = dropout and has_residual
+    two_stores = dropout and options.has_residual
     dx = h.new_empty(h.shape)
     dresidual = h.new_empty(h.shape if two_stores else 0)
     if not dx.numel():
         zeros = torch.zeros_like(weight)
-        return dx, dresidual, zeros, zeros.clone() if has_bias else weight.new_empty(0)
+        return dx, dresidual, zeros, zeros.clone() if options.has_bias else weight.new_empty(0)
     base = backward_tile(columns)
     config = config_for("layer_norm_bwd", base, columns, h.dtype, dropout)
     programs = partial_count(device_of(layer_norm_bwd_kernel, h), rows, config)
-    partial = h.new_empty((2 if has_bias else 1, programs, columns), dtype=torch.float32)
+    partial = h.new_empty((2 if options.has_bias else 1, programs, columns), dtype=torch.float32)
     launch(
         layer_norm_bwd_kernel, (programs,),
         dy_rows, dh_rows, h_rows, weight.contiguous(), mean.contiguous(), rstd.contiguous(),
-        weight if seed is None else seed, dx, dresidual, partial,
+        weight if options.seed is None else options.seed, dx, dresidual, partial,
         dy_rows.stride(0), dh_rows.stride(0), h_rows.stride(0), rows, columns,
-        threshold_of(dropout_p, "dropout_p"), keep_scale(dropout_p),
-        HAS_DH=dh is not None, HAS_BIAS=has_bias, DROPOUT=dropout, TWO_STORES=two_stores,
+        options.threshold, options.keep_scale,
+        HAS_DH=dh is not None, HAS_BIAS=options.has_bias, DROPOUT=dropout, TWO_STORES=two_stores,
         on=h, **config,
     )  # fmt: skip
     sums = partial.sum(1).to(weight.dtype)
-    return dx, dresidual, sums[0], sums[1].clone() if has_bias else weight.new_empty(0)
+    return dx, dresidual, sums[0], sums[1].clone() if options.has_bias else weight.new_empty(0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stoker_kernels.ops.layer_norm.autograd import layer_norm
-from stoker_kernels.workloads import Cost, Workload
+from stoker_kernels.workloads import Workload, tensors_cost
 
 
 def _inputs(
@@ -27,20 +27,12 @@ def _dropout_inputs(
     return {**_inputs(device, dtype, rows, columns), "residual": residual, "dropout_p": 0.1}
 
 
-def _cost(tensors: int, backward_tensors: int) -> Any:
-    def cost(dtype: torch.dtype, rows: int, columns: int) -> Cost:
-        nbytes = rows * columns * dtype.itemsize
-        return Cost(forward_nbytes=tensors * nbytes, backward_nbytes=backward_tensors * nbytes)
-
-    return cost
-
-
 _SHAPE = {"rows": 16384, "columns": 4096}
 _SMALL = {"rows": 5, "columns": 48}
 WORKLOADS = (
-    Workload("layer_norm", _inputs, layer_norm, _cost(2, 3), _SHAPE, _SMALL),
+    Workload("layer_norm", _inputs, layer_norm, tensors_cost(2, 3), _SHAPE, _SMALL),
     Workload(
-        "dropout_add_layer_norm", _dropout_inputs, layer_norm, _cost(4, 5), _SHAPE, _SMALL,
+        "dropout_add_layer_norm", _dropout_inputs, layer_norm, tensors_cost(4, 5), _SHAPE, _SMALL,
         variants=({"columns": 768},),
     ),
 )  # fmt: skip

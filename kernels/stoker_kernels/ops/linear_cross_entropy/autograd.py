@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.cross_entropy.autograd import Reduction, check_settings
+from stoker_kernels.ops.linear_cross_entropy import chunked, reference
+from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.cross_entropy.autograd import Reduction, check_settings
-from stoker_kernels.ops.linear_cross_entropy import chunked, reference
-from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted
 
 NAME = "linear_cross_entropy"
 
@@ -81,7 +81,7 @@ _OP = register_op(
 
 
 def _scaled(grad: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """grad * scale in ``dtype``, computed in fp32 in one pass."""
+    """Compute grad * scale in ``dtype``, in fp32 and in one pass."""
     out = grad.new_empty(grad.shape, dtype=dtype)
     # With the gradient's rank the scale is not rounded to a narrow dtype first, as a 0-d tensor is.
     return torch.mul(grad, scale.reshape([1] * grad.ndim), out=out)
@@ -159,7 +159,7 @@ class _PerRowFunction(torch.autograd.Function):
 
 
 def _operand_dtype(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.dtype:
-    """The dtype of logits and GEMM operands: autocast's inside autocast, else the inputs' one dtype."""
+    """Return the dtype of logits and GEMM operands: autocast's inside it, else the inputs' one dtype."""
     device = x.device.type
     if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -184,7 +184,7 @@ def linear_cross_entropy(
     chunk: int | None = None,
     accumulate_in_fp32: bool = True,
 ) -> torch.Tensor:
-    """``cross_entropy(F.linear(x, weight, bias), target)`` that never holds all logits.
+    """Compute ``cross_entropy(F.linear(x, weight, bias), target)`` without ever holding all logits.
 
     x (..., H), weight (V, H), bias (V,), integer classes target (...). Loss, smoothing, z-loss, ignored
     rows and classes out of range are as in :func:`stoker_kernels.cross_entropy`; the loss is fp32.
@@ -266,7 +266,7 @@ class LinearCrossEntropy(torch.nn.Module):
         self.reduction, self.chunk = reduction, chunk
 
     def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        """x (..., dim), target (...) -> the loss, () or (...)."""
+        """Map x (..., dim), target (...) -> the loss, () or (...)."""
         return linear_cross_entropy(
             x, self.weight, target, bias=self.bias, ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing, z_loss=self.z_loss, reduction=self.reduction,

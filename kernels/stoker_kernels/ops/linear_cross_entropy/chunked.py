@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype
 from stoker_kernels.ops.cross_entropy import reference as cross_entropy
+from stoker_kernels.runtime.backend import Backend, backend_for, compute_dtype
 
 if TYPE_CHECKING:
     from stoker_kernels.ops.linear_cross_entropy.reference import Result, Settings, Wanted
@@ -31,7 +31,7 @@ ALIGNMENT = (
 
 
 def chunk_size(rows: int, hidden: int, vocab: int) -> int:
-    """Tokens per chunk: as many as make the logits no larger than x, but at least SMALLEST_CHUNK.
+    """Return the tokens per chunk: as many as make the logits no larger than x, at least SMALLEST_CHUNK.
 
     ceil(T / max(T * H / V, SMALLEST_CHUNK)) chunks, of equal size up to a multiple of 128.
     """
@@ -50,7 +50,7 @@ def linear_cross_entropy(
     settings: Settings,
     wanted: Wanted,
 ) -> Result:
-    """As ``reference.linear_cross_entropy``."""
+    """Compute ``reference.linear_cross_entropy`` chunk by chunk."""
     (rows, hidden), vocab = x.shape, weight.shape[0]
     dtype, wide = settings.dtype, compute_dtype(settings.dtype)
     weight = weight.to(dtype)
@@ -88,7 +88,7 @@ def linear_cross_entropy(
 def _losses(
     logits: torch.Tensor, target: torch.Tensor, dloss: torch.Tensor, settings: Settings, grad: bool
 ) -> torch.Tensor:
-    """The losses (C,) of a chunk; with ``grad`` the logits become their gradient."""
+    """Return the losses (C,) of a chunk; with ``grad`` the logits become their gradient."""
     s = settings.ignore_index, settings.label_smoothing, settings.z_loss
     if backend_for(logits) is Backend.TRITON:
         from stoker_kernels.ops.cross_entropy import triton
@@ -102,7 +102,7 @@ def _losses(
 
 
 def add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """total (V, H) += a (V, C) @ b (C, H), where total may be fp32 and a, b narrower."""
+    """Add: total (V, H) += a (V, C) @ b (C, H), where total may be fp32 and a, b narrower."""
     if total.dtype == a.dtype:
         torch.addmm(total, a, b, out=total)
     elif _adds_in_fp32(a.device, a.dtype):
@@ -123,7 +123,7 @@ def _product_in_fp32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @lru_cache
 def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch adds a bf16 product to an fp32 sum in one GEMM here: tried out, once.
+    """Return whether this torch adds a bf16 product to an fp32 sum in one GEMM here: tried out, once.
 
     The overload came to CUDA with torch 2.8, but refused an fp32 sum at first.
     """
@@ -138,7 +138,7 @@ def _adds_in_fp32(device: torch.device, dtype: torch.dtype) -> bool:
 
 @lru_cache
 def _multiplies_to_fp32(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this torch multiplies bf16 matrices to an fp32 result here: tried out, once."""
+    """Return whether this torch multiplies bf16 matrices to an fp32 result here: tried out, once."""
     a = torch.zeros((16, 16), dtype=dtype, device=device)
     try:
         torch.ops.aten.mm.dtype(a, a, torch.float32)

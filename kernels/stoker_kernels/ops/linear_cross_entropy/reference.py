@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.ops.cross_entropy import reference as cross_entropy
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 class Settings(NamedTuple):
-    """How a call computes; ``dtype`` is that of logits and GEMM operands, ``chunk`` 0 the heuristic."""
+    """The options of a call; ``dtype`` is that of logits and GEMM operands, ``chunk`` 0 the heuristic."""
 
     dtype: torch.dtype
     ignore_index: int = -100
@@ -34,7 +34,7 @@ class Settings(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which gradients a call is to make."""
+    """The gradients that a call is to make."""
 
     x: bool = False
     weight: bool = False
@@ -53,7 +53,7 @@ def linear_cross_entropy(
     settings: Settings,
     wanted: Wanted,
 ) -> Result:
-    """x (T, H), weight (V, H), bias (V,), target, dloss (T,) -> loss (T,), dx (T, H), dW (V, H), db (V,).
+    """Map x (T, H), weight (V, H), bias (V,), target, dloss (T,) -> loss (T,), dx, dW, db like the inputs.
 
     Without dloss the gradients are those of the sum of losses. dx has x's dtype, dW the accumulator's,
     loss and db the compute dtype; a gradient that is not wanted is empty.

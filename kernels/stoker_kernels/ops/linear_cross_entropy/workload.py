@@ -24,7 +24,7 @@ def _inputs(
 
 
 def _cost(dtype: torch.dtype, rows: int, hidden: int, vocab: int) -> Cost:
-    """The gradients are made in the forward; the backward scales them."""
+    """Count the gradients in the forward, which makes them; the backward scales them."""
     values = rows * hidden + vocab * hidden
     return Cost(
         forward_nbytes=2 * values * dtype.itemsize,
@@ -34,7 +34,7 @@ def _cost(dtype: torch.dtype, rows: int, hidden: int, vocab: int) -> Cost:
 
 
 def _cost_none(dtype: torch.dtype, rows: int, hidden: int, vocab: int) -> Cost:
-    """The forward keeps no logits; what it costs to make them again is not the least."""
+    """Count no logits, which the forward does not keep; what it costs to make them again is not the least."""
     cost = _cost(dtype, rows, hidden, vocab)
     return replace(
         cost, forward_flops=cost.forward_flops / 3, backward_flops=cost.forward_flops * 2 / 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
 from stoker_kernels.ops.onebit import reference
 from stoker_kernels.ops.onebit.reference import BLOCK, WORD
+from stoker_kernels.runtime.backend import Backend, backend_for, compute_dtype, register_op
 
 __all__ = ("BLOCK", "onebit_compress", "onebit_decompress")
 
@@ -77,7 +77,7 @@ def onebit_compress(
 def onebit_decompress(
     words: torch.Tensor, scales: torch.Tensor, n: int, dtype: torch.dtype = torch.float32
 ) -> torch.Tensor:
-    """The mean (n,) in ``dtype`` of W messages: words (W, ceil(n/32)), scales (W, ceil(n/BLOCK)).
+    """Return the mean (n,) in ``dtype`` of W messages: words (W, ceil(n/32)), scales (W, ceil(n/BLOCK)).
 
     Messages are added in their order, so all receivers get the same bits. Raises ``ValueError`` for
     sizes that do not belong to n values.

@@ -23,7 +23,7 @@ WORD = 32
 
 
 def compress(gradient: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """gradient, error (n,) -> words (ceil(n/32),) int32, scales (ceil(n/BLOCK),); updates ``error``."""
+    """Map gradient, error (n,) -> words (ceil(n/32),) int32, scales (ceil(n/BLOCK),); updates ``error``."""
     n = gradient.numel()
     u = gradient.to(error.dtype) + error
     blocks = F.pad(u, (0, -n % BLOCK)).view(-1, BLOCK)
@@ -33,8 +33,8 @@ def compress(gradient: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor,
     scales = blocks.abs().sum(1, keepdim=True) / counts
     positive = blocks >= 0
     q = torch.where(positive, scales, -scales)
-    kept = F.pad(error, (0, -n % BLOCK)).view(-1, BLOCK)
-    error.copy_(torch.where(scales.isfinite(), blocks - q, kept).view(-1)[:n])
+    old = F.pad(error, (0, -n % BLOCK)).view(-1, BLOCK)
+    error.copy_(torch.where(scales.isfinite(), blocks - q, old).view(-1)[:n])
     bits = F.pad(positive.view(-1)[:n], (0, -n % WORD)).view(-1, WORD)
     # The top bit is the sign of an int32: summed in 64 bits, then wrapped.
     words = (bits.long() << torch.arange(WORD, device=u.device)).sum(1).to(torch.int32)
@@ -44,7 +44,7 @@ def compress(gradient: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor,
 def decompress(
     words: torch.Tensor, scales: torch.Tensor, n: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """words (W, ceil(n/32)) int32, scales (W, ceil(n/BLOCK)) -> the mean of the W messages (n,)."""
+    """Map words (W, ceil(n/32)) int32, scales (W, ceil(n/BLOCK)) -> the mean of the W messages (n,)."""
     total = torch.zeros(n, dtype=scales.dtype, device=scales.device)
     lanes = torch.arange(WORD, dtype=torch.int32, device=words.device)
     for message, scale in zip(words, scales, strict=True):

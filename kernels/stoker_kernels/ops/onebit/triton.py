@@ -11,8 +11,8 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import launch
 from stoker_kernels.ops.onebit.reference import BLOCK, WORD
+from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
 WORDS = BLOCK // WORD
@@ -75,7 +75,7 @@ def onebit_decompress_kernel(
 
 
 def compress(gradient: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.compress``; ``gradient`` and ``error`` are contiguous."""
+    """Compute ``reference.compress`` on the GPU; ``gradient`` and ``error`` are contiguous."""
     n = gradient.numel()
     words = error.new_empty(triton.cdiv(n, WORD), dtype=torch.int32)
     scales = error.new_empty(triton.cdiv(n, BLOCK))
@@ -90,7 +90,7 @@ def compress(gradient: torch.Tensor, error: torch.Tensor) -> tuple[torch.Tensor,
 def decompress(
     words: torch.Tensor, scales: torch.Tensor, n: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """As ``reference.decompress``."""
+    """Compute ``reference.decompress`` on the GPU."""
     out = scales.new_empty(n, dtype=dtype)
     config = choose("onebit_decompress", DEFAULT, lambda: CANDIDATES, dtype=dtype)
     launch(

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.ops.onebit.autograd import BLOCK, onebit_compress, onebit_decompress
+from stoker_kernels.runtime.backend import compute_dtype
 from stoker_kernels.workloads import Cost, Workload
 
 WORKERS = 4

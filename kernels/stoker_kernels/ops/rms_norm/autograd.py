@@ -7,14 +7,14 @@ from typing import Any, overload
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import (
+from stoker_kernels.ops.rms_norm import reference
+from stoker_kernels.runtime.backend import (
     Backend,
     backend_for,
     check_devices,
     compute_dtype,
     register_op,
 )
-from stoker_kernels.ops.rms_norm import reference
 
 
 def _fwd(
@@ -127,7 +127,7 @@ def rms_norm(
     eps: float = 1e-6,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """RMSNorm over the last dimension of x (..., N), scaled by weight (N,); result in x's dtype.
+    """Apply RMSNorm over the last dimension of x (..., N), scaled by weight (N,); result in x's dtype.
 
     With ``residual`` (..., N) of x's dtype, one pass computes ``h = x + residual`` and returns
     ``(rms_norm(h), h)``: h is the residual stream for the next block, and its gradient joins in the
@@ -167,5 +167,5 @@ class RMSNorm(torch.nn.Module):
         self.eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x (..., dim) -> (..., dim)."""
+        """Map x (..., dim) -> (..., dim)."""
         return rms_norm(x, self.weight, eps=self.eps)

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 def rms_norm_fwd(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """x, residual (..., N), weight (N,) -> y (..., N), h (..., N) in x's dtype, rstd (...).
+    """Map x, residual (..., N), weight (N,) -> y (..., N), h (..., N) in x's dtype, rstd (...).
 
     Without a residual h is empty: the caller has it, as x.
     """
@@ -38,7 +38,7 @@ def rms_norm_bwd(
     weight: torch.Tensor,
     rstd: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dy, dh, h (..., N), weight (N,), rstd (...) -> dx (..., N), dw (N,) in their inputs' dtypes."""
+    """Map dy, dh, h (..., N), weight (N,), rstd (...) -> dx (..., N), dw (N,) in their inputs' dtypes."""
     n = h.shape[-1]
     wide = h.to(rstd.dtype).reshape(-1, n)
     dy_rows = dy.to(rstd.dtype).reshape(-1, n)

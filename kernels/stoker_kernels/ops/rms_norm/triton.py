@@ -8,16 +8,21 @@ residual 4*T*N*b each. Formulas: see ``reference``. bf16 is widened on load and 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import Device, device_of, launch
-from stoker_kernels._runtime import dense_last_dim
+from stoker_kernels.primitives.tiling import check_row, row_candidates, row_tile
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
-MAX_COLUMNS = 65536
-TILE = 2048  # values a program holds at once: 16 per thread at 4 warps
+if TYPE_CHECKING:
+    from stoker_kernels.runtime.device import Device
+
+STAGES = (1, 2, 3)  # of the backward, to try
 PROGRAMS_PER_SM = 4  # backward
 
 
@@ -77,45 +82,23 @@ def rms_norm_bwd_kernel(
 
 
 def tile(columns: int) -> Config:
-    """Rows of ``columns`` values.
-
-    No register spills up to 8192 columns; beyond that the backward keeps part of a row in local memory.
-    Raises ``ValueError`` for rows that no program can hold.
-    """
-    if columns > MAX_COLUMNS:
-        raise ValueError(f"rms_norm takes at most {MAX_COLUMNS} columns on the GPU, got {columns}")
-    block_n = triton.next_power_of_2(columns)
-    block_m = max(1, min(32, TILE // block_n))
-    return {
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "num_warps": min(16, max(4, block_m * block_n // 512)),
-    }
+    """Return the heuristic of the forward: rows of ``columns`` values. Raises ``ValueError`` for too many."""
+    check_row("rms_norm", columns)
+    return row_tile(columns)
 
 
 def backward_tile(columns: int) -> Config:
-    """As :func:`tile`; STAGES > 1 would load the next rows through shared memory meanwhile."""
+    """Return :func:`tile` with STAGES; above 1, the next rows come through shared memory meanwhile."""
     return {**tile(columns), "STAGES": 1}
 
 
-def candidates(base: Config) -> list[Config]:
-    """What an autotuner may try: more or fewer rows, warps and stages around the heuristic."""
-    return [
-        {**base, "BLOCK_M": block_m, "num_warps": warps, **({"STAGES": stages} if stages else {})}
-        for block_m in sorted({max(1, base["BLOCK_M"] // 2), base["BLOCK_M"], base["BLOCK_M"] * 2})
-        for warps in (4, 8, 16)
-        for stages in ((1, 2, 3) if "STAGES" in base else (0,))
-        if block_m * base["BLOCK_N"] // (32 * warps) <= 64  # values per thread
-    ]
-
-
 def config_for(kernel: str, base: Config, columns: int, dtype: torch.dtype) -> Config:
-    """The tuned configuration, or ``base``."""
-    return choose(kernel, base, lambda: candidates(base), columns=columns, dtype=dtype)
+    """Return the tuned configuration, or ``base``."""
+    return choose(kernel, base, lambda: row_candidates(base, STAGES), columns=columns, dtype=dtype)
 
 
 def partial_count(device: Device, rows: int, block_m: int) -> int:
-    """Backward programs, each with one partial row of dw: a few per multiprocessor."""
+    """Return the number of backward programs, each with one partial row of dw: a few per multiprocessor."""
     limit = 3 if device.interpreted else PROGRAMS_PER_SM * device.multiprocessors
     return min(triton.cdiv(rows, block_m), limit)
 
@@ -123,7 +106,7 @@ def partial_count(device: Device, rows: int, block_m: int) -> int:
 def rms_norm_fwd(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As ``reference.rms_norm_fwd``."""
+    """Return y, h, rstd, as ``reference.rms_norm_fwd``."""
     columns = x.shape[-1]
     x_rows = dense_last_dim(x.reshape(-1, columns))  # [T, N]
     rows = x_rows.shape[0]
@@ -148,7 +131,7 @@ def rms_norm_bwd(
     weight: torch.Tensor,
     rstd: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.rms_norm_bwd``."""
+    """Return dx, dw, as ``reference.rms_norm_bwd``."""
     columns = h.shape[-1]
     h_rows = dense_last_dim(h.reshape(-1, columns))  # [T, N]
     dy_rows = dense_last_dim(dy.reshape(-1, columns))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from stoker_kernels.ops.rms_norm.autograd import rms_norm
-from stoker_kernels.workloads import Cost, Workload
+from stoker_kernels.workloads import Workload, tensors_cost
 
 
 def _inputs(
@@ -26,17 +26,9 @@ def _residual_inputs(
     return {**_inputs(device, dtype, rows, columns), "residual": residual}
 
 
-def _cost(tensors: int, backward_tensors: int) -> Any:
-    def cost(dtype: torch.dtype, rows: int, columns: int) -> Cost:
-        nbytes = rows * columns * dtype.itemsize
-        return Cost(forward_nbytes=tensors * nbytes, backward_nbytes=backward_tensors * nbytes)
-
-    return cost
-
-
 _SHAPE = {"rows": 16384, "columns": 4096}
 _SMALL = {"rows": 5, "columns": 48}
 WORKLOADS = (
-    Workload("rms_norm", _inputs, rms_norm, _cost(2, 3), _SHAPE, _SMALL),
-    Workload("add_rms_norm", _residual_inputs, rms_norm, _cost(4, 4), _SHAPE, _SMALL),
+    Workload("rms_norm", _inputs, rms_norm, tensors_cost(2, 3), _SHAPE, _SMALL),
+    Workload("add_rms_norm", _residual_inputs, rms_norm, tensors_cost(4, 4), _SHAPE, _SMALL),
 )

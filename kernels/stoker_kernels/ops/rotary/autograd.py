@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.rotary import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 _INTEGERS = (torch.int32, torch.int64)
 
@@ -82,7 +82,7 @@ def rotary(
     cu_seqlens: torch.Tensor | None = None,
     offset: int | torch.Tensor = 0,
 ) -> torch.Tensor:
-    """Rotary position embedding of queries or keys; the result is a new tensor like x.
+    """Apply the rotary position embedding to queries or keys; the result is a new tensor like x.
 
     x: (B, S, H, D), or packed sequences (T, H, D). For (B, H, S, D) pass ``x.transpose(1, 2)`` and
     transpose the result: no copy is made, the result keeps x's memory order. Queries and keys of
@@ -180,7 +180,7 @@ def rotary_tables(
     device: torch.device | str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine (max_len, dim/2) of position p times base^(-2i/dim), for :func:`rotary`.
+    """Return cosine and sine (max_len, dim/2) of position p times base^(-2i/dim), for :func:`rotary`.
 
     ``dim`` is the rotated part R of a head. The angles are computed in fp64 and rounded once to
     ``dtype``: in fp32 the angle itself would be off by 0.004 at position 100 000.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 def positions_of(
@@ -26,7 +26,7 @@ def positions_of(
     offsets: torch.Tensor | None,
     offset: int,
 ) -> torch.Tensor:
-    """The position of every row of x (B, S, H, D): (B, S) int64, or (1, S) where all B are alike."""
+    """Return the position of every row of x (B, S, H, D): (B, S) int64, or (1, S) where all B are alike."""
     if positions is not None:
         return positions.long().view(-1, x.shape[1])
     row = torch.arange(x.shape[1], device=x.device)
@@ -41,7 +41,7 @@ def positions_of(
 
 
 def output_for(x: torch.Tensor) -> torch.Tensor:
-    """An output for x (B, S, H, D) in x's own memory order, if that is BSHD or BHSD; else in BSHD."""
+    """Make an output for x (B, S, H, D) in x's own memory order, if that is BSHD or BHSD; else in BSHD."""
     swapped = x.transpose(1, 2)
     if swapped.is_contiguous() and not x.is_contiguous():
         return x.new_empty(swapped.shape).transpose(1, 2)
@@ -59,7 +59,7 @@ def rotary(
     interleaved: bool,
     backward: bool,
 ) -> torch.Tensor:
-    """x (B, S, H, D), tables (P, R/2) -> y (B, S, H, D). Packed: B = 1, S = rows of all sequences."""
+    """Map x (B, S, H, D), tables (P, R/2) -> y (B, S, H, D). Packed: B = 1, S = rows of all sequences."""
     wide, half = compute_dtype(x.dtype), cos.shape[1]
     out = output_for(x)
     if not out.numel():

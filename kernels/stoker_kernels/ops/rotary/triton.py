@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import launch
-from stoker_kernels._runtime import dense_last_dim
 from stoker_kernels.ops.rotary.reference import output_for
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import launch
 from stoker_kernels.tuning import Config, choose
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def rotary_kernel(
 
 
 def tile(tokens: int, heads: int, heads_together: bool, width: int, values: int = VALUES) -> Config:
-    """BLOCK_S tokens by BLOCK_H heads of ``width`` values, ``values`` in all.
+    """Return BLOCK_S tokens by BLOCK_H heads of ``width`` values, ``values`` in all.
 
     ``heads_together``: the heads of a token are neighbours in memory, else the tokens of a head are;
     then a few heads share the angles of a run of tokens.
@@ -149,7 +149,7 @@ def rotary(
     interleaved: bool,
     backward: bool,
 ) -> torch.Tensor:
-    """As ``reference.rotary``."""
+    """Compute ``reference.rotary`` on the GPU."""
     y = output_for(x)
     if not y.numel():
         return y

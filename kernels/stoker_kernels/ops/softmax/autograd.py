@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from stoker_kernels._runtime import Backend, backend_for, register_op
 from stoker_kernels.ops.softmax import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, register_op
 
 
 def _fwd(x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool) -> torch.Tensor:
@@ -75,7 +75,7 @@ def softmax(
     scale: float = 1.0,
     causal: bool = False,
 ) -> torch.Tensor:
-    """softmax(scale * x) over the last dimension of x (..., S_q, S_k); result in x's dtype.
+    """Compute softmax(scale * x) over the last dimension of x (..., S_q, S_k); result in x's dtype.
 
     ``mask`` is bool, broadcasts to x's shape, and is True where an element takes part, as in
     ``F.scaled_dot_product_attention`` (``nn.MultiheadAttention``'s masks say the opposite). ``causal``

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
+from stoker_kernels.runtime.backend import compute_dtype
 
 
 def kept(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> torch.Tensor | None:
-    """Which elements of x take part: bool that broadcasts to x's shape; None for all."""
+    """Return which elements of x take part: bool that broadcasts to x's shape; None for all."""
     if not causal:
         return mask
     past = torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device)
@@ -28,7 +28,7 @@ def kept(x: torch.Tensor, mask: torch.Tensor | None, causal: bool) -> torch.Tens
 def softmax_fwd(
     x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
 ) -> torch.Tensor:
-    """x (..., S_q, S_k), mask bool that broadcasts to it -> y, as x."""
+    """Map x (..., S_q, S_k), mask bool that broadcasts to it -> y, as x."""
     keep = kept(x, mask, causal)
     if not x.numel():
         return x.new_empty(x.shape)
@@ -44,7 +44,7 @@ def softmax_fwd(
 
 
 def softmax_bwd(dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-    """dy, y (..., S_q, S_k) -> dx, as y."""
+    """Map dy, y (..., S_q, S_k) -> dx, as y."""
     wide = y.to(compute_dtype(y.dtype))
     dy = dy.to(wide.dtype)
     seen = kept(y, None, causal)

@@ -9,16 +9,21 @@ widened on load and only rounded on store; nothing is atomic, so results repeat 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import Device, device_of, launch
-from stoker_kernels._runtime import dense_last_dim
+from stoker_kernels.primitives.tiling import VALUES_PER_THREAD, row_tile
+from stoker_kernels.runtime.backend import dense_last_dim
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
+if TYPE_CHECKING:
+    from stoker_kernels.runtime.device import Device
+
 ONE_PASS = 8192  # columns a program holds at once; at twice that a multiprocessor runs only one
-TILE = 2048  # values of a program of short rows: 16 per thread at 4 warps
 BLOCK_OF_LONG_ROWS = 4096
 
 
@@ -170,21 +175,18 @@ def softmax_bwd_kernel(
 
 
 def one_pass(keys: int) -> Config:
-    """Whole rows of ``keys`` values at once."""
-    block_n = max(16, triton.next_power_of_2(keys))
-    block_m = max(1, min(32, TILE // block_n))
-    warps = min(16, max(4, block_m * block_n // 512))
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "LONG": 0, "num_warps": warps}
+    """Return whole rows of ``keys`` values at once."""
+    return {**row_tile(keys, narrowest=16), "LONG": 0}
 
 
 def by_blocks(block_n: int) -> Config:
-    """One row, ``block_n`` values at a time."""
+    """Return one row, ``block_n`` values at a time."""
     warps = min(16, max(4, block_n // 256))  # 8 values per thread: each has a maximum and a sum
     return {"BLOCK_M": 1, "BLOCK_N": block_n, "LONG": 1, "num_warps": warps}
 
 
 def candidates(keys: int) -> list[Config]:
-    """What an autotuner may try: both ways, more or fewer rows and warps."""
+    """Return what an autotuner may try: both ways, more or fewer rows and warps."""
     bases = [by_blocks(block_n) for block_n in (2048, 4096, 8192) if block_n < keys]
     if keys <= 2 * ONE_PASS:
         whole = one_pass(keys)
@@ -195,12 +197,12 @@ def candidates(keys: int) -> list[Config]:
         {**base, "num_warps": warps}
         for base in bases
         for warps in (4, 8, 16)
-        if base["BLOCK_M"] * base["BLOCK_N"] // (32 * warps) <= 64  # values per thread
+        if base["BLOCK_M"] * base["BLOCK_N"] // (32 * warps) <= VALUES_PER_THREAD
     ]
 
 
 def config_for(kernel: str, device: Device, keys: int, queries: int, dtype: torch.dtype) -> Config:
-    """The tuned configuration or the heuristic, with no more rows to a program than a matrix has."""
+    """Return the tuned configuration or the heuristic, with no more rows to a program than a matrix has."""
     if device.interpreted:  # where programs cost time and tests want loops
         base = one_pass(keys) if keys <= 64 else {**by_blocks(32), "BLOCK_M": 8}
     else:
@@ -212,7 +214,7 @@ def config_for(kernel: str, device: Device, keys: int, queries: int, dtype: torc
 def softmax_fwd(
     x: torch.Tensor, mask: torch.Tensor | None, scale: float, causal: bool
 ) -> torch.Tensor:
-    """As ``reference.softmax_fwd``."""
+    """Compute ``reference.softmax_fwd`` on the GPU."""
     y = x.new_empty(x.shape)
     if not y.numel():
         return y
@@ -238,7 +240,7 @@ def softmax_fwd(
 
 
 def softmax_bwd(dy: torch.Tensor, y: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-    """As ``reference.softmax_bwd``; past the diagonal of a causal one nothing is read."""
+    """Compute ``reference.softmax_bwd`` on the GPU; past the diagonal of a causal one nothing is read."""
     dx = y.new_empty(y.shape)
     if not dx.numel():
         return dx

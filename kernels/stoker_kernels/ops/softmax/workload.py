@@ -23,7 +23,7 @@ def _causal_inputs(device: torch.device | str, dtype: torch.dtype, **shape: int)
 
 
 def _masked_inputs(device: torch.device | str, dtype: torch.dtype, **shape: int) -> dict[str, Any]:
-    """Sequences of different lengths: a quarter of the keys is padding on average."""
+    """Make sequences of different lengths: a quarter of the keys is padding on average."""
     batch, keys = shape["batch"], shape["keys"]
     lengths = torch.linspace(keys / 2, keys, batch, device=device)
     mask = torch.arange(keys, device=device) < lengths[:, None, None, None]
@@ -38,7 +38,7 @@ def _cost(
 
 
 def _causal_cost(dtype: torch.dtype, **shape: int) -> Cost:
-    """Half of every input is never read; the zeros are written."""
+    """Count half of every input, which is never read; the zeros are written."""
     return _cost(dtype, **shape, read=0.5)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from stoker_kernels._runtime import Backend, backend_for, compute_dtype, register_op
 from stoker_kernels.ops.sparsify import reference
+from stoker_kernels.runtime.backend import Backend, backend_for, compute_dtype, register_op
 
 LIMIT = 2**31 - 1  # indices are int32
 

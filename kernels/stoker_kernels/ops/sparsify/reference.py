@@ -35,7 +35,7 @@ def accumulate(
     scale: torch.Tensor | None,
     momentum: float,
 ) -> None:
-    """gradient (n,) into memory (n,) and velocity (n,), in place; scale (1,)."""
+    """Add gradient (n,) to memory (n,) and velocity (n,), in place; scale (1,)."""
     update = gradient.to(memory.dtype)
     if scale is not None:
         update = update * scale
@@ -45,7 +45,7 @@ def accumulate(
 
 
 def magnitude_bits(values: torch.Tensor) -> torch.Tensor:
-    """|values| as the bits of an fp32, int32: ordered as the magnitudes, NaN on top."""
+    """Return |values| as the bits of an fp32, int32: ordered as the magnitudes, NaN on top."""
     bits = values.to(torch.float32).view(torch.int32) & 0x7FFFFFFF
     return bits.clamp_(max=LARGEST_BITS)
 
@@ -58,7 +58,7 @@ def window(
     momentum: float,
     k: int,
 ) -> torch.Tensor:
-    """The first magnitude bits (1,) int32 of the finely counted window, before accumulation."""
+    """Return the first magnitude bits (1,) int32 of the finely counted window, before accumulation."""
     n = memory.numel()
     every = slice(None, None, max(1, n // SAMPLES))
     sample = memory[every].clone()
@@ -73,7 +73,7 @@ def window(
 
 
 def bin_of(bits: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The bin of each magnitude, monotone in it, for a window that starts at base (1,)."""
+    """Return the bin of each magnitude, monotone in it, for a window that starts at base (1,)."""
     coarse = bits >> COARSE_SHIFT
     fine = (base >> COARSE_SHIFT) + ((bits - base) >> FINE_SHIFT)
     inside = bits < base + (FINE_BINS << FINE_SHIFT)
@@ -81,7 +81,7 @@ def bin_of(bits: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 
 
 def edge_of(bins: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
-    """The lowest magnitude bits of each bin, int64."""
+    """Return the lowest magnitude bits of each bin, int64."""
     first = base.long() >> COARSE_SHIFT
     fine = base + ((bins - first) << FINE_SHIFT)
     beyond = (bins - FINE_EXTRA) << COARSE_SHIFT
@@ -90,7 +90,7 @@ def edge_of(bins: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
 
 
 def bin_of_kth(counts: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """counts (BINS,) of all values -> the bin of the k-th largest (1,), and how many lie above it (1,)."""
+    """Map counts (BINS,) of all values -> the k-th largest's bin (1,), and how many lie above it (1,)."""
     at_least = counts.flip(0).cumsum(0).flip(0)  # values in this bin or a higher one
     chosen = (at_least >= k).sum().sub_(1).view(1)  # at_least falls: the last bin that reaches k
     return chosen, at_least.gather(0, chosen) - counts.gather(0, chosen)
@@ -139,6 +139,6 @@ def above(
     indices = memory.new_zeros(capacity, dtype=torch.int32)
     reached = magnitude_bits(memory) >= magnitude_bits(threshold)
     chosen = reached.nonzero().view(-1)[:capacity]
-    found = chosen.numel()
-    values[:found], indices[:found] = take(memory, None, chosen)
+    count = chosen.numel()
+    values[:count], indices[:count] = take(memory, None, chosen)
     return values, indices

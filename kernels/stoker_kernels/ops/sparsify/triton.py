@@ -14,7 +14,6 @@ import torch
 import triton
 import triton.language as tl
 
-from stoker_kernels._launch import device_of, launch
 from stoker_kernels.ops.sparsify.reference import (
     BINS,
     COARSE_SHIFT,
@@ -27,6 +26,7 @@ from stoker_kernels.ops.sparsify.reference import (
     magnitude_bits,
     window,
 )
+from stoker_kernels.runtime.launch import device_of, launch
 from stoker_kernels.tuning import Config, choose
 
 PROGRAMS_PER_SM = 4
@@ -129,7 +129,7 @@ def select_kernel(
 
 
 def spans(memory: torch.Tensor) -> tuple[int, int]:
-    """Programs, and the values of each: a multiple of every candidate's TILE."""
+    """Return the programs, and the values of each: a multiple of every candidate's TILE."""
     unit = 8192
     limit = PROGRAMS_PER_SM * device_of(select_kernel, memory).multiprocessors
     units = triton.cdiv(memory.numel(), unit)
@@ -138,7 +138,7 @@ def spans(memory: torch.Tensor) -> tuple[int, int]:
 
 
 def first_places(counts: torch.Tensor) -> torch.Tensor:
-    """counts (P,) of each program -> how many lie before it (P,) int32."""
+    """Map counts (P,) of each program -> how many lie before it (P,) int32."""
     return (counts.cumsum(0) - counts).to(torch.int32)
 
 
@@ -151,7 +151,7 @@ def topk(
     masking: bool,
     k: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.topk``; ``gradient`` is contiguous."""
+    """Compute ``reference.topk`` on the GPU; ``gradient`` is contiguous."""
     n = memory.numel()
     programs, span = spans(memory)
     base = window(gradient, memory, velocity, scale, momentum, k)
@@ -183,7 +183,7 @@ def topk(
 def above(
     memory: torch.Tensor, threshold: torch.Tensor, capacity: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``reference.above``. Reads the memory twice: to count, and to select."""
+    """Compute ``reference.above`` on the GPU. Reads the memory twice: to count, and to select."""
     programs, span = spans(memory)
     counts = memory.new_empty(programs, dtype=torch.int32)
     config = choose("sparsify_count", SELECT, lambda: CANDIDATES)

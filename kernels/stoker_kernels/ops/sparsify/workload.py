@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from stoker_kernels._runtime import compute_dtype
 from stoker_kernels.ops.sparsify.autograd import above_compress, topk_compress
+from stoker_kernels.runtime.backend import compute_dtype
 from stoker_kernels.workloads import Cost, Workload
 
 

@@ -1,0 +1,116 @@
+"""The forward kernel of attention: online softmax over tiles of keys (see ``tiles`` for the geometry).
+
+The softmax runs in base 2 (``exp2`` is the hardware instruction) with the scale folded into one fused
+multiply-add per score; statistics and accumulators are fp32. The operands of the matrix products stay
+in the storage dtype, for the tensor cores, unless UPCAST asks for fp32: for fp32 inputs, and under the
+interpreter, whose bf16 arithmetic is wrong. Tiles that every row sees run without any mask.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from stoker_kernels.ops.attention.triton.tiles import (
+    LN_2,
+    columns_of,
+    head_base,
+    kept,
+    load_rows,
+    sequence_of,
+    stats_row,
+    store_rows,
+    visible,
+)
+
+
+@triton.jit
+def _fold(
+    acc, highest, total, q, k_base, v_base, stride_k, stride_v, start_m, start_n, seq_q, seq_k,
+    scale_log2, seed_ptr, stats, columns, threshold,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPOUT: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Fold one tile of keys and values into the online softmax of BLOCK_M rows."""
+    column = tl.arange(0, BLOCK_N)
+    k = load_rows(k_base, stride_k, start_n, column, seq_k, MASKED, HEAD_DIM, UPCAST)  # [N, D]
+    s = tl.dot(q, tl.trans(k), input_precision="ieee")  # [M, N]
+    if MASKED:
+        row = start_m + tl.arange(0, BLOCK_M)
+        seen = visible(row[:, None], (start_n + column)[None, :], seq_q, seq_k, CAUSAL)
+        s = tl.where(seen, s, -float("inf"))
+    new_highest = tl.maximum(highest, tl.max(s, 1) * scale_log2)  # [M]
+    shift = new_highest
+    if MASKED:  # a row that has seen nothing yet: -inf - -inf is no number
+        shift = tl.where(new_highest == -float("inf"), 0.0, new_highest)
+    p = tl.exp2(s * scale_log2 - shift[:, None])
+    if v_base.dtype.element_ty == tl.float16:
+        # A fused multiply-add does not round the product, shift is rounded: p is 2^8 for a score of 10^8.
+        p = tl.minimum(p, 1.0, tl.PropagateNan.ALL)
+    decay = tl.exp2(highest - shift)
+    total = total * decay + tl.sum(p, 1)
+    acc = acc * decay[:, None]
+    if DROPOUT:
+        keep = kept(seed_ptr, stats, start_m, start_n, columns, threshold, BLOCK_M, BLOCK_N)
+        p = tl.where(keep, p, 0.0)
+    v = load_rows(v_base, stride_v, start_n, column, seq_k, MASKED, HEAD_DIM, UPCAST)  # [N, D]
+    acc = tl.dot(p.to(v.dtype), v, acc, input_precision="ieee")  # [M, D]
+    return acc, new_highest, total
+
+
+@triton.jit(do_not_specialize=["first_batch", "seq_q", "seq_k", "stats_rows", "threshold"])
+def attention_fwd_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, seed_ptr, cu_q_ptr, cu_k_ptr,
+    stride_qb, stride_qh, stride_qs, stride_kb, stride_kh, stride_ks,
+    stride_vb, stride_vh, stride_vs, stride_ob, stride_oh, stride_os,
+    first_batch, heads, seq_q, seq_k, stats_rows, scale_log2, threshold, keep_scale,
+    GROUP: tl.constexpr, CAUSAL: tl.constexpr, VARLEN: tl.constexpr, DROPOUT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """One program: BLOCK_M rows of one head. seq_q, seq_k are the longest sequence's under VARLEN.
+
+    Programs of a head, and of the GROUP heads that share keys, are neighbours: they meet in L2. Within
+    a head the longest rows go first, and the short ones fill the tail.
+    """
+    start_m = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    head = tl.program_id(1)
+    batch = first_batch + tl.program_id(2)
+    columns = seq_k  # numbers the dropout mask
+    first_q, seq_q = sequence_of(cu_q_ptr, batch, seq_q, VARLEN)
+    first_k, seq_k = sequence_of(cu_k_ptr, batch, seq_k, VARLEN)
+    if VARLEN:  # noqa: SIM102  (a constant and a runtime condition)
+        if start_m >= seq_q:
+            return
+    stats = stats_row(batch, head, heads, first_q, stats_rows, VARLEN)
+    q_base = head_base(q_ptr, batch, head, first_q, stride_qb, stride_qh, stride_qs)
+    k_base = head_base(k_ptr, batch, head // GROUP, first_k, stride_kb, stride_kh, stride_ks)
+    v_base = head_base(v_ptr, batch, head // GROUP, first_k, stride_vb, stride_vh, stride_vs)
+    out_base = head_base(out_ptr, batch, head, first_q, stride_ob, stride_oh, stride_os)
+    row = tl.arange(0, BLOCK_M)
+    q = load_rows(q_base, stride_qs, start_m, row, seq_q, True, HEAD_DIM, UPCAST)  # [M, D]
+
+    acc = tl.zeros([BLOCK_M, HEAD_DIM], dtype=tl.float32)
+    highest = tl.full([BLOCK_M], -float("inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    full, end = columns_of(start_m, seq_q, seq_k, CAUSAL, BLOCK_M, BLOCK_N)
+    for start_n in range(0, full, BLOCK_N):
+        acc, highest, total = _fold(
+            acc, highest, total, q, k_base, v_base, stride_ks, stride_vs, start_m, start_n, seq_q,
+            seq_k, scale_log2, seed_ptr, stats, columns, threshold,
+            False, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, UPCAST,
+        )  # fmt: skip
+    for start_n in range(full, end, BLOCK_N):
+        acc, highest, total = _fold(
+            acc, highest, total, q, k_base, v_base, stride_ks, stride_vs, start_m, start_n, seq_q,
+            seq_k, scale_log2, seed_ptr, stats, columns, threshold,
+            True, CAUSAL, DROPOUT, BLOCK_M, BLOCK_N, HEAD_DIM, UPCAST,
+        )  # fmt: skip
+
+    # A row that saw nothing has total 0 and highest -inf: output 0, lse -inf.
+    total = tl.where(total == 0.0, 1.0, total)
+    norm = 1.0 / total
+    if DROPOUT:
+        norm *= keep_scale
+    store_rows(out_base, stride_os, start_m, row, seq_q, acc * norm[:, None], HEAD_DIM)
+    lse = (highest + tl.log2(total)) * LN_2
+    tl.store(lse_ptr + stats + start_m + row, lse, mask=start_m + row < seq_q)

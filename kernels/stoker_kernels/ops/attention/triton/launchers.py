@@ -1,0 +1,157 @@
+"""The launchers of the attention kernels: strides, output buffers, tile sizes from ``tuning``.
+
+Limit: compute. FLOPs, full attention: forward 4*B*H*S_q*S_k*D, backward 2.5 times that; causal half.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import triton
+
+from stoker_kernels.ops.attention.reference import new_like
+from stoker_kernels.ops.attention.triton.backward import (
+    attention_bwd_dkv_kernel,
+    attention_bwd_dq_kernel,
+)
+from stoker_kernels.ops.attention.triton.configs import candidates, config
+from stoker_kernels.ops.attention.triton.forward import attention_fwd_kernel
+from stoker_kernels.runtime.launch import device_of, is_interpreted, launch
+from stoker_kernels.tuning import Config, choose
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from stoker_kernels.ops.attention.reference import Options
+
+LOG2_E = 1.4426950408889634
+MAX_GRID = 65535  # programs along the grid's second and third dimension
+MAX_ROW_STRIDE = 2**23  # a tile's 128 rows, times this, stay within int32
+
+
+def _addressable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor``, or a copy where the kernels could not address its rows."""
+    rows = -2 if tensor.ndim == 4 else 0
+    if tensor.stride(-1) == 1 and tensor.stride(rows) <= MAX_ROW_STRIDE:
+        return tensor
+    return tensor.contiguous()
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """Return strides of batch, head and row; packed tensors (T, H, D) have no batch."""
+    if tensor.ndim == 4:
+        return tensor.stride(0), tensor.stride(1), tensor.stride(2)
+    return 0, tensor.stride(1), tensor.stride(0)
+
+
+class _Call:
+    """One call's sizes and switches, as the three kernels take them."""
+
+    def __init__(self, q: torch.Tensor, k: torch.Tensor, options: Options) -> None:
+        self.q, self.options = q, options
+        self.heads, kv_heads, self.head_dim = q.shape[1], k.shape[1], q.shape[-1]
+        self.kv_heads = kv_heads
+        cu_q, cu_k = options.cu_seqlens_q, options.cu_seqlens_k
+        if cu_q is None or cu_k is None:
+            self.batch, self.seq_q, self.seq_k = q.shape[0], q.shape[2], k.shape[2]
+            self.stats_rows = self.seq_q
+            self.cu: tuple[torch.Tensor, torch.Tensor] = (q, q)  # not read
+        else:
+            self.batch, self.stats_rows = len(cu_q) - 1, q.shape[0]
+            self.seq_q, self.seq_k = options.max_seqlen_q, options.max_seqlen_k
+            self.cu = (cu_q.contiguous(), cu_k.contiguous())
+        self.seed = q if options.seed is None else options.seed
+        self.switches: dict[str, Any] = {
+            "GROUP": self.heads // kv_heads,
+            "CAUSAL": options.causal,
+            "VARLEN": options.packed,
+            "DROPOUT": options.seed is not None,
+            "HEAD_DIM": self.head_dim,
+            "UPCAST": q.dtype == torch.float32 or is_interpreted(attention_fwd_kernel),
+        }
+
+    def grids(
+        self, length: int, block: int, heads: int
+    ) -> Iterator[tuple[int, tuple[int, int, int]]]:
+        """Yield the launches that cover all sequences: the first of each, and (tiles, heads, sequences)."""
+        if heads > MAX_GRID:
+            raise ValueError(f"attention takes at most {MAX_GRID} heads on the GPU, got {heads}")
+        for first in range(0, self.batch, MAX_GRID):
+            yield first, (triton.cdiv(length, block), heads, min(self.batch - first, MAX_GRID))
+
+    def config(self, kernel: str) -> Config:
+        """Return the tuned tile sizes of ``kernel``, or the heuristic."""
+        device = device_of(attention_fwd_kernel, self.q)
+        case = (kernel, self.head_dim, self.q.element_size(), device, self.switches["DROPOUT"])
+        return choose(
+            kernel, config(*case), lambda: candidates(*case),
+            head_dim=self.head_dim, dtype=self.q.dtype, causal=self.options.causal,
+            varlen=self.options.packed, dropout=self.switches["DROPOUT"],
+            group=self.switches["GROUP"],
+        )  # fmt: skip
+
+
+def attention_fwd(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute ``reference.attention_fwd`` on the GPU."""
+    call = _Call(q, k, options)
+    q, k, v = _addressable(q), _addressable(k), _addressable(v)
+    out = new_like(q)
+    lse = q.new_empty(
+        (call.heads, q.shape[0]) if options.packed else q.shape[:3], dtype=torch.float32
+    )
+    tile = call.config("attention_fwd")
+    for first_batch, grid in call.grids(call.seq_q, tile["BLOCK_M"], call.heads):
+        launch(
+            attention_fwd_kernel, grid,
+            q, k, v, out, lse, call.seed, *call.cu,
+            *_strides(q), *_strides(k), *_strides(v), *_strides(out),
+            first_batch, call.heads, call.seq_q, call.seq_k, call.stats_rows,
+            options.scale * LOG2_E, options.threshold, options.keep_scale,
+            on=q, **call.switches, **tile,
+        )  # fmt: skip
+    return out, lse
+
+
+def attention_bwd(
+    dout: torch.Tensor,
+    dlse: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    options: Options,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Compute ``reference.attention_bwd`` on the GPU."""
+    call = _Call(q, k, options)
+    dout, q, k, v = (_addressable(t) for t in (dout, q, k, v))
+    dq, dk, dv = new_like(q), new_like(k), new_like(k)
+    if out.stride() != dq.stride():
+        out = new_like(q).copy_(out)
+    lse = lse.contiguous()
+    stats = lse.new_empty((2, lse.numel()))
+    inputs = _strides(dout), _strides(q), _strides(k), _strides(v)
+    strides = [stride for strides in inputs for stride in strides]
+    sizes = (call.heads, call.seq_q, call.seq_k, call.stats_rows, lse.numel(), options.scale)
+    dropout = (options.threshold, options.keep_scale)
+    tile = call.config("attention_bwd_dq")
+    dlse_or_lse = lse if dlse is None else dlse.contiguous()
+    for first_batch, grid in call.grids(call.seq_q, tile["BLOCK_M"], call.heads):
+        launch(
+            attention_bwd_dq_kernel, grid,
+            dout, dlse_or_lse, q, k, v, out, lse, stats, dq, call.seed, *call.cu,
+            *strides, *_strides(dq), first_batch, *sizes, *dropout,
+            HAS_DLSE=dlse is not None, on=q, **call.switches, **tile,
+        )  # fmt: skip
+    tile = call.config("attention_bwd_dkv")
+    for first_batch, grid in call.grids(call.seq_k, tile["BLOCK_N"], call.kv_heads):
+        launch(
+            attention_bwd_dkv_kernel, grid,
+            dout, q, k, v, stats, dk, dv, call.seed, *call.cu,
+            *strides, *_strides(dk), first_batch, *sizes, *dropout,
+            EDGE_M=max(16, tile["BLOCK_M"] // 2), on=q, **call.switches, **tile,
+        )  # fmt: skip
+    return dq, dk, dv

@@ -1,0 +1,133 @@
+"""The common parts of the three attention kernels: which sequence a program works on, loads, stores, scores.
+
+A tile is [rows, columns] = [queries, keys] of one head, or its transpose in the dK/dV kernel. ``offset``
+= S_k - S_q aligns the causal diagonal bottom-right: row i sees the columns j <= i + offset.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from stoker_kernels.primitives.dropout import keep_tile
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def sequence_of(cu_ptr, batch, length, VARLEN: tl.constexpr):
+    """First row and number of rows of sequence ``batch``: packed between cumulative lengths, or dense."""
+    if VARLEN:
+        first = tl.load(cu_ptr + batch).to(tl.int32)
+        last = tl.load(cu_ptr + batch + 1).to(tl.int32)
+    else:
+        first = 0
+        last = length
+    return first, last - first
+
+
+@triton.jit
+def stats_row(batch, head, heads, first, stats_rows, VARLEN: tl.constexpr):
+    """Where a sequence's rows begin in lse, (B, H, S) dense or (H, T) packed: int64.
+
+    This index plus the row also numbers the rows of the dropout mask.
+    """
+    if VARLEN:
+        return tl.cast(head, tl.int64) * stats_rows + first
+    return (tl.cast(batch, tl.int64) * heads + head) * stats_rows
+
+
+@triton.jit
+def head_base(ptr, batch, head, first, stride_b, stride_h, stride_s):
+    """Address of the first row of one head of one sequence; int64, whatever the strides."""
+    ptr += tl.cast(batch, tl.int64) * stride_b + tl.cast(head, tl.int64) * stride_h
+    return ptr + tl.cast(first, tl.int64) * stride_s
+
+
+@triton.jit
+def load_rows(
+    base, stride, start, row, rows, BOUNDED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Rows start + row of one (S, D) head -> [len(row), D], zeros past ``rows`` if BOUNDED."""
+    # The tile's start is int64: S * stride passes 2^31; inside a tile int32 is enough.
+    ptrs = base + tl.cast(start, tl.int64) * stride
+    ptrs += row[:, None] * stride + tl.arange(0, HEAD_DIM)[None, :]
+    if BOUNDED:  # noqa: SIM108
+        # Not as store_rows compares: the compiler would keep one mask in registers for both.
+        tile = tl.load(ptrs, mask=(row < rows - start)[:, None], other=0.0)
+    else:
+        tile = tl.load(ptrs)
+    if UPCAST:
+        tile = tile.to(tl.float32)
+    return tile
+
+
+@triton.jit
+def store_rows(base, stride, start, row, rows, tile, HEAD_DIM: tl.constexpr):
+    """Write tile [len(row), D] to rows start + row of one (S, D) head, none past ``rows``."""
+    ptrs = base + tl.cast(start, tl.int64) * stride
+    ptrs += row[:, None] * stride + tl.arange(0, HEAD_DIM)[None, :]
+    tl.store(ptrs, tile.to(base.dtype.element_ty), mask=(start + row < rows)[:, None])
+
+
+@triton.jit
+def columns_of(
+    start_m, seq_q, seq_k, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Columns that the rows start_m .. start_m + M see: all of them see the first ``full`` (a multiple
+
+    of N), none sees ``end`` and beyond; between the two a mask decides.
+    """
+    if CAUSAL:
+        offset = seq_k - seq_q
+        full = tl.maximum(tl.minimum(start_m + 1 + offset, seq_k), 0) // BLOCK_N * BLOCK_N
+        end = tl.minimum(start_m + BLOCK_M + offset, seq_k)
+    else:
+        full = seq_k // BLOCK_N * BLOCK_N
+        end = seq_k
+    return full, end
+
+
+@triton.jit
+def rows_of(
+    start_n, seq_q, seq_k, CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    EDGE_M: tl.constexpr,
+):  # fmt: skip
+    """The tiles of rows that see the columns start_n .. start_n + N -> first, full, tail, edges.
+
+    Tiles of EDGE_M rows that need a mask, ``edges`` in all, begin at ``first`` and stop before ``full``,
+    and go on from ``tail``; between ``full`` and ``tail`` lie tiles of BLOCK_M rows that need none. Rows
+    before ``first`` see nothing here.
+    """
+    first = 0
+    full = 0
+    if CAUSAL:
+        diagonal = start_n - (seq_k - seq_q)  # the first row that sees the first column
+        first = tl.minimum(tl.maximum(diagonal, 0), seq_q) // EDGE_M * EDGE_M
+        full = tl.cdiv(tl.minimum(tl.maximum(diagonal + BLOCK_N - 1, 0), seq_q), EDGE_M) * EDGE_M
+    tail = full + tl.maximum(seq_q - full, 0) // BLOCK_M * BLOCK_M
+    edges = (full - first) // EDGE_M + tl.cdiv(tl.maximum(seq_q - tail, 0), EDGE_M)
+    return first, full, tail, edges
+
+
+@triton.jit
+def visible(row, column, seq_q, seq_k, CAUSAL: tl.constexpr):
+    """Whether rows see columns, both broadcast against each other. The causal mask covers padded
+
+    columns too: they lie right of the diagonal of every real row.
+    """
+    if CAUSAL:
+        return row + (seq_k - seq_q) >= column
+    return (column < seq_k) & (row >= 0)
+
+
+@triton.jit
+def kept(
+    seed_ptr, stats, start_m, start_n, columns, threshold, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The dropout mask of one tile [M, N]: element (stats + row, column) of ``philox.keep_mask``."""
+    row = stats + start_m + tl.arange(0, BLOCK_M)
+    return keep_tile(tl.load(seed_ptr), row, columns, start_n, threshold, BLOCK_M, BLOCK_N)
