@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scripts.docs import OPTIONS, options_page
+from stoker.api.option_docs import options_of, with_options
 from stoker.api.options import (
     ActorOptions,
+    MethodOptions,
     NodeAffinity,
     TaskOptions,
     check_options,
@@ -16,6 +19,9 @@ from stoker.api.options import (
     strategy_of,
 )
 from stoker.exceptions import BadRequestError, UnknownOptionError
+
+if TYPE_CHECKING:
+    import msgspec
 
 
 def test_options_are_checked_by_name_and_type() -> None:
@@ -65,3 +71,48 @@ def test_strategies_are_names_or_affinities() -> None:
     assert strategy_of(None) == strategy_of("DEFAULT")
     with pytest.raises(BadRequestError, match="SPREAD"):
         strategy_of("spread")
+
+
+# -- what is written at the fields -------------------------------------------------------------------
+
+KINDS = (NodeAffinity, TaskOptions, ActorOptions, MethodOptions)
+PROCESSES = ("caller", "gcs", "scheduler", "nodelet", "worker")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_every_option_is_documented_with_an_example_that_is_taken(
+    kind: type[msgspec.Struct],
+) -> None:
+    documented = options_of(kind)
+    assert tuple(documented) == kind.__struct_fields__
+    for name, option in documented.items():
+        assert option.meaning.endswith("."), name
+        assert option.takes and option.default, name
+        assert all(each.startswith(PROCESSES) for each in option.by.split(", ")), name
+        if kind is NodeAffinity:
+            assert name in option.example
+            assert isinstance(eval(option.example), NodeAffinity)
+            continue
+        given = eval(f"dict({option.example})")
+        assert tuple(given) == (name,)
+        made = check_options(kind, given, what="an example")
+        assert getattr(made, name) == given[name] != getattr(kind(), name), name
+
+
+def test_docstrings_list_the_options() -> None:
+    for kind in KINDS:
+        for name, option in options_of(kind).items():
+            assert f"\n{name}: {option.takes}" in (kind.__doc__ or "")
+
+    @with_options(TaskOptions, MethodOptions)
+    def remote() -> None:
+        """Do it."""
+
+    said = remote.__doc__ or ""
+    assert said.startswith("Do it.\n\nOptions of a remote function")
+    assert "\nstart_deadline: number, at least 0 (seconds)\n" in said
+    assert "\nconcurrency_group: text\n" in said
+
+
+def test_the_page_of_options_is_current() -> None:
+    assert OPTIONS.read_text() == options_page(), "run `make docs`"
