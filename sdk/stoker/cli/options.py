@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stoker.jobs import JobSubmissionClient
+    from stoker.local.cluster import ClusterSpec
     from stoker.runtime.net.http import HttpClient
 
     _IntType = click.ParamType[int]
@@ -71,7 +72,7 @@ def given_token(token: str | None) -> str | None:
 
 
 def node_options(command: F) -> F:
-    """Add what a node offers, and where it listens."""
+    """Add what a node offers, and where it listens; :func:`cluster_spec` reads it."""
     for option in reversed(
         [
             click.option(
@@ -96,6 +97,15 @@ def node_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def cluster_spec(*, resources: str | None, labels: str | None, **given: Any) -> ClusterSpec:
+    """Return what :func:`node_options` gave a command; a usage error for what is no JSON."""
+    amounts = {
+        "resources": json_mapping(resources, "--resources"),
+        "labels": json_mapping(labels, "--labels"),
+    }
+    return cast("ClusterSpec", {**given, **amounts})
 
 
 class Bytes(_IntType):
