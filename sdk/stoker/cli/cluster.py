@@ -74,7 +74,7 @@ def start(
         info = cluster.wait_ready(timeout_s)
     except PortInUseError as error:
         raise PortInUseError(_who_listens(spec["host"], spec["port"]) or str(error)) from None
-    _tell(info, as_json)
+    _print_started(info, as_json)
     if block:
         _stay(cluster)
     else:
@@ -105,10 +105,10 @@ def _who_listens(host: str | None, port: int) -> str:
         )
     url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
     try:
-        found = HttpClient(url, token="").call("GET", "/healthz", reply=dict, timeout_s=0.5)
+        health = HttpClient(url, token="").call("GET", "/healthz", reply=dict, timeout_s=0.5)
     except (StokerError, ValueError):
         return ""
-    service = found.get("service")
+    service = health.get("service")
     if service is None:
         return ""
     return (
@@ -117,7 +117,7 @@ def _who_listens(host: str | None, port: int) -> str:
     )
 
 
-def _tell(info: LocalInfo, as_json: bool) -> None:
+def _print_started(info: LocalInfo, as_json: bool) -> None:
     if as_json:
         import msgspec
 

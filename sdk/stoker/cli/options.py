@@ -1,4 +1,4 @@
-"""Options that many commands share: which cluster, with which token, and for whom the output is."""
+"""Options that commands share: the cluster, its token, what a node offers, and JSON output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def cluster_options(command: F) -> F:
 
 
 def token_options(command: F) -> F:
-    """Add ``--token`` and ``--token-file``; :func:`given_token` tells what they say."""
+    """Add ``--token`` and ``--token-file``; :func:`given_token` reads them."""
     command = click.option(
         "--token-file",
         metavar="FILE",
@@ -147,13 +147,13 @@ def job_client(address: str | None, token: str | None) -> JobSubmissionClient:
 
 def pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
     """Turn ``K=V`` texts into a mapping; a usage error names the one that is none."""
-    found = {}
+    mapping = {}
     for value in values:
         key, sign, text = value.partition("=")
         if not sign or not key:
             raise click.BadParameter(f"{value!r} is not KEY=VALUE", param_hint=option)
-        found[key] = text
-    return found
+        mapping[key] = text
+    return mapping
 
 
 def json_mapping(text: str | None, option: str) -> dict[str, Any] | None:
