@@ -19,7 +19,7 @@ NODES ?= 2
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 
-.PHONY: help env services demo test flakes check types format bench up down soak clean
+.PHONY: help env services demo test flakes check types format docs bench up down soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ types: env  ## mypy, strict
 format: env  ## apply the formatter and the safe lint fixes
 	@$(VENV)/bin/ruff check --fix-only .
 	@$(VENV)/bin/ruff format .
+
+docs: env  ## write the pages of docs/ that are made of the code
+	@$(PY) scripts/docs.py
 
 bench: env  ## time our workloads, and Ray's and Dask's in turn where a Python has them
 	@$(PY) -m benchmarks $(BENCH_ARGS)

@@ -12,21 +12,29 @@ job`` is made of it. To run tasks from this process, use ``stoker.init()`` inste
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import shutil
+import tarfile
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
 
-from stoker._outputs import unpack
 from stoker.local.address import resolve
 from stoker.runtime.environment.runtime_env import make_runtime_env, uploader
 from stoker.runtime.net.http import HttpClient
-from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from stoker_wire.errors import (
+    BadRequestError,
+    DeadlineExceededError,
+    NotFoundError,
+    UnavailableError,
+)
 from stoker_wire.messages.control import Explanation, LogLine, Page
 from stoker_wire.messages.work import Job, JobOutput, JobState, SubmitJob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping
 
 __all__ = ("Job", "JobOutput", "JobState", "JobSubmissionClient", "LogLine")
 
@@ -163,7 +171,7 @@ class JobSubmissionClient:
         for node in found.nodes:
             query = {"node_id": node.node_id}
             with self.http.opened(f"/v1/jobs/{job_id}/output.tar", query=query) as archive:
-                written += unpack(
+                written += unpack_output(
                     archive, Path(target), node_id=node.node_id, taken=frozenset(written)
                 )
         return written
@@ -183,3 +191,80 @@ class JobSubmissionClient:
                     f"job {job_id} is {job.state} after {timeout_s:g} s",
                     explain=f"/v1/jobs/{job_id}/explain",
                 )
+
+
+def unpack_output(
+    archive: Any, target: Path, *, node_id: str = "", taken: Container[str] = ()
+) -> list[str]:
+    """Unpack what a job wrote on one node, a tar archive, into ``target``; return the paths of its files.
+
+    Paths in ``taken``, and those where a file and a folder meet, go below ``target/node_id``. Files
+    that are there already are replaced. BadRequestError for a member that would leave ``target`` or
+    cannot be written there, UnavailableError for a cut archive.
+    """
+    written = []
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        root = target.resolve()
+        with tarfile.open(fileobj=archive, mode="r|") as members:
+            for member in members:
+                name = PurePosixPath(member.name)
+                if (str(name) in taken and not member.isdir()) or _clashes(root, name, member):
+                    name = node_id / name
+                if _put(members, member, root, name):
+                    written.append(str(name))
+    except (ConnectionError, TimeoutError):  # of the archive on its way
+        raise
+    except OSError as error:
+        raise BadRequestError(
+            f"the output of {node_id} cannot be written to {target}\n{error}\nname another folder"
+        ) from None
+    except tarfile.TarError as error:
+        raise UnavailableError(f"the output of {node_id} broke off\n{error}") from None
+    return written
+
+
+def _clashes(root: Path, name: PurePosixPath, member: tarfile.TarInfo) -> bool:
+    """Whether a folder is where a file is to be, or a file where a folder is to be."""
+    path = root / name
+    folders = [root / above for above in name.parents]
+    if member.isdir():
+        folders.append(path)
+    elif path.is_dir() and not path.is_symlink():
+        return True
+    return any(os.path.lexists(folder) and not folder.is_dir() for folder in folders)
+
+
+def _put(
+    members: tarfile.TarFile, member: tarfile.TarInfo, root: Path, name: PurePosixPath
+) -> bool:
+    path = root / name
+    if not path.parent.resolve().is_relative_to(root) or ".." in name.parts:
+        raise BadRequestError(f"the output has a member {member.name!r} that leaves its folder")
+    if member.isdir():
+        path.mkdir(parents=True, exist_ok=True)
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = members.extractfile(member) if member.isreg() else None
+    if content is not None:
+        _write(path, content, member.mode)
+    elif member.issym() and _stays(path, member.linkname, root):
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        path.symlink_to(member.linkname)
+    else:
+        return False
+    return True
+
+
+def _write(path: Path, content: IO[bytes], mode: int) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        shutil.copyfileobj(content, file, 1 << 20)
+    partial.chmod(mode & 0o777 | 0o600)
+    partial.replace(path)
+
+
+def _stays(path: Path, link: str, root: Path) -> bool:
+    return not os.path.isabs(link) and (path.parent / link).resolve().is_relative_to(root)

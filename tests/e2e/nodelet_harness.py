@@ -1,4 +1,4 @@
-"""A small gcs over real HTTP, and nodelets as real processes, for test_nodelet.py."""
+"""A small gcs over real HTTP, and nodelets as real processes, for tests/e2e/nodelet."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The options of remote functions and classes: their names, types, defaults and what they mean.
+"""The options of ``@remote``: name, type, default and meaning of each, documented at its field.
 
-Checked where they are given, so that a wrong option fails at the decorator or at ``.options()``,
-with the nearest right name in the message. Turned into a scheduling demand by :func:`demand_of`.
+The text at a field is the only one: the docstrings of the classes and ``docs/options.md`` are made of it
+(``make docs``). Checked where they are given, so that a wrong option fails at the decorator or at
+``.options()``, with the nearest right name in the message. Turned into a scheduling demand by
+:func:`demand_of`.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from stoker.api.option_docs import Option, documented, words_of
 from stoker.exceptions import BadRequestError, UnknownOptionError, WrongTypeError
 from stoker_wire.label_selectors import parse_value
 from stoker_wire.messages.cluster import Demand, LeaseKind
@@ -26,86 +27,438 @@ from stoker_wire.suggestions import suggestion
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Limit = Annotated[int, msgspec.Meta(ge=-1)]  # -1: without limit
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 T = TypeVar("T", bound=msgspec.Struct)
 _RESERVED_NAMES = 4
 """Names that options of their own add to a request: CPU, GPU, memory; accelerator_type."""
 _SAID = 200
 
+# Annotations are evaluated in this module: what is made of them needs no second pass.
 
+
+@documented
 class NodeAffinity(msgspec.Struct, frozen=True, kw_only=True):
-    """Run on the node ``node_id``; with ``soft`` elsewhere if it cannot take the work."""
+    """A value of ``scheduling_strategy``: run on one node."""
 
-    node_id: str
-    soft: bool = False
+    node_id: Annotated[
+        str,
+        Option(
+            "The id of the node, as in `stoker.nodes()`; for one that is gone `on_infeasible` decides.",
+            by="scheduler",
+            default="none: must be given",
+            example='NodeAffinity(node_id="n_5f3a")',
+        ),
+    ]
+    soft: Annotated[
+        bool,
+        Option(
+            "Prefer the node, and run elsewhere if it cannot take the work now.",
+            by="scheduler",
+            example='NodeAffinity(node_id="n_5f3a", soft=True)',
+        ),
+    ] = False
 
 
 class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    num_cpus: Amount | None = None
-    num_gpus: Amount | None = None
-    memory: Amount | None = None
-    resources: dict[str, Amount] | None = None
-    accelerator_type: str | None = None
-    label_selector: dict[str, str] | None = None
-    name: str | None = None
-    scheduling_strategy: Any = None
-    runtime_env: Any = None
-    priority: int = 0
-    on_infeasible: Literal["error", "wait"] = "error"
+    """Options that remote functions and remote classes share."""
+
+    num_cpus: Annotated[
+        Amount | None,
+        Option(
+            "CPUs that each call of the function, or the actor all its life, has of its node. The "
+            "scheduler starts no more than fit; nothing pins the process to cores, but libraries get "
+            "as many threads (`OMP_NUM_THREADS`, unless it is set). While the code waits in "
+            "`stoker.get` or `stoker.wait`, others may have its CPUs.",
+            by="scheduler, nodelet (threads)",
+            unit="CPUs; a part of one is possible",
+            default="1 for a task, 0 for an actor",
+            example="num_cpus=0.5",
+        ),
+    ] = None
+    num_gpus: Annotated[
+        Amount | None,
+        Option(
+            "GPUs of its node. The worker sees these alone in `CUDA_VISIBLE_DEVICES`, and none "
+            "without this option. Below 1 several workers share a GPU, and each must keep to its part "
+            "of the memory by itself; above 1 only whole numbers. A worker that opened a GPU ends with "
+            "its lease, and the GPU is given to nobody else before that.",
+            by="scheduler, nodelet",
+            unit="GPUs",
+            default="0",
+            example="num_gpus=1",
+        ),
+    ] = None
+    memory: Annotated[
+        Amount | None,
+        Option(
+            "Memory set aside on its node. A worker that uses more, together with the processes that it "
+            "started, is ended with `OutOfMemoryError` (measured twice a second). Without this option a "
+            "worker of tasks ends only when the whole node runs full.",
+            by="scheduler, nodelet",
+            unit="bytes",
+            default="0: nothing set aside, no limit",
+            example="memory=2 * 1024**3",
+        ),
+    ] = None
+    resources: Annotated[
+        dict[str, Amount] | None,
+        Option(
+            "Amounts of custom resources, by the names under which nodes offer them "
+            "(`stoker start --resources`, `init(resources=...)`). Only counted: what a name means is "
+            "the user's business. `CPU`, `GPU` and `memory` have options of their own.",
+            by="scheduler",
+            unit=f"as the node counts them; {MAX_NAMES - _RESERVED_NAMES} names at most",
+            example='resources={"disk": 1}',
+        ),
+    ] = None
+    accelerator_type: Annotated[
+        str | None,
+        Option(
+            "The kind of GPU that the node must have: short for a `label_selector` with the label "
+            '`accelerator_type`, which nodes have by themselves ("NVIDIA H200" is `H200`). Ask for the '
+            "GPU itself with `num_gpus`.",
+            by="scheduler",
+            default="any",
+            example='accelerator_type="H200"',
+        ),
+    ] = None
+    label_selector: Annotated[
+        dict[str, str] | None,
+        Option(
+            "Conditions on the labels of the node, all of which must hold: `value`, `!value`, "
+            "`in(a,b)` or `!in(a,b)`. A label that the node does not have is none of the values.",
+            by="scheduler",
+            unit=f"{MAX_NAMES - _RESERVED_NAMES} labels at most",
+            default="any node",
+            example='label_selector={"zone": "in(a,b)", "disk": "!slow"}',
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        Option(
+            "How it is called in lists, logs and errors. That of an actor is unique in its namespace: "
+            "`stoker.get_actor` finds the actor by it, and a named actor outlives its handles.",
+            by="caller, gcs (the names of actors)",
+            default="the qualified name of the function or class; an actor then has no name",
+            example='name="loader"',
+        ),
+    ] = None
+    scheduling_strategy: Annotated[
+        Any,
+        Option(
+            "Which of the nodes that fit is taken. `DEFAULT` fills nodes in order up to a utilisation "
+            "(setting `spread_threshold`), then takes the least used, and prefers nodes where large "
+            "arguments lie. `SPREAD` lets nodes take turns while they are used no more than that. "
+            "`NodeAffinity` names the node.",
+            by="scheduler",
+            default="'DEFAULT'",
+            takes="'DEFAULT', 'SPREAD' or a NodeAffinity",
+            example='scheduling_strategy="SPREAD"',
+        ),
+    ] = None
+    runtime_env: Annotated[
+        Any,
+        Option(
+            "What the worker has besides its Python: `env_vars`, `working_dir`, `py_modules`, `pip`, "
+            "`preload`, `kernels`. The caller uploads folders once per content. What is not named is as "
+            "in the task or actor that starts it, in a driver as in the job: variables are merged by "
+            "name, `py_modules` and `kernels` are added.",
+            by="caller, nodelet",
+            default="that of the caller",
+            takes="mapping",
+            example='runtime_env={"env_vars": {"MODE": "fast"}}',
+        ),
+    ] = None
+    priority: Annotated[
+        int,
+        Option(
+            "Requests of a higher priority are served first; one that waits gains 1 every 30 s, so that "
+            "none starves. Workers that run calls of a lower priority are asked back for it; the call "
+            "that runs there is finished first.",
+            by="scheduler",
+            example="priority=10",
+        ),
+    ] = 0
+    on_infeasible: Annotated[
+        Literal["error", "wait"],
+        Option(
+            "What happens to a request that no node could take even if it were idle: after "
+            "`infeasible_grace_s` (a setting, 10 s) `error` fails it with `InfeasibleError`, which says "
+            "why for each node; `wait` keeps it until a node comes that can.",
+            by="scheduler",
+            example='on_infeasible="wait"',
+        ),
+    ] = "error"
 
 
+@documented
 class TaskOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a remote function.
+    """Options of a remote function: ``@stoker.remote(...)``, or ``.options(...)`` for some calls."""
 
-    ``timeout`` and ``start_deadline`` and ``retry_delay`` are seconds. ``cache`` reuses the result
-    of an earlier call of this process with equal function and arguments. Without
-    ``enable_task_events`` the task history keeps nothing of it: for many short calls.
-    """
+    num_returns: Annotated[
+        Count | Literal["streaming"] | None,
+        Option(
+            "How many refs `.remote()` returns: one, a list of several, or None for 0. A function with "
+            "several must return a tuple or a list of just so many values, or yield them. `streaming` "
+            "returns a generator of refs, one for each value that the function yields.",
+            by="caller, worker",
+            default="1; 'streaming' for a generator function",
+            example="num_returns=2",
+        ),
+    ] = None
+    max_retries: Annotated[
+        Limit,
+        Option(
+            "How often a call is tried again when its worker or its node dies, and when it raised one "
+            "of `retry_exceptions`. A call with 0 shares its worker with no other, so that the end of "
+            "another cannot lose its result.",
+            by="caller",
+            unit="tries after the first; -1: without limit",
+            example="max_retries=0",
+        ),
+    ] = 3
+    retry_exceptions: Annotated[
+        Any,
+        Option(
+            "Whether a call that raised is tried again: never, for every `Exception` of the user's "
+            "code (Stoker's own errors excepted), or for these types. Uses up `max_retries`.",
+            by="worker (decides), caller (retries)",
+            takes="True, False, an exception type or a list of them",
+            example="retry_exceptions=[ConnectionError]",
+        ),
+    ] = False
+    retry_delay: Annotated[
+        Amount,
+        Option(
+            "Pause before a call is tried again: once as long before the first retry, twice before the "
+            "second, and so on.",
+            by="caller",
+            unit="seconds",
+            example="retry_delay=0.5",
+        ),
+    ] = 0.0
+    max_calls: Annotated[
+        Count,
+        Option(
+            "After so many calls of this function the worker takes no more calls of any, and ends: for "
+            "code that leaks memory, or keeps what its process alone can let go.",
+            by="worker, nodelet",
+            unit="calls; 0: without limit",
+            example="max_calls=1",
+        ),
+    ] = 0
+    timeout: Annotated[
+        Amount | None,
+        Option(
+            "How long each try may run, from its start in the worker. Then `TaskTimeoutError` is raised "
+            "in its code and at its caller; a task that still runs 3 s later ends with its worker. It is "
+            "not tried again.",
+            by="worker",
+            unit="seconds; 0: without limit",
+            default="without limit",
+            example="timeout=60",
+        ),
+    ] = None
+    start_deadline: Annotated[
+        Amount | None,
+        Option(
+            "How long after `.remote()` the call may still wait for its arguments, for a worker or for "
+            "its next try. Then it fails with `TaskTimeoutError`, which says what it waited for.",
+            by="caller",
+            unit="seconds",
+            default="without limit",
+            example="start_deadline=10",
+        ),
+    ] = None
+    cache: Annotated[
+        bool,
+        Option(
+            "Return the ref of an earlier call of this process with equal function and pickled "
+            "arguments that has not failed; the last 1000 are kept. Has no effect where arguments hold "
+            "refs or exceed 256 KiB, or results are not one.",
+            by="caller",
+            example="cache=True",
+        ),
+    ] = False
+    enable_task_events: Annotated[
+        bool,
+        Option(
+            "Keep a record of each call in the task history (`stoker list tasks`, `stoker timeline`). "
+            "False for very many very short calls.",
+            by="caller, worker",
+            example="enable_task_events=False",
+        ),
+    ] = True
 
-    num_returns: Count | Literal["streaming"] | None = None
-    max_retries: Annotated[int, msgspec.Meta(ge=-1)] = 3
-    retry_exceptions: Any = False
-    retry_delay: Amount = 0.0
-    max_calls: Count = 0
-    timeout: Amount | None = None
-    start_deadline: Amount | None = None
-    cache: bool = False
-    enable_task_events: bool = True
 
-
+@documented
 class ActorOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of a remote class. ``max_concurrency`` defaults to 1, or 1000 for async actors.
+    """Options of a remote class: ``@stoker.remote(...)``, or ``.options(...)`` for some actors."""
 
-    ``allow_out_of_order_execution``: whether a call may start before earlier calls of its caller
-    whose arguments are not there yet. By default it may where several calls run at once anyway, and
-    may not in an actor, or a concurrency group, that runs one call at a time.
-    """
+    namespace: Annotated[
+        str | None,
+        Option(
+            "Where the `name` of the actor is unique, and where `stoker.get_actor(name, namespace)` "
+            "looks for it.",
+            by="gcs",
+            default="that of the job",
+            example='namespace="training"',
+        ),
+    ] = None
+    get_if_exists: Annotated[
+        bool,
+        Option(
+            "Return a handle to the living actor of this `name`, if there is one, in place of "
+            "`NameTakenError`. Its options stay those with which it was made. Needs a `name`.",
+            by="gcs",
+            example="get_if_exists=True",
+        ),
+    ] = False
+    lifetime: Annotated[
+        Literal["detached", "non_detached"] | None,
+        Option(
+            "A `detached` actor outlives the process and the job that made it. Others end with their "
+            "owner, unnamed ones also with their last handle.",
+            by="gcs",
+            default="'non_detached'",
+            example='lifetime="detached"',
+        ),
+    ] = None
+    max_restarts: Annotated[
+        Limit,
+        Option(
+            "How often the actor is started again when its process or its node dies, or by "
+            "`kill(actor, no_restart=False)`: a new process, the constructor with the same arguments, "
+            "no state. A constructor that raises is not tried again.",
+            by="gcs",
+            unit="starts after the first; -1: without limit",
+            example="max_restarts=3",
+        ),
+    ] = 0
+    max_task_retries: Annotated[
+        Limit,
+        Option(
+            "How often a call is sent again when the actor's process ended, or the connection to it, "
+            "before its result was there: the call may have run. With 0 its ref raises "
+            "`ActorUnavailableError`. Useful with `max_restarts`; a method may have its own.",
+            by="caller",
+            unit="tries after the first; -1: without limit",
+            example="max_task_retries=2",
+        ),
+    ] = 0
+    max_concurrency: Annotated[
+        Positive | None,
+        Option(
+            "How many calls run at once, besides those of `concurrency_groups`: in threads, or in one "
+            "event loop where a method is `async`.",
+            by="worker",
+            unit="calls",
+            default="1; 1000 for an async actor",
+            example="max_concurrency=4",
+        ),
+    ] = None
+    concurrency_groups: Annotated[
+        dict[str, Positive] | None,
+        Option(
+            "Groups of calls, by name, each with threads or an event loop of its own: slow calls of one "
+            "do not hold up another. A method names its group with `@stoker.method`.",
+            by="worker",
+            unit="calls that run at once in each group",
+            example='concurrency_groups={"io": 2, "compute": 1}',
+        ),
+    ] = None
+    max_pending_calls: Annotated[
+        Limit,
+        Option(
+            "How many unfinished calls one process may have at the actor; the next raises "
+            "`PendingCallsLimitError` at `.remote()`.",
+            by="caller",
+            unit="calls per calling process; -1: without limit",
+            example="max_pending_calls=100",
+        ),
+    ] = -1
+    allow_out_of_order_execution: Annotated[
+        bool | None,
+        Option(
+            "Whether a call may overtake earlier ones of its caller whose arguments are not there yet.",
+            by="caller",
+            default="True where several calls run at once (by group), else False",
+            example="allow_out_of_order_execution=True",
+        ),
+    ] = None
 
-    namespace: str | None = None
-    get_if_exists: bool = False
-    lifetime: Literal["detached", "non_detached"] | None = None
-    max_restarts: Annotated[int, msgspec.Meta(ge=-1)] = 0
-    max_task_retries: Annotated[int, msgspec.Meta(ge=-1)] = 0
-    max_concurrency: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    concurrency_groups: dict[str, Annotated[int, msgspec.Meta(ge=1)]] | None = None
-    max_pending_calls: Annotated[int, msgspec.Meta(ge=-1)] = -1
-    allow_out_of_order_execution: bool | None = None
 
-
+@documented
 class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Options of one method of an actor, given by ``@stoker.method`` or ``.options()``.
+    """Options of one method of an actor: ``@stoker.method(...)``, or ``.options(...)`` for some calls."""
 
-    ``timeout`` is seconds from its start: then it is told to stop, and its caller gets
-    ``TaskTimeoutError``, within a second even if its code does not stop. ``enable_task_events`` as of
-    tasks.
-    """
-
-    num_returns: Count | Literal["streaming"] | None = None
-    concurrency_group: str = ""
-    name: str | None = None
-    timeout: Amount | None = None
-    max_task_retries: Annotated[int, msgspec.Meta(ge=-1)] | None = None
-    retry_exceptions: Any = False
-    enable_task_events: bool = True
+    num_returns: Annotated[
+        Count | Literal["streaming"] | None,
+        Option(
+            "How many refs `.remote()` returns, as for tasks.",
+            by="caller, worker",
+            default="1; 'streaming' for a generator method",
+            example='num_returns="streaming"',
+        ),
+    ] = None
+    concurrency_group: Annotated[
+        str,
+        Option(
+            "Which of the class's `concurrency_groups` its calls run in; an unknown one is an error.",
+            by="caller (order), worker",
+            default="the calls that `max_concurrency` counts",
+            example='concurrency_group="io"',
+        ),
+    ] = ""
+    name: Annotated[
+        str | None,
+        Option(
+            "How its calls are called in lists, logs and errors.",
+            by="caller",
+            default="the names of class and method",
+            example='name="evaluate"',
+        ),
+    ] = None
+    timeout: Annotated[
+        Amount | None,
+        Option(
+            "How long a call may run, from its start in the actor. Then it is told to stop, and its "
+            "caller gets `TaskTimeoutError` within a second, also if its code does not stop: the actor, "
+            "whose state is that of other callers too, goes on.",
+            by="worker",
+            unit="seconds; 0: without limit",
+            default="without limit",
+            example="timeout=5",
+        ),
+    ] = None
+    max_task_retries: Annotated[
+        Limit | None,
+        Option(
+            "In place of the class's `max_task_retries`, for this method.",
+            by="caller",
+            unit="tries after the first; -1: without limit",
+            default="that of the class",
+            example="max_task_retries=1",
+        ),
+    ] = None
+    retry_exceptions: Annotated[
+        Any,
+        Option(
+            "Whether a call that raised is tried again, as for tasks. Uses up `max_task_retries`.",
+            by="worker (decides), caller (retries)",
+            takes="True, False, an exception type or a list of them",
+            example="retry_exceptions=True",
+        ),
+    ] = False
+    enable_task_events: Annotated[
+        bool,
+        Option(
+            "Keep a record of each call in the task history.",
+            by="caller, worker",
+            example="enable_task_events=False",
+        ),
+    ] = True
 
 
 def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
@@ -127,7 +480,7 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")
         value = given.get(field.split(".")[0].split("[")[0])
-        if text.startswith("Invalid enum value") and (words := _words(kind, field)):
+        if text.startswith("Invalid enum value") and (words := words_of(kind, field)):
             text += f"; of texts it takes {' or '.join(map(repr, words))}"
         # msgspec: "Expected `int`, got `str`", but "Expected `int` >= 0" for a value out of range.
         kind_of = WrongTypeError if ", got `" in text else BadRequestError
@@ -138,17 +491,6 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
     if isinstance(found, _Common):
         _check_demand(found, what)
     return found
-
-
-def _words(kind: type[msgspec.Struct], field: str) -> list[str]:
-    """Return the texts that the annotation of ``field`` names."""
-    from msgspec import inspect
-
-    info = inspect.type_info(kind)
-    assert isinstance(info, inspect.StructType)
-    found = next((f.type for f in info.fields if f.name == field), None)
-    kinds = found.types if isinstance(found, inspect.UnionType) else (found,)
-    return [str(v) for k in kinds if isinstance(k, inspect.LiteralType) for v in k.values]
 
 
 def _short(value: Any) -> str:

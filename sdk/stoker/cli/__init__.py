@@ -45,7 +45,7 @@ _COMMANDS = {
     "version": ("about", "version", "Show the version and the protocol."),
 }
 
-# What users of other systems type -> what to do here.
+# Commands of other systems -> the equivalent here.
 _ELSEWHERE = {
     "up": "start a cluster with `stoker start --head`, add machines with `stoker start --address`",
     "down": "use `stoker stop`",
@@ -97,7 +97,7 @@ class Lazy(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run; with ``standalone_mode`` (a shell's call) errors become a line and an exit code."""
+        """Run a command; with ``standalone_mode`` (a shell's call) an error is a line and an exit code."""
         if "_STOKER_COMPLETE" in os.environ:
             from stoker.cli.completion import register
 
@@ -137,20 +137,20 @@ def _leave_with(error: Exception, *, as_json: bool) -> NoReturn:
 def _fail(
     message: str, exit_code: int, code: str, facts: Mapping[str, Any], as_json: bool
 ) -> NoReturn:
-    """Print the error on stderr, where it mixes with no data, and leave."""
+    """Print the error on stderr, where it mixes with no data, and exit."""
     message = message[:1].lower() + message[1:] if message[1:2].islower() else message
     if as_json:
         import msgspec
 
         known = {name: fact for name, fact in facts.items() if fact is not None}
-        told = {**known, "code": code, "message": message, "exit_code": exit_code}
-        click.echo(msgspec.json.encode(told).decode(), err=True)
+        problem = {**known, "code": code, "message": message, "exit_code": exit_code}
+        click.echo(msgspec.json.encode(problem).decode(), err=True)
     else:
         click.echo(f"{click.style('error:', fg='red', bold=True)} {message}", err=True)
     sys.exit(exit_code)
 
 
-def _tell_version(ctx: click.Context) -> None:
+def _print_version(ctx: click.Context) -> None:
     from stoker.cli.about import version
 
     ctx.invoke(version, as_json=False)
@@ -167,7 +167,7 @@ def _tell_version(ctx: click.Context) -> None:
     is_flag=True,
     is_eager=True,
     expose_value=False,
-    callback=lambda ctx, _, asked: _tell_version(ctx) if asked else None,
+    callback=lambda ctx, _, asked: _print_version(ctx) if asked else None,
     help="Show the version and exit.",
 )
 def root() -> None:

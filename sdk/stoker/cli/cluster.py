@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from stoker.cli.options import (
+    cluster_spec,
     given_token,
-    json_mapping,
     json_option,
     node_options,
     token_options,
@@ -38,17 +38,10 @@ def start(
     head: bool,
     address: str | None,
     token: str | None,
-    host: str | None,
-    port: int | None,
-    num_cpus: float | None,
-    num_gpus: float | None,
-    memory: int | None,
-    resources: str | None,
-    labels: str | None,
-    session_dir: str | None,
     block: bool,
     timeout_s: float,
     as_json: bool,
+    **node: Any,
 ) -> None:
     """Start a cluster on this machine (--head), or join one (--address URL).
 
@@ -66,44 +59,22 @@ def start(
             ctx=click.get_current_context(),
         )
     token = given_token(token)
-    if port is None:
-        port = Settings.from_env().port or (DEFAULT_PORT if head else 0)
-    amounts = json_mapping(resources, "--resources")
-    marks = json_mapping(labels, "--labels")
+    if node["port"] is None:
+        node["port"] = Settings.from_env().port or (DEFAULT_PORT if head else 0)
+    spec = cluster_spec(**node)
     if address:
         from stoker.local.address import resolve
 
         target = resolve(address, token)
-        cluster = spawn_node(
-            target.address,
-            token=target.token,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            memory=memory,
-            resources=amounts,
-            labels=marks,
-            host=host,
-            port=port,
-            session_dir=session_dir,
-        )
+        cluster = spawn_node(target.address, token=target.token, **spec)
     else:
-        cluster = spawn_local(
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            memory=memory,
-            resources=amounts,
-            labels=marks,
-            host=host,
-            port=port,
-            session_dir=session_dir,
-            environ={"STOKER_TOKEN": token} if token else None,
-            embedded=False,
-        )
+        environ = {"STOKER_TOKEN": token} if token else None
+        cluster = spawn_local(environ=environ, embedded=False, **spec)
     try:
         info = cluster.wait_ready(timeout_s)
     except PortInUseError as error:
-        raise PortInUseError(_who_listens(host, port) or str(error)) from None
-    _tell(info, as_json)
+        raise PortInUseError(_who_listens(spec["host"], spec["port"]) or str(error)) from None
+    _print_started(info, as_json)
     if block:
         _stay(cluster)
     else:
@@ -134,10 +105,10 @@ def _who_listens(host: str | None, port: int) -> str:
         )
     url = f"http://{'127.0.0.1' if host in (None, '0.0.0.0') else host}:{port}"
     try:
-        found = HttpClient(url, token="").call("GET", "/healthz", reply=dict, timeout_s=0.5)
+        health = HttpClient(url, token="").call("GET", "/healthz", reply=dict, timeout_s=0.5)
     except (StokerError, ValueError):
         return ""
-    service = found.get("service")
+    service = health.get("service")
     if service is None:
         return ""
     return (
@@ -146,7 +117,7 @@ def _who_listens(host: str | None, port: int) -> str:
     )
 
 
-def _tell(info: LocalInfo, as_json: bool) -> None:
+def _print_started(info: LocalInfo, as_json: bool) -> None:
     if as_json:
         import msgspec
 

@@ -41,7 +41,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
 
 class Bash(BashComplete):
-    """See the module."""
+    """Bash completion that reads the command line by itself."""
 
     source_template = _FUNCTION
     _incomplete = ""
@@ -74,5 +74,5 @@ def rest_of(value: str, incomplete: str) -> str:
 
 
 def register() -> None:
-    """Make click use it."""
+    """Have click use :class:`Bash` for bash."""
     add_completion_class(Bash, "bash")

@@ -51,52 +51,55 @@ def explain(id_: str, address: str | None, token: str | None, as_json: bool) -> 
     path_of(id_)
     client = http_client(address, token)
     id_ = resolve_id(client, id_)
-    told = client.call("GET", f"{path_of(id_)}/explain", reply=Explanation)
+    explanation = client.call("GET", f"{path_of(id_)}/explain", reply=Explanation)
     if as_json:
-        print_json(told)
+        print_json(explanation)
     else:
-        print_explanation(id_, told)
+        print_explanation(id_, explanation)
 
 
-def print_explanation(id_: str, told: Explanation) -> None:
-    """Print the story, what waits by cause, then each node's verdict, then the events."""
-    waited = f" for {duration(told.waited_s)}" if told.waited_s else ""
-    click.echo(f"{heading(id_)} is {state(told.state)}{waited}")
+def print_explanation(id_: str, explanation: Explanation) -> None:
+    """Print the summary, what waits by cause, then each node's verdict, then the events."""
+    waited = f" for {duration(explanation.waited_s)}" if explanation.waited_s else ""
+    click.echo(f"{heading(id_)} is {state(explanation.state)}{waited}")
     # Of what has ended the summary may say no more than the line above.
-    if told.summary and told.summary != f"job {told.subject} is {told.state}":
-        print_prose(told.summary)
-    if told.demand is not None and told.demand.resources:
-        click.echo(f"  asks for {resources(told.demand.resources)}")
-    if told.queue_position is not None and "ahead in the queue" not in told.summary:
-        click.echo(f"  {told.queue_position} ahead of it in the queue")
-    if told.remedy:
-        print_prose(told.remedy, label=TO_CHANGE)
-    if told.waiting:
+    if (
+        explanation.summary
+        and explanation.summary != f"job {explanation.subject} is {explanation.state}"
+    ):
+        print_prose(explanation.summary)
+    if explanation.demand is not None and explanation.demand.resources:
+        click.echo(f"  asks for {resources(explanation.demand.resources)}")
+    if explanation.queue_position is not None and "ahead in the queue" not in explanation.summary:
+        click.echo(f"  {explanation.queue_position} ahead of it in the queue")
+    if explanation.remedy:
+        print_prose(explanation.remedy, label=TO_CHANGE)
+    if explanation.waiting:
         click.echo(f"\n{heading('Waiting')}")
-        print_groups(told.waiting)
-    if told.verdicts:
+        print_groups(explanation.waiting)
+    if explanation.verdicts:
         click.echo()
         rows = [
             {"node": v.node_id, "verdict": v.fit.value, "rule": v.rule, "detail": v.detail or "-"}
-            for v in told.verdicts
+            for v in explanation.verdicts
         ]
         print_table(rows, VERDICTS, empty="")
-    if told.events:
+    if explanation.events:
         click.echo()
-        for event in told.events:
+        for event in explanation.events:
             click.echo(f"  {clock(event.at_s)}  {event.kind:<20} {event.subject}")
 
 
 def print_groups(groups: Iterable[WaitingGroup]) -> None:
     """Print one line per cause, with one of those that wait, and each remedy once."""
-    told = set()
+    shown = set()
     for group in groups:
         count = f"{group.count}{'' if group.count_exact else '+'}"
         never = "can never run: " if group.infeasible else ""
         kind = "" if group.kind == "task" else f"{group.kind} "
         print_prose(f"{never}{group.cause}", label=f"{count} x {kind}{group.name}:")
-        if group.remedy and group.remedy not in told:
-            told.add(group.remedy)
+        if group.remedy and group.remedy not in shown:
+            shown.add(group.remedy)
             print_prose(group.remedy, label=TO_CHANGE, indent="      ")
         if group.example_id:
             click.echo(f"      more: stoker explain {group.example_id}")

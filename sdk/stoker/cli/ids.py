@@ -1,7 +1,7 @@
-"""Ids as people type them: by their beginning, completed by the shell.
+"""Ids by their prefix: resolved where a command takes one, completed by the shell.
 
-The cluster knows which ids begin so (``GET /v1/ids``); nothing is listed here. Completion asks with a
-short deadline and says nothing when nobody answers.
+The gcs looks prefixes up (``GET /v1/ids``); nothing is listed here. Completion has a short deadline and
+is silent when nobody answers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _COMPLETE_S = 1.0
 
 
 class Id(_StrType):
-    """An argument that is an id of one of these kinds, or the beginning of one."""
+    """Argument type: an id of one of these kinds, or a prefix of one."""
 
     name = "id"
 
@@ -40,11 +40,11 @@ class Id(_StrType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the ids of the cluster that begin so, each with its state and name."""
+        """Return the ids of the cluster with this prefix, each with its state and name."""
         from click.shell_completion import CompletionItem
 
-        found = known_ids(ctx, incomplete, self._kinds)
-        return [CompletionItem(m.id, help=_about(m)) for m in found]
+        matches = known_ids(ctx, incomplete, self._kinds)
+        return [CompletionItem(m.id, help=_about(m)) for m in matches]
 
 
 def _about(match: IdMatch) -> str:
@@ -53,8 +53,8 @@ def _about(match: IdMatch) -> str:
 
 
 def known_ids(ctx: click.Context, incomplete: str, kinds: tuple[str, ...]) -> list[IdMatch]:
-    """Return ids that begin so; none, silently, if the cluster does not tell in time."""
-    found: list[IdMatch] = []
+    """Return the ids with this prefix; silently none if the cluster does not answer in time."""
+    matches: list[IdMatch] = []
     try:
         client = client_of(ctx)
         deadline_s = time.monotonic() + _COMPLETE_S
@@ -63,14 +63,14 @@ def known_ids(ctx: click.Context, incomplete: str, kinds: tuple[str, ...]) -> li
             left_s = max(deadline_s - time.monotonic(), 0.01)
             if stem.startswith(incomplete) or incomplete.startswith(stem):
                 prefix = max(incomplete, stem, key=len)
-                found += _ask(client, prefix, _COMPLETED, left_s).matches
+                matches += _ask(client, prefix, _COMPLETED, left_s).matches
     except Exception:  # whatever is wrong, a shell that completes shows no error
-        return found
-    return found
+        return matches
+    return matches
 
 
 def client_of(ctx: click.Context) -> HttpClient:
-    """Return a client of the cluster that the words so far on the line mean."""
+    """Return a client of the cluster that the command line so far names."""
     from stoker.cli.options import http_client
 
     given: dict[str, Any] = ctx.params
@@ -87,16 +87,16 @@ def _ask(client: HttpClient, prefix: str, limit: int, timeout_s: float | None) -
 def resolve_id(client: HttpClient, given: str) -> str:
     """Return the one id that begins with ``given``.
 
-    One that nothing begins with is returned as it is: whoever uses it says best what is missing.
-    BadRequestError lists the ids if several begin so.
+    A prefix of no id is returned as it is: the request that uses it reports best what is missing.
+    BadRequestError lists the ids if there are several.
     """
     if not any(given.startswith(stem) for stem in STEMS.values()) or len(given) > 200:
         return given
-    found = _ask(client, given, SHOWN, None)
-    ids = [match.id for match in found.matches]
+    answer = _ask(client, given, SHOWN, None)
+    ids = [match.id for match in answer.matches]
     if not ids or given in ids:
         return given
     if len(ids) == 1:
         return ids[0]
-    shown = ", ".join(ids) + (", and more" if found.more else "")
+    shown = ", ".join(ids) + (", and more" if answer.more else "")
     raise BadRequestError(f"several ids begin with {given}\n{shown}\ngive more of the one you mean")

@@ -121,18 +121,18 @@ def submit(
 
 
 def _fetch(client: JobSubmissionClient, job_id: str, target: str) -> bool:
-    """Copy a job's output; a failure is told, and must not hide how the job ended."""
+    """Copy a job's output; a failure is printed, and must not hide how the job ended."""
     from stoker.exceptions import StokerError
 
     try:
-        tell_output(client.download_job_output(job_id, target), target)
+        print_output(client.download_job_output(job_id, target), target)
     except (StokerError, OSError) as error:
         click.echo(f"{click.style('error:', fg='red', bold=True)} no output: {error}", err=True)
         return False
     return True
 
 
-def tell_output(written: list[str], target: str) -> None:
+def print_output(written: list[str], target: str) -> None:
     files = f"{len(written)} {'file' if len(written) == 1 else 'files'}"
     what = f"{files} in {target}" if written else "it wrote nothing into $STOKER_JOB_OUTPUT_DIR"
     click.echo(f"output: {what}", err=True)
@@ -145,16 +145,16 @@ def _runtime_env(
     pip: tuple[str, ...],
     text: str | None,
 ) -> dict[str, Any]:
-    found = json_mapping(text, "--runtime-env-json") or {}
+    environment = json_mapping(text, "--runtime-env-json") or {}
     if working_dir is not None:
-        found["working_dir"] = working_dir
+        environment["working_dir"] = working_dir
     if env:
-        found["env_vars"] = {**found.get("env_vars", {}), **pairs(env, "--env")}
+        environment["env_vars"] = {**environment.get("env_vars", {}), **pairs(env, "--env")}
     if modules:
-        found["py_modules"] = [*found.get("py_modules", ()), *modules]
+        environment["py_modules"] = [*environment.get("py_modules", ()), *modules]
     if pip:
-        found["pip"] = [*found.get("pip", ()), *pip]
-    return found
+        environment["pip"] = [*environment.get("pip", ()), *pip]
+    return environment
 
 
 def print_lines(lines: Iterable[LogLine], as_json: bool) -> None:
@@ -221,19 +221,19 @@ def tell_end(ended: Job) -> None:
 
 
 def exit_code(ended: Job) -> int:
-    """The driver's own code; as a shell has it (128 + signal) for one that was killed."""
+    """Return the driver's exit code; 128 + signal, as shells have it, for one that was killed."""
     if ended.exit_code is not None:
         return 128 - ended.exit_code if ended.exit_code < 0 else ended.exit_code
     return _EXIT.get(ended.state, 1)
 
 
-def _print_job(found: Job, as_json: bool) -> None:
+def _print_job(record: Job, as_json: bool) -> None:
     if as_json:
         from stoker.cli.output import print_json
 
-        print_json(found)
+        print_json(record)
     else:
-        click.echo(found.job_id)
+        click.echo(record.job_id)
 
 
 @job.command("list")
@@ -255,19 +255,19 @@ def status(job_id: str, address: str | None, token: str | None, as_json: bool) -
     from stoker.cli.output import ago, print_json, state
 
     client = job_client(address, token)
-    found = client.get_job(resolve_id(client.http, job_id))
+    record = client.get_job(resolve_id(client.http, job_id))
     if as_json:
-        print_json(found)
+        print_json(record)
         return
-    click.echo(f"{found.job_id}  {state(found.state)}  {found.name or found.entrypoint}")
+    click.echo(f"{record.job_id}  {state(record.state)}  {record.name or record.entrypoint}")
     for label, text in (
-        ("entrypoint", found.entrypoint),
-        ("submitted", ago(found.created_at_s)),
-        ("started", ago(found.started_at_s)),
-        ("ended", ago(found.ended_at_s)),
-        ("exit code", "" if found.exit_code is None else str(found.exit_code)),
-        ("node", found.node_id),
-        ("message", found.message),
+        ("entrypoint", record.entrypoint),
+        ("submitted", ago(record.created_at_s)),
+        ("started", ago(record.started_at_s)),
+        ("ended", ago(record.ended_at_s)),
+        ("exit code", "" if record.exit_code is None else str(record.exit_code)),
+        ("node", record.node_id),
+        ("message", record.message),
     ):
         if text:
             click.echo(f"  {label:<11}{text}")
@@ -311,16 +311,16 @@ def output(
         if as_json:
             print_json(written)
         else:
-            tell_output(written, target)
+            print_output(written, target)
         return
-    found = client.get_job_output(job_id)
+    record = client.get_job_output(job_id)
     if as_json:
-        print_json(found)
+        print_json(record)
         return
-    for node in found.nodes:
+    for node in record.nodes:
         click.echo(f"{node.node_id}  {node.files} files, {nbytes(node.nbytes)}  {node.path}")
-    if found.lost or not found.nodes:
-        click.echo(found.lost or f"{job_id} wrote nothing into $STOKER_JOB_OUTPUT_DIR", err=True)
+    if record.lost or not record.nodes:
+        click.echo(record.lost or f"{job_id} wrote nothing into $STOKER_JOB_OUTPUT_DIR", err=True)
 
 
 @job.command()
@@ -331,12 +331,12 @@ def stop(job_id: str, no_wait: bool, address: str | None, token: str | None, as_
     """End a job: SIGTERM to its driver, SIGKILL 3 seconds later."""
     client = job_client(address, token)
     job_id = resolve_id(client.http, job_id)
-    found = client.stop_job(job_id)
+    record = client.stop_job(job_id)
     if not no_wait:
-        found = client.wait(job_id, timeout_s=30.0)
+        record = client.wait(job_id, timeout_s=30.0)
     if as_json:
         from stoker.cli.output import print_json
 
-        print_json(found)
+        print_json(record)
     else:
-        click.echo(f"{job_id} {found.state}")
+        click.echo(f"{job_id} {record.state}")

@@ -1,4 +1,4 @@
-"""``stoker kernels``: measure kernels on the cluster's GPUs, see what was found, compile ahead of time.
+"""``stoker kernels``: measure kernels on the cluster's GPUs, list the results, compile ahead of time.
 
 ``tune`` and ``warm`` submit a job, whose output they follow: measuring takes a GPU and time.
 """
@@ -32,11 +32,11 @@ def list_tuned(device: str, address: str | None, token: str | None, as_json: boo
     """List the measured configurations by device, kernel and shape."""
     from stoker.cli.output import print_json, print_table
 
-    found = _tuned(http_client(address, token), device)
+    tuned = _tuned(http_client(address, token), device)
     if as_json:
-        print_json(found)
+        print_json(tuned)
         return
-    rows = [_row(one) for one in found]
+    rows = [_row(one) for one in tuned]
     columns: dict[str, str | Callable[[dict[str, Any]], str]] = {name: name for name in _COLUMNS}
     print_table(rows, columns, empty="nothing was measured yet; see `stoker kernels tune --help`")
 
@@ -71,20 +71,20 @@ def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
     from stoker_wire.messages.kernels import TUNING_NAMESPACE, TunedKernel
 
     path, cursor = f"/v1/kv/{TUNING_NAMESPACE}", ""
-    found: list[TunedKernel] = []
+    tuned: list[TunedKernel] = []
     while True:
         query = {"prefix": prefix or None, "limit": 1000, "cursor": cursor or None}
         page = client.call("GET", path, reply=Page[KvEntry], query=query)
         for entry in page.items:
             try:
-                found.append(client.call("GET", f"{path}/{quote(entry.key)}", reply=TunedKernel))
+                tuned.append(client.call("GET", f"{path}/{quote(entry.key)}", reply=TunedKernel))
             except NotFoundError:  # deleted meanwhile
                 continue
             except msgspec.MsgspecError as error:
                 click.echo(f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error}", err=True)
         cursor = page.next_cursor
         if not cursor:
-            return found
+            return tuned
 
 
 @kernels.command(short_help="Measure an op's kernels and keep the fastest.")
@@ -126,7 +126,7 @@ def tune(
 
     As in: stoker kernels tune rms_norm columns=4096 rows=16384
 
-    The measurements have the GPU for themselves. What is found is used by every task whose
+    The measurements have the GPU for themselves. The results are used by every task whose
     runtime_env names kernels.
     """
     for name, size in pairs(sizes, "SIZE=N").items():

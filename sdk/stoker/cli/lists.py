@@ -43,8 +43,8 @@ NEWEST_FIRST = {"sort": "created", "order": "desc"}
 _MOST = 1000
 
 
-class Found(msgspec.Struct):
-    """Rows of a list, and how many there are in all (None: the server cannot tell)."""
+class Listing(msgspec.Struct):
+    """Rows of a list, and how many there are in all (None: the server does not know)."""
 
     items: list[Row]
     next_cursor: str = ""
@@ -69,7 +69,7 @@ class _Table:
 
 
 def gpus_of(row: Row) -> str:
-    """``2 x NVIDIA H100``; a dash for none."""
+    """Return the GPUs of a node as ``2 x NVIDIA H100``; a dash for none."""
     names = [device["name"] for device in row.get("devices") or ()]
     return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "-"
 
@@ -233,7 +233,7 @@ def list_group() -> None:
 
 
 class Filter(_StrType):
-    """``FIELD=VALUE`` of a table: completed by the shell, and checked."""
+    """Argument type: ``FIELD=VALUE`` of a table, completed by the shell."""
 
     name = "filter"
 
@@ -262,12 +262,12 @@ class Filter(_StrType):
 
 
 def checked_filters(name: str, given: Mapping[str, str]) -> dict[str, str]:
-    """Return filters as the server knows them; a usage error names what there is.
+    """Return filters as the server names them; a usage error lists what there is.
 
     A field may be called as its column is (``job`` for ``job_id``), a state in small letters.
     """
     table = TABLES[name]
-    found = {}
+    checked = {}
     for field, value in given.items():
         known = _field(table, field)
         if known is None:
@@ -282,8 +282,8 @@ def checked_filters(name: str, given: Mapping[str, str]) -> dict[str, str]:
                     raise click.BadParameter(
                         f"{one!r} is no state of {name}; {hint}", param_hint="--filter"
                     )
-        found[known] = value
-    return found
+        checked[known] = value
+    return checked
 
 
 def _field(table: _Table, named: str) -> str | None:
@@ -322,27 +322,27 @@ def _list(
         if field.removesuffix("_id") in STEMS:
             query[field] = resolve_id(client, value)
     hidden = {} if everything else {k: v for k, v in table.usual if k not in query}
-    found = fetch_newest(client, table.path, None if everything else limit, {**hidden, **query})
+    page = fetch_newest(client, table.path, None if everything else limit, {**hidden, **query})
     if as_json:
-        print_json(found.items)
+        print_json(page.items)
         return
-    left_out = print_table(found.items, table.columns, empty=table.empty, wide=wide)
-    for line in _footer(client, name, found, left_out, hidden):
+    left_out = print_table(page.items, table.columns, empty=table.empty, wide=wide)
+    for line in _footer(client, name, page, left_out, hidden):
         click.echo(line, err=True)
 
 
 def _footer(
     client: HttpClient,
     name: str,
-    found: Found,
+    page: Listing,
     left_out: tuple[str, ...],
     hidden: Mapping[str, str],
 ) -> list[str]:
-    """What is not on the screen, and how to see it."""
+    """Return lines on what is not shown, and how to see it."""
     lines = []
-    if found.next_cursor:
-        of = "" if found.total is None else f" of {found.total}{'' if found.total_exact else '+'}"
-        lines.append(f"{len(found.items)}{of} {name}, the newest first; more: --limit N, or --all")
+    if page.next_cursor:
+        of = "" if page.total is None else f" of {page.total}{'' if page.total_exact else '+'}"
+        lines.append(f"{len(page.items)}{of} {name}, the newest first; more: --limit N, or --all")
     if name == "nodes" and hidden:
         dead = fetch_newest(client, "/v1/nodes", 1, {"state": "DEAD"})
         if dead.total:
@@ -356,44 +356,44 @@ def _footer(
 
 def fetch_newest(
     client: HttpClient, path: str, limit: int | None, query: Mapping[str, object]
-) -> Found:
+) -> Listing:
     """Return up to ``limit`` rows (None: all), the newest first, and how many there are in all."""
     asked = {**query, **NEWEST_FIRST, "count": True}
-    all_: list[Row] = []
-    found = Found([])
-    while limit is None or len(all_) < limit:
-        size = _MOST if limit is None else min(limit - len(all_), _MOST)
+    rows: list[Row] = []
+    read = Listing([])
+    while limit is None or len(rows) < limit:
+        size = _MOST if limit is None else min(limit - len(rows), _MOST)
         page = client.call(
             "GET",
             path,
-            reply=Found,
-            query={**asked, "limit": size, "cursor": found.next_cursor or None},
+            reply=Listing,
+            query={**asked, "limit": size, "cursor": read.next_cursor or None},
         )
-        all_ += page.items
+        rows += page.items
         if not asked.pop("count", False):
-            page.total, page.total_exact = found.total, found.total_exact
-        found = page
+            page.total, page.total_exact = read.total, read.total_exact
+        read = page
         if not page.next_cursor:
             break
-    found.items = all_
-    return found
+    read.items = rows
+    return read
 
 
 def fetch(
     client: HttpClient, path: str, limit: int, query: Mapping[str, object] | None = None
 ) -> list[Row]:
     """Return up to ``limit`` rows of a paged list, in the order of their ids."""
-    found: list[Row] = []
+    rows: list[Row] = []
     cursor = ""
-    while len(found) < limit:
-        size = min(limit - len(found), _MOST)
+    while len(rows) < limit:
+        size = min(limit - len(rows), _MOST)
         asked = {**(query or {}), "limit": size, "cursor": cursor or None}
-        page = client.call("GET", path, reply=Found, query=asked)
-        found += page.items
+        page = client.call("GET", path, reply=Listing, query=asked)
+        rows += page.items
         cursor = page.next_cursor
         if not cursor:
             break
-    return found
+    return rows
 
 
 def _add(name: str) -> None:

@@ -1,8 +1,8 @@
-"""Options that many commands share: which cluster, with which token, and for whom the output is."""
+"""Options that commands share: the cluster, its token, what a node offers, and JSON output."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stoker.jobs import JobSubmissionClient
+    from stoker.local.cluster import ClusterSpec
     from stoker.runtime.net.http import HttpClient
 
     _IntType = click.ParamType[int]
@@ -33,7 +34,7 @@ def cluster_options(command: F) -> F:
 
 
 def token_options(command: F) -> F:
-    """Add ``--token`` and ``--token-file``; :func:`given_token` tells what they say."""
+    """Add ``--token`` and ``--token-file``; :func:`given_token` reads them."""
     command = click.option(
         "--token-file",
         metavar="FILE",
@@ -71,7 +72,7 @@ def given_token(token: str | None) -> str | None:
 
 
 def node_options(command: F) -> F:
-    """Add what a node offers, and where it listens."""
+    """Add what a node offers, and where it listens; :func:`cluster_spec` reads it."""
     for option in reversed(
         [
             click.option(
@@ -96,6 +97,15 @@ def node_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+def cluster_spec(*, resources: str | None, labels: str | None, **given: Any) -> ClusterSpec:
+    """Return what :func:`node_options` gave a command; a usage error for what is no JSON."""
+    amounts = {
+        "resources": json_mapping(resources, "--resources"),
+        "labels": json_mapping(labels, "--labels"),
+    }
+    return cast("ClusterSpec", {**given, **amounts})
 
 
 class Bytes(_IntType):
@@ -137,13 +147,13 @@ def job_client(address: str | None, token: str | None) -> JobSubmissionClient:
 
 def pairs(values: tuple[str, ...], option: str) -> dict[str, str]:
     """Turn ``K=V`` texts into a mapping; a usage error names the one that is none."""
-    found = {}
+    mapping = {}
     for value in values:
         key, sign, text = value.partition("=")
         if not sign or not key:
             raise click.BadParameter(f"{value!r} is not KEY=VALUE", param_hint=option)
-        found[key] = text
-    return found
+        mapping[key] = text
+    return mapping
 
 
 def json_mapping(text: str | None, option: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""What commands print: JSON for programs, tables that fit a terminal, all of a table in pipes.
+"""Output of commands: JSON for programs, tables that fit a terminal, all of a table in pipes.
 
 Nothing here talks to the cluster.
 """
@@ -45,7 +45,9 @@ def print_table(
     wide: bool = False,
     indent: str = "",
 ) -> tuple[str, ...]:
-    """Print a table as wide as the terminal, or whole (``wide``, or no terminal) and tell what is left out.
+    """Print a table as wide as the terminal, or whole (``wide``, or no terminal).
+
+    Returns the headings of the columns left out.
 
     Columns are given as such, or as a mapping of headings to keys or to what makes the cell.
     """
@@ -92,39 +94,39 @@ def print_prose(text: str, *, label: str = "", indent: str = "  ") -> None:
 
 
 def terminal_width() -> int | None:
-    """How many cells a line has; None if this is no terminal. ``COLUMNS`` overrides it."""
+    """Return the cells of a line; None if this is no terminal. ``COLUMNS`` overrides it."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def plural(count: int, word: str) -> str:
-    """``1 node``, ``2 nodes``."""
+    """Return ``1 node``, ``2 nodes``."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def state(text: str) -> str:
-    """Colour a state for a terminal (click takes colours out of pipes)."""
+    """Return a state in its colour (click takes colours out of pipes)."""
     return click.style(text, fg=COLOURS.get(text))
 
 
 def heading(text: str) -> str:
-    """A heading of a block of lines."""
+    """Return the heading of a block of lines."""
     return click.style(text, bold=True)
 
 
 def amount(name: str, value: float) -> str:
-    """A resource's amount: memory in binary units, others as short as they go."""
+    """Return a resource's amount: memory in binary units, others as short as they go."""
     return nbytes(value) if name.endswith("memory") else f"{value:g}"
 
 
-def resources(found: Mapping[str, float] | None) -> str:
-    """``CPU 2, GPU 1, memory 8.0 GiB``; a dash for nothing."""
+def resources(amounts: Mapping[str, float] | None) -> str:
+    """Return ``CPU 2, GPU 1, memory 8.0 GiB``; a dash for nothing."""
     return (
-        ", ".join(f"{name} {amount(name, value)}" for name, value in (found or {}).items()) or "-"
+        ", ".join(f"{name} {amount(name, value)}" for name, value in (amounts or {}).items()) or "-"
     )
 
 
 def nbytes(value: float) -> str:
-    """Bytes in binary units, three digits or so."""
+    """Return bytes in binary units, with three digits or so."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(value) < 1024:
             return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
@@ -133,7 +135,7 @@ def nbytes(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.42s``, ``12s``, ``3m05s``, ``2h10m``, ``5d03h``."""
+    """Return ``0.42s``, ``12s``, ``3m05s``, ``2h10m``, ``5d03h``."""
     if seconds < 10:
         return f"{max(seconds, 0):.2f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -147,10 +149,10 @@ def duration(seconds: float) -> str:
 
 
 def ago(at_s: float | None) -> str:
-    """How long ago; empty for never."""
+    """Return how long ago a time was; empty for never."""
     return f"{duration(time.time() - at_s)} ago" if at_s else ""
 
 
 def clock(at_s: float | None) -> str:
-    """Local date and time to the second; empty for never."""
+    """Return local date and time to the second; empty for never."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if at_s else ""

@@ -43,7 +43,7 @@ class Waiting(WaitingGroup, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct):
-    """What is shown, and what ``--json`` prints: live nodes and jobs, and how many are not."""
+    """The cluster as shown and as ``--json`` prints it: live nodes and jobs, counts of the others."""
 
     address: str
     scheduler: str
@@ -61,15 +61,15 @@ class Status(msgspec.Struct):
 @cluster_options
 def status(address: str | None, token: str | None, as_json: bool) -> None:
     """Show nodes, resources in use, jobs, and what waits and why."""
-    found = _collect(http_client(address, token))
+    shown = _collect(http_client(address, token))
     if as_json:
-        print_json(found)
+        print_json(shown)
         return
-    click.echo(f"cluster {heading(found.address)}, scheduler {found.scheduler}")
-    _print_nodes(found)
-    _print_use(found)
-    _print_jobs(found)
-    _print_waiting(found.waiting)
+    click.echo(f"cluster {heading(shown.address)}, scheduler {shown.scheduler}")
+    _print_nodes(shown)
+    _print_use(shown)
+    _print_jobs(shown)
+    _print_waiting(shown.waiting)
 
 
 def _collect(client: HttpClient) -> Status:
@@ -103,7 +103,7 @@ def _collect(client: HttpClient) -> Status:
 
 
 def grouped(pending: list[Row]) -> list[Waiting]:
-    """Put together the requests of one job for the same, in the order of the queue."""
+    """Group the requests of one job for the same, in the order of the queue."""
     groups: dict[object, tuple[Demand, list[Row]]] = {}
     for row in pending:
         demand = _demand_of(row)
@@ -128,43 +128,43 @@ def grouped(pending: list[Row]) -> list[Waiting]:
 
 def _demand_of(row: Row) -> Demand:
     """Return what a request asks for, but for where its arguments lie, in which alike ones differ."""
-    told = row.get("demand") or {name: row[name] for name in ("job_id", "resources", "name")}
-    return msgspec.structs.replace(msgspec.convert(told, Demand), locality={})
+    demand = row.get("demand") or {name: row[name] for name in ("job_id", "resources", "name")}
+    return msgspec.structs.replace(msgspec.convert(demand, Demand), locality={})
 
 
 def _why(client: HttpClient, group: Waiting) -> Waiting:
-    told = client.call(
+    explanation = client.call(
         "POST", "/v1/explain", group.demand, reply=Explanation, timeout_s=_SCHEDULER_S
     )
     return msgspec.structs.replace(
         group,
-        cause=told.cause or told.summary,
-        remedy=told.remedy,
-        infeasible=told.state == "INFEASIBLE",
+        cause=explanation.cause or explanation.summary,
+        remedy=explanation.remedy,
+        infeasible=explanation.state == "INFEASIBLE",
     )
 
 
-def _print_nodes(found: Status) -> None:
-    alive = len(found.nodes)
-    see = "; see: stoker list nodes --all" if found.dead_nodes else ""
-    click.echo(f"\n{heading('Nodes')} ({alive} alive, {found.dead_nodes} dead{see})")
+def _print_nodes(shown: Status) -> None:
+    alive = len(shown.nodes)
+    see = "; see: stoker list nodes --all" if shown.dead_nodes else ""
+    click.echo(f"\n{heading('Nodes')} ({alive} alive, {shown.dead_nodes} dead{see})")
     columns = (
         Column("node", "node_id"),
         Column("state", "state"),
         Column("host", "hostname", drop=1, shrink=10),
-        Column("in use", lambda row: _in_use(found.resources, row)),
+        Column("in use", lambda row: _in_use(shown.resources, row)),
         Column("gpus", gpus_of, drop=2, shrink=12),
         Column("heartbeat", lambda row: ago(row.get("heartbeat_at_s")), drop=3),
     )
-    print_table(found.nodes, columns, empty="none", indent="  ")
+    print_table(shown.nodes, columns, empty="none", indent="  ")
 
 
-def _in_use(found: ClusterResources | None, row: Row) -> str:
+def _in_use(cluster: ClusterResources | None, row: Row) -> str:
     node_id = row["node_id"]
-    if found is None or node_id not in found.nodes:
+    if cluster is None or node_id not in cluster.nodes:
         return resources(row["resources"])
-    free = found.nodes_available.get(node_id, {})
-    return _used(found.nodes[node_id], free)
+    free = cluster.nodes_available.get(node_id, {})
+    return _used(cluster.nodes[node_id], free)
 
 
 def _used(total: dict[str, float], free: dict[str, float]) -> str:
@@ -174,24 +174,24 @@ def _used(total: dict[str, float], free: dict[str, float]) -> str:
     )
 
 
-def _print_use(found: Status) -> None:
-    if found.resources is not None and len(found.nodes) > 1:
+def _print_use(shown: Status) -> None:
+    if shown.resources is not None and len(shown.nodes) > 1:
         click.echo(f"\n{heading('In use')}")
-        click.echo(f"  {_used(found.resources.total, found.resources.available) or 'nothing'}")
+        click.echo(f"  {_used(shown.resources.total, shown.resources.available) or 'nothing'}")
 
 
-def _print_jobs(found: Status) -> None:
-    click.echo(f"\n{heading('Jobs')} ({found.jobs_live} live, {found.jobs_ended} ended)")
+def _print_jobs(shown: Status) -> None:
+    click.echo(f"\n{heading('Jobs')} ({shown.jobs_live} live, {shown.jobs_ended} ended)")
     columns = (
         Column("job", "job_id"),
         Column("state", "state"),
         Column("created", lambda row: ago(row["created_at_s"]), drop=1),
         Column("name", lambda row: row["name"] or row["entrypoint"], drop=2, shrink=16),
     )
-    if found.jobs:
-        print_table(found.jobs, columns, empty="", indent="  ")
-    if found.jobs_live > len(found.jobs):
-        more = found.jobs_live - len(found.jobs)
+    if shown.jobs:
+        print_table(shown.jobs, columns, empty="", indent="  ")
+    if shown.jobs_live > len(shown.jobs):
+        more = shown.jobs_live - len(shown.jobs)
         click.echo(f"  and {more} more; see: stoker list jobs --filter state=PENDING,RUNNING")
 
 

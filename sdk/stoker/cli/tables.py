@@ -34,7 +34,7 @@ class Column:
     prose: bool = False
 
     def cell(self, row: Row) -> str:
-        """The text of a row in this column, in one line without control characters."""
+        """Return the text of a row in this column, in one line without control characters."""
         if callable(self.source):
             text = self.source(row)
         else:
@@ -44,13 +44,13 @@ class Column:
 
     @property
     def least(self) -> int:
-        """How narrow it may become; 0 for not at all."""
+        """The width to which it may be cut; 0 for not at all."""
         return _PROSE_WIDTH if self.prose else self.shrink
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """What is shown: one list of cells per line, padded, the headings first.
+    """A table laid out: one list of cells per line, padded, the headings first.
 
     ``left_out`` are the headings of columns with content that did not fit.
     """
@@ -66,13 +66,13 @@ def render(columns: Sequence[Column], rows: Iterable[Row], width: int | None) ->
     headings = [column.heading.upper() for column in columns]
     natural = [max(map(cells_of, texts), default=0) for texts in zip(headings, *cells, strict=True)]
     if width is None:
-        kept, widths = list(range(len(columns))), natural
+        shown, widths = list(range(len(columns))), natural
     else:
-        kept, widths = fit(columns, natural, filled, width)
-    lines = [_padded([headings[i] for i in kept], widths)]
+        shown, widths = fit(columns, natural, filled, width)
+    lines = [_padded([headings[i] for i in shown], widths)]
     for line in cells:
-        lines += _folded([line[i] for i in kept], widths, [columns[i].prose for i in kept])
-    left_out = tuple(heading for i, heading in enumerate(headings) if filled[i] and i not in kept)
+        lines += _folded([line[i] for i in shown], widths, [columns[i].prose for i in shown])
+    left_out = tuple(heading for i, heading in enumerate(headings) if filled[i] and i not in shown)
     return Table(lines, left_out)
 
 
@@ -88,30 +88,30 @@ def fit(
         min(wide, max(column.least, len(column.heading))) if column.least else wide
         for column, wide in zip(columns, natural, strict=True)
     ]
-    kept = list(range(len(columns)))
+    shown = list(range(len(columns)))
     droppable = sorted(
-        (i for i in kept[1:] if columns[i].drop), key=lambda i: (filled[i], -columns[i].drop, -i)
+        (i for i in shown[1:] if columns[i].drop), key=lambda i: (filled[i], -columns[i].drop, -i)
     )
 
     def spare() -> int:
-        return width - sum(least[i] for i in kept) - len(GAP) * (len(kept) - 1)
+        return width - sum(least[i] for i in shown) - len(GAP) * (len(shown) - 1)
 
     for i in droppable:
         if spare() >= 0:
             break
-        kept.remove(i)
+        shown.remove(i)
     left = max(spare(), 0)
     widths = list(least)
     # The columns that are dropped last are the most wanted ones, so they get room first.
-    for i in sorted(kept, key=lambda i: columns[i].drop):
+    for i in sorted(shown, key=lambda i: columns[i].drop):
         more = min(natural[i] - least[i], left)
         widths[i] += more
         left -= more
-    return kept, [widths[i] for i in kept]
+    return shown, [widths[i] for i in shown]
 
 
 def _folded(texts: Sequence[str], widths: Sequence[int], prose: Sequence[bool]) -> list[list[str]]:
-    """One row as lines: more than one only if a text of a prose column is longer than its width."""
+    """Return one row as lines: more than one only if a text of a prose column is longer than its width."""
     stacks = [
         (textwrap.wrap(text, width, break_on_hyphens=False) or [""])
         if folds
@@ -137,16 +137,16 @@ def cut(text: str, width: int) -> str:
         return text
     if text.isascii():
         return f"{text[: width - 1]}…"
-    kept = ""
+    head = ""
     for character in text:
-        if cells_of(kept + character) >= width:
+        if cells_of(head + character) >= width:
             break
-        kept += character
-    return f"{kept}…"
+        head += character
+    return f"{head}…"
 
 
 def cells_of(text: str) -> int:
-    """How many cells of a terminal a text takes: Chinese and Japanese characters take two."""
+    """Return the cells of a terminal that a text takes: Chinese and Japanese characters take two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
@@ -174,110 +174,85 @@ class LocalCluster:
         return f"\nthe last lines of {self.log_path}:{shown}"
 
 
+class ClusterSpec(TypedDict, total=False):
+    """What a head or a node offers, and where it listens; None, and what is left out: the default."""
+
+    num_cpus: float | None
+    """As found on this machine unless given, as are the next two."""
+    num_gpus: float | None
+    memory: int | None
+    """In bytes."""
+    resources: Mapping[str, float] | None
+    labels: Mapping[str, str] | None
+    host: str | None
+    """Loopback unless given."""
+    port: int
+    """0 takes a free one."""
+    session_dir: str | Path | None
+    """A new one unless given."""
+
+
 def start_local(
     *,
-    num_cpus: float | None = None,
-    num_gpus: float | None = None,
-    memory: int | None = None,
-    resources: Mapping[str, float] | None = None,
-    labels: Mapping[str, str] | None = None,
-    port: int = 0,
-    session_dir: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
     timeout_s: float = START_TIMEOUT_S,
+    **spec: Unpack[ClusterSpec],
 ) -> LocalCluster:
     """Start an embedded cluster and wait until it is ready. See ``spawn_local``."""
-    cluster = spawn_local(
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        memory=memory,
-        resources=resources,
-        labels=labels,
-        port=port,
-        session_dir=session_dir,
-        environ=environ,
-    )
+    cluster = spawn_local(environ=environ, **spec)
     cluster.wait_ready(timeout_s)
     return cluster
 
 
 def spawn_local(
     *,
-    num_cpus: float | None = None,
-    num_gpus: float | None = None,
-    memory: int | None = None,
-    resources: Mapping[str, float] | None = None,
-    labels: Mapping[str, str] | None = None,
-    host: str | None = None,
-    port: int = 0,
-    session_dir: str | Path | None = None,
     environ: Mapping[str, str] | None = None,
     embedded: bool = True,
+    **spec: Unpack[ClusterSpec],
 ) -> LocalCluster:
     """Start a head process and return at once; ``wait_ready`` of the result waits for it.
 
-    ``None`` means "as found on this machine"; ``port`` 0 takes a free one; ``memory`` in bytes.
     ``environ`` is added to this process's environment, for the head and its workers. With
     ``embedded`` (the default) the cluster has a fresh token, listens on loopback, keeps everything
     in its session, and ends with this process; else it is one to be joined by others.
     """
-    env = _environment(environ, embedded)
-    options = {"host": host, **_offer(port, num_cpus, num_gpus, memory, resources, labels)}
-    return _spawn("head", options, env, session_dir, embedded)
+    return _spawn("head", spec, {}, _environment(environ, embedded), embedded)
 
 
-def spawn_node(
-    address: str,
-    *,
-    token: str,
-    num_cpus: float | None = None,
-    num_gpus: float | None = None,
-    memory: int | None = None,
-    resources: Mapping[str, float] | None = None,
-    labels: Mapping[str, str] | None = None,
-    host: str | None = None,
-    port: int = 0,
-    session_dir: str | Path | None = None,
-) -> LocalCluster:
-    """Start a nodelet that joins the cluster at ``address``; the parameters as ``spawn_local``'s."""
+def spawn_node(address: str, *, token: str, **spec: Unpack[ClusterSpec]) -> LocalCluster:
+    """Start a nodelet that joins the cluster at ``address``, and return at once."""
     env = _environment({"STOKER_TOKEN": token}, embedded=False)
-    options = {"address": address, "host": host}
-    options |= _offer(port, num_cpus, num_gpus, memory, resources, labels)
-    return _spawn("node", options, env, session_dir, embedded=False)
+    return _spawn("node", spec, {"address": address}, env, embedded=False)
 
 
-def _offer(
-    port: int,
-    num_cpus: float | None,
-    num_gpus: float | None,
-    memory: int | None,
-    resources: Mapping[str, float] | None,
-    labels: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    return {
-        "port": port,
-        "num-cpus": num_cpus,
-        "num-gpus": num_gpus,
-        "memory": memory,
-        "resources": msgspec.json.encode(dict(resources)).decode() if resources else None,
-        "labels": msgspec.json.encode(dict(labels)).decode() if labels else None,
-    }
+def _arguments(spec: ClusterSpec) -> dict[str, Any]:
+    """Return the command line's options (``stoker.local.options``) and their values."""
+    unknown = spec.keys() - ClusterSpec.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    arguments: dict[str, Any] = {"port": 0, **spec}
+    arguments.pop("session_dir", None)
+    for name in ("resources", "labels"):
+        if amounts := arguments.pop(name, None):
+            arguments[name] = msgspec.json.encode(dict(amounts)).decode()
+    return {name.replace("_", "-"): value for name, value in arguments.items()}
 
 
 def _spawn(
     mode: str,
-    options: dict[str, Any],
+    spec: ClusterSpec,
+    more: dict[str, str],
     env: dict[str, str],
-    session_dir: str | Path | None,
     embedded: bool,
 ) -> LocalCluster:
+    arguments, session_dir = {**more, **_arguments(spec)}, spec.get("session_dir")
     session = (
         prepare(Path(session_dir).absolute()) if session_dir else new_session(session_root(env))
     )
     flags = _interpreter_flags() if embedded else []
     command = [sys.executable, *flags, "-P", "-m", "stoker.launch", mode]
     command += ["--session-dir", str(session)]
-    for name, value in options.items():
+    for name, value in arguments.items():
         if value is not None:
             command += [f"--{name}", _argument(session, name, str(value))]
     with contextlib.ExitStack() as on_error:

@@ -1,4 +1,4 @@
-"""What a node that ``init()`` starts may offer: checked before any process is started."""
+"""Check of what ``init()`` is to offer as a node, before any process is started."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def checked_offer(offer: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises BadRequestError or WrongTypeError that names the argument.
     """
-    found = dict(offer)
+    checked = dict(offer)
     for name in ("num_cpus", "num_gpus", "memory"):
-        if found[name] is not None:
-            found[name] = _amount(name, found[name], field=name, whole=name != "num_cpus")
+        if checked[name] is not None:
+            checked[name] = _amount(name, checked[name], field=name, whole=name != "num_cpus")
     for name in ("resources", "labels"):
-        given = found[name]
+        given = checked[name]
         if given is None:
             continue
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
@@ -32,11 +32,11 @@ def checked_offer(offer: Mapping[str, Any]) -> dict[str, Any]:
         check = _check_resource if name == "resources" else _check_label
         for key, value in given.items():
             check(key, value)
-        found[name] = dict(given)
-    if len(found["labels"] or ()) > MAX_NAMES:
-        text = f"labels: a node has {MAX_NAMES} at most, these are {len(found['labels'])}"
+        checked[name] = dict(given)
+    if len(checked["labels"] or ()) > MAX_NAMES:
+        text = f"labels: a node has {MAX_NAMES} at most, these are {len(checked['labels'])}"
         raise BadRequestError(text, field="labels")
-    return found
+    return checked
 
 
 def checked_port(port: Any) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stoker._outputs import unpack
+from stoker.jobs import unpack_output
 from stoker_nodelet.core import State
 from stoker_nodelet.environments import job_folders
 from stoker_nodelet.environments.environments import Environments
@@ -209,7 +209,7 @@ def test_output_of_two_nodes_is_unpacked_into_one_folder(tmp_path: Path) -> None
         for name in ("log", f"of-{node_id}"):
             Path(output, name).write_text(node_id)
         archive = io.BytesIO(asyncio.run(archive_of(folders, "job_1")))
-        written += unpack(archive, target, node_id=node_id, taken=frozenset(written))
+        written += unpack_output(archive, target, node_id=node_id, taken=frozenset(written))
     assert written == ["log", "of-n_1", "n_2/log", "of-n_2"]
     assert (target / "log").read_text() == "n_1"
     assert (target / "n_2" / "log").read_text() == "n_2"
@@ -227,7 +227,7 @@ async def test_a_file_that_is_gone_or_cannot_be_read_costs_the_archive_no_other(
     (output / "socket").unlink()
     (output / "socket").mkdir()
     whole = io.BytesIO(b"".join([part async for part in parts]))
-    assert unpack(whole, tmp_path / "target") == ["a", "z"]
+    assert unpack_output(whole, tmp_path / "target") == ["a", "z"]
     assert (tmp_path / "target" / "z").read_text() == "z"
 
 
@@ -249,13 +249,15 @@ def test_a_file_on_one_node_and_a_folder_on_another_are_both_unpacked(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(node_id)
         archive = io.BytesIO(asyncio.run(archive_of(folders, "job_1")))
-        written += unpack(archive, tmp_path / "to", node_id=node_id, taken=frozenset(written))
+        written += unpack_output(
+            archive, tmp_path / "to", node_id=node_id, taken=frozenset(written)
+        )
     assert written == expected
     assert [(tmp_path / "to" / name).read_text() for name in written] == ["n_1", "n_2"]
     (tmp_path / "file").touch()
     archive.seek(0)
     with pytest.raises(BadRequestError, match=r"n_2 cannot be written to .*file"):
-        unpack(archive, tmp_path / "file", node_id="n_2")
+        unpack_output(archive, tmp_path / "file", node_id="n_2")
 
 
 @pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out", "link/out"])
@@ -268,7 +270,7 @@ def test_nothing_is_unpacked_outside_of_the_folder(tmp_path: Path, name: str) ->
         archive.addfile(tarfile.TarInfo(name))
     raw.seek(0)
     with pytest.raises(BadRequestError, match="out"):
-        unpack(raw, target)
+        unpack_output(raw, target)
     assert not (tmp_path / "out").exists()
 
 
@@ -278,5 +280,5 @@ async def test_a_cut_archive_is_no_whole_one(tmp_path: Path) -> None:
     (tmp_path / "job_1" / "output" / "big").write_bytes(bytes(100_000))
     whole = await archive_of(folders, "job_1")
     with pytest.raises(UnavailableError, match="broke off"):
-        unpack(io.BytesIO(whole[:50_000]), tmp_path / "target", node_id="n_1")
+        unpack_output(io.BytesIO(whole[:50_000]), tmp_path / "target", node_id="n_1")
     assert not (tmp_path / "target" / "big").exists()

@@ -216,7 +216,7 @@ def test_a_chosen_port_is_the_one_it_listens_on() -> None:
 def test_the_health_check_of_the_image_is_one_of_services_and_of_a_started_head(
     cluster: LocalCluster,
 ) -> None:
-    dockerfile = (Path(__file__).parents[2] / "Dockerfile").read_text()
+    dockerfile = (Path(__file__).parents[3] / "Dockerfile").read_text()
     (written,) = re.findall(r"^HEALTHCHECK [^[]*CMD (\[.*\])$", dockerfile, re.MULTILINE)
     check = json.loads(written)
     port = cluster.info.gcs_url.rpartition(":")[2]

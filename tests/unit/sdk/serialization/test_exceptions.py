@@ -11,8 +11,15 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from stoker.exceptions import ActorDiedError, StokerError, TaskError
-from stoker.runtime.serialization.exceptions import error_of, failed_by
+from stoker.exceptions import (
+    ActorDiedError,
+    BadRequestError,
+    StokerError,
+    TaskError,
+    WorkerDiedError,
+)
+from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with, info_of
+from stoker_wire.errors import error_for
 
 
 def _raised(error: BaseException) -> BaseException:
@@ -240,3 +247,49 @@ def test_an_exception_without_frames_of_users_has_no_empty_traceback() -> None:
 
 def test_an_error_of_ours_that_a_task_saw_is_that_error() -> None:
     assert type(sent(ActorDiedError("dead"))) is ActorDiedError
+
+
+class Own(StokerError):
+    """A user's error that derives from ours."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("a", 1), KeyError("k"), OSError(5, "io", "f"), Own("own"), RuntimeError()],
+    ids=repr,
+)
+def test_a_users_exception_keeps_its_type_through_any_number_of_hops(error: Exception) -> None:
+    first: BaseException = error
+    for _ in range(4):
+        first = error_of(failed_by(_raised(first)))
+        assert isinstance(first, (type(error), TaskError))
+        assert isinstance(first, type(error))
+        assert first.args == error.args
+    assert str(first).count("remote traceback") == 1
+    home = "" if type(error).__module__ == "builtins" else f"{type(error).__module__}."
+    assert info_of(failed_by(first)).message.startswith(home + type(error).__qualname__)
+
+
+def test_an_error_of_ours_keeps_its_class_text_and_facts() -> None:
+    died = WorkerDiedError("killed", extra={"signal": 9})
+    back = error_of(failed_with(died))
+    assert type(back) is WorkerDiedError
+    assert (back.message, back.extra) == ("killed", {"signal": 9})
+    assert type(error_of(failed_by(_raised(died)))) is WorkerDiedError
+
+
+def test_an_error_of_ours_stands_for_its_code_whoever_derives_from_it() -> None:
+    class Derived(BadRequestError):
+        pass
+
+    assert type(error_for("bad_request", "x")) is BadRequestError
+    error_of(failed_by(_raised(ValueError())))
+    assert type(error_for("task_failed", "x")) is TaskError
+    assert Derived("x").code == "bad_request"
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
+def test_what_would_end_the_reader_arrives_as_a_plain_error(error: BaseException) -> None:
+    back = error_of(failed_by(_raised(error)))
+    assert type(back) is TaskError
+    assert type(error).__name__ in str(back)

@@ -1,0 +1,73 @@
+"""Writes the pages of ``docs/`` that are made of the code, for ``make docs``.
+
+``tests/unit/sdk/api/test_options.py`` fails when they are not current.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stoker.api.option_docs import Option, options_of
+from stoker.api.options import ActorOptions, MethodOptions, NodeAffinity, TaskOptions
+
+OPTIONS = Path(__file__).parents[1] / "docs/options.md"
+_HEAD = """\
+# Options
+
+<!-- Made by `make docs` from sdk/stoker/api/options.py: change the text there. -->
+
+What `@stoker.remote` takes for a function or a class, and `@stoker.method` for a method of a class.
+Each may also be given to `.options(...)`, for some calls or actors only:
+
+```python
+@stoker.remote(num_cpus=2, max_retries=0)
+def step(x): ...
+
+
+step.options(num_cpus=4, timeout=60).remote(x)
+```
+
+A wrong value and an unknown name are errors at that place; the error names the option, and the nearest
+right one. Times are seconds, memory is bytes. `help(stoker.api.options.TaskOptions)` shows the same, as
+do `ActorOptions` and `MethodOptions`.
+
+*Enforced by* says which process acts on an option. The *caller* is the one that calls `.remote()`: a
+driver, a task or an actor. The others are as in [ARCHITECTURE.md](../ARCHITECTURE.md).
+"""
+
+
+def options_page() -> str:
+    """Return ``docs/options.md``."""
+    tasks, actors = options_of(TaskOptions), options_of(ActorOptions)
+    common = {name: option for name, option in tasks.items() if actors.get(name) == option}
+    parts = [
+        _HEAD,
+        _section("Tasks and actors", common, "@stoker.remote({})"),
+        _section("Tasks", _without(tasks, common), "@stoker.remote({})"),
+        _section("Actors", _without(actors, common), "@stoker.remote({})"),
+        _section("Methods of actors", options_of(MethodOptions), "@stoker.method({})"),
+        _section("NodeAffinity", options_of(NodeAffinity), "scheduling_strategy={}"),
+    ]
+    return "\n".join(parts)
+
+
+def _without(options: dict[str, Option], others: dict[str, Option]) -> dict[str, Option]:
+    return {name: option for name, option in options.items() if name not in others}
+
+
+def _section(title: str, options: dict[str, Option], written: str) -> str:
+    entries = "\n".join(_entry(name, option, written) for name, option in options.items())
+    return f"## {title}\n\n{entries}"
+
+
+def _entry(name: str, option: Option, written: str) -> str:
+    unit = f"- **unit**: {option.unit}\n" if option.unit else ""
+    return (
+        f"### `{name}`\n\n{option.meaning}\n\n"
+        f"- **takes**: {option.takes}\n- **default**: {option.default}\n{unit}"
+        f"- **enforced by**: {option.by}\n- **example**: `{written.format(option.example)}`\n"
+    )
+
+
+if __name__ == "__main__":
+    OPTIONS.write_text(options_page())

@@ -1,0 +1,56 @@
+"""Values as bytes and back: what goes in comes out, and what cannot says why."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stoker.exceptions import SerializationError
+from stoker.runtime.serialization.pickling import pack, unpack
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    max_leaves=20,
+)
+
+
+@given(VALUES)
+def test_values_come_back(value: Any) -> None:
+    packed = pack(value, what="value")
+    assert unpack(packed.data, packed.buffers, what="value") == value
+
+
+class Node:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def looped() -> Any:
+    node = Node(None)
+    node.inner = [node, threading.Lock()]
+    return node
+
+
+@pytest.mark.parametrize(
+    ("make", "path"),
+    [
+        (lambda: threading.Lock(), "value cannot"),
+        (lambda: [1, {"k": threading.Lock()}], r"value\[1\]\['k'\]"),
+        (lambda: Node(Node((1, threading.Lock()))), r"value\.inner\.inner\[1\]"),
+        (looped, r"value\.inner\[1\]"),
+    ],
+    ids=["itself", "nested", "attributes", "loop"],
+)
+def test_the_member_at_fault_is_named_by_its_path(make: Any, path: str) -> None:
+    with pytest.raises(SerializationError, match=path):
+        pack(make(), what="value")
