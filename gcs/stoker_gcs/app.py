@@ -19,7 +19,7 @@ from stoker_gcs.registry.actors.placement import ActorPlacement
 from stoker_gcs.registry.actors.registry import ActorRegistry
 from stoker_gcs.registry.jobs.placement import DriverPlacement
 from stoker_gcs.registry.jobs.registry import JobRegistry
-from stoker_gcs.registry.jobs.sessions import Sessions
+from stoker_gcs.registry.jobs.sessions import DriverSessions
 from stoker_gcs.registry.kv import Blobs, KeyValues
 from stoker_gcs.registry.leases import LeaseReleaser
 from stoker_gcs.registry.nodes.registry import NodeRegistry
@@ -50,7 +50,7 @@ class GcsApp:
     blobs: Blobs
     tokens: Tokens
     jobs: JobRegistry
-    sessions: Sessions
+    sessions: DriverSessions
     actors: ActorRegistry
     worker_exits: WorkerExits
     history: TaskHistory
@@ -120,7 +120,7 @@ def build_app(
         blobs=Blobs(state),
         tokens=Tokens(state, token),
         jobs=jobs,
-        sessions=Sessions(state, jobs, settings),
+        sessions=DriverSessions(state, jobs, settings),
         actors=actors,
         worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,

@@ -312,23 +312,23 @@ async def test_concurrent_callers_share_transactions_and_each_gets_its_own_resul
     store: Store,
 ) -> None:
     seen: list[int] = []
-    journal = GroupCommitWriter(store, lambda events: seen.extend(event.seq for event in events))
+    writer = GroupCommitWriter(store, lambda events: seen.extend(event.seq for event in events))
     async with Background("test") as background:
-        background.spawn(journal.changes.run(), name="changes")
-        background.spawn(journal.tasks.run(), name="tasks")
+        background.spawn(writer.changes.run(), name="changes")
+        background.spawn(writer.tasks.run(), name="tasks")
 
         async def one(i: int) -> str:
             change = Change((Insert(schema.KV, key(f"k{i % 80}")),), (told(f"s{i}"),))
             try:
-                events = await journal.apply(change)
+                events = await writer.apply(change)
             except WriteConflict:
                 return "conflict"
             return events[0].subject
 
         results = await asyncio.gather(*[one(i) for i in range(100)])
-        await asyncio.gather(*[journal.put_tasks((a_task(f"t_{i}"),)) for i in range(50)])
+        await asyncio.gather(*[writer.put_tasks((a_task(f"t_{i}"),)) for i in range(50)])
     assert results == [f"s{i}" for i in range(80)] + ["conflict"] * 20
-    assert journal.changes.batches < 20
-    assert journal.tasks.batches < 20
+    assert writer.changes.batches < 20
+    assert writer.tasks.batches < 20
     assert len(seen) == 80 and seen == sorted(seen)
     assert len(await store.select(schema.TASKS)) == 50

@@ -136,13 +136,13 @@ async def _add_tasks(app: GcsApp, job_id: str, groups: _Groups) -> None:
 
 
 async def _actors(app: GcsApp, ids: set[str]) -> dict[str, Actor]:
-    found = {}
+    by_id = {}
     some = sorted(ids)
     for start in range(0, len(some), _PER_SELECT):
         where: dict[str, Condition] = {"actor_id": tuple(some[start : start + _PER_SELECT])}
         for row in await app.state.store.select(schema.ACTORS, where):
-            found[row["actor_id"]] = ACTORS.decode(row).record
-    return found
+            by_id[row["actor_id"]] = ACTORS.decode(row).record
+    return by_id
 
 
 async def _ask(app: GcsApp, demand: Demand | None) -> Explanation | None:

@@ -127,22 +127,22 @@ class EventLog:
                 extra={"compacted": self.compacted, "last": self.last},
             )
         if since >= self._floor:
-            found = []
+            recent = []
             for event in reversed(self._ring):
                 if event.seq <= since:
                     break
-                found.append(event)
-            found.reverse()
-            return found[:limit]
+                recent.append(event)
+            recent.reverse()
+            return recent[:limit]
         # Not beyond the ring: all readers see one order.
         return [e for e in await self._store.events(since, limit) if e.seq <= self.last]
 
     async def read_back(self, before: int, down_to: int, limit: int = READ_SIZE) -> list[Event]:
         """Return events with ``down_to < seq < before``, newest first, at most ``limit``."""
         if before > self._floor + 1 and self._ring:
-            found = [event for event in reversed(self._ring) if down_to < event.seq < before]
-            if found:
-                return found[:limit]
+            recent = [event for event in reversed(self._ring) if down_to < event.seq < before]
+            if recent:
+                return recent[:limit]
         events = await self._store.events_back(min(before, self.last + 1), limit)
         return [event for event in events if event.seq > down_to]
 

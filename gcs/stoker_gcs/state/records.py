@@ -3,7 +3,8 @@
 A rule is a function ``record -> Transition | None`` that knows nothing of stores: it returns what
 follows, None for "nothing to do", or raises the StokerError that the caller gets.
 :meth:`StateStore.change` reads, applies the rule, writes row and event in one transaction, and starts
-again if another writer was first. The row's version and its fencing columns are in the WHERE of every write.
+again if another writer was first. The row's version and its fencing columns are in the WHERE of
+every write.
 """
 
 from __future__ import annotations
@@ -110,7 +111,6 @@ class Transition(Generic[R]):
     record: R
     kind: EventKind
     operations: tuple[Operation, ...] = ()
-    events: tuple[Append, ...] = ()
 
 
 class StateStore:
@@ -221,8 +221,8 @@ class StateStore:
     ) -> tuple[Event, ...]:
         """Write one transition; WriteConflict if the row was changed since ``current`` was read."""
         operations = (records.update(current, transition.record), *transition.operations)
-        events = (self.event(transition.kind, key, transition.record), *transition.events)
-        return await self.writer.apply(Change(operations, events))
+        event = self.event(transition.kind, key, transition.record)
+        return await self.writer.apply(Change(operations, (event,)))
 
     async def wait_for(
         self,

@@ -198,7 +198,6 @@ TABLES: tuple[Table, ...] = (
     LEADERS,
     FACTS,
 )
-BY_NAME = {table.name: table for table in TABLES}
 ARRIVAL = "rowid"
 """The number of a row of a listed table: it grows with every row that is added."""
 

@@ -72,12 +72,12 @@ class MemoryStore:
             row = dict(operation.values)
             rows[_key(table, row)] = row
         elif isinstance(operation, Update):
-            found = rows.get(_key(table, dict(operation.key)))
-            if found is None or not _matches(found, operation.expect):
+            current = rows.get(_key(table, dict(operation.key)))
+            if current is None or not _matches(current, operation.expect):
                 if not operation.must_exist:
                     return
                 raise WriteConflict(table.name, "no row is as expected")
-            row = {**found, **operation.values}
+            row = {**current, **operation.values}
             self._check_unique(table, row)
             rows[_key(table, row)] = row
         else:
@@ -117,14 +117,14 @@ class MemoryStore:
         numbers = self._numbers(table) if arrival else {}
         last = tuple(after)
         ranked = [((numbers[key],) if arrival else key, row) for key, row in rows.items()]
-        found = [
+        matching = [
             {**row, ARRIVAL: rank[0]} if arrival else row
             for rank, row in sorted(ranked, key=lambda one: one[0], reverse=descending)
             if (not last or (rank < last if descending else rank > last))
             and _matches(row, where or {})
         ]
         wanted = (*(columns or table.names), *([ARRIVAL] if arrival else []))
-        return [{name: row[name] for name in wanted} for row in found[:limit]]
+        return [{name: row[name] for name in wanted} for row in matching[:limit]]
 
     def _rows(self, table: Table) -> dict[Key, Row]:
         if table is not EVENTS:
@@ -140,11 +140,11 @@ class MemoryStore:
     def _numbers(self, table: Table) -> dict[Key, int]:
         """Number the rows in the order in which they were added; dicts keep it."""
         rows, known = self._tables[table.name], self._arrivals[table.name]
-        kept = {key: known[key] for key in rows if key in known}
-        last = max(kept.values(), default=0)
-        kept |= {key: last + i for i, key in enumerate((k for k in rows if k not in kept), 1)}
-        self._arrivals[table.name] = kept
-        return kept
+        numbers = {key: known[key] for key in rows if key in known}
+        last = max(numbers.values(), default=0)
+        numbers |= {key: last + i for i, key in enumerate((k for k in rows if k not in numbers), 1)}
+        self._arrivals[table.name] = numbers
+        return numbers
 
     async def count(
         self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000

@@ -68,7 +68,7 @@ class PostgresStore(SqlReads):
         """Connect and check the schema; the wait for a server that is not there is bounded."""
         try:
             async with asyncio.timeout(2 * CONNECT_TIMEOUT_S), self._engine.connect() as connection:
-                found = (
+                versions = (
                     await connection.execute(_text("SELECT version_num FROM alembic_version"))
                 ).all()
         except (OSError, TimeoutError) as error:
@@ -82,7 +82,7 @@ class PostgresStore(SqlReads):
         except Exception as error:  # asyncpg raises its own errors while it connects
             await self._engine.dispose()
             raise self._unreachable(error) from error
-        revision = found[0][0] if found else "none"
+        revision = versions[0][0] if versions else "none"
         if revision != REVISION:
             await self._engine.dispose()
             raise not_migrated(self._shown, revision)

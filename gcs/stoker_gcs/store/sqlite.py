@@ -98,12 +98,12 @@ class SqliteStore(SqlReads):
                 for statement in sqlite_ddl():
                     connection.execute(statement)
             connection.execute("COMMIT")
-            found = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+            versions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
         except sqlite3.Error as error:
             if "no such table" in str(error):
                 raise not_migrated(self._url, "none") from error
             raise DatabaseError(f"cannot use {self._url}\n{error}") from error
-        revision = found[0][0] if found else "none"
+        revision = versions[0][0] if versions else "none"
         if revision != REVISION:
             raise not_migrated(self._url, revision)
 
@@ -157,13 +157,13 @@ class SqliteStore(SqlReads):
         """
         statement, parameters = sql.select(table, key, (), 1, ())
         if self._readers is self._writer:
-            found = await self.fetch(statement, parameters)
-            return found[0] if found else None
+            rows = await self.fetch(statement, parameters)
+            return rows[0] if rows else None
         try:
             row = self._connection(busy_timeout_s=0).execute(statement, parameters).fetchone()
         except sqlite3.OperationalError:
-            found = await self.fetch(statement, parameters)
-            return found[0] if found else None
+            rows = await self.fetch(statement, parameters)
+            return rows[0] if rows else None
         return None if row is None else dict(row)
 
     async def fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
@@ -213,8 +213,8 @@ class SqliteStore(SqlReads):
 def _merged_with_known(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> list[TaskRow]:
     """Return the merged rows of those that are stored in another form."""
     new = {(row[0], row[1]): row for row in rows}
-    found = connection.execute(*sql.known_tasks(list(new)))
-    stored = [(tuple(row), new[row[0], row[1]]) for row in found if (row[0], row[1]) in new]
+    known = connection.execute(*sql.known_tasks(list(new)))
+    stored = [(tuple(row), new[row[0], row[1]]) for row in known if (row[0], row[1]) in new]
     return [merge_rows(old, row) for old, row in stored if old != row]
 
 

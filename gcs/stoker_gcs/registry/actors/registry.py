@@ -134,7 +134,7 @@ class ActorRegistry:
                 f"state: a worker reports ALIVE or DEAD, not {body.state}", field="state"
             )
         if body.state is ActorState.ALIVE:
-            found = await self._state.wait_for(
+            placed = await self._state.wait_for(
                 ACTORS,
                 actor_id,
                 lambda actor: (
@@ -144,7 +144,11 @@ class ActorRegistry:
                 ),
                 PLACED_WITHIN_S,
             )
-            if not found.lease_id and rules.waits(found) and found.incarnation == body.incarnation:
+            if (
+                not placed.lease_id
+                and rules.waits(placed)
+                and placed.incarnation == body.incarnation
+            ):
                 raise UnavailableError(f"the lease of actor {actor_id} is not recorded yet")
         now = self._state.now()
         lease_id = ""
@@ -195,11 +199,11 @@ class ActorRegistry:
 
     async def worker_exited(self, exit_: WorkerExit) -> None:
         """Restart or end the actor that lived in a worker, if one did."""
-        found = await self._state.find(ACTORS, exit_.actor_id) if exit_.actor_id else None
-        if found is not None and found.record.lease_id:
+        current = await self._state.find(ACTORS, exit_.actor_id) if exit_.actor_id else None
+        if current is not None and current.record.lease_id:
             lease_id = exit_.lease_id
-            if not lease_id and found.record.worker_id == exit_.worker_id:
-                lease_id = found.record.lease_id
+            if not lease_id and current.record.worker_id == exit_.worker_id:
+                lease_id = current.record.lease_id
             await self.lose_worker(
                 exit_.actor_id,
                 rules.exit_cause(exit_),

@@ -64,18 +64,18 @@ class JobRegistry:
         """Raise unless the job exists and has not ended."""
         if job_id in self._live or job_id == DETACHED_JOB:
             return
-        found = await self._state.find(JOBS, job_id)
-        if found is None:
+        current = await self._state.find(JOBS, job_id)
+        if current is None:
             raise NotFoundError(f"{field}: there is no job {job_id!r}", field=field)
-        if found.record.state.terminal:
-            raise ConflictError(f"job {job_id} has ended ({found.record.state})", field=field)
+        if current.record.state.terminal:
+            raise ConflictError(f"job {job_id} has ended ({current.record.state})", field=field)
 
     async def has_ended(self, job_id: str) -> bool:
         """Return whether the job is known and terminal; an unknown one may yet be registered."""
         if job_id in self._live:
             return False
-        found = await self._state.find(JOBS, job_id)
-        return found is not None and found.record.state.terminal
+        current = await self._state.find(JOBS, job_id)
+        return current is not None and current.record.state.terminal
 
     async def submit(self, body: SubmitJob, *, key: str | None) -> Job:
         """Accept a job. The id comes from ``key``, if given, so that a retry finds the same job."""
@@ -143,8 +143,8 @@ class JobRegistry:
     async def worker_exited(self, exit_: WorkerExit) -> None:
         """End the job whose submitted driver the worker was, if it was one."""
         if exit_.job_id and not exit_.actor_id and exit_.lease_id:
-            found = await self._state.find(JOBS, exit_.job_id)
-            if found is not None and found.record.submitted:
+            current = await self._state.find(JOBS, exit_.job_id)
+            if current is not None and current.record.submitted:
                 now = self._state.now()
                 await self._state.change(
                     JOBS, exit_.job_id, lambda job: rules.driver_exited(job, exit_, now)

@@ -39,7 +39,7 @@ SHARED_SLACK_S = 3.0
 _AT = struct.Struct("<d")
 
 
-class Sessions:
+class DriverSessions:
     """The sessions that this replica holds, and the check of those of all replicas."""
 
     def __init__(self, state: StateStore, jobs: JobRegistry, settings: Settings) -> None:
@@ -140,9 +140,8 @@ class Sessions:
             last = loop.time()
             await asyncio.sleep(CHECK_S)
             if loop.time() - last - CHECK_S > self._settings.driver_reconnect_s / 2:
-                began = (
-                    self._state.now()
-                )  # This process was stopped and could not receive renewals.
+                # This process was stopped and could not receive renewals.
+                began = self._state.now()
             attached = [
                 job
                 for job in self._jobs.live.values()

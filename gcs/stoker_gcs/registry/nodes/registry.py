@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 HEARTBEATS = "beats"
+"""The kind of the entries, as replicas of other versions write it."""
 SWEEPS_PER_SUSPICION = 6
 
 
