@@ -1,4 +1,8 @@
-"""Everything a gcs process is made of, wired once; the HTTP API and the service share it."""
+"""The parts of a gcs process, built once by :func:`build_app`; the HTTP API and the service share them.
+
+Each part gets its collaborators by constructor, so the order of :func:`build_app` is the order of the
+floors: store, writer and log, then the registries, then the loops above them.
+"""
 
 from __future__ import annotations
 
@@ -6,123 +10,119 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker_gcs.controllers.leader_election import Leaders
-from stoker_gcs.controllers.lease_requests import Releases
+from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.reconcile import Reconciler
-from stoker_gcs.ephemeral.fallback import FallbackHot
-from stoker_gcs.peer_clients import Links
+from stoker_gcs.ephemeral.fallback import FallbackEphemeralStore
+from stoker_gcs.peer_clients import PeerClients
 from stoker_gcs.registry.actors.ownership import Ownership
 from stoker_gcs.registry.actors.placement import ActorPlacement
 from stoker_gcs.registry.actors.registry import ActorRegistry
-from stoker_gcs.registry.jobs.launch import Launcher
-from stoker_gcs.registry.jobs.registry import JobLedger
-from stoker_gcs.registry.jobs.sessions import Sessions
+from stoker_gcs.registry.jobs.placement import DriverPlacement
+from stoker_gcs.registry.jobs.registry import JobRegistry
+from stoker_gcs.registry.jobs.sessions import DriverSessions
 from stoker_gcs.registry.kv import Blobs, KeyValues
+from stoker_gcs.registry.leases import LeaseReleaser
 from stoker_gcs.registry.nodes.registry import NodeRegistry
 from stoker_gcs.registry.tasks.history import TaskHistory
 from stoker_gcs.registry.tokens import Tokens
+from stoker_gcs.registry.worker_exits import WorkerExits
 from stoker_gcs.state.event_log import EventLog
-from stoker_gcs.state.records import Truth
-from stoker_gcs.store.journal import Journal
+from stoker_gcs.state.records import StateStore
+from stoker_gcs.store.group_commit import GroupCommitWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from stoker_gcs.ephemeral.protocol import HotStore
+    from stoker_gcs.ephemeral.protocol import EphemeralStore
     from stoker_gcs.store.protocol import Store
-    from stoker_wire.messages.control import Event
     from stoker_wire.process.background import Background
     from stoker_wire.settings import Settings
 
-COMPACT_EVERY_S = 60.0
-KEEP_EVENTS = 200_000
-
 
 @dataclass(slots=True)
-class Parts:
-    """See the module."""
+class GcsApp:
+    """Every part of one gcs; the owner of the table of routes."""
 
-    truth: Truth
-    hot: FallbackHot
+    state: StateStore
+    ephemeral: FallbackEphemeralStore
     nodes: NodeRegistry
-    leaders: Leaders
-    links: Links
+    election: LeaderElection
+    peers: PeerClients
     kv: KeyValues
     blobs: Blobs
     tokens: Tokens
-    ledger: JobLedger
-    sessions: Sessions
+    jobs: JobRegistry
+    sessions: DriverSessions
     actors: ActorRegistry
+    worker_exits: WorkerExits
     history: TaskHistory
     reconciler: Reconciler
     replica_id: str
-    observed: int = 0
+    applied_seq: int = 0
     """The sequence number up to which the views are in step with the log."""
 
     async def load(self) -> None:
-        """Read what is kept in memory from SQL, at a known point of the log."""
-        await self.truth.log.start()
-        self.observed = self.truth.log.last
-        await self.leaders.load()
+        """Fill the views from SQL, at a known point of the log."""
+        await self.state.log.start()
+        self.applied_seq = self.state.log.last
+        await self.election.load()
         await self.nodes.load()
-        await self.ledger.load()
+        await self.jobs.load()
 
-    async def observe(self) -> None:
-        """Keep the views in step with the log, forever."""
-        async for events in self.truth.log.follow(self.observed):
+    async def follow_log(self) -> None:
+        """Keep the views in step with the log, until cancelled."""
+        async for events in self.state.log.follow(self.applied_seq):
             for event in events:
-                self.nodes.observe(event)
-                self.leaders.observe(event)
-                self.ledger.observe(event)
-                self.tokens.observe(event)
-            self.observed = events[-1].seq
+                self.nodes.apply_event(event)
+                self.election.apply_event(event)
+                self.jobs.apply_event(event)
+                self.tokens.apply_event(event)
+            self.applied_seq = events[-1].seq
 
 
-def assemble(
-    store: Store, hot: HotStore, settings: Settings, token: str, background: Background
-) -> Parts:
-    """Wire the parts over a store and a hot store."""
-    log: EventLog
-
-    def committed(events: Sequence[Event]) -> None:
-        log.committed(events)
-
-    journal = Journal(store, committed)
-    with_fallback = FallbackHot(hot, store, journal)
-    log = EventLog(store, with_fallback.announce, lambda: with_fallback.hears)
-    truth = Truth(store, journal, log, with_fallback)
-    leaders = Leaders(truth)
-    nodes = NodeRegistry(truth, settings)
-    links = Links(leaders, lambda: nodes.view, settings, token)
-    releases = Releases(truth, links, background)
-    ledger = JobLedger(truth)
-    actors = ActorRegistry(truth, ledger, releases)
-    history = TaskHistory(truth, ledger)
+def build_app(
+    store: Store,
+    ephemeral_store: EphemeralStore,
+    settings: Settings,
+    token: str,
+    background: Background,
+) -> GcsApp:
+    """Build the parts over a store and an ephemeral store; nothing runs yet."""
+    log = EventLog(store, ephemeral_store)
+    writer = GroupCommitWriter(store, log.committed)
+    ephemeral = FallbackEphemeralStore(ephemeral_store, store, writer)
+    state = StateStore(store, writer, log, ephemeral)
+    election = LeaderElection(state)
+    nodes = NodeRegistry(state, settings)
+    peers = PeerClients(election, nodes.view, settings, token)
+    releaser = LeaseReleaser(state, peers, background)
+    jobs = JobRegistry(state)
+    actors = ActorRegistry(state, jobs, releaser)
+    history = TaskHistory(state, jobs)
     reconciler = Reconciler(
-        truth,
+        state,
         nodes=nodes,
-        ledger=ledger,
-        launcher=Launcher(truth, links, ledger, releases),
+        jobs=jobs,
+        driver_placement=DriverPlacement(state, peers, jobs, releaser),
         actors=actors,
-        ownership=Ownership(truth, actors),
-        placement=ActorPlacement(
-            truth, links, actors, releases, restart_grace_s=settings.infeasible_grace_s
+        ownership=Ownership(state, actors),
+        actor_placement=ActorPlacement(
+            state, peers, actors, releaser, restart_grace_s=settings.infeasible_grace_s
         ),
-        releases=releases,
+        releaser=releaser,
         history=history,
     )
-    return Parts(
-        truth=truth,
-        hot=with_fallback,
+    return GcsApp(
+        state=state,
+        ephemeral=ephemeral,
         nodes=nodes,
-        leaders=leaders,
-        links=links,
-        kv=KeyValues(truth),
-        blobs=Blobs(truth),
-        tokens=Tokens(truth, token),
-        ledger=ledger,
-        sessions=Sessions(truth, ledger, settings),
+        election=election,
+        peers=peers,
+        kv=KeyValues(state),
+        blobs=Blobs(state),
+        tokens=Tokens(state, token),
+        jobs=jobs,
+        sessions=DriverSessions(state, jobs, settings),
         actors=actors,
+        worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,
         reconciler=reconciler,
         replica_id=f"gcs_{os.urandom(6).hex()}",

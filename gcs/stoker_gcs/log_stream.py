@@ -1,9 +1,9 @@
-"""Log lines from the nodes where they lie: of one driver, or merged from all workers of a job.
+"""Log lines fetched from the nodes: of one driver, or merged from all workers of a job.
 
 Called by the log routes. Lines of one process stay in order; those of several are as they come. A
-nodelet that cannot be reached is tried again, and no line is given twice. Where output ends is never
+nodelet that cannot be reached is tried again, and no line is sent twice. The end of output is never
 guessed from silence: a driver's log ends with its process, and what is left of the workers' at the
-job's end is read from the last line given to the end of each file.
+job's end is read from the last line sent to the end of each file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from stoker_wire.process.background import GeneratorTasks
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from stoker_gcs.peer_clients import Links
-    from stoker_gcs.state.records import Truth
+    from stoker_gcs.peer_clients import PeerClients
+    from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.cluster import Node
 
 QUEUE_SIZE = 4096
@@ -33,57 +33,57 @@ REST_S = 10.0
 """How long a node may be silent while it sends the last lines of its workers."""
 
 
-async def of_driver(
-    truth: Truth, links: Links, job_id: str, *, follow: bool, since: int, tail: int
+async def driver_lines(
+    state: StateStore, peers: PeerClients, job_id: str, *, follow: bool, since: int, tail: int
 ) -> AsyncGenerator[LogLine, None]:
-    """Lines of a submitted job's driver; with ``follow``, until it has ended."""
-    job = await truth.get(JOBS, job_id)
+    """Yield lines of a submitted job's driver; with ``follow``, until it has ended."""
+    job = await state.get(JOBS, job_id)
     while follow and job.submitted and not job.node_id and not job.state.terminal:
-        job = await truth.wait_for(
-            JOBS, job_id, lambda found: bool(found.node_id) or found.state.terminal, 30.0
+        job = await state.wait_for(
+            JOBS, job_id, lambda job: bool(job.node_id) or job.state.terminal, 30.0
         )
     if not job.node_id:
         return
     query = {"job_id": job_id, "kind": "driver", "follow": follow, "since": since, "tail": tail}
-    source = links.nodelet(job.node_id).stream("/v1/logs", item=LogLine, query=query)
+    source = peers.nodelet(job.node_id).stream("/v1/logs", item=LogLine, query=query)
     # A nodelet that has started no driver waits for one: the job's end is the end then.
-    lines = _until_end(truth, job_id, source, DRIVER_END_S) if follow else source
+    lines = _until_end(state, job_id, source, DRIVER_END_S) if follow else source
     async with aclosing(lines):
         async for line in lines:
             yield line
 
 
-async def of_workers(
-    truth: Truth, links: Links, job_id: str, *, follow: bool, worker_id: str, tail: int
+async def job_worker_lines(
+    state: StateStore, peers: PeerClients, job_id: str, *, follow: bool, worker_id: str, tail: int
 ) -> AsyncGenerator[LogLine, None]:
-    """Lines of all workers of a job on all nodes; with ``follow``, until the job has ended."""
-    await truth.get(JOBS, job_id)
+    """Yield lines of all workers of a job on all nodes; with ``follow``, until the job has ended."""
+    await state.get(JOBS, job_id)
     query: dict[str, object] = {"job_id": job_id, "kind": "worker", "tail": tail}
     query |= {"follow": follow} | ({"worker_id": worker_id} if worker_id else {})
-    merged = _merge(links, query, follow=follow)
-    lines = _until_end(truth, job_id, merged, 0.0) if follow else merged
+    merged = _merge(peers, query, follow=follow)
+    lines = _until_end(state, job_id, merged, 0.0) if follow else merged
     cursors: dict[str, int] = {}
     async with aclosing(lines):
         async for line in lines:
             cursors[line.worker_id] = line.cursor
             yield line
     if follow:
-        rest = LogCursors(cursors=cursors, tail=tail, worker_id=worker_id)
-        async for line in rest_of_workers(links, job_id, rest):
+        seen = LogCursors(cursors=cursors, tail=tail, worker_id=worker_id)
+        async for line in remaining_worker_lines(peers, job_id, seen):
             yield line
 
 
-async def rest_of_workers(
-    links: Links, job_id: str, rest: LogCursors
+async def remaining_worker_lines(
+    peers: PeerClients, job_id: str, seen: LogCursors
 ) -> AsyncGenerator[LogLine, None]:
-    """Lines of a job's workers behind those seen, up to now; a node that does not answer is named."""
+    """Yield lines of a job's workers behind those seen, up to now; name a node that does not answer."""
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
 
     async def read(node: Node) -> None:
         query = {"job_id": job_id, "kind": "worker"}
         try:
-            source = links.client(node.url).stream(
-                "/v1/logs", item=LogLine, query=query, body=rest, silence_s=REST_S
+            source = peers.client(node.url).stream(
+                "/v1/logs", item=LogLine, query=query, body=seen, silence_s=REST_S
             )
             async with aclosing(source):
                 async for line in source:
@@ -94,7 +94,7 @@ async def rest_of_workers(
 
     async def read_all() -> None:
         async with asyncio.TaskGroup() as group:
-            for node in links.living():
+            for node in peers.live_nodes():
                 group.create_task(read(node))
         await lines.put(None)
 
@@ -113,23 +113,23 @@ def _notice(node: Node, text: str) -> LogLine:
     )
 
 
-async def of_worker(
-    links: Links, node_id: str, worker_id: str, *, follow: bool, since: int, tail: int
+async def worker_lines(
+    peers: PeerClients, node_id: str, worker_id: str, *, follow: bool, since: int, tail: int
 ) -> AsyncGenerator[LogLine, None]:
-    """Lines of one worker."""
+    """Yield lines of one worker."""
     query = {"worker_id": worker_id, "follow": follow, "since": since, "tail": tail}
-    source = links.nodelet(node_id).stream("/v1/logs", item=LogLine, query=query)
+    source = peers.nodelet(node_id).stream("/v1/logs", item=LogLine, query=query)
     async with aclosing(source):
         async for line in source:
             yield line
 
 
 async def _until_end(
-    truth: Truth, job_id: str, source: AsyncGenerator[LogLine, None], grace_s: float
+    state: StateStore, job_id: str, source: AsyncGenerator[LogLine, None], grace_s: float
 ) -> AsyncGenerator[LogLine, None]:
-    """Lines of ``source`` until it ends, or the job does: then it has ``grace_s`` to end."""
+    """Yield lines of ``source`` until it ends, or ``grace_s`` after the job has ended."""
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
-    broken: list[StokerError] = []
+    failures: list[StokerError] = []
 
     async def pump() -> None:
         try:
@@ -137,13 +137,13 @@ async def _until_end(
                 async for line in source:
                     await lines.put(line)
         except StokerError as error:
-            broken.append(error)
+            failures.append(error)
         await lines.put(None)
 
     async def end() -> None:
         ended = False
         while not ended:
-            job = await truth.wait_for(JOBS, job_id, lambda found: found.state.terminal, 30.0)
+            job = await state.wait_for(JOBS, job_id, lambda job: job.state.terminal, 30.0)
             ended = job.state.terminal
         await asyncio.sleep(grace_s)
         await lines.put(None)
@@ -156,12 +156,12 @@ async def _until_end(
         finally:
             for task in tasks:
                 task.cancel()
-    if broken:
-        raise broken[0]
+    if failures:
+        raise failures[0]
 
 
 async def _merge(
-    links: Links, query: Mapping[str, object], *, follow: bool
+    peers: PeerClients, query: Mapping[str, object], *, follow: bool
 ) -> AsyncGenerator[LogLine, None]:
     lines: asyncio.Queue[LogLine] = asyncio.Queue(QUEUE_SIZE)
     seen: dict[str, int] = {}
@@ -169,10 +169,10 @@ async def _merge(
     async with GeneratorTasks() as group:
         try:
             while True:
-                for node in links.living():
+                for node in peers.live_nodes():
                     if node.node_id not in pumps:
                         pumps[node.node_id] = group.create_task(
-                            _pump(links, node, query, lines, seen, follow=follow)
+                            _pump(peers, node, query, lines, seen, follow=follow)
                         )
                 try:
                     async with asyncio.timeout(NEW_NODES_S):
@@ -193,7 +193,7 @@ async def _merge(
 
 
 async def _pump(
-    links: Links,
+    peers: PeerClients,
     node: Node,
     query: Mapping[str, object],
     lines: asyncio.Queue[LogLine],
@@ -203,7 +203,7 @@ async def _pump(
 ) -> None:
     while True:
         try:
-            client = links.nodelet(node.node_id)
+            client = peers.nodelet(node.node_id)
             source = client.stream("/v1/logs", item=LogLine, query=query)
             async with aclosing(source):
                 async for line in source:
@@ -211,7 +211,7 @@ async def _pump(
                         seen[line.worker_id] = line.cursor
                         await lines.put(line)
         except UnavailableError:
-            if not any(living.node_id == node.node_id for living in links.living()):
+            if not any(live.node_id == node.node_id for live in peers.live_nodes()):
                 return
         except StokerError:
             return

@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, scheduler_proxy, tasks
-from stoker_gcs.app import Parts, assemble
-from stoker_gcs.controllers.leader_loops import Leading, keep
-from stoker_gcs.controllers.maintenance import Upkeep
-from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_gcs.api.routes import ROUTES
+from stoker_gcs.app import GcsApp, build_app
+from stoker_gcs.controllers.leader_election import LeaderLoops, run_forever
+from stoker_gcs.controllers.maintenance import Maintenance
+from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.opening import open_store
 from stoker_wire.http.server import Service
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from stoker_gcs.ephemeral.protocol import HotStore
+    from collections.abc import Callable, Coroutine
+
+    from stoker_gcs.ephemeral.protocol import EphemeralStore
     from stoker_gcs.store.protocol import Store
     from stoker_wire.settings import Settings
 
@@ -31,18 +34,18 @@ class Running:
     def __init__(
         self,
         service: Service,
-        parts: Parts,
+        app: GcsApp,
         store: Store,
         background: Background,
-        lanes: Background,
-        leading: Leading,
+        writers: Background,
+        leader_loops: LeaderLoops,
     ) -> None:
         self._service = service
         self._store = store
         self._background = background
-        self._lanes = lanes
-        self._leading = leading
-        self.parts = parts
+        self._writers = writers
+        self._leader_loops = leader_loops
+        self.app = app
 
     @property
     def url(self) -> str:
@@ -57,18 +60,18 @@ class Running:
     @property
     def leads(self) -> bool:
         """Whether this replica runs the loops that run once."""
-        return self._leading.leads
+        return self._leader_loops.leads
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop answering, let writes finish, close the stores."""
         await self._service.stop(grace_s)
         await self._background.close()
-        await self._leading.resign()
-        if len(self._lanes):
-            await self.parts.truth.journal.close(LAST_WRITES_S)
-        await self._lanes.close()
-        await self.parts.links.close()
-        await self.parts.hot.stop()
+        await self._leader_loops.resign()
+        if len(self._writers):
+            await self.app.state.writer.close(LAST_WRITES_S)
+        await self._writers.close()
+        await self.app.peers.close()
+        await self.app.ephemeral.stop()
         await self._store.stop()
 
 
@@ -83,44 +86,42 @@ async def serve(
 ) -> Running:
     """Start a gcs; DatabaseError, PortInUseError and OpenBindError say how to mend it."""
     store = open_store(database_url)
-    hot = _hot_store(redis_url)
-    background, lanes = Background("gcs"), Background("gcs-journal")
-    parts = assemble(store, hot, settings, token, background)
-    service = Service("gcs", settings, token=token, authenticator=parts.tokens)
-    for module in (nodes, jobs, actors, tasks, control, scheduler_proxy, logs, outputs):
-        module.add_routes(service, parts)
-    journal = parts.truth.journal
-    upkeep = Upkeep(service, parts)
-    leading = Leading(
-        parts.leaders,
-        holder=parts.replica_id,
-        url=lambda: service.url,
-        alone=not store.shared,
+    background, writers = Background("gcs"), Background("gcs-writers")
+    app = build_app(store, _ephemeral_store(redis_url), settings, token, background)
+    service = Service("gcs", settings, token=token, authenticator=app.tokens)
+    service.add_routes(ROUTES, app)
+    maintenance = Maintenance(
+        service.metrics, app.state, nodes=app.nodes, jobs=app.jobs, history=app.history
+    )
+    leader_loops = LeaderLoops(
+        app.election,
+        holder=app.replica_id,
+        sole_replica=not store.shared,
         loops={
-            "sweep": parts.nodes.sweep,
-            "sessions": parts.sessions.watch,
-            "reconcile": parts.reconciler.run,
-            "compact": upkeep.compact,
+            "sweep": app.nodes.sweep,
+            "sessions": app.sessions.fail_lost,
+            "reconcile": app.reconciler.run,
+            "compact": maintenance.compact_log,
         },
     )
-    running = Running(service, parts, store, background, lanes, leading)
+    running = Running(service, app, store, background, writers, leader_loops)
     try:
         await store.start()
         await service.start(host, port)
-        lanes.spawn(journal.changes.run(), name="changes")
-        lanes.spawn(journal.tasks.run(), name="tasks")
-        await parts.hot.start(parts.truth.log.poke)
-        await parts.load()
-        loops = {
-            "observe": parts.observe,
-            "sessions": parts.sessions.renew,
-            "measure": upkeep.measure,
-            "leading": leading.run,
+        writers.spawn(app.state.writer.changes.run(), name="changes")
+        writers.spawn(app.state.writer.tasks.run(), name="tasks")
+        await app.ephemeral.start(app.state.log.notify)
+        await app.load()
+        loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "follow-log": app.follow_log,
+            "sessions": app.sessions.renew,
+            "metrics": maintenance.update_metrics,
+            "leader-loops": partial(leader_loops.run, service.url),
         }
         if store.shared:
-            loops |= {"tail": parts.truth.log.tail, "hot-facts": parts.hot.save}
+            loops |= {"tail": app.state.log.tail, "ephemeral": app.ephemeral.save}
         for name, loop in loops.items():
-            background.spawn(keep(name, loop), name=name)
+            background.spawn(run_forever(name, loop), name=name)
     except BaseException:
         await running.stop(0.0)
         raise
@@ -128,9 +129,9 @@ async def serve(
     return running
 
 
-def _hot_store(redis_url: str | None) -> HotStore:
+def _ephemeral_store(redis_url: str | None) -> EphemeralStore:
     if not redis_url:
-        return MemoryHot()
-    from stoker_gcs.ephemeral.redis import RedisHot
+        return MemoryEphemeralStore()
+    from stoker_gcs.ephemeral.redis import RedisEphemeralStore
 
-    return RedisHot(redis_url)
+    return RedisEphemeralStore(redis_url)

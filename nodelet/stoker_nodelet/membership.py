@@ -29,6 +29,7 @@ from stoker_wire.errors import (
 from stoker_wire.http.client import Client
 from stoker_wire.messages.cluster import Heartbeat, Node, RegisteredNode, RegisterNode
 from stoker_wire.messages.control import Event, Page
+from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import Job
 
 _LEAVE_S = 2.0
@@ -36,7 +37,7 @@ _KILLED_S = 5.0
 _FORMER_LIFE_S = 10.0
 """For so long it is no error that the URL is in use: a node that was killed and started again must
 wait until its former life was silent for ``suspect_after_s``."""
-_KINDS = "job.finished,actor.died,worker.exited"
+_KINDS = ",".join((EventKind.JOB_FINISHED, EventKind.ACTOR_DIED, EventKind.WORKER_EXITED))
 
 _log = logging.getLogger("stoker.nodelet.membership")
 
@@ -179,11 +180,11 @@ class Membership:
 
     def _heard(self, event: Event) -> None:
         match event.kind:
-            case "job.finished":
+            case EventKind.JOB_FINISHED:
                 self.workers.finish_job(event.subject)
-            case "actor.died":
+            case EventKind.ACTOR_DIED:
                 self._end_actor(event.subject)
-            case "worker.exited":
+            case EventKind.WORKER_EXITED:
                 worker_id = event.payload.get("worker_id", event.subject)
                 self.workers.objects.free_owner(worker_id)
 

@@ -28,6 +28,7 @@ from stoker_wire.messages.cluster import (
     WorkerExit,
 )
 from stoker_wire.messages.control import Event, Page
+from stoker_wire.messages.events import EventKind, payload_as
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from stoker_scheduler.engine import Engine
     from stoker_wire.http.client import Client
 
-KINDS = "node.,job.finished,worker.exited"
+KINDS = ",".join(("node.", EventKind.JOB_FINISHED, EventKind.WORKER_EXITED))
 PAGE_LIMIT = 1000
 FIRST_LOOK_S = 3.0
 """Nodelets that have not answered by then join when they do; the others need not wait."""
@@ -102,19 +103,17 @@ class Cluster:
 
     def _take(self, event: Event) -> None:
         engine = self._engine
-        if event.kind.startswith("node."):
-            node = msgspec.convert(event.payload, Node)
+        if (node := payload_as(event, Node)) is not None:
             known = self._records.get(node.node_id)
             if known is not None and node.incarnation < known.incarnation:
                 return
             if node.state is NodeState.DEAD:
                 self._lose(node, node.reason)
             else:
-                self._meet(node, fresh=event.kind == "node.registered")
-        elif event.kind == "job.finished":
+                self._meet(node, fresh=event.kind == EventKind.NODE_REGISTERED)
+        elif event.kind == EventKind.JOB_FINISHED:
             engine.apply(ev.JobFinished(at_s=engine.now(), job_id=event.subject))
-        elif event.kind == "worker.exited":
-            exited = msgspec.convert(event.payload, WorkerExit)
+        elif (exited := payload_as(event, WorkerExit)) is not None:
             if exited.lease_id:
                 engine.apply(
                     ev.WorkerExited(

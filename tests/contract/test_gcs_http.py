@@ -259,7 +259,7 @@ async def test_a_watch_resumes_where_it_was_and_is_told_when_it_cannot(
     resumed = client.watch("/v1/jobs", first.seq)
     assert (await anext(resumed)).seq == second.seq
     await resumed.aclose()  # type: ignore[attr-defined]
-    await running.parts.truth.log.compact(1)
+    await running.app.state.log.compact(1)
     with pytest.raises(CompactedError, match="list again"):
         await anext(client.watch("/v1/events", 0))
 

@@ -128,7 +128,7 @@ async def test_redis_may_be_gone_while_the_gcs_goes_on(
 
         async def degraded_is(wanted: bool) -> bool:
             await client.call("POST", "/v1/nodes/n_1/heartbeat", beat)
-            return running.parts.hot.degraded is wanted
+            return running.app.ephemeral.degraded is wanted
 
         await eventually(lambda: degraded_is(False), "Redis is used")
         own_redis.stop()

@@ -60,7 +60,7 @@ async def test_rows_of_spool_files_are_stored_as_they_come(
     await spooled(a_task(3, TaskState.RUNNING))
     late = await client.call("GET", "/v1/tasks/t_3", reply=TaskRecord)
     assert late.state is TaskState.FAILED, "its job has ended"
-    assert running.parts.history.dropped == 3
+    assert running.app.history.dropped == 3
 
 
 async def test_what_nobody_can_report_any_more_ends_with_its_worker_or_node(

@@ -419,7 +419,7 @@ async def test_the_end_of_a_job_ends_all_that_was_its_own(
 
     await eventually(task_ended, "the open task is closed")
     assert (await actor(client, "a_2")).lease_id == kept.lease_id
-    rows = await running.parts.truth.store.select(schema.LEASES, columns=("lease_id",))
+    rows = await running.app.state.store.select(schema.LEASES, columns=("lease_id",))
     assert [row["lease_id"] for row in rows] == [kept.lease_id]
     late = msgspec.structs.replace(task, state=TaskState.FINISHED, ended_at_s=9.0)
     await client.call("POST", "/v1/tasks/report", ReportTasks(records=(late, task)))

@@ -11,8 +11,17 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from stoker_gcs.state import schema
-from stoker_gcs.store.changes import Append, Change, Clash, Delete, Insert, Prefix, Update, Upsert
-from stoker_gcs.store.journal import Journal
+from stoker_gcs.store.changes import (
+    Append,
+    Change,
+    Delete,
+    Insert,
+    Prefix,
+    Update,
+    Upsert,
+    WriteConflict,
+)
+from stoker_gcs.store.group_commit import GroupCommitWriter
 from stoker_gcs.store.opening import open_store
 from stoker_gcs.store.rows import task_of
 from stoker_gcs.store.statements import select
@@ -71,7 +80,7 @@ def a_task(task_id: str = "t_1", state: TaskState = TaskState.RUNNING, **more: o
 
 async def test_a_row_and_its_event_are_committed_together(store: Store) -> None:
     [events] = await store.commit([Change((Insert(schema.KV, key("a")),), (told("ns/a"),))])
-    assert not isinstance(events, Clash)
+    assert not isinstance(events, WriteConflict)
     assert events[0].payload == {"a": 1}
     row = await store.get(schema.KV, {"namespace": "ns", "key": "a"})
     assert row is not None and bytes(row["value"]) == b"v"
@@ -90,7 +99,7 @@ async def test_a_clash_undoes_its_change_whole_and_leaves_the_others(store: Stor
             Change((Insert(schema.KV, key("after")),), (told("after"),)),
         ]
     )
-    assert isinstance(results[1], Clash)
+    assert isinstance(results[1], WriteConflict)
     assert results[1].table == "kv"
     names = [row["key"] for row in await store.select(schema.KV)]
     assert names == ["after", "before", "taken"]
@@ -109,7 +118,7 @@ async def test_an_update_is_fenced_by_what_it_expects(store: Store) -> None:
     )
     lenient = Update(schema.LEADERS, {"name": "no"}, {"holder": "d"}, must_exist=False)
     results = await store.commit([Change((stale,)), Change((right,)), Change((lenient,))])
-    assert [isinstance(result, Clash) for result in results] == [True, False, False]
+    assert [isinstance(result, WriteConflict) for result in results] == [True, False, False]
     row = await store.get(schema.LEADERS, {"name": "s"})
     assert row is not None and (row["holder"], row["epoch"]) == ("c", 2)
 
@@ -130,17 +139,17 @@ async def test_a_unique_name_is_taken_by_one_living_row_only(store: Store) -> No
     first, second = await store.commit(
         [Change((actor("a_1", "ns/x"),)), Change((actor("a_2", "ns/x"),))]
     )
-    assert not isinstance(first, Clash) and isinstance(second, Clash)
+    assert not isinstance(first, WriteConflict) and isinstance(second, WriteConflict)
     free = Update(schema.ACTORS, {"actor_id": "a_1"}, {"live_name": None})
     results = await store.commit([Change((free,)), Change((actor("a_3", "ns/x"),))])
-    assert not any(isinstance(result, Clash) for result in results)
+    assert not any(isinstance(result, WriteConflict) for result in results)
     unnamed = await store.commit([Change((actor("a_4", None),)), Change((actor("a_5", None),))])
-    assert not any(isinstance(result, Clash) for result in unnamed)
+    assert not any(isinstance(result, WriteConflict) for result in unnamed)
 
 
 async def test_no_character_in_a_name_stops_a_store(store: Store) -> None:
     [events] = await store.commit([Change((Insert(schema.KV, key("a\0b")),), (told("ns/a\0b"),))])
-    assert not isinstance(events, Clash)
+    assert not isinstance(events, WriteConflict)
     assert await store.get(schema.KV, {"namespace": "ns", "key": "a\0b"}) is not None
     await store.put_tasks([a_task("t_1", node_id="n\0"), a_task("t_2")])
     assert len(await store.select(schema.TASKS)) == 2
@@ -153,7 +162,7 @@ async def test_delete_and_upsert(store: Store) -> None:
     assert row is not None and bytes(row["value"]) == b"new"
     gone = Delete(schema.KV, {"namespace": "ns", "key": "a"}, must_exist=True)
     first, again = await store.commit([Change((gone,)), Change((gone,))])
-    assert not isinstance(first, Clash) and isinstance(again, Clash)
+    assert not isinstance(first, WriteConflict) and isinstance(again, WriteConflict)
     await store.commit([Change((Delete(schema.KV, {"namespace": "ns"}),))])
     assert await store.select(schema.KV) == []
 
@@ -281,7 +290,7 @@ async def test_events_are_numbered_in_order_and_can_be_forgotten(store: Store) -
     await store.compact(seqs[4] + 100)
     assert await store.bounds() == (seqs[4], seqs[4])
     [later] = await store.commit([Change(events=(told("later"),))])
-    assert not isinstance(later, Clash) and later[0].seq > seqs[4]
+    assert not isinstance(later, WriteConflict) and later[0].seq > seqs[4]
 
 
 async def test_task_reports_merge_in_any_order(store: Store) -> None:
@@ -303,23 +312,23 @@ async def test_concurrent_callers_share_transactions_and_each_gets_its_own_resul
     store: Store,
 ) -> None:
     seen: list[int] = []
-    journal = Journal(store, lambda events: seen.extend(event.seq for event in events))
+    writer = GroupCommitWriter(store, lambda events: seen.extend(event.seq for event in events))
     async with Background("test") as background:
-        background.spawn(journal.changes.run(), name="changes")
-        background.spawn(journal.tasks.run(), name="tasks")
+        background.spawn(writer.changes.run(), name="changes")
+        background.spawn(writer.tasks.run(), name="tasks")
 
         async def one(i: int) -> str:
             change = Change((Insert(schema.KV, key(f"k{i % 80}")),), (told(f"s{i}"),))
             try:
-                events = await journal.apply(change)
-            except Clash:
-                return "clash"
+                events = await writer.apply(change)
+            except WriteConflict:
+                return "conflict"
             return events[0].subject
 
         results = await asyncio.gather(*[one(i) for i in range(100)])
-        await asyncio.gather(*[journal.put_tasks((a_task(f"t_{i}"),)) for i in range(50)])
-    assert results == [f"s{i}" for i in range(80)] + ["clash"] * 20
-    assert journal.changes.batches < 20
-    assert journal.tasks.batches < 20
+        await asyncio.gather(*[writer.put_tasks((a_task(f"t_{i}"),)) for i in range(50)])
+    assert results == [f"s{i}" for i in range(80)] + ["conflict"] * 20
+    assert writer.changes.batches < 20
+    assert writer.tasks.batches < 20
     assert len(seen) == 80 and seen == sorted(seen)
     assert len(await store.select(schema.TASKS)) == 50

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 from urllib.parse import quote, urlencode, urlsplit
 
-from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, scheduler_proxy, tasks
+from stoker_gcs.api.routes import ROUTES as GCS_ROUTES
 from stoker_nodelet.api import Api as NodeletApi
 from stoker_nodelet.transfer import Transfer
 from stoker_scheduler.api import Api as SchedulerApi
@@ -30,8 +30,7 @@ TIMEOUT_S = 40.0
 def declared() -> dict[str, Service]:
     """The three services with all their routes and nothing behind them."""
     made = {name: Service(name, Settings(), token="t") for name in ("gcs", "scheduler", "nodelet")}
-    for module in (nodes, jobs, actors, tasks, control, scheduler_proxy, logs, outputs):
-        module.add_routes(made["gcs"], MagicMock())
+    made["gcs"].add_routes(GCS_ROUTES, MagicMock())
     SchedulerApi(made["scheduler"], MagicMock(), lease_ttl_s=1.0)
     parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool", "space"), MagicMock())
     transfer = MagicMock(add_to=partial(Transfer.add_to, MagicMock()))

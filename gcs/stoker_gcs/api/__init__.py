@@ -1,1 +1,5 @@
-"""The HTTP API: one module per kind of thing, each adding its routes to the service."""
+"""The HTTP API: one table of routes per kind of thing (``routes`` has them all), bound to a GcsApp.
+
+Handlers decode paths and queries and call the registries; a decision in a handler is in the wrong
+place.
+"""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker_gcs.api.events import matcher, watch
-from stoker_gcs.api.queries import ActorQuery, WaitQuery, states
+from stoker_gcs.api.events import watch
+from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_wire.http.routes import Route
 from stoker_wire.messages.control import Page
+from stoker_wire.messages.queries import ActorQuery, WaitQuery
 from stoker_wire.messages.work import (
     Actor,
     ActorState,
@@ -18,80 +20,96 @@ from stoker_wire.messages.work import (
 )
 
 if TYPE_CHECKING:
-    from stoker_gcs.app import Parts
-    from stoker_wire.http.server import Request, Service
+    from stoker_gcs.app import GcsApp
+    from stoker_wire.http.request import Request
 
 FILTERS = ("job_id", "state", "name", "namespace", "node_id", "class_name")
 
 
-def add_routes(service: Service, parts: Parts) -> None:
-    """Add the routes."""
+async def create_actor(app: GcsApp, req: Request) -> Actor:
+    return await app.actors.create(req.body)
 
-    async def create(req: Request) -> Actor:
-        return await parts.actors.create(req.body)
 
-    async def listing(req: Request) -> Any:
-        query = req.query
-        if query.watch:
-            bookmark_s = service.settings.bookmark_s
-            return await watch(parts.truth, req, query.since, matcher("actor."), bookmark_s)
-        where = {name: getattr(query, name) for name in FILTERS}
-        where["state"] = states(query.state, ActorState)
-        return await parts.truth.page(ACTORS, query, where)
+async def list_actors(app: GcsApp, req: Request) -> Any:
+    query = req.query
+    if query.watch:
+        return await watch(app.state, req, event_filter("actor."))
+    where = {name: getattr(query, name) for name in FILTERS}
+    where["state"] = state_filter(query.state, ActorState)
+    return await app.state.page(ACTORS, query, where)
 
-    async def one(req: Request) -> Actor:
-        req.waiting_for("the actor to start", explain=f"{req.http.path}/explain")
-        return await parts.actors.get(req.path["actor_id"], req.query.wait_s)
 
-    async def named(req: Request) -> Actor:
-        return await parts.actors.named(req.path["namespace"], req.path["name"])
+async def get_actor(app: GcsApp, req: Request) -> Actor:
+    req.waiting_for("the actor to start", explain=f"{req.http.path}/explain")
+    return await app.actors.get(req.path["actor_id"], req.query.wait_s)
 
-    async def supply(req: Request) -> Actor:
-        return await parts.actors.supply(req.path["actor_id"], req.body)
 
-    async def report(req: Request) -> Actor:
-        req.waiting_for("the actor's lease to be recorded")
-        return await parts.actors.report(req.path["actor_id"], req.body)
+async def get_named_actor(app: GcsApp, req: Request) -> Actor:
+    return await app.actors.get_named(req.path["namespace"], req.path["name"])
 
-    async def kill(req: Request) -> Actor:
-        return await parts.actors.kill(req.path["actor_id"], req.body)
 
-    path = "/v1/actors"
-    service.route("POST", path, create, body=CreateActor, reply=Actor, summary="Create an actor")
-    service.route(
-        "GET", path, listing, query=ActorQuery, reply=Page[Actor], summary="List or watch actors"
-    )
-    service.route(
+async def supply_arguments(app: GcsApp, req: Request) -> Actor:
+    return await app.actors.supply(req.path["actor_id"], req.body)
+
+
+async def report_actor(app: GcsApp, req: Request) -> Actor:
+    req.waiting_for("the actor's lease to be recorded")
+    return await app.actors.report(req.path["actor_id"], req.body)
+
+
+async def kill_actor(app: GcsApp, req: Request) -> Actor:
+    return await app.actors.kill(req.path["actor_id"], req.body)
+
+
+ROUTES = (
+    Route(
+        "POST", "/v1/actors", create_actor, body=CreateActor, reply=Actor, summary="Create actor"
+    ),
+    Route(
         "GET",
-        path + "/{actor_id}",
-        one,
+        "/v1/actors",
+        list_actors,
+        query=ActorQuery,
+        reply=Page[Actor],
+        summary="List or watch actors",
+    ),
+    Route(
+        "GET",
+        "/v1/actors/{actor_id}",
+        get_actor,
         query=WaitQuery,
         reply=Actor,
-        summary="One actor; waits until it is ALIVE or DEAD",
-    )
-    service.route(
+        summary="Get actor; wait until it is ALIVE or DEAD",
+    ),
+    Route(
         "GET",
         "/v1/named-actors/{namespace}/{name}",
-        named,
+        get_named_actor,
         reply=Actor,
-        summary="The living actor of a name",
-    )
-    service.route(
+        summary="Get living actor by name",
+    ),
+    Route(
         "POST",
-        path + "/{actor_id}/arguments",
-        supply,
+        "/v1/actors/{actor_id}/arguments",
+        supply_arguments,
         body=SupplyArguments,
         reply=Actor,
-        summary="The arguments of the constructor are there",
-    )
-    service.route(
+        summary="Supply arguments of actor's constructor",
+    ),
+    Route(
         "POST",
-        path + "/{actor_id}/report",
-        report,
+        "/v1/actors/{actor_id}/report",
+        report_actor,
         body=ReportActor,
         reply=Actor,
-        summary="The worker tells how its actor does",
-    )
-    service.route(
-        "POST", path + "/{actor_id}/kill", kill, body=KillActor, reply=Actor, summary="End an actor"
-    )
+        summary="Report actor state",
+    ),
+    Route(
+        "POST",
+        "/v1/actors/{actor_id}/kill",
+        kill_actor,
+        body=KillActor,
+        reply=Actor,
+        summary="Kill actor",
+    ),
+)

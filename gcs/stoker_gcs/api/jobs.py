@@ -4,86 +4,108 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stoker_gcs.api.events import matcher, watch
-from stoker_gcs.api.queries import ExitQuery, JobQuery, WaitQuery, states
+from stoker_gcs.api.events import watch
+from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_wire.http.routes import Route, WebSocketRoute
 from stoker_wire.messages.control import Page
+from stoker_wire.messages.queries import ExitQuery, JobQuery, WaitQuery
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState, SubmitJob
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from stoker_gcs.app import Parts
-    from stoker_wire.http.server import Request, Service
+    from stoker_gcs.app import GcsApp
+    from stoker_wire.http.request import Request
 
 
-def add_routes(service: Service, parts: Parts) -> None:
-    """Add the routes."""
+async def submit_job(app: GcsApp, req: Request) -> Job:
+    return await app.jobs.submit(req.body, key=req.idempotency_key)
 
-    async def submit(req: Request) -> Job:
-        return await parts.ledger.submit(req.body, key=req.idempotency_key)
 
-    async def attach(req: Request) -> Job:
-        return await parts.ledger.attach(req.body, key=req.idempotency_key)
+async def attach_driver(app: GcsApp, req: Request) -> Job:
+    return await app.jobs.attach(req.body, key=req.idempotency_key)
 
-    async def listing(req: Request) -> Any:
-        query = req.query
-        if query.watch:
-            bookmark_s = service.settings.bookmark_s
-            return await watch(parts.truth, req, query.since, matcher("job."), bookmark_s)
-        where = {"state": states(query.state, JobState), "namespace": query.namespace}
-        return await parts.truth.page(JOBS, query, where)
 
-    async def one(req: Request) -> Job:
-        req.waiting_for("the job to end", explain=f"{req.http.path}/explain")
-        return await parts.truth.wait_for(
-            JOBS, req.path["job_id"], lambda job: job.state.terminal, req.query.wait_s
-        )
+async def list_jobs(app: GcsApp, req: Request) -> Any:
+    query = req.query
+    if query.watch:
+        return await watch(app.state, req, event_filter("job."))
+    where = {"state": state_filter(query.state, JobState), "namespace": query.namespace}
+    return await app.state.page(JOBS, query, where)
 
-    async def stop(req: Request) -> Job:
-        return await parts.ledger.end(req.path["job_id"], JobState.STOPPED, message="stopped")
 
-    async def finish(req: Request) -> Job:
-        return await parts.ledger.finish(req.path["job_id"], req.body)
-
-    async def exits(req: Request) -> None:
-        await parts.sessions.until_exit(req)
-
-    async def session(req: Request, ws: web.WebSocketResponse) -> None:
-        await parts.sessions.serve(req, ws)
-
-    path = "/v1/jobs"
-    service.route("POST", path, submit, body=SubmitJob, reply=Job, summary="Submit a job")
-    service.route(
-        "POST", path + "/attach", attach, body=AttachDriver, reply=Job, summary="A driver joins"
+async def get_job(app: GcsApp, req: Request) -> Job:
+    req.waiting_for("the job to end", explain=f"{req.http.path}/explain")
+    return await app.state.wait_for(
+        JOBS, req.path["job_id"], lambda job: job.state.terminal, req.query.wait_s
     )
-    service.route(
-        "GET", path, listing, query=JobQuery, reply=Page[Job], summary="List or watch jobs"
-    )
-    service.route(
+
+
+async def stop_job(app: GcsApp, req: Request) -> Job:
+    return await app.jobs.end(req.path["job_id"], JobState.STOPPED, message="stopped")
+
+
+async def finish_job(app: GcsApp, req: Request) -> Job:
+    return await app.jobs.finish(req.path["job_id"], req.body)
+
+
+async def await_exit(app: GcsApp, req: Request) -> None:
+    await app.sessions.until_exit(req)
+
+
+async def serve_session(app: GcsApp, req: Request, ws: web.WebSocketResponse) -> None:
+    await app.sessions.serve(req, ws)
+
+
+ROUTES = (
+    Route("POST", "/v1/jobs", submit_job, body=SubmitJob, reply=Job, summary="Submit job"),
+    Route(
+        "POST",
+        "/v1/jobs/attach",
+        attach_driver,
+        body=AttachDriver,
+        reply=Job,
+        summary="Attach driver, to a new job or to the one it names",
+    ),
+    Route(
         "GET",
-        path + "/{job_id}",
-        one,
+        "/v1/jobs",
+        list_jobs,
+        query=JobQuery,
+        reply=Page[Job],
+        summary="List or watch jobs",
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{job_id}",
+        get_job,
         query=WaitQuery,
         reply=Job,
-        summary="One job; waits for its end",
-    )
-    service.route("POST", path + "/{job_id}/stop", stop, reply=Job, summary="Stop a job")
-    service.route(
-        "POST", path + "/{job_id}/finish", finish, body=FinishJob, reply=Job, summary="A job ended"
-    )
-    service.route(
+        summary="Get job; wait for its end",
+    ),
+    Route("POST", "/v1/jobs/{job_id}/stop", stop_job, reply=Job, summary="Stop job"),
+    Route(
         "POST",
-        path + "/{job_id}/exit",
-        exits,
+        "/v1/jobs/{job_id}/finish",
+        finish_job,
+        body=FinishJob,
+        reply=Job,
+        summary="Report end of job",
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{job_id}/exit",
+        await_exit,
         query=ExitQuery,
         raw_body=True,
         stream=True,
-        summary="An attached driver exits: the one byte of the body, its exit code, ends the job",
-    )
-    service.websocket(
-        path + "/{job_id}/session",
-        session,
-        summary="A driver's session: the job fails if it ends without a finish",
+        summary="Report exit of attached driver: the one byte of the body is its exit code",
+    ),
+    WebSocketRoute(
+        "/v1/jobs/{job_id}/session",
+        serve_session,
+        summary="Hold session of driver: the job fails if it ends without a finish",
         heartbeat_s=5.0,
-    )
+    ),
+)

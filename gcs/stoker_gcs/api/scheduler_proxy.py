@@ -1,4 +1,4 @@
-"""Routes whose answers others know: the scheduler (leases, resources, plans), nodelets (objects).
+"""Routes that other services answer: the scheduler (leases, resources, plans), nodelets (objects).
 
 Everything here is bounded in time, and a peer that is not there is named in the problem.
 """
@@ -9,133 +9,168 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_gcs.api.queries import ObjectQuery
 from stoker_gcs.explain.causes import cause_of
 from stoker_gcs.explain.explain import explain_actor, explain_job, explain_task
 from stoker_wire.http.paging import page_of
+from stoker_wire.http.routes import Route
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
 from stoker_wire.messages.control import Explanation, LeaseQuery, ListQuery, Page, QueueEntry
+from stoker_wire.messages.queries import ObjectQuery
 from stoker_wire.messages.work import ObjectInfo
 
 if TYPE_CHECKING:
-    from stoker_gcs.app import Parts
+    from stoker_gcs.app import GcsApp
     from stoker_wire.http.client import Client
-    from stoker_wire.http.server import Request, Service
+    from stoker_wire.http.request import Request
 
 
-def _given(query: ListQuery) -> dict[str, object]:
-    """What differs from the defaults, so that a scheduler of another version understands it."""
-    usual = type(query)()
-    found: dict[str, object] = msgspec.to_builtins(query)
-    return {k: v for k, v in found.items() if v != msgspec.to_builtins(getattr(usual, k))}
+async def list_objects(app: GcsApp, req: Request) -> Page[ObjectInfo]:
+    query: ObjectQuery = req.query
+
+    async def ask(node: Node, client: Client) -> list[ObjectInfo]:
+        if query.node_id not in ("", node.node_id):
+            return []
+        objects: list[ObjectInfo] = []
+        cursor = ""
+        while True:
+            page = await client.call(
+                "GET",
+                "/v1/objects",
+                reply=Page[ObjectInfo],
+                query={"limit": 1000, "cursor": cursor},
+                retry=False,
+            )
+            objects += page.items
+            cursor = page.next_cursor
+            if not cursor:
+                return objects
+
+    replies = await app.peers.ask_nodelets(ask)
+    items = [
+        msgspec.structs.replace(item, node_id=item.node_id or node_id)
+        for node_id, objects in replies.items()
+        for item in objects
+        if query.job_id in ("", item.job_id)
+    ]
+    return page_of(
+        items,
+        query,
+        key=lambda item: f"{item.object_id} {item.node_id}",
+        created=lambda item: item.created_at_s,
+    )
 
 
-def add_routes(service: Service, parts: Parts) -> None:
-    """Add the routes."""
-    links = parts.links
+async def list_leases(app: GcsApp, req: Request) -> Page[Lease]:
+    query = _without_defaults(req.query)
+    return await app.peers.call_scheduler("GET", "/v1/leases", reply=Page[Lease], query=query)
 
-    async def objects(req: Request) -> Page[ObjectInfo]:
-        query = req.query
 
-        async def ask(node: Node, client: Client) -> list[ObjectInfo]:
-            if query.node_id not in ("", node.node_id):
-                return []
-            found: list[ObjectInfo] = []
-            cursor = ""
-            while True:
-                page = await client.call(
-                    "GET",
-                    "/v1/objects",
-                    reply=Page[ObjectInfo],
-                    query={"limit": 1000, "cursor": cursor},
-                    retry=False,
-                )
-                found += page.items
-                cursor = page.next_cursor
-                if not cursor:
-                    return found
+async def list_queue(app: GcsApp, req: Request) -> Page[QueueEntry]:
+    query = _without_defaults(req.query)
+    return await app.peers.call_scheduler("GET", "/v1/queue", reply=Page[QueueEntry], query=query)
 
-        found = await links.every_nodelet(ask)
-        items = [
-            msgspec.structs.replace(item, node_id=item.node_id or node_id)
-            for node_id, of_node in found.items()
-            for item in of_node
-            if query.job_id in ("", item.job_id)
-        ]
-        return page_of(
-            items,
-            query,
-            key=lambda item: f"{item.object_id} {item.node_id}",
-            created=lambda item: item.created_at_s,
-        )
 
-    async def leases(req: Request) -> Page[Lease]:
-        query = _given(req.query)
-        return await links.scheduler("GET", "/v1/leases", reply=Page[Lease], query=query)
+async def get_cluster_resources(app: GcsApp, _: Request) -> ClusterResources:
+    return await app.peers.call_scheduler("GET", "/v1/resources", reply=ClusterResources)
 
-    async def queue(req: Request) -> Page[QueueEntry]:
-        query = _given(req.query)
-        return await links.scheduler("GET", "/v1/queue", reply=Page[QueueEntry], query=query)
 
-    async def cluster(_: Request) -> ClusterResources:
-        return await links.scheduler("GET", "/v1/resources", reply=ClusterResources)
+async def plan_demands(app: GcsApp, req: Request) -> dict[str, Any]:
+    return await app.peers.call_scheduler("POST", "/v1/plan", req.body, reply=dict[str, Any])
 
-    async def plan(req: Request) -> dict[str, Any]:
-        return await links.scheduler("POST", "/v1/plan", req.body, reply=dict[str, Any])
 
-    async def explain(req: Request) -> Explanation:
-        told = await links.scheduler("POST", "/v1/explain", req.body, reply=Explanation)
-        return msgspec.structs.replace(told, cause=cause_of(told))
+async def explain_demand(app: GcsApp, req: Request) -> Explanation:
+    explanation = await app.peers.call_scheduler("POST", "/v1/explain", req.body, reply=Explanation)
+    return msgspec.structs.replace(explanation, cause=cause_of(explanation))
 
-    async def of_task(req: Request) -> Explanation:
-        return await explain_task(parts, req.path["task_id"])
 
-    async def of_actor(req: Request) -> Explanation:
-        return await explain_actor(parts, req.path["actor_id"])
+async def explain_task_by_id(app: GcsApp, req: Request) -> Explanation:
+    return await explain_task(app, req.path["task_id"])
 
-    async def of_job(req: Request) -> Explanation:
-        return await explain_job(parts, req.path["job_id"])
 
-    add = service.route
-    add(
+async def explain_actor_by_id(app: GcsApp, req: Request) -> Explanation:
+    return await explain_actor(app, req.path["actor_id"])
+
+
+async def explain_job_by_id(app: GcsApp, req: Request) -> Explanation:
+    return await explain_job(app, req.path["job_id"])
+
+
+def _without_defaults(query: ListQuery) -> dict[str, object]:
+    """Return the fields that differ from their defaults, so that other versions understand it."""
+    default = type(query)()
+    given: dict[str, object] = msgspec.to_builtins(query)
+    return {k: v for k, v in given.items() if v != msgspec.to_builtins(getattr(default, k))}
+
+
+ROUTES = (
+    Route(
         "GET",
         "/v1/objects",
-        objects,
+        list_objects,
         query=ObjectQuery,
         reply=Page[ObjectInfo],
-        summary="Objects in the nodes' shared memory",
-    )
-    add("GET", "/v1/leases", leases, query=LeaseQuery, reply=Page[Lease], summary="All leases")
-    add(
+        summary="List objects in the nodes' shared memory",
+    ),
+    Route(
+        "GET",
+        "/v1/leases",
+        list_leases,
+        query=LeaseQuery,
+        reply=Page[Lease],
+        summary="List leases",
+    ),
+    Route(
         "GET",
         "/v1/queue",
-        queue,
+        list_queue,
         query=ListQuery,
         reply=Page[QueueEntry],
-        summary="Demands that wait, in order",
-    )
-    add("GET", "/v1/cluster", cluster, reply=ClusterResources, summary="What there is and is free")
-    add(
+        summary="List waiting demands, in order",
+    ),
+    Route(
+        "GET",
+        "/v1/cluster",
+        get_cluster_resources,
+        reply=ClusterResources,
+        summary="Get total and available resources",
+    ),
+    Route(
         "POST",
         "/v1/plan",
-        plan,
+        plan_demands,
         body=dict[str, Any],
         reply=dict[str, Any],
         idempotency=False,
-        summary="Where demands would go, without taking anything (see the scheduler's API)",
-    )
-    add(
+        summary="Plan placement of demands, without taking anything (see the scheduler's API)",
+    ),
+    Route(
         "POST",
         "/v1/explain",
-        explain,
+        explain_demand,
         body=Demand,
         reply=Explanation,
         idempotency=False,
-        summary="Why a demand would wait",
-    )
-    for path, handler, what in (
-        ("/v1/tasks/{task_id}/explain", of_task, "task"),
-        ("/v1/actors/{actor_id}/explain", of_actor, "actor"),
-        ("/v1/jobs/{job_id}/explain", of_job, "job"),
-    ):
-        add("GET", path, handler, reply=Explanation, summary=f"Why a {what} waits, or its story")
+        summary="Explain why a demand would wait",
+    ),
+    Route(
+        "GET",
+        "/v1/tasks/{task_id}/explain",
+        explain_task_by_id,
+        reply=Explanation,
+        summary="Explain why task waits, or what became of it",
+    ),
+    Route(
+        "GET",
+        "/v1/actors/{actor_id}/explain",
+        explain_actor_by_id,
+        reply=Explanation,
+        summary="Explain why actor waits, or what became of it",
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{job_id}/explain",
+        explain_job_by_id,
+        reply=Explanation,
+        summary="Explain why job waits, or what became of it",
+    ),
+)

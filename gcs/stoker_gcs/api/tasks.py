@@ -4,73 +4,79 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.api.queries import TaskQuery, states
+from stoker_gcs.api.filters import state_filter
 from stoker_wire.data.spool import MAX_FRAME_BYTES
+from stoker_wire.http.routes import Route
 from stoker_wire.messages.control import Page
+from stoker_wire.messages.queries import TaskQuery
 from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord, TaskState
 
 if TYPE_CHECKING:
-    from stoker_gcs.app import Parts
-    from stoker_wire.http.server import Request, Service
+    from stoker_gcs.app import GcsApp
+    from stoker_wire.http.request import Request
 
 FILTERS = ("job_id", "state", "name", "node_id", "actor_id")
 
 
-def add_routes(service: Service, parts: Parts) -> None:
-    """Add the routes."""
+async def report_tasks(app: GcsApp, req: Request) -> TaskHistoryStatus:
+    return await app.history.report(req.body.records)
 
-    async def report(req: Request) -> TaskHistoryStatus:
-        return await parts.history.report(req.body.records)
 
-    async def spooled(req: Request) -> TaskHistoryStatus:
-        return await parts.history.spooled(await req.read())
+async def add_spooled_tasks(app: GcsApp, req: Request) -> TaskHistoryStatus:
+    return await app.history.add_spooled(await req.read())
 
-    async def listing(req: Request) -> Page[TaskRecord]:
-        where = {name: getattr(req.query, name) for name in FILTERS}
-        where["state"] = states(req.query.state, TaskState)
-        return await parts.history.page(req.query, where)
 
-    async def one(req: Request) -> TaskRecord:
-        return (await parts.history.attempts(req.path["task_id"]))[-1]
+async def list_tasks(app: GcsApp, req: Request) -> Page[TaskRecord]:
+    where = {name: getattr(req.query, name) for name in FILTERS}
+    where["state"] = state_filter(req.query.state, TaskState)
+    return await app.history.page(req.query, where)
 
-    async def attempts(req: Request) -> Page[TaskRecord]:
-        return Page(items=tuple(await parts.history.attempts(req.path["task_id"])))
 
-    service.route(
+async def get_task(app: GcsApp, req: Request) -> TaskRecord:
+    return (await app.history.attempts(req.path["task_id"]))[-1]
+
+
+async def list_attempts(app: GcsApp, req: Request) -> Page[TaskRecord]:
+    return Page(items=tuple(await app.history.attempts(req.path["task_id"])))
+
+
+ROUTES = (
+    Route(
         "POST",
         "/v1/tasks/report",
-        report,
+        report_tasks,
         body=ReportTasks,
         reply=TaskHistoryStatus,
-        # Reports merge, so a repeated one changes nothing and its reply need not be kept.
+        # Reports merge: a repeated one changes nothing, so its reply need not be stored.
         idempotency=False,
-        summary="Add to the task history",
-    )
-    service.route(
+        summary="Add records to task history",
+    ),
+    Route(
         "POST",
         "/v1/tasks/spooled",
-        spooled,
+        add_spooled_tasks,
         raw_body=True,
         reply=TaskHistoryStatus,
         max_body_bytes=2 * MAX_FRAME_BYTES,
         idempotency=False,
-        summary="Add whole frames of spool files to the task history",
-    )
-    service.route(
+        summary="Add whole frames of spool files to task history",
+    ),
+    Route(
         "GET",
         "/v1/tasks",
-        listing,
+        list_tasks,
         query=TaskQuery,
         reply=Page[TaskRecord],
         summary="List task attempts",
-    )
-    service.route(
-        "GET", "/v1/tasks/{task_id}", one, reply=TaskRecord, summary="A task's last attempt"
-    )
-    service.route(
+    ),
+    Route(
+        "GET", "/v1/tasks/{task_id}", get_task, reply=TaskRecord, summary="Get last attempt of task"
+    ),
+    Route(
         "GET",
         "/v1/tasks/{task_id}/attempts",
-        attempts,
+        list_attempts,
         reply=Page[TaskRecord],
-        summary="All attempts of a task",
-    )
+        summary="List attempts of task",
+    ),
+)

@@ -1,80 +1,92 @@
-"""Leadership by compare and swap in SQL: whoever holds a name's unexpired row leads.
+"""Leader election, and the loops of the gcs that run on its leading replica only.
 
-Used by schedulers over HTTP and by gcs replicas among themselves (``leading``). The epoch grows with
-each change of holder and fences whatever the leader before still sends.
+Leadership is compare and swap in SQL: the holder of a name's unexpired row leads. Schedulers
+campaign over HTTP, gcs replicas among themselves. The epoch grows with each change of holder and
+fences whatever the previous leader still sends.
+
+On a store that one process owns, this gcs leads at once. On a shared store the replicas campaign for
+the name ``gcs``, and a replica that cannot renew in time stops its loops before another may start.
+Even two leaders at once would do no harm: every write they make is a compare and swap.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from stoker_gcs.state import schema
-from stoker_gcs.store.changes import Change, Clash, Insert, Update
-from stoker_wire.errors import ConflictError, UnavailableError
-from stoker_wire.messages.control import Leader
+from stoker_gcs.store.changes import Change, Insert, Update, WriteConflict
+from stoker_wire.errors import ConflictError, StokerError, UnavailableError
+from stoker_wire.messages.control import Campaign, Leader
+from stoker_wire.messages.events import EventKind, payload_as
+from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from stoker_gcs.state.records import Truth
+    from collections.abc import Callable, Coroutine, Mapping
+    from typing import Any
+
+    from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Row, Value
-    from stoker_wire.messages.control import Campaign, Event
+    from stoker_wire.messages.control import Event
 
+_log = logging.getLogger(__name__)
+GCS = "gcs"
+TTL_S = 3.0
+RESTART_S = 0.5
 RESIGNED = 0.0
-"""The expiry of a leader that gave up its term."""
+"""The expiry of a leader that resigned."""
 
 
-class Leaders:
-    """See the module."""
+class LeaderElection:
+    """The rows of all leaders, and a view of them for lookups that need no SQL."""
 
-    def __init__(self, truth: Truth) -> None:
-        self._truth = truth
+    def __init__(self, state: StateStore) -> None:
+        self._state = state
         self._view: dict[str, Leader] = {}
 
-    def observe(self, event: Event) -> None:
-        """Keep the view in step with the log."""
-        if event.kind == "leader.elected":
-            leader = msgspec.convert(event.payload, Leader)
+    def apply_event(self, event: Event) -> None:
+        """Update the view from an event of the log."""
+        leader = payload_as(event, Leader)
+        if leader is not None:
             known = self._view.get(leader.name)
             if known is None or leader.epoch >= known.epoch:
                 self._view[leader.name] = leader
 
     async def load(self) -> None:
         """Fill the view from SQL."""
-        for row in await self._truth.store.select(schema.LEADERS):
+        for row in await self._state.store.select(schema.LEADERS):
             self._view[row["name"]] = _leader(row)
 
     async def campaign(self, name: str, body: Campaign) -> Leader:
-        """Lead, or go on leading; ConflictError says who leads instead.
+        """Acquire or renew leadership; ConflictError names the present leader.
 
         An expired leader may be replaced, and so may one whose URL is the caller's own: two
-        processes cannot listen on it, so the one before is gone.
+        processes cannot listen on it, so the previous one is gone.
         """
         while True:
-            row = await self._truth.store.get(schema.LEADERS, {"name": name})
-            now = self._truth.now()
-            mine = row is not None and row["holder"] == body.holder
-            if (
-                row is not None
-                and not mine
-                and row["expires_at_s"] > now
-                and row["url"] != body.url
-            ):
+            row = await self._state.store.get(schema.LEADERS, {"name": name})
+            now = self._state.now()
+            own = row is not None and row["holder"] == body.holder
+            if row is not None and not own and row["expires_at_s"] > now and row["url"] != body.url:
                 raise ConflictError(
                     f"{row['holder']} at {row['url']} leads {name} for another "
                     f"{row['expires_at_s'] - now:.1f} s",
                     extra={"leader": row["url"], "epoch": row["epoch"]},
                 )
-            change, leader = self._won(name, body, row, now)
+            change, leader = self._acquired(name, body, row, now)
             try:
-                await self._truth.journal.apply(change)
-            except Clash:
+                await self._state.writer.apply(change)
+            except WriteConflict:
                 continue
             self._view[name] = leader
             return leader
 
-    def _won(self, name: str, body: Campaign, row: Row | None, now: float) -> tuple[Change, Leader]:
-        goes_on = (
+    def _acquired(
+        self, name: str, body: Campaign, row: Row | None, now: float
+    ) -> tuple[Change, Leader]:
+        renews = (
             row is not None
             and row["holder"] == body.holder
             and row["url"] == body.url
@@ -85,7 +97,7 @@ class Leaders:
             name=name,
             holder=body.holder,
             url=body.url,
-            epoch=before if goes_on else before + 1,
+            epoch=before if renews else before + 1,
             expires_at_s=now + body.ttl_s,
         )
         values: dict[str, Value] = {
@@ -99,34 +111,119 @@ class Leaders:
         else:
             expect = {"epoch": before, "expires_at_s": row["expires_at_s"]}
             operation = Update(schema.LEADERS, {"name": name}, values, expect)
-        events = () if goes_on else (self._truth.event("leader.elected", name, leader),)
+        events = () if renews else (self._state.event(EventKind.LEADER_ELECTED, name, leader),)
         return Change((operation,), events), leader
 
     async def resign(self, name: str, holder: str) -> None:
-        """Give up leadership, so that another need not wait for its end."""
-        row = await self._truth.store.get(schema.LEADERS, {"name": name})
+        """Resign, so that the next leader need not wait for the expiry."""
+        row = await self._state.store.get(schema.LEADERS, {"name": name})
         if row is None or row["holder"] != holder:
             return
         expect = {"epoch": row["epoch"], "holder": holder}
         update = Update(schema.LEADERS, {"name": name}, {"expires_at_s": RESIGNED}, expect)
         try:
-            await self._truth.journal.apply(Change((update,)))
-        except Clash:
+            await self._state.writer.apply(Change((update,)))
+        except WriteConflict:
             return
 
-    def known(self, name: str) -> Leader | None:
-        """Who led when last heard of, perhaps no longer: worth a try before asking SQL."""
+    def last_known(self, name: str) -> Leader | None:
+        """Return the leader as of the events applied so far: worth a try before a read of SQL."""
         return self._view.get(name)
 
     async def current(self, name: str) -> Leader:
-        """Who leads now; UnavailableError (retryable) while nobody does."""
-        row = await self._truth.store.get(schema.LEADERS, {"name": name})
-        if row is None or row["expires_at_s"] <= self._truth.now():
+        """Return the leader from SQL; UnavailableError (retryable) while there is none."""
+        row = await self._state.store.get(schema.LEADERS, {"name": name})
+        if row is None or row["expires_at_s"] <= self._state.now():
             raise UnavailableError(
                 f"no {name} leads now\n"
                 f"start one with `python -m stoker_{name}`, or wait for the election if one runs"
             )
         return _leader(row)
+
+
+class LeaderLoops:
+    """The loops (name -> coroutine function) that run while this replica leads."""
+
+    def __init__(
+        self,
+        election: LeaderElection,
+        *,
+        holder: str,
+        sole_replica: bool,
+        loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]],
+    ) -> None:
+        self._election = election
+        self._holder = holder
+        self._sole_replica = sole_replica
+        self._loops = loops
+        self._campaigned = False
+        self.leads = False
+
+    async def run(self, url: str) -> None:
+        """Lead when possible, until cancelled; ``url`` is where this replica listens."""
+        while True:
+            if not self._sole_replica:
+                await self._acquire(url)
+            try:
+                async with Background("gcs-leader") as background:
+                    self.leads = True
+                    for name, loop in self._loops.items():
+                        background.spawn(run_forever(name, loop), name=name)
+                    await self._renew_until_lost(url)
+            finally:
+                self.leads = False
+
+    async def resign(self) -> None:
+        """Let another replica take over at once."""
+        if self._campaigned:
+            with contextlib.suppress(StokerError):
+                await self._election.resign(GCS, self._holder)
+
+    async def _acquire(self, url: str) -> None:
+        while True:
+            try:
+                await self._campaign(url)
+            except ConflictError:
+                await asyncio.sleep(TTL_S / 3)
+            except StokerError as error:
+                _log.warning("cannot campaign: %s", error)
+                await asyncio.sleep(TTL_S / 3)
+            else:
+                return
+
+    async def _renew_until_lost(self, url: str) -> None:
+        if self._sole_replica:
+            await asyncio.Event().wait()
+        loop = asyncio.get_running_loop()
+        renew_by = loop.time() + TTL_S * 2 / 3
+        while loop.time() < renew_by:
+            await asyncio.sleep(TTL_S / 4)
+            sent_at_s = loop.time()
+            try:
+                async with asyncio.timeout_at(renew_by):
+                    await self._campaign(url)
+            except ConflictError:
+                return
+            except (StokerError, TimeoutError):
+                continue
+            renew_by = sent_at_s + TTL_S * 2 / 3
+
+    async def _campaign(self, url: str) -> None:
+        self._campaigned = True
+        body = Campaign(holder=self._holder, url=url, ttl_s=TTL_S)
+        await self._election.campaign(GCS, body)
+
+
+async def run_forever(name: str, loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a loop that must not end; when it fails (say, the database is away), start it again."""
+    while True:
+        try:
+            await loop()
+        except StokerError as error:
+            _log.warning("the loop %s waits: %s", name, error)
+        except Exception:
+            _log.exception("the loop %s failed and starts again", name)
+        await asyncio.sleep(RESTART_S)
 
 
 def _leader(row: Row) -> Leader:

@@ -1,4 +1,4 @@
-"""What a gcs does for its own health: metrics, and forgetting events that are very old."""
+"""Loops that keep a gcs itself healthy: its metrics, and the compaction of its event log."""
 
 from __future__ import annotations
 
@@ -6,53 +6,68 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from stoker_gcs.app import COMPACT_EVERY_S, KEEP_EVENTS
 from stoker_wire.errors import StokerError
+from stoker_wire.messages.cluster import NodeState
 
 if TYPE_CHECKING:
-    from stoker_gcs.app import Parts
-    from stoker_wire.http.server import Service
+    from stoker_gcs.registry.jobs.registry import JobRegistry
+    from stoker_gcs.registry.nodes.registry import NodeRegistry
+    from stoker_gcs.registry.tasks.history import TaskHistory
+    from stoker_gcs.state.records import StateStore
+    from stoker_wire.process.metrics import Metrics
 
-_log = logging.getLogger("stoker.gcs")
+_log = logging.getLogger(__name__)
 MEASURE_EVERY_S = 1.0
+COMPACT_EVERY_S = 60.0
+KEPT_EVENTS = 200_000
 
 
-class Upkeep:
-    """See the module."""
+class Maintenance:
+    """The gauges of a gcs, and the loops that set them and compact the log."""
 
-    def __init__(self, service: Service, parts: Parts) -> None:
-        self._parts = parts
-        metrics = service.metrics
-        self._seq = metrics.gauge("events_seq", "Sequence number of the newest event.")
-        self._nodes = metrics.gauge("nodes", "Nodes, by state.", ("state",))
-        self._jobs = metrics.gauge("jobs_live", "Jobs that have not ended.")
-        self._tasks = metrics.gauge("task_records", "Task records accepted since the start.")
-        self._dropped = metrics.gauge("task_records_dropped", "Task records lost: must be 0.")
-        self._commits = metrics.gauge("commits", "Transactions since the start.")
-        self._changes = metrics.gauge("changes", "Changes in those transactions.")
-        self._degraded = metrics.gauge("hot_store_degraded", "1 while Redis does not answer.")
+    def __init__(
+        self,
+        metrics: Metrics,
+        state: StateStore,
+        *,
+        nodes: NodeRegistry,
+        jobs: JobRegistry,
+        history: TaskHistory,
+    ) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._jobs = jobs
+        self._history = history
+        self._seq_gauge = metrics.gauge("events_seq", "Sequence number of the newest event.")
+        self._nodes_gauge = metrics.gauge("nodes", "Nodes, by state.", ("state",))
+        self._jobs_gauge = metrics.gauge("jobs_live", "Jobs that have not ended.")
+        self._tasks_gauge = metrics.gauge("task_records", "Task records accepted since the start.")
+        self._dropped_gauge = metrics.gauge("task_records_dropped", "Task records lost: must be 0.")
+        self._commits_gauge = metrics.gauge("commits", "Transactions since the start.")
+        self._changes_gauge = metrics.gauge("changes", "Changes in those transactions.")
+        self._degraded_gauge = metrics.gauge("hot_store_degraded", "1 while Redis does not answer.")
 
-    async def measure(self) -> None:
-        """Set the gauges, forever."""
+    async def update_metrics(self) -> None:
+        """Set the gauges, until cancelled."""
+        state = self._state
         while True:
-            parts = self._parts
-            self._seq.set(parts.truth.log.last)
-            states = [node.state for node in parts.nodes.view.values()]
-            for state in ("ALIVE", "SUSPECT", "DEAD"):
-                self._nodes.labels(state).set(states.count(state))  # type: ignore[arg-type]
-            self._jobs.set(len(parts.ledger.live))
-            self._tasks.set(parts.history.accepted)
-            self._dropped.set(parts.history.dropped)
-            self._commits.set(parts.truth.journal.changes.batches)
-            self._changes.set(parts.truth.journal.changes.items)
-            self._degraded.set(int(parts.hot.degraded))
+            self._seq_gauge.set(state.log.last)
+            states = [node.state for node in self._nodes.view.values()]
+            for node_state in NodeState:
+                self._nodes_gauge.labels(node_state.value).set(states.count(node_state))
+            self._jobs_gauge.set(len(self._jobs.live))
+            self._tasks_gauge.set(self._history.accepted)
+            self._dropped_gauge.set(self._history.dropped)
+            self._commits_gauge.set(state.writer.changes.batches)
+            self._changes_gauge.set(state.writer.changes.items)
+            self._degraded_gauge.set(int(state.ephemeral.degraded))
             await asyncio.sleep(MEASURE_EVERY_S)
 
-    async def compact(self) -> None:
-        """The leading replica: forget old events now and then."""
+    async def compact_log(self) -> None:
+        """Forget old events now and then, until cancelled; runs on the leading replica."""
         while True:
             await asyncio.sleep(COMPACT_EVERY_S)
             try:
-                await self._parts.truth.log.compact(KEEP_EVENTS)
+                await self._state.log.compact(KEPT_EVENTS)
             except StokerError as error:
                 _log.warning("compaction waits: %s", error)

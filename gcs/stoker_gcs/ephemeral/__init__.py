@@ -1,5 +1,5 @@
-"""The hot store: facts that are true for seconds (heartbeats, sessions) and news between replicas.
+"""The ephemeral store: entries that matter for seconds (heartbeats, sessions), and announcements.
 
-It may vanish at any time. Nothing in it is the truth; everything in it is written again by those who
-know, or rebuilt from SQL and this process's memory.
+It may vanish at any time. Nothing in it is authoritative: each entry is written again by its owner, or
+rebuilt from SQL and this process's memory.
 """

@@ -1,4 +1,4 @@
-"""The hot store of one process: dicts with expiry. Also what the Redis one falls back to."""
+"""The ephemeral store of one process: dicts with expiry. The one on Redis falls back to it."""
 
 from __future__ import annotations
 
@@ -8,48 +8,48 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Fact = tuple[bytes, float]
+Entry = tuple[bytes, float]
 
 
-class MemoryHot:
-    """See :class:`stoker_gcs.ephemeral.protocol.HotStore`. ``now`` is injected by tests."""
+class MemoryEphemeralStore:
+    """Entries in dicts (:class:`stoker_gcs.ephemeral.protocol.EphemeralStore`); tests inject ``now``."""
 
-    hears = False
+    subscribed = False
     shared = False
     degraded = False
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._facts: dict[str, dict[str, Fact]] = {}
+        self._entries: dict[str, dict[str, Entry]] = {}
 
-    async def start(self, on_news: Callable[[int], None]) -> None:
-        """Nothing to connect to, and no other replica that could have news."""
+    async def start(self, on_announce: Callable[[int], None]) -> None:
+        """Do nothing: there is no server, and no other replica that could announce."""
 
     async def stop(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def put(self, kind: str, key: str, value: bytes, ttl_s: float) -> None:
-        """Keep ``value`` for ``ttl_s`` seconds."""
-        self._facts.setdefault(kind, {})[key] = (value, self._now() + ttl_s)
+        """Store ``value`` for ``ttl_s`` seconds."""
+        self._entries.setdefault(kind, {})[key] = (value, self._now() + ttl_s)
 
     def remove(self, kind: str, key: str) -> None:
-        """Forget a fact."""
-        self._facts.get(kind, {}).pop(key, None)
+        """Delete an entry."""
+        self._entries.get(kind, {}).pop(key, None)
 
     async def all(self, kind: str) -> dict[str, bytes]:
-        """All facts of a kind that have not expired."""
-        return {key: value for key, (value, _) in self.alive(kind)}
+        """Return all entries of a kind that have not expired."""
+        return {key: value for key, (value, _) in self.live(kind)}
 
-    def alive(self, kind: str) -> Iterator[tuple[str, Fact]]:
-        """The facts of a kind with their expiry; expired ones are dropped."""
-        facts, now = self._facts.get(kind, {}), self._now()
-        for key in [key for key, (_, until) in facts.items() if until <= now]:
-            del facts[key]
-        return iter(list(facts.items()))
+    def live(self, kind: str) -> Iterator[tuple[str, Entry]]:
+        """Return the entries of a kind with their expiry, and drop expired ones."""
+        entries, now = self._entries.get(kind, {}), self._now()
+        for key in [key for key, (_, until) in entries.items() if until <= now]:
+            del entries[key]
+        return iter(list(entries.items()))
 
     def kinds(self) -> tuple[str, ...]:
-        """The kinds that ever held a fact."""
-        return tuple(self._facts)
+        """Return the kinds that ever had an entry."""
+        return tuple(self._entries)
 
     def announce(self, seq: int) -> None:
-        """Nobody else listens."""
+        """Do nothing: there is no other replica."""

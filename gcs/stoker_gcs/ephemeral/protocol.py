@@ -1,4 +1,4 @@
-"""The contract of a hot store, proved by one suite over memory and Redis."""
+"""The contract of an ephemeral store, proved by one suite over memory and Redis."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class HotStore(Protocol):
-    """Short-lived facts, by kind and key, each with its own expiry.
+class EphemeralStore(Protocol):
+    """Short-lived entries, by kind and key, each with its own expiry.
 
-    ``put``, ``remove`` and ``announce`` never wait and never fail: what cannot be sent is kept in
-    memory and sent when the other side is back.
+    ``put``, ``remove`` and ``announce`` never wait and never fail: what cannot be sent stays in
+    memory and is sent when the other side is back.
     """
 
     @property
@@ -22,34 +22,34 @@ class HotStore(Protocol):
 
     @property
     def degraded(self) -> bool:
-        """Whether a configured server does not answer, so that only this process's facts count."""
+        """Whether a configured server does not answer, so that only this process's entries count."""
         ...
 
     @property
-    def hears(self) -> bool:
-        """Whether what other replicas announce arrives here, right now."""
+    def subscribed(self) -> bool:
+        """Whether announcements of other replicas arrive here, right now."""
         ...
 
-    async def start(self, on_news: Callable[[int], None]) -> None:
-        """Begin; ``on_news`` is called with sequence numbers that other replicas announce."""
+    async def start(self, on_announce: Callable[[int], None]) -> None:
+        """Start; ``on_announce`` is called with the sequence numbers that other replicas announce."""
         ...
 
     async def stop(self) -> None:
-        """End; what was put may be lost."""
+        """Stop; what was put may be lost."""
         ...
 
     def put(self, kind: str, key: str, value: bytes, ttl_s: float) -> None:
-        """Keep ``value`` for ``ttl_s`` seconds."""
+        """Store ``value`` for ``ttl_s`` seconds."""
         ...
 
     def remove(self, kind: str, key: str) -> None:
-        """Forget a fact."""
+        """Delete an entry."""
         ...
 
     async def all(self, kind: str) -> dict[str, bytes]:
-        """All facts of a kind that have not expired, from every replica that can be heard."""
+        """Return all entries of a kind that have not expired, of every replica within reach."""
         ...
 
     def announce(self, seq: int) -> None:
-        """Tell the other replicas that events up to ``seq`` are committed."""
+        """Announce to the other replicas that events up to ``seq`` are committed."""
         ...

@@ -1,8 +1,8 @@
-"""The hot store that replicas share over Redis, and live without while it is gone.
+"""The ephemeral store that replicas share over Redis, and that works without it while it is gone.
 
-Every fact is in this process's memory first; a writer sends it to Redis behind the caller's back, a
-few tens of milliseconds later, many in one round trip. When Redis does not answer, reads fall back
-to memory, the writer keeps trying, and once Redis is back (empty or not) it gets all facts again.
+Every entry is in this process's memory first; a writer sends it to Redis in the background, a few
+tens of milliseconds later, many in one round trip. When Redis does not answer, reads fall back
+to memory, the writer keeps trying, and once Redis is back (empty or not) it gets all entries again.
 
 One hash per kind: field = key, value = expiry in seconds since the epoch and the bytes.
 """
@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 import redis.asyncio as redis_client
 from redis.exceptions import RedisError
 
-from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker_gcs.ephemeral.memory import Fact
+    from stoker_gcs.ephemeral.memory import Entry
 
-_log = logging.getLogger("stoker.gcs.hot")
+_log = logging.getLogger(__name__)
 _EXPIRY = struct.Struct("<d")
 CHANNEL = "stoker:events"
 TIMEOUT_S = 1.0
@@ -37,33 +37,33 @@ RETRY_S = 0.5
 HASH_TTL_S = 3600
 
 
-class RedisHot:
-    """See :class:`stoker_gcs.ephemeral.protocol.HotStore`."""
+class RedisEphemeralStore:
+    """Entries in memory and in Redis (:class:`stoker_gcs.ephemeral.protocol.EphemeralStore`)."""
 
     def __init__(self, url: str, now: Callable[[], float] = time.time) -> None:
-        self._memory = MemoryHot(now)
+        self._memory = MemoryEphemeralStore(now)
         self._now = now
         self._client = redis_client.Redis.from_url(
             url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
         )
         # A subscription waits for as long as nothing happens; its health check finds a dead server.
         self._listener = redis_client.Redis.from_url(url, socket_connect_timeout=TIMEOUT_S)
-        self._dirty: dict[tuple[str, str], Fact | None] = {}
+        self._dirty: dict[tuple[str, str], Entry | None] = {}
         self._announced = 0
         self._wake = asyncio.Event()
         self._background = Background("gcs-redis")
         self.degraded = True
-        self.hears = False
+        self.subscribed = False
 
     @property
     def shared(self) -> bool:
         """Whether Redis answers."""
         return not self.degraded
 
-    async def start(self, on_news: Callable[[int], None]) -> None:
-        """Begin writing and listening; does not wait for Redis."""
+    async def start(self, on_announce: Callable[[int], None]) -> None:
+        """Start writing and listening, without a wait for Redis."""
         self._background.spawn(self._write(), name="write")
-        self._background.spawn(self._listen(on_news), name="listen")
+        self._background.spawn(self._listen(on_announce), name="listen")
 
     async def stop(self) -> None:
         """Close the connections."""
@@ -72,41 +72,41 @@ class RedisHot:
         await self._listener.aclose()
 
     def put(self, kind: str, key: str, value: bytes, ttl_s: float) -> None:
-        """Keep ``value`` for ``ttl_s`` seconds."""
+        """Store ``value`` for ``ttl_s`` seconds."""
         self._memory.put(kind, key, value, ttl_s)
         self._dirty[kind, key] = (value, self._now() + ttl_s)
         self._wake.set()
 
     def remove(self, kind: str, key: str) -> None:
-        """Forget a fact."""
+        """Delete an entry."""
         self._memory.remove(kind, key)
         self._dirty[kind, key] = None
         self._wake.set()
 
     def announce(self, seq: int) -> None:
-        """Tell the other replicas that events up to ``seq`` are committed."""
+        """Announce to the other replicas that events up to ``seq`` are committed."""
         self._announced = max(self._announced, seq)
         self._wake.set()
 
     async def all(self, kind: str) -> dict[str, bytes]:
-        """Facts in Redis and in memory; where both have one, the one that lives longer."""
-        facts = dict(self._memory.alive(kind))
+        """Return entries in Redis and in memory; where both have one, that with the later expiry."""
+        entries = dict(self._memory.live(kind))
         if not self.degraded:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
-                    found = await self._client.hgetall(_hash(kind))
+                    stored = await self._client.hgetall(_hash(kind))
             except (RedisError, OSError, TimeoutError) as error:
-                self._lost(error)
-                found = {}
+                self._degrade(error)
+                stored = {}
             now = self._now()
-            for raw_key, raw in found.items():
+            for raw_key, raw in stored.items():
                 key = raw_key.decode() if isinstance(raw_key, bytes) else raw_key
                 if not isinstance(raw, bytes):
                     continue
                 until = _EXPIRY.unpack_from(raw)[0]
-                if until > now and (key not in facts or until > facts[key][1]):
-                    facts[key] = (raw[_EXPIRY.size :], until)
-        return {key: value for key, (value, _) in facts.items()}
+                if until > now and (key not in entries or until > entries[key][1]):
+                    entries[key] = (raw[_EXPIRY.size :], until)
+        return {key: value for key, (value, _) in entries.items()}
 
     async def _write(self) -> None:
         sent = 0
@@ -116,34 +116,34 @@ class RedisHot:
                 await asyncio.sleep(WRITE_EVERY_S)
             self._wake.clear()
             if self.degraded:
-                self._dirty_all()
+                self._mark_all_dirty()
             dirty, self._dirty = self._dirty, {}
             announced = self._announced
             try:
                 async with asyncio.timeout(2 * TIMEOUT_S):
                     await self._send(dirty, announced if announced > sent else 0)
             except (RedisError, OSError, TimeoutError) as error:
-                self._lost(error)
+                self._degrade(error)
                 self._dirty = {**dirty, **self._dirty}
                 await asyncio.sleep(RETRY_S)
                 continue
             sent = announced
             if self.degraded:
                 self.degraded = False
-                _log.info("Redis answers: the hot store is shared again")
+                _log.info("Redis answers: the ephemeral store is shared again")
 
-    def _dirty_all(self) -> None:
+    def _mark_all_dirty(self) -> None:
         for kind in self._memory.kinds():
-            for key, fact in self._memory.alive(kind):
-                self._dirty[kind, key] = fact
+            for key, entry in self._memory.live(kind):
+                self._dirty[kind, key] = entry
 
-    async def _send(self, dirty: dict[tuple[str, str], Fact | None], announced: int) -> None:
+    async def _send(self, dirty: dict[tuple[str, str], Entry | None], announced: int) -> None:
         pipe = self._client.pipeline(transaction=False)
-        for (kind, key), fact in dirty.items():
-            if fact is None:
+        for (kind, key), entry in dirty.items():
+            if entry is None:
                 pipe.hdel(_hash(kind), key)
             else:
-                pipe.hset(_hash(kind), key, _EXPIRY.pack(fact[1]) + fact[0])
+                pipe.hset(_hash(kind), key, _EXPIRY.pack(entry[1]) + entry[0])
         for kind in {kind for kind, _ in dirty}:
             pipe.expire(_hash(kind), HASH_TTL_S)
         if announced:
@@ -151,24 +151,24 @@ class RedisHot:
         pipe.ping()
         await pipe.execute()
 
-    async def _listen(self, on_news: Callable[[int], None]) -> None:
+    async def _listen(self, on_announce: Callable[[int], None]) -> None:
         while True:
             with contextlib.suppress(RedisError, OSError, TimeoutError):
                 async with self._listener.pubsub() as pubsub:
                     await pubsub.subscribe(CHANNEL)
-                    # Whatever was announced while nobody listened is news, however old.
-                    on_news(sys.maxsize)
-                    self.hears = True
+                    # Announcements before the subscription were missed: read SQL once.
+                    on_announce(sys.maxsize)
+                    self.subscribed = True
                     while True:
                         message = await pubsub.get_message(
                             ignore_subscribe_messages=True, timeout=5.0
                         )
                         if message is not None:
-                            on_news(int(message["data"]))
-            self.hears = False
+                            on_announce(int(message["data"]))
+            self.subscribed = False
             await asyncio.sleep(RETRY_S)
 
-    def _lost(self, error: BaseException) -> None:
+    def _degrade(self, error: BaseException) -> None:
         if not self.degraded:
             _log.warning("Redis does not answer (%s): going on from memory and SQL", error)
         self.degraded = True

@@ -1,1 +1,1 @@
-"""Why something waits, and which record is meant: answers for people, from records and events."""
+"""Explanations for people: why something waits, and which record an id prefix means."""

@@ -1,8 +1,8 @@
-"""What of a job waits, by cause: its actors without a worker and its tasks that have not begun.
+"""The waiting actors and tasks of a job, grouped by cause.
 
-Called by the explanation of a job. Whoever has one cause is one group with a count and an example, and
-the scheduler is asked once per kind of demand. All of it is bounded: so many actors and tasks are
-looked at, so many demands are asked for.
+Called by the explanation of a job. All that wait for one cause are one group with a count and an
+example, and the scheduler is asked once per scheduling class. All of it is bounded: the actors and
+tasks that are looked at, and the demands that are asked for.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from stoker_wire.messages.work import ActorState, TaskState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stoker_gcs.app import Parts
+    from stoker_gcs.app import GcsApp
     from stoker_gcs.store.changes import Condition
     from stoker_wire.messages.control import Verdict
     from stoker_wire.messages.work import Actor
 
 LOOKED_AT = 1000
-"""Waiting actors, and waiting tasks, that are looked at."""
+"""The limit of waiting actors, and of waiting tasks, that are looked at."""
 ASKED_FOR = 20
-"""Demands for which the scheduler is asked; groups beyond show what they themselves reported."""
+"""The limit of demands for which the scheduler is asked; groups beyond show what they reported."""
 SHOWN = 50
 _DETAILS = 2
 _PER_SELECT = 500
@@ -44,7 +44,7 @@ _ID = re.compile(r"\b[a-z]+_[0-9a-f]{8}[0-9a-f.]*")
 
 @dataclass(slots=True)
 class _Group:
-    """Those that wait for one cause; ``note`` is what they said of it themselves."""
+    """Actors or tasks that wait for one cause; ``note`` is the reason that they reported."""
 
     kind: str
     name: str
@@ -57,7 +57,7 @@ class _Group:
 
 @dataclass(slots=True)
 class _Groups:
-    """Groups by what their members have in common, in the order in which they were met."""
+    """Groups by what their members have in common, in the order of their first members."""
 
     by_key: dict[object, _Group] = field(default_factory=dict)
     bounded: set[str] = field(default_factory=set)
@@ -72,7 +72,7 @@ class _Groups:
         note: str,
         alike: str = "",
     ) -> None:
-        """Count one in; without a demand those with the same ``alike`` (or note) are one group."""
+        """Count one actor or task; without a demand, equal ``alike`` (or note) makes one group."""
         cause = (alike or _ID.sub("", note)) if demand is None else _class_of(demand)
         key = (kind, name, state, cause)
         group = self.by_key.setdefault(key, _Group(kind, name, state, id_, demand, note))
@@ -83,29 +83,29 @@ def _class_of(demand: Demand) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(demand, locality={}), order="sorted")
 
 
-async def waiting_of(parts: Parts, job_id: str) -> tuple[WaitingGroup, ...]:
-    """Return what of the job waits, the largest group first."""
+async def waiting_of(app: GcsApp, job_id: str) -> tuple[WaitingGroup, ...]:
+    """Return the waiting groups of a job, the largest first."""
     groups = _Groups()
-    await _add_actors(parts, job_id, groups)
-    await _add_tasks(parts, job_id, groups)
-    found = sorted(groups.by_key.values(), key=lambda group: -group.count)[:SHOWN]
-    asked = [group for group in found if group.demand is not None][:ASKED_FOR]
-    told = await asyncio.gather(*[_ask(parts, group.demand) for group in asked])
-    stories = dict(zip(map(id, asked), told, strict=True))
+    await _add_actors(app, job_id, groups)
+    await _add_tasks(app, job_id, groups)
+    largest = sorted(groups.by_key.values(), key=lambda group: -group.count)[:SHOWN]
+    asked = [group for group in largest if group.demand is not None][:ASKED_FOR]
+    replies = await asyncio.gather(*[_ask(app, group.demand) for group in asked])
+    explanations = dict(zip(map(id, asked), replies, strict=True))
     return tuple(
-        _group_of(group, stories.get(id(group)), group.kind not in groups.bounded)
-        for group in found
+        _group_of(group, explanations.get(id(group)), group.kind not in groups.bounded)
+        for group in largest
     )
 
 
-async def _add_actors(parts: Parts, job_id: str, groups: _Groups) -> None:
+async def _add_actors(app: GcsApp, job_id: str, groups: _Groups) -> None:
     states = (ActorState.PENDING.value, ActorState.RESTARTING.value)
     where: dict[str, Condition] = {"job_id": job_id, "state": states}
-    rows = await parts.truth.store.select(schema.ACTORS, where, limit=LOOKED_AT + 1)
+    rows = await app.state.store.select(schema.ACTORS, where, limit=LOOKED_AT + 1)
     if len(rows) > LOOKED_AT:
         groups.bounded.add("actor")
     for row in rows[:LOOKED_AT]:
-        actor = ACTORS.kept(row).record
+        actor = ACTORS.decode(row).record
         demand = None
         note = "runs its constructor"
         if waits(actor):
@@ -116,46 +116,46 @@ async def _add_actors(parts: Parts, job_id: str, groups: _Groups) -> None:
         groups.add("actor", actor.class_name, actor.state, actor.actor_id, demand, note)
 
 
-async def _add_tasks(parts: Parts, job_id: str, groups: _Groups) -> None:
+async def _add_tasks(app: GcsApp, job_id: str, groups: _Groups) -> None:
     states = (TaskState.WAITING.value, TaskState.QUEUED.value)
     where: dict[str, Condition] = {"job_id": job_id, "state": states}
-    rows = await parts.truth.store.select(schema.TASKS, where, limit=LOOKED_AT + 1)
+    rows = await app.state.store.select(schema.TASKS, where, limit=LOOKED_AT + 1)
     if len(rows) > LOOKED_AT:
         groups.bounded.add("task")
     tasks = [task_of(row) for row in rows[:LOOKED_AT]]
-    actors = await _actors(parts, {task.actor_id for task in tasks if task.actor_id})
+    actors = await _actors(app, {task.actor_id for task in tasks if task.actor_id})
     for task in tasks:
         queued = task.state is TaskState.QUEUED and not task.actor_id
         note, alike = task.waiting_for or "waits for a worker", ""
         if (actor := actors.get(task.actor_id)) is not None:
-            # As the actor is now: the task told once how it was when the call was made.
+            # As the actor is now: the task reported how it was when the call was made.
             alike = f"{actor.class_name} {actor.state}"
             note = f"waits for actor {actor.class_name} ({actor.actor_id}), which is {actor.state}"
         demand = task.demand if queued else None
         groups.add("task", task.name, task.state, task.task_id, demand, note, alike)
 
 
-async def _actors(parts: Parts, ids: set[str]) -> dict[str, Actor]:
-    found = {}
+async def _actors(app: GcsApp, ids: set[str]) -> dict[str, Actor]:
+    by_id = {}
     some = sorted(ids)
     for start in range(0, len(some), _PER_SELECT):
         where: dict[str, Condition] = {"actor_id": tuple(some[start : start + _PER_SELECT])}
-        for row in await parts.truth.store.select(schema.ACTORS, where):
-            found[row["actor_id"]] = ACTORS.kept(row).record
-    return found
+        for row in await app.state.store.select(schema.ACTORS, where):
+            by_id[row["actor_id"]] = ACTORS.decode(row).record
+    return by_id
 
 
-async def _ask(parts: Parts, demand: Demand | None) -> Explanation | None:
+async def _ask(app: GcsApp, demand: Demand | None) -> Explanation | None:
     try:
-        return await parts.links.scheduler("POST", "/v1/explain", demand, reply=Explanation)
+        return await app.peers.call_scheduler("POST", "/v1/explain", demand, reply=Explanation)
     except StokerError:
         return None
 
 
-def _group_of(group: _Group, told: Explanation | None, exact: bool) -> WaitingGroup:
+def _group_of(group: _Group, explanation: Explanation | None, exact: bool) -> WaitingGroup:
     cause = short_of(group.note)
-    if told is not None:
-        cause = cause_of(told)
+    if explanation is not None:
+        cause = cause_of(explanation)
     return WaitingGroup(
         kind=group.kind,
         name=group.name,
@@ -163,28 +163,28 @@ def _group_of(group: _Group, told: Explanation | None, exact: bool) -> WaitingGr
         cause=cause,
         example_id=group.example_id,
         state=group.state,
-        remedy=told.remedy if told is not None else "",
-        infeasible=told is not None and told.state == "INFEASIBLE",
+        remedy=explanation.remedy if explanation is not None else "",
+        infeasible=explanation is not None and explanation.state == "INFEASIBLE",
         count_exact=exact,
     )
 
 
 def short_of(note: str) -> str:
-    """Return what a task said of itself ("it waits for ...") as the end of a sentence about it."""
+    """Return the reason that a task reported ("it waits for ...") as the end of a sentence about it."""
     return note.removeprefix("it ")
 
 
-def cause_of(told: Explanation) -> str:
-    """Return in a few words why a demand waits: what the nodes say, those with one cause counted."""
-    if not told.verdicts:
-        return told.summary
-    if any(verdict.fit is Fit.FITS for verdict in told.verdicts):
+def cause_of(explanation: Explanation) -> str:
+    """Return in a few words why a demand waits: the verdicts of the nodes, counted by cause."""
+    if not explanation.verdicts:
+        return explanation.summary
+    if any(verdict.fit is Fit.FITS for verdict in explanation.verdicts):
         return "there is room for it: it starts when its turn comes"
-    return _details(told.verdicts)
+    return _details(explanation.verdicts)
 
 
 def _details(verdicts: Sequence[Verdict]) -> str:
-    # What could take it later comes before what never can.
+    # Nodes that could take it later come before those that never can.
     ordered = sorted(verdicts, key=lambda verdict: verdict.fit is Fit.NEVER)
     counted = Counter(verdict.detail for verdict in ordered)
     if len(counted) == 1:

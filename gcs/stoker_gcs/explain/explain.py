@@ -1,7 +1,7 @@
-"""Why something waits, or what became of it: our records and events, and the scheduler's verdicts.
+"""Explanations of jobs, actors and tasks: records and events, and the scheduler's verdicts.
 
-The verdicts come from the code that places, never from a second guess; when the scheduler does not
-answer, the explanation says so instead of failing.
+The verdicts come from the code that places, so an explanation cannot differ from the decision; when
+the scheduler does not answer, the explanation says so instead of failing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 
 from stoker_gcs.explain.causes import cause_of, short_of, waiting_of
 from stoker_gcs.registry.actors.rules import ACTORS, lease_job, waits
-from stoker_gcs.registry.jobs.launch import demand_of
+from stoker_gcs.registry.jobs.placement import demand_of
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.state import schema
 from stoker_gcs.store.rows import event_of
@@ -23,43 +23,45 @@ from stoker_wire.messages.control import Event, Explanation
 from stoker_wire.messages.work import ActorState, JobState, TaskState
 
 if TYPE_CHECKING:
-    from stoker_gcs.app import Parts
+    from stoker_gcs.app import GcsApp
 
-STORY_EVENTS = 50
+MAX_EVENTS = 50
 _OBJECT = re.compile(r"\bo_([0-9a-f]+)\.\d+")
 
 
-async def explain_job(parts: Parts, job_id: str) -> Explanation:
-    """A job's story; while it is PENDING, why its driver waits."""
-    job = await parts.truth.get(JOBS, job_id)
-    events = await _story(parts, job_id)
+async def explain_job(app: GcsApp, job_id: str) -> Explanation:
+    """Explain a job: its events, what of it waits, and while it is PENDING why its driver waits."""
+    job = await app.state.get(JOBS, job_id)
+    events = await _events_of(app, job_id)
     if job.state is JobState.PENDING:
-        waited_s = parts.truth.now() - job.created_at_s
-        return await _waiting(
-            parts, job_id, job.state, demand_of(job), waited_s, events, job.message
-        )
+        waited_s = app.state.now() - job.created_at_s
+        return await _waiting(app, job_id, job.state, demand_of(job), waited_s, events, job.message)
     summary = f"job {job_id} is {job.state}" + (f": {job.message}" if job.message else "")
-    waiting = () if job.state.terminal else await waiting_of(parts, job_id)
+    waiting = () if job.state.terminal else await waiting_of(app, job_id)
     return Explanation(
         subject=job_id, state=job.state, summary=summary, events=events, waiting=waiting
     )
 
 
-async def explain_actor(parts: Parts, actor_id: str) -> Explanation:
-    """An actor's story; while it has no worker, why."""
-    actor = await parts.truth.get(ACTORS, actor_id)
-    events = await _story(parts, actor_id)
+async def explain_actor(app: GcsApp, actor_id: str) -> Explanation:
+    """Explain an actor: its events, and while it has no worker, why."""
+    actor = await app.state.get(ACTORS, actor_id)
+    events = await _events_of(app, actor_id)
     if waits(actor):
-        spec = await parts.actors.spec(actor_id)
+        spec = await app.actors.spec(actor_id)
         demand = msgspec.structs.replace(spec.demand, kind=LeaseKind.ACTOR, job_id=lease_job(actor))
-        waited_s = parts.truth.now() - (events[-1].at_s if events else actor.created_at_s)
+        waited_s = app.state.now() - (events[-1].at_s if events else actor.created_at_s)
         return await _waiting(
-            parts, actor_id, actor.state, demand, waited_s, events, actor.pending_reason
+            app, actor_id, actor.state, demand, waited_s, events, actor.pending_reason
         )
     where = f" on node {actor.node_id}" if actor.node_id else ""
     match actor.state:
         case ActorState.DEAD:
-            why = actor.death_cause.message if actor.death_cause else "for no reason that was told"
+            why = (
+                actor.death_cause.message
+                if actor.death_cause
+                else "for no reason that was reported"
+            )
             summary = f"actor {actor_id} ({actor.class_name}) is DEAD: {why}"
         case ActorState.ALIVE:
             summary = f"actor {actor_id} ({actor.class_name}) is ALIVE{where}"
@@ -74,22 +76,22 @@ async def explain_actor(parts: Parts, actor_id: str) -> Explanation:
     return Explanation(subject=actor_id, state=actor.state, summary=summary, events=events)
 
 
-async def explain_task(parts: Parts, task_id: str) -> Explanation:
-    """A task's story; while it is QUEUED, why."""
-    attempts = await parts.history.attempts(task_id)
+async def explain_task(app: GcsApp, task_id: str) -> Explanation:
+    """Explain a task: its state, and while it is QUEUED, why."""
+    attempts = await app.history.attempts(task_id)
     last = attempts[-1]
-    now = parts.truth.now()
+    now = app.state.now()
     submitted_at_s = attempts[0].submitted_at_s
     waited_s = max(0.0, now - submitted_at_s) if submitted_at_s else 0.0
     if last.state is TaskState.QUEUED and last.demand is not None:
-        return await _waiting(parts, task_id, last.state, last.demand, waited_s, (), "")
+        return await _waiting(app, task_id, last.state, last.demand, waited_s, (), "")
     name = f"task {task_id} ({last.name}, attempt {last.attempt})"
     match last.state:
         case TaskState.WAITING | TaskState.QUEUED if last.actor_id:
             summary = f"{name} waits for its actor"
         case TaskState.WAITING:
             summary = f"{name} {short_of(last.waiting_for) or 'waits for an argument'}"
-            summary += await _maker(parts, last.waiting_for)
+            summary += await _producer(app, last.waiting_for)
         case TaskState.QUEUED:
             summary = f"{name} waits for a worker"
         case TaskState.RUNNING:
@@ -103,7 +105,7 @@ async def explain_task(parts: Parts, task_id: str) -> Explanation:
             why = f": {last.error.message}" if last.error else ""
             summary = f"{name} is {last.state}{took}{why}"
     if last.actor_id and not last.state.terminal:
-        of_actor = await explain_actor(parts, last.actor_id)
+        of_actor = await explain_actor(app, last.actor_id)
         summary = f"{summary}; {of_actor.summary}"
     return Explanation(
         subject=task_id,
@@ -114,25 +116,25 @@ async def explain_task(parts: Parts, task_id: str) -> Explanation:
     )
 
 
-async def _maker(parts: Parts, waiting_for: str) -> str:
-    """Name the task whose result an argument is, if the history has it."""
+async def _producer(app: GcsApp, waiting_for: str) -> str:
+    """Return a clause that names the task whose result an argument is, if the history has it."""
     named = _OBJECT.search(waiting_for)
     if named is None:
         return ""
     try:
-        maker = (await parts.history.attempts(f"t_{named[1]}"))[-1]
+        producer = (await app.history.attempts(f"t_{named[1]}"))[-1]
     except NotFoundError:
         return ""
-    return f", which task {maker.task_id} ({maker.name}) makes; that is {maker.state}"
+    return f", which task {producer.task_id} ({producer.name}) makes; that is {producer.state}"
 
 
-async def _story(parts: Parts, subject: str) -> tuple[Event, ...]:
-    rows = await parts.truth.store.select(schema.EVENTS, {"subject": subject}, limit=STORY_EVENTS)
+async def _events_of(app: GcsApp, subject: str) -> tuple[Event, ...]:
+    rows = await app.state.store.select(schema.EVENTS, {"subject": subject}, limit=MAX_EVENTS)
     return tuple(msgspec.structs.replace(event_of(row), payload={}) for row in rows)
 
 
 async def _waiting(
-    parts: Parts,
+    app: GcsApp,
     subject: str,
     state: str,
     demand: Demand,
@@ -141,23 +143,25 @@ async def _waiting(
     note: str,
 ) -> Explanation:
     try:
-        told = await parts.links.scheduler("POST", "/v1/explain", demand, reply=Explanation)
+        explanation = await app.peers.call_scheduler(
+            "POST", "/v1/explain", demand, reply=Explanation
+        )
     except StokerError as error:
         return Explanation(
             subject=subject,
             state=state,
-            summary=f"it waits ({note or 'no reason was told'}), and why cannot be asked: {error}",
+            summary=f"it waits ({note or 'no reason was reported'}), and why cannot be asked: {error}",
             remedy="start a scheduler" if error.retryable else "",
             waited_s=waited_s,
             events=events,
             demand=demand,
         )
     return msgspec.structs.replace(
-        told,
+        explanation,
         subject=subject,
         state=state,
         waited_s=waited_s,
         events=events,
         demand=demand,
-        cause=cause_of(told),
+        cause=cause_of(explanation),
     )

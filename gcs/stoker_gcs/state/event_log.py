@@ -1,8 +1,8 @@
-"""The event log as readers see it: recent events in memory, older ones from SQL, and wake-ups.
+"""The event log for readers: recent events in memory, older ones from SQL, and wake-ups.
 
 Writers' commits arrive through :meth:`EventLog.committed`, those of other replicas by reading SQL
-when they announce news, and every so often in any case. All readers (watches, long polls, the
-reconciling loops) see the same events in the same order.
+when they announce them, and every so often in any case. All readers (watches, long polls, the
+reconciler) see the same events in the same order.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from stoker_wire.errors import CompactedError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from stoker_gcs.store.protocol import Store
     from stoker_wire.messages.control import Event
@@ -28,32 +28,35 @@ ANNOUNCED_POLL_S = 1.0
 READ_SIZE = 1000
 
 
+class Announcer(Protocol):
+    """The part of the ephemeral store that carries sequence numbers between replicas."""
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether announcements of other replicas arrive here, right now."""
+        ...
+
+    def announce(self, seq: int) -> None:
+        """Announce to the other replicas that events up to ``seq`` are committed."""
+        ...
+
+
 class EventLog:
-    """See the module.
+    """The log of one process: a ring of recent events, and the signals of those who wait for them."""
 
-    ``announce`` tells other replicas of a new sequence number; ``announced`` says whether theirs
-    arrive here.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        announce: Callable[[int], None],
-        announced: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, store: Store, announcer: Announcer) -> None:
         self._store = store
-        self._announce = announce
-        self._announced = announced
+        self._announcer = announcer
         self._ring: deque[Event] = deque()
         self._floor = 0
         self._moved = asyncio.Event()
         self._waiting: dict[str, set[asyncio.Event]] = {}
-        self._news = asyncio.Event()
+        self._behind = asyncio.Event()
         self.last = 0
         self.compacted = 0
 
     async def start(self) -> None:
-        """Learn where the log ends."""
+        """Read from SQL where the log ends."""
         self.compacted, self.last = await self._store.bounds()
         self._floor = self.last
 
@@ -61,33 +64,35 @@ class EventLog:
         """Take the events of a commit of this process."""
         if not events:
             return
-        self._announce(events[-1].seq)
+        self._announcer.announce(events[-1].seq)
         if self._store.shared and events[0].seq != self.last + 1:
-            # Another replica committed before; its events must be seen first.
-            self._news.set()
+            # Another replica committed before; readers must get its events first.
+            self._behind.set()
         else:
             self._advance(events)
 
-    def poke(self, seq: int) -> None:
-        """Another replica has committed up to ``seq``."""
+    def notify(self, seq: int) -> None:
+        """Wake the reader of SQL: another replica has committed up to ``seq``."""
         if seq > self.last:
-            self._news.set()
+            self._behind.set()
 
     async def tail(self) -> None:
-        """Read what other replicas commit, forever; only shared stores need it."""
+        """Read what other replicas commit, until cancelled; only shared stores need it."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ANNOUNCED_POLL_S if self._announced() else POLL_S):
-                    await self._news.wait()
-            self._news.clear()
+                async with asyncio.timeout(
+                    ANNOUNCED_POLL_S if self._announcer.subscribed else POLL_S
+                ):
+                    await self._behind.wait()
+            self._behind.clear()
             await self.catch_up()
 
     async def catch_up(self) -> None:
         """Read until nothing newer is in SQL."""
         while True:
             events = await self._store.events(self.last, READ_SIZE)
-            fresh = [event for event in events if event.seq > self.last]
-            self._advance(fresh)
+            new = [event for event in events if event.seq > self.last]
+            self._advance(new)
             if len(events) < READ_SIZE:
                 return
 
@@ -112,7 +117,7 @@ class EventLog:
             self.compacted = upto
 
     async def read(self, since: int, limit: int = READ_SIZE) -> list[Event]:
-        """Events with ``seq > since``, at most ``limit``; CompactedError if some are gone."""
+        """Return events with ``seq > since``, at most ``limit``; CompactedError if some are gone."""
         if since >= self.last:
             return []
         if since < self.compacted:
@@ -122,32 +127,32 @@ class EventLog:
                 extra={"compacted": self.compacted, "last": self.last},
             )
         if since >= self._floor:
-            found = []
+            recent = []
             for event in reversed(self._ring):
                 if event.seq <= since:
                     break
-                found.append(event)
-            found.reverse()
-            return found[:limit]
-        # Not beyond what readers of the ring have seen: one order for all.
+                recent.append(event)
+            recent.reverse()
+            return recent[:limit]
+        # Not beyond the ring: all readers see one order.
         return [e for e in await self._store.events(since, limit) if e.seq <= self.last]
 
     async def read_back(self, before: int, down_to: int, limit: int = READ_SIZE) -> list[Event]:
-        """Events with ``down_to < seq < before``, the newest first, at most ``limit``."""
+        """Return events with ``down_to < seq < before``, newest first, at most ``limit``."""
         if before > self._floor + 1 and self._ring:
-            found = [event for event in reversed(self._ring) if down_to < event.seq < before]
-            if found:
-                return found[:limit]
+            recent = [event for event in reversed(self._ring) if down_to < event.seq < before]
+            if recent:
+                return recent[:limit]
         events = await self._store.events_back(min(before, self.last + 1), limit)
         return [event for event in events if event.seq > down_to]
 
     async def wait_beyond(self, seq: int) -> None:
-        """Return once an event newer than ``seq`` is there."""
+        """Wait until there is an event newer than ``seq``."""
         while self.last <= seq:
             await self._moved.wait()
 
     async def follow(self, since: int) -> AsyncIterator[list[Event]]:
-        """Yield batches of events newer than ``since``, forever."""
+        """Yield batches of events newer than ``since``, without end."""
         while True:
             await self.wait_beyond(since)
             events = await self.read(since)
@@ -157,7 +162,7 @@ class EventLog:
 
     @contextlib.contextmanager
     def signal(self, subject: str) -> Iterator[asyncio.Event]:
-        """Give an event that is set whenever something happens to ``subject``.
+        """Yield an asyncio event that is set by each event of the log about ``subject``.
 
         Enter before reading the state, so that no change falls between reading and waiting.
         """

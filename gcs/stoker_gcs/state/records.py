@@ -1,9 +1,10 @@
-"""How the parts of the gcs read and change state: typed rows, and compare-and-swap around pure rules.
+"""Reads and changes of state: typed rows, and compare-and-swap around pure rules.
 
-A rule is a function ``record -> Step | None`` that knows nothing of stores: it returns what follows,
-None for "nothing to do", or raises the StokerError that the caller gets. :meth:`Truth.change` reads,
-applies the rule, writes row and event in one transaction, and starts again if another writer was
-first. The row's version and its fencing columns are in the WHERE of every write.
+A rule is a function ``record -> Transition | None`` that knows nothing of stores: it returns what
+follows, None for "nothing to do", or raises the StokerError that the caller gets.
+:meth:`StateStore.change` reads, applies the rule, writes row and event in one transaction, and starts
+again if another writer was first. The row's version and its fencing columns are in the WHERE of
+every write.
 """
 
 from __future__ import annotations
@@ -17,28 +18,39 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from stoker_gcs.state import schema
-from stoker_gcs.store.changes import Append, Change, Clash, Insert, Operation, Row, Update, Value
+from stoker_gcs.store.changes import (
+    Append,
+    Change,
+    Insert,
+    Operation,
+    Row,
+    Update,
+    Value,
+    WriteConflict,
+)
 from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.http.paging import bad_cursor
 from stoker_wire.messages.control import COUNTED, Order, Page, Sort
+from stoker_wire.messages.events import EventKind
 
 if TYPE_CHECKING:
-    from stoker_gcs.ephemeral.protocol import HotStore
+    from stoker_gcs.ephemeral.protocol import EphemeralStore
     from stoker_gcs.state.event_log import EventLog
     from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Condition
-    from stoker_gcs.store.journal import Journal
+    from stoker_gcs.store.group_commit import GroupCommitWriter
     from stoker_gcs.store.protocol import Store
     from stoker_wire.messages.control import Event, ListQuery
 
 R = TypeVar("R", bound=msgspec.Struct)
 MAX_TRIES = 50
+_READ_SIZE = 1000
 _encode = msgspec.msgpack.Encoder().encode
 CURSOR_MARK = "\x1f"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Generic[R]):
+class Versioned(Generic[R]):
     """A record and the row it came from."""
 
     record: R
@@ -46,15 +58,15 @@ class Kept(Generic[R]):
 
     @property
     def version(self) -> int:
-        """How often the row was written."""
+        """The number of times that the row was written."""
         return int(self.row["version"])
 
 
-class Shelf(Generic[R]):
-    """How records of one type lie in their table.
+class RecordTable(Generic[R]):
+    """The mapping of one type of records to its table.
 
-    ``columns`` gives the columns beside ``version`` and ``record``; those in ``fences`` must still
-    have their old values when a change is written. ``label`` is the word for error messages.
+    ``columns`` returns the columns beside ``version`` and ``record``; those in ``fences`` must still
+    have their old values when a change is written. ``label`` names the type in error messages.
     """
 
     def __init__(
@@ -72,94 +84,97 @@ class Shelf(Generic[R]):
         self._columns = columns
         self._decoder = msgspec.msgpack.Decoder(record)
 
-    def row(self, record: R, version: int) -> dict[str, Value]:
-        """The row that holds a record."""
+    def encode(self, record: R, version: int) -> dict[str, Value]:
+        """Return the row of a record."""
         return {**self._columns(record), "version": version, "record": _encode(record)}
 
-    def kept(self, row: Row) -> Kept[R]:
-        """Read a row."""
-        return Kept(self._decoder.decode(row["record"]), row)
+    def decode(self, row: Row) -> Versioned[R]:
+        """Return the record of a row."""
+        return Versioned(self._decoder.decode(row["record"]), row)
 
     def insert(self, record: R, **more: Value) -> Insert:
-        """The operation that adds a record."""
-        return Insert(self.table, {**self.row(record, 1), **more})
+        """Return the operation that adds a record."""
+        return Insert(self.table, {**self.encode(record, 1), **more})
 
-    def update(self, kept: Kept[R], record: R) -> Update:
-        """The operation that replaces a record, if nobody else did since it was read."""
-        key = {name: kept.row[name] for name in self.table.key}
-        values = {k: v for k, v in self.row(record, kept.version + 1).items() if k not in key}
-        expect = {name: kept.row[name] for name in ("version", *self.fences)}
+    def update(self, current: Versioned[R], record: R) -> Update:
+        """Return the operation that replaces a record, unless another write came after ``current``."""
+        key = {name: current.row[name] for name in self.table.key}
+        values = {k: v for k, v in self.encode(record, current.version + 1).items() if k not in key}
+        expect = {name: current.row[name] for name in ("version", *self.fences)}
         return Update(self.table, key, values, expect)
 
 
 @dataclass(frozen=True, slots=True)
-class Step(Generic[R]):
-    """What a rule decides: the record that follows, the kind of its event, and further operations."""
+class Transition(Generic[R]):
+    """The decision of a rule: the next record, the kind of its event, and further writes with it."""
 
     record: R
-    kind: str
-    also: tuple[Operation, ...] = ()
-    events: tuple[Append, ...] = ()
+    kind: EventKind
+    operations: tuple[Operation, ...] = ()
 
 
-class Truth:
-    """Everything that handlers and loops share: the store, its writer, the log, the hot store."""
+class StateStore:
+    """The state that handlers and loops share: the store, its writer, the log, the ephemeral store."""
 
-    def __init__(self, store: Store, journal: Journal, log: EventLog, hot: HotStore) -> None:
+    def __init__(
+        self, store: Store, writer: GroupCommitWriter, log: EventLog, ephemeral: EphemeralStore
+    ) -> None:
         self.store = store
-        self.journal = journal
+        self.writer = writer
         self.log = log
-        self.hot = hot
+        self.ephemeral = ephemeral
 
     def now(self) -> float:
-        """Seconds since the epoch."""
+        """Return seconds since the epoch."""
         return time.time()
 
-    def event(self, kind: str, subject: str, record: object) -> Append:
-        """An event that carries the record as it is after the change."""
-        return Append(kind, subject, _encode(record), self.now())
+    def event(self, kind: EventKind, subject: str, record: object) -> Append:
+        """Return an event that carries the record as it is after the change."""
+        return Append(kind.value, subject, _encode(record), self.now())
 
-    async def find(self, shelf: Shelf[R], key: str) -> Kept[R] | None:
-        """The record with this key, or None."""
-        row = await self.store.get(shelf.table, {shelf.table.key[0]: key})
-        return None if row is None else shelf.kept(row)
+    async def find(self, records: RecordTable[R], key: str) -> Versioned[R] | None:
+        """Return the record with this key, or None."""
+        row = await self.store.get(records.table, {records.table.key[0]: key})
+        return None if row is None else records.decode(row)
 
-    async def get(self, shelf: Shelf[R], key: str) -> R:
-        """The record with this key; NotFoundError if there is none."""
-        return (await self._get(shelf, key)).record
+    async def get(self, records: RecordTable[R], key: str) -> R:
+        """Return the record with this key; NotFoundError if there is none."""
+        return (await self._get(records, key)).record
 
-    async def _get(self, shelf: Shelf[R], key: str) -> Kept[R]:
-        found = await self.find(shelf, key)
-        if found is None:
-            raise NotFoundError(f"there is no {shelf.label} {key!r}")
-        return found
+    async def _get(self, records: RecordTable[R], key: str) -> Versioned[R]:
+        current = await self.find(records, key)
+        if current is None:
+            raise NotFoundError(f"there is no {records.label} {key!r}")
+        return current
 
-    async def all(self, shelf: Shelf[R], where: Mapping[str, Condition] | None = None) -> list[R]:
-        """All records that match, in key order."""
-        found: list[R] = []
+    async def all(
+        self, records: RecordTable[R], where: Mapping[str, Condition] | None = None
+    ) -> list[R]:
+        """Return all records that match, in key order."""
+        all_records: list[R] = []
         after: Sequence[str | int] = ()
         while True:
-            rows = await self.store.select(shelf.table, where, after=after)
-            found += [shelf.kept(row).record for row in rows]
-            if len(rows) < 1000:
-                return found
-            after = [rows[-1][name] for name in shelf.table.key]
+            rows = await self.store.select(records.table, where, after=after, limit=_READ_SIZE)
+            all_records += [records.decode(row).record for row in rows]
+            if len(rows) < _READ_SIZE:
+                return all_records
+            after = [rows[-1][name] for name in records.table.key]
 
     async def page(
-        self, shelf: Shelf[R], query: ListQuery, where: Mapping[str, Condition]
+        self, records: RecordTable[R], query: ListQuery, where: Mapping[str, Condition]
     ) -> Page[R]:
-        """One page of the records that match; ``seq`` is where to watch from."""
+        """Return a page of the records that match; ``seq`` is where to watch from."""
         seq = self.log.last
         given = {name: value for name, value in where.items() if value not in ("", ())}
-        rows, cursor = await self.rows(shelf.table, query, given)
-        items = tuple(shelf.kept(row).record for row in rows)
-        total, exact = await self.total(shelf.table, query, given)
+        rows, cursor = await self.rows(records.table, query, given)
+        items = tuple(records.decode(row).record for row in rows)
+        total, exact = await self.total(records.table, query, given)
         return Page(items=items, next_cursor=cursor, seq=seq, total=total, total_exact=exact)
 
     async def rows(
         self, table: Table, query: ListQuery, where: Mapping[str, Condition]
     ) -> tuple[list[Row], str]:
-        """One page of rows, and the cursor of the next."""
+        """Return a page of rows, and the cursor of the next one."""
         arrival = query.sort is Sort.CREATED and table.listed
         key = (schema.ARRIVAL,) if arrival else table.key
         rows = await self.store.select(
@@ -178,55 +193,57 @@ class Truth:
     async def total(
         self, table: Table, query: ListQuery, where: Mapping[str, Condition]
     ) -> tuple[int | None, bool]:
-        """How many rows match, if the query asks, and whether that is exact."""
+        """Return how many rows match, if the query asks, and whether that is exact."""
         if not query.count:
             return None, True
-        found = await self.store.count(table, where, most=COUNTED + 1)
-        return min(found, COUNTED), found <= COUNTED
+        count = await self.store.count(table, where, most=COUNTED + 1)
+        return min(count, COUNTED), count <= COUNTED
 
-    async def change(self, shelf: Shelf[R], key: str, rule: Callable[[R], Step[R] | None]) -> R:
-        """Apply ``rule`` to the record and return what it is then; durable on return."""
+    async def change(
+        self, records: RecordTable[R], key: str, rule: Callable[[R], Transition[R] | None]
+    ) -> R:
+        """Apply ``rule`` to the record and return the result; durable on return."""
         for attempt in range(MAX_TRIES):
-            kept = await self._get(shelf, key)
-            step = rule(kept.record)
-            if step is None:
-                return kept.record
+            current = await self._get(records, key)
+            transition = rule(current.record)
+            if transition is None:
+                return current.record
             try:
-                await self.write(shelf, kept, key, step)
-            except Clash:
+                await self._write(records, current, key, transition)
+            except WriteConflict:
                 await asyncio.sleep(0.001 * attempt)
                 continue
-            return step.record
-        raise ConflictError(f"{shelf.label} {key} is changed by too many at once\ntry again")
+            return transition.record
+        raise ConflictError(f"{records.label} {key} is changed by too many at once\ntry again")
 
-    async def write(
-        self, shelf: Shelf[R], kept: Kept[R], key: str, step: Step[R]
+    async def _write(
+        self, records: RecordTable[R], current: Versioned[R], key: str, transition: Transition[R]
     ) -> tuple[Event, ...]:
-        """Write one step; Clash if the row was changed since ``kept`` was read."""
-        operations = (shelf.update(kept, step.record), *step.also)
-        events = (self.event(step.kind, key, step.record), *step.events)
-        return await self.journal.apply(Change(operations, events))
+        """Write one transition; WriteConflict if the row was changed since ``current`` was read."""
+        operations = (records.update(current, transition.record), *transition.operations)
+        event = self.event(transition.kind, key, transition.record)
+        return await self.writer.apply(Change(operations, (event,)))
 
     async def wait_for(
         self,
-        shelf: Shelf[R],
+        records: RecordTable[R],
         key: str,
         done: Callable[[R], bool],
         wait_s: float,
     ) -> R:
-        """The record once it is ``done``, or as it is when ``wait_s`` passed."""
+        """Return the record once it is ``done``, or as it is when ``wait_s`` has passed."""
         with self.log.signal(key) as signal:
             deadline = asyncio.get_running_loop().time() + wait_s
             while True:
                 signal.clear()
-                record = await self.get(shelf, key)
+                record = await self.get(records, key)
                 left = deadline - asyncio.get_running_loop().time()
                 if done(record) or left <= 0:
                     return record
                 try:
                     await asyncio.wait_for(signal.wait(), left)
                 except TimeoutError:
-                    return await self.get(shelf, key)
+                    return await self.get(records, key)
 
 
 def _parse_cursor(table: Table, key: tuple[str, ...], cursor: str) -> tuple[str | int, ...]:
@@ -237,12 +254,12 @@ def _parse_cursor(table: Table, key: tuple[str, ...], cursor: str) -> tuple[str 
     parts = cursor.split(CURSOR_MARK)
     if len(parts) != len(key):
         raise bad_cursor(cursor)
-    found: list[str | int] = []
+    values: list[str | int] = []
     for name, part in zip(key, parts, strict=True):
         if kinds[name] is schema.Type.INT:
             if not (part.isascii() and part.isdecimal() and len(part) < 19):
                 raise bad_cursor(cursor)
-            found.append(int(part))
+            values.append(int(part))
         else:
-            found.append(part)
-    return tuple(found)
+            values.append(part)
+    return tuple(values)

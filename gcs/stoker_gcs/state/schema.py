@@ -1,4 +1,4 @@
-"""What the tables are, as plain data: one description for SQLite, PostgreSQL, memory and Alembic.
+"""The schema as plain data: one description of the tables for SQLite, PostgreSQL, memory and Alembic.
 
 The stores read it on every start, so it imports nothing heavy: a fresh SQLite file is made from it in
 milliseconds, without SQLAlchemy or Alembic. ``tables.py`` turns it into SQLAlchemy metadata for the
@@ -7,7 +7,7 @@ migrations, and a contract test proves that migrating and creating give the same
 A state table holds the msgpack of the wire record in ``record`` and, beside it, only the columns that
 a WHERE needs (in ``tasks``, what the columns do not say: :class:`stoker_wire.data.spool.TaskFacts`).
 Texts that are searched by their beginning (the keys, the subjects of events) compare as bytes, as
-everywhere in SQLite; PostgreSQL is told so (``COLLATE "C"``), so that its index serves the search.
+everywhere in SQLite; PostgreSQL gets ``COLLATE "C"``, so that its index serves the search.
 ``version`` counts the changes of a row: writers compare and swap on it.
 """
 
@@ -198,7 +198,6 @@ TABLES: tuple[Table, ...] = (
     LEADERS,
     FACTS,
 )
-BY_NAME = {table.name: table for table in TABLES}
 ARRIVAL = "rowid"
 """The number of a row of a listed table: it grows with every row that is added."""
 
@@ -206,13 +205,13 @@ _SQLITE_TYPES = {Type.TEXT: "TEXT", Type.INT: "BIGINT", Type.FLOAT: "FLOAT", Typ
 
 
 def index_name(table: Table, columns: tuple[str, ...], *, unique: bool) -> str:
-    """The name of an index: ``ix_jobs_state``, ``ux_actors_live_name``."""
+    """Return the name of an index: ``ix_jobs_state``, ``ux_actors_live_name``."""
     return f"{'ux' if unique else 'ix'}_{table.name}_{'_'.join(columns)}"
 
 
 def sqlite_ddl() -> list[str]:
-    """The statements that make an empty SQLite file a database of :data:`REVISION`."""
-    found = []
+    """Return the statements that make an empty SQLite file a database of :data:`REVISION`."""
+    statements = []
     for table in TABLES:
         lines = []
         for column in table.columns:
@@ -226,17 +225,17 @@ def sqlite_ddl() -> list[str]:
             lines[0] += " PRIMARY KEY AUTOINCREMENT"
         else:
             lines.append(f"PRIMARY KEY ({', '.join(table.key)})")
-        found.append(f"CREATE TABLE {table.name} ({', '.join(lines)})")
+        statements.append(f"CREATE TABLE {table.name} ({', '.join(lines)})")
         for columns, unique in [(c, False) for c in table.indexes] + [
             (c, True) for c in table.unique
         ]:
-            found.append(
+            statements.append(
                 f"CREATE {'UNIQUE ' if unique else ''}INDEX {index_name(table, columns, unique=unique)} "
                 f"ON {table.name} ({', '.join(columns)})"
             )
-    found.append(
+    statements.append(
         "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL, "
         "CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num))"
     )
-    found.append(f"INSERT INTO alembic_version VALUES ('{REVISION}')")
-    return found
+    statements.append(f"INSERT INTO alembic_version VALUES ('{REVISION}')")
+    return statements

@@ -18,10 +18,10 @@ _TYPES: dict[schema.Type, Any] = {
 
 def metadata() -> sa.MetaData:
     """Return :data:`stoker_gcs.state.schema.TABLES` as metadata."""
-    found = sa.MetaData()
+    result = sa.MetaData()
     for table in schema.TABLES:
-        _table(table, found)
-    return found
+        _table(table, result)
+    return result
 
 
 def _table(table: schema.Table, into: sa.MetaData) -> sa.Table:

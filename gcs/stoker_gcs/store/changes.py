@@ -1,8 +1,9 @@
-"""What writers say: one Change is a few row operations and the events that tell of them.
+"""The operations of writers: one Change is a few row operations and their events.
 
 Operations are data, not SQL, so that every store (and the specification in memory) executes the same
 ones. Fencing is data too: ``Update.expect`` and ``Delete.expect`` become part of the WHERE, and an
-operation that meets another row than it expected undoes its whole change with :class:`Clash`.
+operation that meets another row than it expected undoes its whole change with a
+:class:`WriteConflict`.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ class Prefix:
 
     @property
     def beyond(self) -> str:
-        """The first text that is greater than all that start so; empty if there is none."""
-        kept = self.text.rstrip("\U0010ffff")
-        if not kept:
+        """The first text that is greater than all with this prefix; empty if there is none."""
+        text = self.text.rstrip("\U0010ffff")
+        if not text:
             return ""
-        after = ord(kept[-1]) + 1
+        after = ord(text[-1]) + 1
         # Half a surrogate pair is no character.
-        return kept[:-1] + chr(0xE000 if 0xD800 <= after < 0xE000 else after)
+        return text[:-1] + chr(0xE000 if 0xD800 <= after < 0xE000 else after)
 
 
 Condition: TypeAlias = Value | tuple[Value, ...] | Prefix
 
 
-class Clash(Exception):
+class WriteConflict(Exception):
     """An operation met a row that is not as it expected; nothing of its change was done.
 
     ``table`` names where. Callers read again and decide: retry, or refuse with a StokerError.
@@ -54,7 +55,7 @@ class Clash(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Add a row; a Clash if the key or a unique column is taken."""
+    """Add a row; a WriteConflict if the key or a unique column is taken."""
 
     table: Table
     values: Mapping[str, Value]
@@ -70,7 +71,7 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Change one row where the key and all of ``expect`` match; none is a Clash if ``must_exist``."""
+    """Change one row where the key and all of ``expect`` match; none is a WriteConflict if ``must_exist``."""
 
     table: Table
     key: Mapping[str, Value]
@@ -81,7 +82,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove the rows where all of ``where`` match; ``must_exist`` makes none a Clash."""
+    """Remove the rows where all of ``where`` match; ``must_exist`` makes none a WriteConflict."""
 
     table: Table
     where: Mapping[str, Value]

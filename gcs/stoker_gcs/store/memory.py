@@ -11,7 +11,7 @@ import msgspec
 
 from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
 from stoker_gcs.state.schema import ARRIVAL, EVENTS, TABLES, TASKS, Table
-from stoker_gcs.store.changes import Clash, Delete, Insert, Prefix, Update, Upsert
+from stoker_gcs.store.changes import Delete, Insert, Prefix, Update, Upsert, WriteConflict
 from stoker_gcs.store.rows import numbered
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ Key = tuple[str | int, ...]
 
 
 class MemoryStore:
-    """See :class:`stoker_gcs.store.protocol.Store`."""
+    """A store of one process that keeps nothing (:class:`stoker_gcs.store.protocol.Store`)."""
 
     shared = False
 
@@ -37,23 +37,23 @@ class MemoryStore:
         self._compacted = 0
 
     async def start(self) -> None:
-        """Nothing to connect to."""
+        """Do nothing: there is nothing to connect to."""
 
     async def stop(self) -> None:
-        """Nothing to close."""
+        """Do nothing: there is nothing to close."""
 
-    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | Clash]:
-        """Do the changes one after the other; a clash restores what its change had done."""
+    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | WriteConflict]:
+        """Do the changes one after the other; a conflict restores what its change had done."""
         return [self._change(change) for change in changes]
 
-    def _change(self, change: Change) -> tuple[Event, ...] | Clash:
+    def _change(self, change: Change) -> tuple[Event, ...] | WriteConflict:
         before = {op.table.name: dict(self._tables[op.table.name]) for op in change.operations}
         try:
             for operation in change.operations:
                 self._operate(operation)
-        except Clash as clash:
+        except WriteConflict as conflict:
             self._tables.update(before)
-            return clash
+            return conflict
         events = tuple(numbered(e, self._last + i) for i, e in enumerate(change.events, 1))
         self._last += len(events)
         self._events.extend(events)
@@ -65,26 +65,26 @@ class MemoryStore:
         if isinstance(operation, Insert):
             row = dict(operation.values)
             if _key(table, row) in rows:
-                raise Clash(table.name, "the key is taken")
+                raise WriteConflict(table.name, "the key is taken")
             self._check_unique(table, row)
             rows[_key(table, row)] = row
         elif isinstance(operation, Upsert):
             row = dict(operation.values)
             rows[_key(table, row)] = row
         elif isinstance(operation, Update):
-            found = rows.get(_key(table, dict(operation.key)))
-            if found is None or not _matches(found, operation.expect):
+            current = rows.get(_key(table, dict(operation.key)))
+            if current is None or not _matches(current, operation.expect):
                 if not operation.must_exist:
                     return
-                raise Clash(table.name, "no row is as expected")
-            row = {**found, **operation.values}
+                raise WriteConflict(table.name, "no row is as expected")
+            row = {**current, **operation.values}
             self._check_unique(table, row)
             rows[_key(table, row)] = row
         else:
             assert isinstance(operation, Delete)
             gone = [key for key, row in rows.items() if _matches(row, operation.where)]
             if operation.must_exist and not gone:
-                raise Clash(table.name, "no row is as expected")
+                raise WriteConflict(table.name, "no row is as expected")
             for key in gone:
                 del rows[key]
 
@@ -94,12 +94,12 @@ class MemoryStore:
                 values = [row[name] for name in names]
                 taken = None not in values and values == [other[name] for name in names]
                 if taken and key != _key(table, row):
-                    raise Clash(table.name, f"{names[0]} is taken")
+                    raise WriteConflict(table.name, f"{names[0]} is taken")
 
     async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
-        """The row with this key, or None."""
-        found = self._tables[table.name].get(tuple(key[name] for name in table.key))
-        return dict(found) if found is not None else None
+        """Return the row with this key, or None."""
+        row = self._tables[table.name].get(tuple(key[name] for name in table.key))
+        return dict(row) if row is not None else None
 
     async def select(
         self,
@@ -112,19 +112,19 @@ class MemoryStore:
         arrival: bool = False,
         descending: bool = False,
     ) -> list[Row]:
-        """Rows that match, in key order or as they came."""
+        """Return rows that match, in key order or in that of their arrival."""
         rows = self._rows(table)
         numbers = self._numbers(table) if arrival else {}
         last = tuple(after)
         ranked = [((numbers[key],) if arrival else key, row) for key, row in rows.items()]
-        found = [
+        matching = [
             {**row, ARRIVAL: rank[0]} if arrival else row
             for rank, row in sorted(ranked, key=lambda one: one[0], reverse=descending)
             if (not last or (rank < last if descending else rank > last))
             and _matches(row, where or {})
         ]
         wanted = (*(columns or table.names), *([ARRIVAL] if arrival else []))
-        return [{name: row[name] for name in wanted} for row in found[:limit]]
+        return [{name: row[name] for name in wanted} for row in matching[:limit]]
 
     def _rows(self, table: Table) -> dict[Key, Row]:
         if table is not EVENTS:
@@ -140,28 +140,28 @@ class MemoryStore:
     def _numbers(self, table: Table) -> dict[Key, int]:
         """Number the rows in the order in which they were added; dicts keep it."""
         rows, known = self._tables[table.name], self._arrivals[table.name]
-        kept = {key: known[key] for key in rows if key in known}
-        last = max(kept.values(), default=0)
-        kept |= {key: last + i for i, key in enumerate((k for k in rows if k not in kept), 1)}
-        self._arrivals[table.name] = kept
-        return kept
+        numbers = {key: known[key] for key in rows if key in known}
+        last = max(numbers.values(), default=0)
+        numbers |= {key: last + i for i, key in enumerate((k for k in rows if k not in numbers), 1)}
+        self._arrivals[table.name] = numbers
+        return numbers
 
     async def count(
         self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
     ) -> int:
-        """How many rows match, up to ``most``."""
+        """Return how many rows match, up to ``most``."""
         return min(most, sum(_matches(r, where or {}) for r in self._rows(table).values()))
 
     async def events(self, after: int, limit: int = 1000) -> list[Event]:
-        """Events with ``seq > after``."""
+        """Return events with ``seq > after``."""
         return [event for event in self._events if event.seq > after][:limit]
 
     async def events_back(self, before: int, limit: int = 1000) -> list[Event]:
-        """Events with ``seq < before``, newest first."""
+        """Return events with ``seq < before``, newest first."""
         return [event for event in reversed(self._events) if event.seq < before][:limit]
 
     async def bounds(self) -> tuple[int, int]:
-        """``(compacted, last)``."""
+        """Return ``(compacted, last)``."""
         return self._compacted, self._last
 
     async def compact(self, keep_after: int) -> None:

@@ -1,4 +1,4 @@
-"""Which store a database URL names; imports only the driver that it needs."""
+"""The choice of a store by its database URL; imports only the driver that it needs."""
 
 from __future__ import annotations
 

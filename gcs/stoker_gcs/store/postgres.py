@@ -22,11 +22,11 @@ from sqlalchemy.exc import (
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
-from stoker_gcs.state.schema import META, REVISION, TASKS
+from stoker_gcs.state.schema import REVISION, TASKS
 from stoker_gcs.store import statements as sql
-from stoker_gcs.store.changes import Clash, Upsert
-from stoker_gcs.store.rows import event_of, numbered
-from stoker_gcs.store.sqlite import not_migrated
+from stoker_gcs.store.changes import WriteConflict
+from stoker_gcs.store.rows import numbered
+from stoker_gcs.store.sql_reads import KEYS_PER_SELECT, SqlReads, compaction, not_migrated
 from stoker_wire.errors import DatabaseError, UnavailableError
 
 if TYPE_CHECKING:
@@ -34,21 +34,19 @@ if TYPE_CHECKING:
 
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from stoker_gcs.state.schema import Table
-    from stoker_gcs.store.changes import Change, Condition, Row
+    from stoker_gcs.store.changes import Change, Row
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
 
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 30.0
 _LOCK = "SELECT pg_advisory_xact_lock(7310577)"
-_KEYS_PER_SELECT = 500
 
 _text = lru_cache(maxsize=512)(text)
 
 
-class PostgresStore:
-    """See :class:`stoker_gcs.store.protocol.Store`."""
+class PostgresStore(SqlReads):
+    """A store that several replicas share (:class:`stoker_gcs.store.protocol.Store`)."""
 
     shared = True
 
@@ -70,7 +68,7 @@ class PostgresStore:
         """Connect and check the schema; the wait for a server that is not there is bounded."""
         try:
             async with asyncio.timeout(2 * CONNECT_TIMEOUT_S), self._engine.connect() as connection:
-                found = (
+                versions = (
                     await connection.execute(_text("SELECT version_num FROM alembic_version"))
                 ).all()
         except (OSError, TimeoutError) as error:
@@ -84,7 +82,7 @@ class PostgresStore:
         except Exception as error:  # asyncpg raises its own errors while it connects
             await self._engine.dispose()
             raise self._unreachable(error) from error
-        revision = found[0][0] if found else "none"
+        revision = versions[0][0] if versions else "none"
         if revision != REVISION:
             await self._engine.dispose()
             raise not_migrated(self._shown, revision)
@@ -102,7 +100,7 @@ class PostgresStore:
         """Close the pool."""
         await self._engine.dispose()
 
-    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | Clash]:
+    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | WriteConflict]:
         """Do the changes in one transaction, each under its own savepoint."""
         try:
             async with self._engine.begin() as connection:
@@ -110,10 +108,10 @@ class PostgresStore:
                     await connection.execute(_text(_LOCK))
                 return [await self._change(connection, change) for change in changes]
         except (OSError, TimeoutError, DBAPIError) as error:
-            raise self._gone(error) from error
+            raise self._translate(error) from error
 
-    def _gone(self, error: Exception) -> Exception:
-        """What a failed transaction means to its caller: try later, unless the fault is ours."""
+    def _translate(self, error: Exception) -> Exception:
+        """Return the error for the caller: retry later, unless the statement itself is wrong."""
         if isinstance(error, ProgrammingError | DataError):
             return error
         why = str(error.orig if isinstance(error, DBAPIError) else error) or type(error).__name__
@@ -123,91 +121,42 @@ class PostgresStore:
 
     async def _change(
         self, connection: AsyncConnection, change: Change
-    ) -> tuple[Event, ...] | Clash:
+    ) -> tuple[Event, ...] | WriteConflict:
         savepoint = await connection.begin_nested()
         try:
             for operation in change.operations:
                 statement, parameters, must = sql.operate(operation)
                 done = (await connection.execute(_text(statement), _clean(parameters))).rowcount
                 if must and done < 1:
-                    raise Clash(operation.table.name, "a row is there, or none is as expected")
+                    raise WriteConflict(
+                        operation.table.name, "a row is there, or none is as expected"
+                    )
             events = []
             for event in change.events:
-                row = {
-                    "at_s": event.at_s,
-                    "kind": event.kind,
-                    "subject": event.subject,
-                    "payload": event.payload,
-                }
-                seq = (await connection.execute(_text(sql.APPEND), _clean(row))).scalar_one()
+                row = _clean(sql.append(event))
+                seq = (await connection.execute(_text(sql.APPEND), row)).scalar_one()
                 events.append(numbered(event, seq))
-        except (Clash, IntegrityError) as error:
+        except (WriteConflict, IntegrityError) as error:
             await savepoint.rollback()
-            return error if isinstance(error, Clash) else _clash(change, error)
+            return error if isinstance(error, WriteConflict) else _conflict(change, error)
         await savepoint.commit()
         return tuple(events)
 
-    async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
-        """The row with this key, or None."""
-        found = await self.select(table, key, limit=1)
-        return found[0] if found else None
-
-    async def select(
-        self,
-        table: Table,
-        where: Mapping[str, Condition] | None = None,
-        *,
-        after: Sequence[str | int] = (),
-        limit: int = 1000,
-        columns: Sequence[str] = (),
-        arrival: bool = False,
-        descending: bool = False,
-    ) -> list[Row]:
-        """Rows that match, in key order or as they came."""
-        return await self._fetch(
-            *sql.select(table, where or {}, after, limit, columns, arrival, descending)
-        )
-
-    async def count(
-        self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
-    ) -> int:
-        """How many rows match, up to ``most``."""
-        found = await self._fetch(*sql.count(table, where or {}, most))
-        return int(found[0]["n"])
-
-    async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
+    async def fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
+        """Return all rows of one statement that only reads."""
         try:
             async with self._reading.connect() as connection:
                 rows = await connection.execute(_text(statement), _clean(parameters))
                 return [dict(row) for row in rows.mappings()]
         except (OSError, TimeoutError, DBAPIError) as error:
-            raise self._gone(error) from error
-
-    async def events(self, after: int, limit: int = 1000) -> list[Event]:
-        """Events with ``seq > after``."""
-        rows = await self._fetch(sql.EVENTS_AFTER, {"after": after, "limit": limit})
-        return [event_of(row) for row in rows]
-
-    async def events_back(self, before: int, limit: int = 1000) -> list[Event]:
-        """Events with ``seq < before``, newest first."""
-        rows = await self._fetch(sql.EVENTS_BEFORE, {"before": before, "limit": limit})
-        return [event_of(row) for row in rows]
-
-    async def bounds(self) -> tuple[int, int]:
-        """``(compacted, last)``."""
-        mark = await self.get(META, {"name": sql.COMPACTED})
-        compacted = int(mark["value"]) if mark else 0
-        last = (await self._fetch(sql.LAST_SEQ, {}))[0]["seq"]
-        return compacted, max(compacted, last or 0)
+            raise self._translate(error) from error
 
     async def compact(self, keep_after: int) -> None:
         """Forget the events up to ``keep_after``."""
         upto = min(keep_after, (await self.bounds())[1])
-        mark = Upsert(META, {"name": sql.COMPACTED, "value": str(upto)})
-        statement, parameters, _ = sql.operate(mark)
         async with self._engine.begin() as connection:
-            await connection.execute(_text(sql.FORGET), {"seq": upto})
-            await connection.execute(_text(statement), parameters)
+            for statement, parameters in compaction(upto):
+                await connection.execute(_text(statement), parameters)
 
     async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history in one transaction."""
@@ -216,8 +165,8 @@ class PostgresStore:
         keys = sorted(merged)
         try:
             async with self._engine.begin() as connection:
-                for start in range(0, len(keys), _KEYS_PER_SELECT):
-                    statement, parameters = sql.known_tasks(keys[start : start + _KEYS_PER_SELECT])
+                for start in range(0, len(keys), KEYS_PER_SELECT):
+                    statement, parameters = sql.known_tasks(keys[start : start + KEYS_PER_SELECT])
                     known = await connection.execute(_text(statement), _clean(parameters))
                     for row in known:
                         key = (row[0], row[1])
@@ -227,21 +176,21 @@ class PostgresStore:
                     named = [dict(zip(TASKS.names, merged[key], strict=True)) for key in keys]
                     await connection.execute(_text(sql.UPSERT_TASKS), [_clean(n) for n in named])
         except (OSError, TimeoutError, DBAPIError) as error:
-            raise self._gone(error) from error
+            raise self._translate(error) from error
 
 
 def _clean(parameters: Mapping[str, object]) -> dict[str, object]:
-    """Parameters without NUL characters, which PostgreSQL cannot keep: a task may be named so."""
+    """Replace NUL characters, which PostgreSQL cannot store: a task may be named so."""
     return {
         name: value.replace("\0", "\ufffd") if isinstance(value, str) and "\0" in value else value
         for name, value in parameters.items()
     }
 
 
-def _clash(change: Change, error: IntegrityError) -> Clash:
+def _conflict(change: Change, error: IntegrityError) -> WriteConflict:
     words = str(error.orig)
     tables = [op.table.name for op in change.operations]
     named = next(
         (name for name in tables if f"_{name}_" in words or f'"{name}' in words), tables[0]
     )
-    return Clash(named, words.splitlines()[0])
+    return WriteConflict(named, words.splitlines()[0])

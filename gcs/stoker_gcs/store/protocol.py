@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stoker_gcs.state.schema import Table
-    from stoker_gcs.store.changes import Change, Clash, Condition, Row
+    from stoker_gcs.store.changes import Change, Condition, Row, WriteConflict
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
 
@@ -17,7 +17,7 @@ class Store(Protocol):
     """Durable tables and the event log.
 
     Reads see every commit that was acknowledged before they began. Sequence numbers grow in commit
-    order: who has read up to ``seq`` never later finds an event below it. They may have gaps.
+    order: a reader that has read up to ``seq`` never finds an event below it later. They may have gaps.
     """
 
     @property
@@ -26,22 +26,22 @@ class Store(Protocol):
         ...
 
     async def start(self) -> None:
-        """Connect and check the schema; raises DatabaseError that names the command to run."""
+        """Connect and check the schema; a DatabaseError names the command to run."""
         ...
 
     async def stop(self) -> None:
         """Close all connections. What was committed stays."""
         ...
 
-    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | Clash]:
-        """Do the changes in one transaction; one that clashes is left out whole, the others stay.
+    async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | WriteConflict]:
+        """Do the changes in one transaction; one with a conflict is left out whole, the others stay.
 
-        Durable when it returns. The result of each change is its events, numbered, or its Clash.
+        Durable when it returns. The result of each change is its events, numbered, or its WriteConflict.
         """
         ...
 
     async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
-        """The row with this key, or None."""
+        """Return the row with this key, or None."""
         ...
 
     async def select(
@@ -55,7 +55,7 @@ class Store(Protocol):
         arrival: bool = False,
         descending: bool = False,
     ) -> list[Row]:
-        """Rows that match, in key order, behind the key ``after``. A tuple means any of its values.
+        """Return rows that match, in key order, behind the key ``after``; a tuple means any of its values.
 
         With ``arrival`` the rows of a listed table come in the order of their numbers instead; these
         are in the rows then (:data:`stoker_gcs.state.schema.ARRIVAL`), and ``after`` is one of them.
@@ -65,19 +65,19 @@ class Store(Protocol):
     async def count(
         self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
     ) -> int:
-        """How many rows match; counting stops at ``most``."""
+        """Return how many rows match; counting stops at ``most``."""
         ...
 
     async def events(self, after: int, limit: int = 1000) -> list[Event]:
-        """Events with ``seq > after``, oldest first."""
+        """Return events with ``seq > after``, oldest first."""
         ...
 
     async def events_back(self, before: int, limit: int = 1000) -> list[Event]:
-        """Events with ``seq < before``, newest first."""
+        """Return events with ``seq < before``, newest first."""
         ...
 
     async def bounds(self) -> tuple[int, int]:
-        """``(compacted, last)``: all events up to ``compacted`` are gone; ``last`` is the newest."""
+        """Return ``(compacted, last)``: events up to ``compacted`` are gone; ``last`` is the newest."""
         ...
 
     async def compact(self, keep_after: int) -> None:

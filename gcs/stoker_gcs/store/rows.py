@@ -1,4 +1,4 @@
-"""Rows of the event log and the task history, as every SQL store writes and reads them."""
+"""Decoding of rows of the event log and the task history, shared by all stores and their readers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _payload = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def numbered(event: Append, seq: int) -> Event:
-    """The event as watchers see it."""
+    """Return the event of an operation, with its sequence number."""
     payload = _payload.decode(event.payload)
     return Event(seq=seq, at_s=event.at_s, kind=event.kind, subject=event.subject, payload=payload)
 
 
 def event_of(row: Mapping[str, Any]) -> Event:
-    """Read a row of ``events``."""
+    """Return the event of a row of ``events``."""
     return Event(
         seq=row["seq"],
         at_s=row["at_s"],
@@ -37,5 +37,5 @@ def event_of(row: Mapping[str, Any]) -> Event:
 
 
 def task_of(row: Mapping[str, Any]) -> TaskRecord:
-    """Read a row of ``tasks``."""
+    """Return the record of a row of ``tasks``."""
     return record_of([row[name] for name in TASKS.names])

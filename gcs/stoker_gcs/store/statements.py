@@ -1,7 +1,8 @@
 """Operations as SQL text that SQLite and PostgreSQL both read, with ``:name`` parameters.
 
-Identifiers come from :mod:`stoker_gcs.state.schema`, all values are parameters. Only the event log and the
-task history, which the stores treat in ways of their own, have statements by name.
+Identifiers come from :mod:`stoker_gcs.state.schema`, all values are parameters. Two tables have
+statements of their own below, since their rows are written in ways of their own: ``events`` (appended,
+numbered by the store) and ``tasks`` (merged).
 """
 
 from __future__ import annotations
@@ -10,31 +11,30 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stoker_gcs.state.schema import ARRIVAL, TASKS, Table
+from stoker_gcs.state.schema import ARRIVAL, EVENTS, TASKS, Table
 from stoker_gcs.store.changes import Insert, Prefix, Update, Upsert, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stoker_gcs.store.changes import Condition, Operation
+    from stoker_gcs.store.changes import Append, Condition, Operation
 
 Statement = tuple[str, dict[str, Value]]
 
+_EVENT = ", ".join(EVENTS.names)
+_APPENDED = tuple(name for name in EVENTS.names if name not in EVENTS.key)
 APPEND = (
-    "INSERT INTO events (at_s, kind, subject, payload) "
-    "VALUES (:at_s, :kind, :subject, :payload) RETURNING seq"
+    f"INSERT INTO {EVENTS.name} ({', '.join(_APPENDED)}) "
+    f"VALUES ({', '.join(':' + name for name in _APPENDED)}) RETURNING seq"
 )
-EVENTS_AFTER = (
-    "SELECT seq, at_s, kind, subject, payload FROM events "
-    "WHERE seq > :after ORDER BY seq LIMIT :limit"
-)
+EVENTS_AFTER = f"SELECT {_EVENT} FROM {EVENTS.name} WHERE seq > :after ORDER BY seq LIMIT :limit"
 EVENTS_BEFORE = (
-    "SELECT seq, at_s, kind, subject, payload FROM events "
-    "WHERE seq < :before ORDER BY seq DESC LIMIT :limit"
+    f"SELECT {_EVENT} FROM {EVENTS.name} WHERE seq < :before ORDER BY seq DESC LIMIT :limit"
 )
-LAST_SEQ = "SELECT MAX(seq) AS seq FROM events"
-FORGET = "DELETE FROM events WHERE seq <= :seq"
+LAST_SEQ = f"SELECT MAX(seq) AS seq FROM {EVENTS.name}"
+FORGET = f"DELETE FROM {EVENTS.name} WHERE seq <= :seq"
 COMPACTED = "compacted"
+"""The row of ``meta`` that holds the newest sequence number that was forgotten."""
 
 
 @lru_cache(maxsize=64)
@@ -51,13 +51,23 @@ def _insert(table: Table, names: tuple[str, ...], replace: bool) -> str:
     return f"{sql} ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
 
 
-UPSERT_TASKS = _insert(TASKS, TASKS.names, True) + " WHERE excluded.rank >= tasks.rank"
+UPSERT_TASKS = _insert(TASKS, TASKS.names, True) + f" WHERE excluded.rank >= {TASKS.name}.rank"
 UPSERT_TASKS_BY_POSITION = re.sub(r":\w+", "?", UPSERT_TASKS)
 ADD_TASKS_BY_POSITION = re.sub(r":\w+", "?", _insert(TASKS, TASKS.names, False))
 
 
+def append(event: Append) -> dict[str, Value]:
+    """Return the parameters of :data:`APPEND`."""
+    return {
+        "at_s": event.at_s,
+        "kind": event.kind,
+        "subject": event.subject,
+        "payload": event.payload,
+    }
+
+
 def operate(operation: Operation) -> tuple[str, dict[str, Value], bool]:
-    """The statement of an operation, and whether no affected row means a clash."""
+    """Return the statement of an operation, and whether no affected row means a conflict."""
     if isinstance(operation, Insert | Upsert):
         replace = isinstance(operation, Upsert)
         values = dict(operation.values)
@@ -86,7 +96,7 @@ def select(
     arrival: bool = False,
     descending: bool = False,
 ) -> Statement:
-    """Rows that match, in the order of the key or of their ``arrival``, behind ``after``."""
+    """Return the query of rows that match, ordered by key or ``arrival``, behind ``after``."""
     parameters: dict[str, Value] = {"limit": limit}
     shown = columns or table.names
     order: tuple[str, ...] = table.key
@@ -106,18 +116,18 @@ def select(
 
 
 def count(table: Table, where: Mapping[str, Condition], most: int) -> Statement:
-    """How many rows match, as ``n``; counting stops at ``most``."""
+    """Return the query of how many rows match, as ``n``; counting stops at ``most``."""
     parameters: dict[str, Value] = {"most": most}
     inner = f"SELECT 1 FROM {table.name}{_where(where, parameters)} LIMIT :most"
     return f"SELECT count(*) AS n FROM ({inner}) AS found", parameters
 
 
 def known_tasks(keys: Sequence[tuple[str, int]]) -> Statement:
-    """The rows that exist for these attempts (and perhaps other attempts of the same tasks)."""
+    """Return the query of the rows of these attempts (and perhaps others of the same tasks)."""
     parameters: dict[str, Value] = {f"t{i}": key[0] for i, key in enumerate(keys)}
     marks = ", ".join(f":{name}" for name in parameters)
     names = ", ".join(TASKS.names)
-    return f"SELECT {names} FROM tasks WHERE task_id IN ({marks})", parameters
+    return f"SELECT {names} FROM {TASKS.name} WHERE task_id IN ({marks})", parameters
 
 
 def _where(matched: Mapping[str, Condition], parameters: dict[str, Value]) -> str:

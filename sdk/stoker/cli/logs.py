@@ -11,6 +11,7 @@ import msgspec
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client, job_client
 from stoker_wire.errors import BadRequestError, NotFoundError
+from stoker_wire.messages.events import EventKind
 
 if TYPE_CHECKING:
     from stoker.jobs import JobSubmissionClient
@@ -119,7 +120,7 @@ def _job_of_worker(client: HttpClient, worker_id: str) -> str:
     for worker in fetch(client, "/v1/workers", 10_000):
         if worker["worker_id"] == worker_id and worker["job_id"]:
             return str(worker["job_id"])
-    query = {"kind": "worker.exited", "subject": worker_id}
+    query = {"kind": EventKind.WORKER_EXITED.value, "subject": worker_id}
     for event in fetch(client, "/v1/events", 1, query):
         if event["payload"].get("job_id"):
             return str(event["payload"]["job_id"])

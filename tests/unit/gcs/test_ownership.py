@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from stoker_gcs.api.nodes import note_exits
-from stoker_gcs.app import assemble
-from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_gcs.app import build_app
+from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.registry.actors import rules
 from stoker_gcs.registry.actors.ownership import Ownership
 from stoker_gcs.registry.actors.rules import ACTORS
-from stoker_gcs.state.records import Step
+from stoker_gcs.state.records import Transition
 from stoker_gcs.store.memory import MemoryStore
 from stoker_wire.messages.cluster import Demand, RegisterNode, WorkerExit
+from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import (
     Actor,
     ActorState,
@@ -31,25 +31,25 @@ from stoker_wire.settings import Settings
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stoker_gcs.app import Parts
+    from stoker_gcs.app import GcsApp
 
 OWNER = Owner(peer_id="w_1", node_id="n_1", node_incarnation=1, actor_id="a_1")
 TASK = Owner(peer_id="w_1", node_id="n_1", node_incarnation=1)
 
 
 @pytest.fixture
-async def parts() -> AsyncIterator[Parts]:
-    async with Background("work") as work, Background("lanes") as lanes:
-        made = assemble(MemoryStore(), MemoryHot(), Settings(), "token", work)
-        lanes.spawn(made.truth.journal.changes.run(), name="changes")
+async def app() -> AsyncIterator[GcsApp]:
+    async with Background("work") as work, Background("writers") as writers:
+        made = build_app(MemoryStore(), MemoryEphemeralStore(), Settings(), "token", work)
+        writers.spawn(made.state.writer.changes.run(), name="changes")
         await made.load()
-        await made.ledger.submit(SubmitJob(entrypoint="x", job_id="job_1"), key=None)
+        await made.jobs.submit(SubmitJob(entrypoint="x", job_id="job_1"), key=None)
         await register(made)
         await create(made, "a_1", max_restarts=1)
         yield made
 
 
-async def register(parts: Parts) -> None:
+async def register(app: GcsApp) -> None:
     body = RegisterNode(
         node_id="n_1",
         url="http://host:7620",
@@ -59,13 +59,13 @@ async def register(parts: Parts) -> None:
         pid=1,
         resources={},
     )
-    await parts.nodes.register(body)
+    await app.nodes.register(body)
 
 
-async def create(parts: Parts, actor_id: str, **more: object) -> None:
+async def create(app: GcsApp, actor_id: str, **more: object) -> None:
     demand = Demand(job_id="job_1", resources={})
     body = CreateActor(actor_id=actor_id, demand=demand, class_name="C", payload=b"", **more)  # type: ignore[arg-type]
-    await parts.actors.create(body)
+    await app.actors.create(body)
 
 
 ENDS = {
@@ -77,62 +77,62 @@ ENDS = {
 }
 
 
-async def end(parts: Parts, how: str) -> None:
+async def end(app: GcsApp, how: str) -> None:
     match how:
         case "killed" | "restarted":
-            await parts.actors.kill("a_1", KillActor(no_restart=how == "killed"))
+            await app.actors.kill("a_1", KillActor(no_restart=how == "killed"))
         case "exited":
             gone = WorkerExit(worker_id="w_1", node_id="n_1", job_id="job_1", signal=9)
-            await note_exits(parts, (gone,))
+            await app.worker_exits.record((gone,))
         case "node again":
-            await register(parts)
+            await register(app)
         case "node gone":
-            await parts.nodes.leave("n_1", None)
+            await app.nodes.leave("n_1", None)
 
 
 @pytest.mark.parametrize("how", sorted(ENDS))
-async def test_what_ended_decides_whenever_it_is_looked_at(parts: Parts, how: str) -> None:
+async def test_what_ended_decides_whenever_it_is_looked_at(app: GcsApp, how: str) -> None:
     owner = OWNER if how in ("killed", "restarted") else TASK
-    await create(parts, "a_2", owner=owner)
-    await create(parts, "a_3", owner=owner, detached=True)
-    await create(parts, "a_4", owner=Owner(peer_id="p_1"))
-    await create(parts, "a_5", owner=Owner(peer_id="w_2", node_id="n_9", actor_id="a_9"))
-    ownership, ids = Ownership(parts.truth, parts.actors), ["a_2", "a_3", "a_4", "a_5"]
-    assert [await ownership.ends(i) for i in ids] == [False] * 4
-    await end(parts, how)
-    assert [await ownership.ends(i) for i in ids] == [True, False, False, False]
-    found = await parts.truth.get(ACTORS, "a_2")
+    await create(app, "a_2", owner=owner)
+    await create(app, "a_3", owner=owner, detached=True)
+    await create(app, "a_4", owner=Owner(peer_id="p_1"))
+    await create(app, "a_5", owner=Owner(peer_id="w_2", node_id="n_9", actor_id="a_9"))
+    ownership, ids = Ownership(app.state, app.actors), ["a_2", "a_3", "a_4", "a_5"]
+    assert [await ownership.end_if_orphaned(i) for i in ids] == [False] * 4
+    await end(app, how)
+    assert [await ownership.end_if_orphaned(i) for i in ids] == [True, False, False, False]
+    found = await app.state.get(ACTORS, "a_2")
     assert found.state is ActorState.DEAD
     assert found.death_cause is not None
     assert found.death_cause.message == ENDS[how]
-    assert [await ownership.ends(i) for i in ids] == [False] * 4
+    assert [await ownership.end_if_orphaned(i) for i in ids] == [False] * 4
 
 
-async def placed(parts: Parts, actor_id: str) -> None:
+async def placed(app: GcsApp, actor_id: str) -> None:
     """It lives on a worker."""
 
-    def rule(actor: Actor) -> Step[Actor]:
+    def rule(actor: Actor) -> Transition[Actor]:
         alive = replace(actor, state=ActorState.ALIVE, lease_id="l_1", node_id="n_2")
-        return Step(alive, "actor.alive")
+        return Transition(alive, EventKind.ACTOR_STARTED)
 
-    await parts.truth.change(ACTORS, actor_id, rule)
+    await app.state.change(ACTORS, actor_id, rule)
 
 
 @pytest.mark.parametrize("lives", [False, True], ids=["waits", "lives"])
 @pytest.mark.parametrize("how", sorted(ENDS))
 async def test_an_end_that_no_gcs_saw_is_found_when_one_starts(
-    parts: Parts, how: str, lives: bool
+    app: GcsApp, how: str, lives: bool
 ) -> None:
     owner = OWNER if how in ("killed", "restarted") else TASK
-    await create(parts, "a_2", owner=owner)
+    await create(app, "a_2", owner=owner)
     if lives:
-        await placed(parts, "a_2")
-    await create(parts, "a_3", owner=Owner(peer_id="w_3", node_id="n_1", actor_id="a_2"))
-    await end(parts, how)
+        await placed(app, "a_2")
+    await create(app, "a_3", owner=Owner(peer_id="w_3", node_id="n_1", actor_id="a_2"))
+    await end(app, how)
     async with Background("reconciler") as work:
-        work.spawn(parts.reconciler.run(), name="run")
+        work.spawn(app.reconciler.run(), name="run")
         for actor_id in ("a_2", "a_3"):
-            found = await parts.truth.wait_for(
+            found = await app.state.wait_for(
                 ACTORS, actor_id, lambda actor: actor.state is ActorState.DEAD, 20.0
             )
             assert found.state is ActorState.DEAD
@@ -140,18 +140,18 @@ async def test_an_end_that_no_gcs_saw_is_found_when_one_starts(
             assert found.death_cause.message.startswith("its owner, ")
 
 
-async def test_an_actor_waits_for_its_arguments_before_it_is_placed(parts: Parts) -> None:
-    await create(parts, "a_2", awaits_arguments=True)
-    assert not rules.waits(await parts.truth.get(ACTORS, "a_2"))
+async def test_an_actor_waits_for_its_arguments_before_it_is_placed(app: GcsApp) -> None:
+    await create(app, "a_2", awaits_arguments=True)
+    assert not rules.waits(await app.state.get(ACTORS, "a_2"))
     for payload in (b"arguments", b"later ones"):
-        found = await parts.actors.supply("a_2", SupplyArguments(payload=payload))
+        found = await app.actors.supply("a_2", SupplyArguments(payload=payload))
         assert rules.waits(found)
-        spec = await parts.actors.spec("a_2")
+        spec = await app.actors.spec("a_2")
         assert (spec.payload, spec.awaits_arguments) == (b"arguments", False)
-    await create(parts, "a_3", awaits_arguments=True, max_restarts=1)
-    await parts.actors.kill("a_3", KillActor(no_restart=False))
-    found = await parts.truth.get(ACTORS, "a_3")
+    await create(app, "a_3", awaits_arguments=True, max_restarts=1)
+    await app.actors.kill("a_3", KillActor(no_restart=False))
+    found = await app.state.get(ACTORS, "a_3")
     assert (found.state, found.restarts, rules.waits(found)) == ("RESTARTING", 1, False)
-    await parts.actors.kill("a_3", KillActor(no_restart=False))
-    found = await parts.actors.supply("a_3", SupplyArguments(payload=b"late"))
+    await app.actors.kill("a_3", KillActor(no_restart=False))
+    found = await app.actors.supply("a_3", SupplyArguments(payload=b"late"))
     assert (found.state, rules.waits(found)) == ("DEAD", False)

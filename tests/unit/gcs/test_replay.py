@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from stoker_gcs.app import Parts, assemble
-from stoker_gcs.ephemeral.memory import MemoryHot
+from stoker_gcs.app import GcsApp, build_app
+from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.nodes.rules import NODES
@@ -32,7 +32,7 @@ from stoker_wire.settings import Settings
 STEPS = 300
 
 
-async def act(parts: Parts, rng: random.Random) -> None:
+async def act(app: GcsApp, rng: random.Random) -> None:
     """Do one thing that somebody might ask for; refusals are part of it."""
     node, job, actor = (f"{prefix}_{rng.randrange(3)}" for prefix in ("n", "job", "a"))
     body: Any
@@ -41,19 +41,19 @@ async def act(parts: Parts, rng: random.Random) -> None:
             body = RegisterNode(
                 node_id=node, url="u", unix="", hostname="h", host_id="h", pid=1, resources={}
             )
-            await parts.nodes.register(body)
+            await app.nodes.register(body)
         case 1:
             beat = Heartbeat(incarnation=rng.randrange(1, 4))
-            await parts.nodes.heartbeat(node, beat)
+            await app.nodes.heartbeat(node, beat)
         case 2:
-            await parts.nodes.leave(node, None)
+            await app.nodes.leave(node, None)
         case 3:
-            await parts.ledger.submit(SubmitJob(entrypoint="x", job_id=job), key=None)
+            await app.jobs.submit(SubmitJob(entrypoint="x", job_id=job), key=None)
         case 4:
-            await parts.ledger.attach(AttachDriver(job_id=job, pid=rng.randrange(9)), key=None)
+            await app.jobs.attach(AttachDriver(job_id=job, pid=rng.randrange(9)), key=None)
         case 5 if rng.random() < 0.3:
             state = rng.choice([JobState.SUCCEEDED, JobState.FAILED])
-            await parts.ledger.finish(job, FinishJob(state=state))
+            await app.jobs.finish(job, FinishJob(state=state))
         case 6:
             body = CreateActor(
                 actor_id=actor,
@@ -63,35 +63,35 @@ async def act(parts: Parts, rng: random.Random) -> None:
                 name=rng.choice(["", "same"]),
                 max_restarts=rng.randrange(-1, 3),
             )
-            await parts.actors.create(body)
+            await app.actors.create(body)
         case 7:
-            found = await parts.truth.get(ACTORS, actor)
+            found = await app.state.get(ACTORS, actor)
             state = rng.choice([ActorState.ALIVE, ActorState.DEAD])
             if found.lease_id or state is ActorState.DEAD:
                 body = ReportActor(state=state, incarnation=rng.randrange(2))
-                await parts.actors.report(actor, body)
+                await app.actors.report(actor, body)
         case 8:
-            await parts.actors.kill(actor, KillActor(no_restart=rng.random() < 0.5))
+            await app.actors.kill(actor, KillActor(no_restart=rng.random() < 0.5))
         case 9:
-            await parts.actors.worker_exited(
+            await app.actors.worker_exited(
                 WorkerExit(worker_id="w", node_id=node, actor_id=actor, signal=9)
             )
         case _:
             cause = ErrorInfo(code="actor_died", message="lost")
-            await parts.actors.lose(actor, cause, lease_id="", restart=True, release=False)
+            await app.actors.lose_worker(actor, cause, lease_id="", restart=True, release=False)
 
 
 async def test_replaying_the_log_gives_the_state(seed: int) -> None:
     rng = random.Random(seed)
     store = MemoryStore()
-    async with Background("work") as work, Background("lanes") as lanes:
-        parts = assemble(store, MemoryHot(), Settings(), "token", work)
-        lanes.spawn(parts.truth.journal.changes.run(), name="changes")
-        await parts.load()
-        work.spawn(parts.observe(), name="observe")
+    async with Background("work") as work, Background("writers") as writers:
+        app = build_app(store, MemoryEphemeralStore(), Settings(), "token", work)
+        writers.spawn(app.state.writer.changes.run(), name="changes")
+        await app.load()
+        work.spawn(app.follow_log(), name="apply_event")
         for _ in range(STEPS):
             try:
-                await act(parts, rng)
+                await act(app, rng)
             except StokerError:
                 continue
         replayed: dict[str, dict[str, object]] = {"node": {}, "job": {}, "actor": {}}
@@ -102,17 +102,17 @@ async def test_replaying_the_log_gives_the_state(seed: int) -> None:
             if entity in replayed:
                 replayed[entity][event.subject] = event.payload
         assert seqs == list(range(1, len(seqs) + 1))
-        for shelf, entity in ((NODES, "node"), (JOBS, "job"), (ACTORS, "actor")):
+        for records, entity in ((NODES, "node"), (JOBS, "job"), (ACTORS, "actor")):
             kept = {
-                row[shelf.table.key[0]]: msgspec.msgpack.decode(row["record"])
-                for row in await store.select(shelf.table)
+                row[records.table.key[0]]: msgspec.msgpack.decode(row["record"])
+                for row in await store.select(records.table)
             }
             assert kept == replayed[entity]
-        views = {n.node_id: n.state for n in await parts.truth.all(NODES)}
-        while parts.observed < parts.truth.log.last:
-            await parts.truth.log.wait_beyond(parts.truth.log.last - 1)
+        views = {n.node_id: n.state for n in await app.state.all(NODES)}
+        while app.applied_seq < app.state.log.last:
+            await app.state.log.wait_beyond(app.state.log.last - 1)
             await _turn()
-        assert {node_id: node.state for node_id, node in parts.nodes.view.items()} == views
+        assert {node_id: node.state for node_id, node in app.nodes.view.items()} == views
         assert set(views.values()) <= set(NodeState)
 
 

@@ -7,9 +7,9 @@ import itertools
 import msgspec
 import pytest
 
-from stoker_gcs.controllers.lease_requests import RELEASING
 from stoker_gcs.registry.actors import rules as actors
 from stoker_gcs.registry.jobs import rules as jobs
+from stoker_gcs.registry.leases import RELEASING
 from stoker_gcs.registry.nodes import rules as nodes
 from stoker_gcs.store.changes import Delete, Update
 from stoker_wire.errors import ConflictError, FencedError
@@ -66,29 +66,33 @@ def granted(lease_id: str = "l_1") -> GrantedLease:
 
 @pytest.mark.parametrize(("state", "end"), list(itertools.product(JobState, JobState)))
 def test_a_job_ends_once(state: JobState, end: JobState) -> None:
-    step = jobs.ended(a_job(state), end, 9.0)
+    transition = jobs.ended(a_job(state), end, 9.0)
     may = end.terminal and not state.terminal
     if state is JobState.PENDING and end is JobState.RUNNING:
         return  # The table has it, but not as an end.
-    assert (step is not None) == may
-    if step is not None:
-        assert (step.record.state, step.record.ended_at_s, step.kind) == (end, 9.0, "job.finished")
-        assert isinstance(step.also[0], Delete)
+    assert (transition is not None) == may
+    if transition is not None:
+        assert (transition.record.state, transition.record.ended_at_s, transition.kind) == (
+            end,
+            9.0,
+            "job.finished",
+        )
+        assert isinstance(transition.operations[0], Delete)
 
 
 def test_a_driver_attaches_to_a_living_job_only() -> None:
     body = AttachDriver(pid=4)
-    step = jobs.joined(a_job(), body, 2.0)
-    assert step is not None and step.record.state is JobState.RUNNING
-    assert jobs.joined(step.record, body, 3.0) is None
+    transition = jobs.driver_attached(a_job(), body, 2.0)
+    assert transition is not None and transition.record.state is JobState.RUNNING
+    assert jobs.driver_attached(transition.record, body, 3.0) is None
     with pytest.raises(ConflictError):
-        jobs.joined(a_job(JobState.FAILED), body, 2.0)
+        jobs.driver_attached(a_job(JobState.FAILED), body, 2.0)
 
 
 def test_only_its_drivers_exit_ends_a_submitted_job() -> None:
-    step = jobs.launched(a_job(), granted(), 2.0)
-    assert step is not None
-    job = step.record
+    transition = jobs.launched(a_job(), granted(), 2.0)
+    assert transition is not None
+    job = transition.record
     other = WorkerExit(worker_id="w_9", node_id="n_1", lease_id="l_9", exit_code=0)
     assert jobs.driver_exited(job, other, 3.0) is None
     own = WorkerExit(worker_id="w_1", node_id="n_1", lease_id="l_1", exit_code=0)
@@ -102,9 +106,9 @@ def test_only_its_drivers_exit_ends_a_submitted_job() -> None:
 
 
 def test_an_actor_is_placed_once_per_incarnation() -> None:
-    step = actors.placed(an_actor(), granted(), 0)
-    assert step is not None and step.record.address is not None
-    assert actors.placed(step.record, granted("l_2"), 0) is None
+    transition = actors.placed(an_actor(), granted(), 0)
+    assert transition is not None and transition.record.address is not None
+    assert actors.placed(transition.record, granted("l_2"), 0) is None
     assert actors.placed(an_actor(incarnation=1), granted(), 0) is None
     assert actors.placed(an_actor(ActorState.DEAD), granted(), 0) is None
 
@@ -126,24 +130,24 @@ def test_a_lost_worker_restarts_while_restarts_are_left(
     max_restarts: int, restarts: int, comes_back: bool
 ) -> None:
     actor = an_actor(ActorState.ALIVE, lease_id="l_1", max_restarts=max_restarts, restarts=restarts)
-    step = actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_1")
-    assert step is not None
+    transition = actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_1")
+    assert transition is not None
     if comes_back:
-        assert step.record.state is ActorState.RESTARTING
-        assert (step.record.incarnation, step.record.lease_id) == (1, "")
+        assert transition.record.state is ActorState.RESTARTING
+        assert (transition.record.incarnation, transition.record.lease_id) == (1, "")
     else:
-        assert (step.record.state, step.record.death_cause) == (ActorState.DEAD, CAUSE)
+        assert (transition.record.state, transition.record.death_cause) == (ActorState.DEAD, CAUSE)
     assert actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_0") is None
 
 
 def test_the_dead_absorb_and_running_workers_are_released() -> None:
     actor = an_actor(ActorState.ALIVE, lease_id="l_1")
-    step = actors.died(actor, CAUSE, 2.0, release=True)
-    assert step is not None
-    release = step.also[0]
+    transition = actors.died(actor, CAUSE, 2.0, release=True)
+    assert transition is not None
+    release = transition.operations[0]
     assert isinstance(release, Update) and release.values == {"state": RELEASING}
-    assert actors.died(step.record, CAUSE, 3.0, release=True) is None
-    assert actors.worker_lost(step.record, CAUSE, 3.0, lease_id="l_1") is None
+    assert actors.died(transition.record, CAUSE, 3.0, release=True) is None
+    assert actors.worker_lost(transition.record, CAUSE, 3.0, lease_id="l_1") is None
 
 
 def test_a_detached_actors_lease_belongs_to_no_job() -> None:

@@ -23,7 +23,8 @@ from stoker_wire.messages.cluster import (
     WorkerExit,
 )
 from stoker_wire.messages.common import Address, Empty
-from stoker_wire.messages.control import Campaign, Event, EventQuery, Leader, ListQuery, Page
+from stoker_wire.messages.control import Campaign, Event, Leader, ListQuery, Page
+from stoker_wire.messages.events import EventQuery
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings

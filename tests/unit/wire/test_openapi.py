@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_wire.messages.cluster import LeaseReply, LeaseRequest, Node
 from stoker_wire.messages.common import Empty
-from stoker_wire.messages.control import Event, EventQuery, ListQuery, Page
+from stoker_wire.messages.control import Event, ListQuery, Page
+from stoker_wire.messages.events import EventQuery
 
 if TYPE_CHECKING:
     from stoker_wire.http.server import Request

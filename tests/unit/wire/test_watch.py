@@ -12,7 +12,8 @@ import pytest
 
 from stoker_wire.errors import CompactedError, NodeDiedError, StokerError, UnavailableError
 from stoker_wire.http.server import stream_response, watch_response
-from stoker_wire.messages.control import Event, EventQuery, LogLine
+from stoker_wire.messages.control import Event, LogLine
+from stoker_wire.messages.events import EventQuery
 
 from .conftest import TOKEN
 

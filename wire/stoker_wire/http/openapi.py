@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,7 +70,7 @@ def _operation(
             "default": {"$ref": "#/components/responses/Problem"},
         },
     }
-    about = inspect.getdoc(route.handler if route.socket is None else route.socket)
+    about = inspect.getdoc(_function(route.handler if route.socket is None else route.socket))
     if about:
         operation["description"] = about
     if route.body is not None:
@@ -80,6 +81,11 @@ def _operation(
     if not route.path.startswith("/v1"):
         operation["security"] = [{}, {"token": []}]
     return operation
+
+
+def _function(handler: Callable[..., object]) -> Callable[..., object]:
+    """Return the handler of a route table as it was written, without the owner bound to it."""
+    return handler.func if isinstance(handler, partial) else handler
 
 
 def _success(route: BoundRoute, schema_of: dict[str, Any]) -> dict[str, Any]:

@@ -19,11 +19,8 @@ Position = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 class Event(Record):
     """One entry of the append-only log. ``seq`` is the cursor of every watch.
 
-    ``kind`` is ``<entity>.<past tense>``: node.registered, node.suspected, node.recovered, node.warmed,
-    node.died, job.submitted, job.delayed, job.started, job.changed, job.finished, actor.created,
-    actor.delayed, actor.placed, actor.started, actor.restarting, actor.died, worker.exited,
-    kv.changed, leader.elected, token.created, token.revoked. ``subject`` is the entity's id;
-    ``payload`` its record then.
+    ``kind`` and the type of ``payload`` are those of :mod:`stoker_wire.messages.events`; ``subject``
+    is the id of the entity, and ``payload`` its record after the change.
     """
 
     seq: int
@@ -110,15 +107,6 @@ class IdMatches(Record):
 
     matches: tuple[IdMatch, ...]
     more: bool = False
-
-
-class EventQuery(ListQuery):
-    """``kind`` and ``subject`` are prefixes, several separated by commas."""
-
-    watch: bool = False
-    since: Position = 0
-    kind: str = ""
-    subject: str = ""
 
 
 class Campaign(Message):

@@ -1,4 +1,8 @@
-"""Finds a worker for each actor that has none: one long poll per actor, on the leading replica."""
+"""Placement of actors: one long poll of the scheduler per actor without a worker.
+
+Runs on the leading replica, started by the reconciler; the rules decide whether the grant is still
+wanted, and one that is not is released.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +11,63 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_gcs.controllers.lease_requests import OWNER, POLL_S, Refused, exit_of, seek
 from stoker_gcs.registry.actors import rules
 from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_gcs.registry.leases import OWNER, POLL_S, Refused, request_lease
+from stoker_gcs.registry.worker_exits import find_exit
 from stoker_wire.errors import InfeasibleError
 from stoker_wire.messages.cluster import ActorSpec, GrantedLease, LeaseKind, LeaseRequest
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import Actor, ActorState, CreateActor
 
 if TYPE_CHECKING:
-    from stoker_gcs.controllers.lease_requests import Releases
-    from stoker_gcs.peer_clients import Links
+    from stoker_gcs.peer_clients import PeerClients
     from stoker_gcs.registry.actors.registry import ActorRegistry
-    from stoker_gcs.state.records import Step, Truth
+    from stoker_gcs.registry.leases import LeaseReleaser
+    from stoker_gcs.state.records import StateStore, Transition
 
 AT_ONCE = 1024
+INFEASIBLE_RETRY_S = 0.5
 
 
 class ActorPlacement:
-    """See the module. ``restart_grace_s``: how long a restart waits for a node that fits."""
+    """Puts actors on workers. ``restart_grace_s``: how long a restart waits for a node that fits."""
 
     def __init__(
         self,
-        truth: Truth,
-        links: Links,
+        state: StateStore,
+        peers: PeerClients,
         registry: ActorRegistry,
-        releases: Releases,
+        releaser: LeaseReleaser,
         *,
         restart_grace_s: float,
     ) -> None:
-        self._truth = truth
-        self._links = links
+        self._state = state
+        self._peers = peers
         self._registry = registry
-        self._releases = releases
+        self._releaser = releaser
         self._restart_grace_s = restart_grace_s
-        self._gate = asyncio.Semaphore(AT_ONCE)
+        self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def place(self, actor_id: str) -> None:
-        """Bring one actor onto a worker, or to its end with the scheduler's reason."""
-        async with self._gate:
-            actor = await self._truth.get(ACTORS, actor_id)
+        """Put one actor on a worker, or end it with the scheduler's reason."""
+        async with self._slots:
+            actor = await self._state.get(ACTORS, actor_id)
             if not rules.waits(actor):
                 return
             spec = await self._registry.spec(actor_id)
             until = asyncio.get_running_loop().time() + self._restart_grace_s
             while True:
-                result = await self._seek(actor, spec)
+                result = await self._request(actor, spec)
                 if (
                     isinstance(result, Refused)
                     and isinstance(result.error, InfeasibleError)
                     and actor.state is ActorState.RESTARTING
                     and asyncio.get_running_loop().time() < until
                 ):
-                    # The node it ran on may come back; its state is lost, its place is not.
+                    # The node it ran on may come back, and with it what it needs.
                     await self._delayed(actor_id, str(result.error))
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(INFEASIBLE_RETRY_S)
                     continue
                 break
             if isinstance(result, Refused):
@@ -69,16 +75,16 @@ class ActorPlacement:
             elif result is not None:
                 await self._record(actor, result)
 
-    async def _seek(self, actor: Actor, spec: CreateActor) -> GrantedLease | Refused | None:
-        async def wanted() -> bool:
-            now = await self._truth.find(ACTORS, actor.actor_id)
+    async def _request(self, actor: Actor, spec: CreateActor) -> GrantedLease | Refused | None:
+        async def still_wanted() -> bool:
+            row = await self._state.find(ACTORS, actor.actor_id)
             return (
-                now is not None
-                and rules.waits(now.record)
-                and now.record.incarnation == actor.incarnation
+                row is not None
+                and rules.waits(row.record)
+                and row.record.incarnation == actor.incarnation
             )
 
-        async def delayed(reason: str) -> None:
+        async def on_delayed(reason: str) -> None:
             await self._delayed(actor.actor_id, reason)
 
         demand = msgspec.structs.replace(
@@ -99,33 +105,35 @@ class ActorPlacement:
                 payload=spec.payload,
             ),
         )
-        return await seek(self._links, request, wanted=wanted, delayed=delayed)
+        return await request_lease(
+            self._peers, request, still_wanted=still_wanted, on_delayed=on_delayed
+        )
 
     async def _delayed(self, actor_id: str, reason: str) -> None:
-        await self._truth.change(ACTORS, actor_id, lambda found: rules.delayed(found, reason))
+        await self._state.change(ACTORS, actor_id, lambda actor: rules.delayed(actor, reason))
 
     async def _refused(self, actor: Actor, refused: Refused) -> None:
         error = refused.error
         cause = ErrorInfo(code=error.code, message=error.message, extra=error.extra)
-        now = self._truth.now()
+        now = self._state.now()
 
-        def rule(found: Actor) -> Step[Actor] | None:
-            if not rules.waits(found) or found.incarnation != actor.incarnation:
+        def rule(current: Actor) -> Transition[Actor] | None:
+            if not rules.waits(current) or current.incarnation != actor.incarnation:
                 return None
-            return rules.died(found, cause, now, release=False)
+            return rules.died(current, cause, now, release=False)
 
-        await self._truth.change(ACTORS, actor.actor_id, rule)
+        await self._state.change(ACTORS, actor.actor_id, rule)
 
     async def _record(self, actor: Actor, granted: GrantedLease) -> None:
-        found = await self._truth.change(
+        placed = await self._state.change(
             ACTORS,
             actor.actor_id,
-            lambda found: rules.placed(found, granted, actor.incarnation),
+            lambda current: rules.placed(current, granted, actor.incarnation),
         )
-        if found.lease_id != granted.lease.lease_id:
-            self._releases.start(granted.lease.lease_id, "the actor is no longer wanted")
+        if placed.lease_id != granted.lease.lease_id:
+            self._releaser.start(granted.lease.lease_id, "the actor is no longer wanted")
             return
-        exit_ = await exit_of(self._truth, granted.worker_id)
+        exit_ = await find_exit(self._state, granted.worker_id)
         if exit_ is not None:
             await self._registry.worker_exited(
                 msgspec.structs.replace(exit_, lease_id=granted.lease.lease_id)

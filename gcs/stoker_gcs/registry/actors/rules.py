@@ -1,10 +1,10 @@
-"""What may become of an actor: pure rules over its record (called by ``actors.registry``).
+"""The state machine of an actor: pure rules over its record (called by ``actors.registry``).
 
 ===================  ==================================  ====================
 from                 event                               to
 ===================  ==================================  ====================
 (none)               created                             PENDING
-PENDING, RESTARTING  arguments came                      same, may be placed
+PENDING, RESTARTING  arguments supplied                  same, may be placed
 PENDING, RESTARTING  placed on a worker                  same, with an address
 PENDING, RESTARTING  constructor returned                ALIVE
 PENDING, RESTARTING  constructor raised, or infeasible   DEAD
@@ -17,7 +17,7 @@ not DEAD             killed, no restart; its job ends    DEAD
 not DEAD             its owner ended                     DEAD
 ===================  ==================================  ====================
 
-Each start has its own incarnation; whatever an older one says is refused.
+Each start has its own incarnation; whatever an older one reports is refused.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_gcs.controllers.lease_requests import RELEASING, gone, held
+from stoker_gcs.registry.leases import delete_lease_row, releasing_lease_row, upsert_lease_row
 from stoker_gcs.state import schema
-from stoker_gcs.state.records import Shelf, Step
+from stoker_gcs.state.records import RecordTable, Transition
 from stoker_gcs.store.changes import Operation, Update
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.cluster import LeaseKind
 from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import DETACHED_JOB, Actor, ActorState, CreateActor, ReportActor
 
 if TYPE_CHECKING:
     from stoker_wire.messages.cluster import GrantedLease, WorkerExit
 
-ACTORS: Shelf[Actor] = Shelf(
+ACTORS: RecordTable[Actor] = RecordTable(
     schema.ACTORS,
     Actor,
     lambda actor: {
@@ -64,20 +65,20 @@ TRANSITIONS = {
     ActorState.DEAD: frozenset[ActorState](),
 }
 SHOWN_LINES = 10
-"""Of the last output of an actor's process, in its cause of death; all that is kept is in its extra."""
+"""Lines of a process's last output in its cause of death; ``extra`` has all that were recorded."""
 LIVING = (ActorState.PENDING.value, ActorState.ALIVE.value, ActorState.RESTARTING.value)
-AWAITS = "its constructor's arguments are not there yet"
+AWAITS_ARGUMENTS = "its constructor's arguments are not there yet"
 _replace = msgspec.structs.replace
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def live_name(namespace: str, name: str) -> str:
-    """What is unique among the living."""
+    """Return what must be unique among living actors."""
     return f"{namespace}/{name}"
 
 
 def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
-    """The actor of a request."""
+    """Return the actor that a request creates."""
     return Actor(
         actor_id=body.actor_id,
         job_id=body.demand.job_id,
@@ -93,40 +94,40 @@ def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
         handle_info=body.handle_info,
         owner=body.owner,
         awaits_arguments=body.awaits_arguments,
-        pending_reason=AWAITS if body.awaits_arguments else "",
+        pending_reason=AWAITS_ARGUMENTS if body.awaits_arguments else "",
     )
 
 
 def lease_job(actor: Actor) -> str:
-    """The job that the actor's lease counts for; a detached actor's must not end with any."""
+    """Return the job with whose end the actor's lease ends; a detached actor's ends with none."""
     return DETACHED_JOB if actor.detached else actor.job_id
 
 
 def waits(actor: Actor) -> bool:
-    """Whether it needs a lease."""
+    """Return whether the actor needs a lease."""
     unplaced = actor.state in (ActorState.PENDING, ActorState.RESTARTING) and not actor.lease_id
     return unplaced and not actor.awaits_arguments
 
 
-def delayed(actor: Actor, reason: str) -> Step[Actor] | None:
-    """It waits for another reason than before."""
+def delayed(actor: Actor, reason: str) -> Transition[Actor] | None:
+    """Record why it waits; None if for the same reason as before."""
     if not waits(actor) or actor.pending_reason == reason:
         return None
-    return Step(_replace(actor, pending_reason=reason), "actor.delayed")
+    return Transition(_replace(actor, pending_reason=reason), EventKind.ACTOR_DELAYED)
 
 
-def supplied(actor: Actor, spec: CreateActor, payload: bytes) -> Step[Actor] | None:
-    """The constructor's arguments are there; None if they were before, or it is dead."""
+def supplied(actor: Actor, spec: CreateActor, payload: bytes) -> Transition[Actor] | None:
+    """Add the constructor's arguments; None if they were there before, or it is dead."""
     if actor.state is ActorState.DEAD or not actor.awaits_arguments:
         return None
     then = _replace(actor, awaits_arguments=False, pending_reason="")
     whole = _encode(_replace(spec, payload=payload, awaits_arguments=False))
-    keep = Update(schema.ACTORS, {"actor_id": actor.actor_id}, {"spec": whole})
-    return Step(then, "actor.supplied", also=(keep,))
+    store = Update(schema.ACTORS, {"actor_id": actor.actor_id}, {"spec": whole})
+    return Transition(then, EventKind.ACTOR_SUPPLIED, operations=(store,))
 
 
-def placed(actor: Actor, granted: GrantedLease, incarnation: int) -> Step[Actor] | None:
-    """A worker was leased for this incarnation; None if it is no longer wanted."""
+def placed(actor: Actor, granted: GrantedLease, incarnation: int) -> Transition[Actor] | None:
+    """Put it on the worker leased for this incarnation; None if that is no longer wanted."""
     if not waits(actor) or actor.incarnation != incarnation:
         return None
     then = _replace(
@@ -139,11 +140,15 @@ def placed(actor: Actor, granted: GrantedLease, incarnation: int) -> Step[Actor]
         pending_reason="",
     )
     lease = _replace(granted.lease, kind=LeaseKind.ACTOR, actor_id=actor.actor_id)
-    return Step(then, "actor.placed", also=(held(lease, job_id=lease_job(actor)),))
+    return Transition(
+        then,
+        EventKind.ACTOR_PLACED,
+        operations=(upsert_lease_row(lease, job_id=lease_job(actor)),),
+    )
 
 
-def reported(actor: Actor, body: ReportActor, now_s: float) -> Step[Actor] | None:
-    """The worker tells how the constructor ended, or that the actor leaves of itself."""
+def reported(actor: Actor, body: ReportActor, now_s: float) -> Transition[Actor] | None:
+    """Apply its worker's report: how the constructor ended, or that the actor ends itself."""
     if actor.incarnation != body.incarnation:
         raise FencedError(
             f"actor {actor.actor_id} is at incarnation {actor.incarnation}, this report is of "
@@ -157,7 +162,7 @@ def reported(actor: Actor, body: ReportActor, now_s: float) -> Step[Actor] | Non
         )
     if actor.state is ActorState.DEAD:
         raise FencedError(f"actor {actor.actor_id} is dead\nend this worker")
-    if actor.state is ActorState.ALIVE:
+    if ActorState.ALIVE not in TRANSITIONS[actor.state]:
         return None
     then = _replace(
         actor,
@@ -166,17 +171,19 @@ def reported(actor: Actor, body: ReportActor, now_s: float) -> Step[Actor] | Non
         worker_id=body.worker_id or actor.worker_id,
         pending_reason="",
     )
-    return Step(then, "actor.started")
+    return Transition(then, EventKind.ACTOR_STARTED)
 
 
-def died(actor: Actor, cause: ErrorInfo, now_s: float, *, release: bool) -> Step[Actor] | None:
-    """The end. ``release``: its worker may still run and must be killed."""
-    if actor.state is ActorState.DEAD:
+def died(
+    actor: Actor, cause: ErrorInfo, now_s: float, *, release: bool
+) -> Transition[Actor] | None:
+    """End it. ``release``: its worker may still run and must be killed."""
+    if ActorState.DEAD not in TRANSITIONS[actor.state]:
         return None
     then = _replace(
         actor, state=ActorState.DEAD, ended_at_s=now_s, death_cause=cause, pending_reason=""
     )
-    return Step(then, "actor.died", also=_let_go(actor, release))
+    return Transition(then, EventKind.ACTOR_DIED, operations=_end_lease(actor, release))
 
 
 def worker_lost(
@@ -187,12 +194,12 @@ def worker_lost(
     lease_id: str,
     restart: bool = True,
     release: bool = False,
-) -> Step[Actor] | None:
-    """The worker behind ``lease_id`` is gone: start again, or die of the cause."""
-    if actor.state is ActorState.DEAD or actor.lease_id != lease_id:
+) -> Transition[Actor] | None:
+    """Restart it, or end it with the cause: the worker behind ``lease_id`` is gone."""
+    if ActorState.RESTARTING not in TRANSITIONS[actor.state] or actor.lease_id != lease_id:
         return None
-    left = actor.max_restarts == -1 or actor.restarts < actor.max_restarts
-    if not (restart and left):
+    may_restart = actor.max_restarts == -1 or actor.restarts < actor.max_restarts
+    if not (restart and may_restart):
         return died(actor, cause, now_s, release=release)
     then = _replace(
         actor,
@@ -206,13 +213,13 @@ def worker_lost(
         address=None,
         started_at_s=None,
         death_cause=cause,
-        pending_reason=AWAITS if actor.awaits_arguments else f"restarts: {cause.message}",
+        pending_reason=AWAITS_ARGUMENTS if actor.awaits_arguments else f"restarts: {cause.message}",
     )
-    return Step(then, "actor.restarting", also=_let_go(actor, release))
+    return Transition(then, EventKind.ACTOR_RESTARTING, operations=_end_lease(actor, release))
 
 
 def exit_cause(exit_: WorkerExit) -> ErrorInfo:
-    """An exit's forensics as the cause of a death."""
+    """Return the forensics of a worker's exit as a cause of death."""
     how = f"exit code {exit_.exit_code}" if exit_.signal is None else f"signal {exit_.signal}"
     text = f"its worker {exit_.worker_id} ended: {exit_.cause or how}"
     if exit_.last_log_lines:
@@ -225,10 +232,6 @@ def exit_cause(exit_: WorkerExit) -> ErrorInfo:
     )
 
 
-def _let_go(actor: Actor, release: bool) -> tuple[Operation, ...]:
-    if not actor.lease_id:
-        return ()
-    if not release:
-        return gone(actor.lease_id)
-    key = {"lease_id": actor.lease_id}
-    return (Update(schema.LEASES, key, {"state": RELEASING}, must_exist=False),)
+def _end_lease(actor: Actor, release: bool) -> tuple[Operation, ...]:
+    end = releasing_lease_row if release else delete_lease_row
+    return end(actor.lease_id)

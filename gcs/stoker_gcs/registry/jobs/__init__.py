@@ -1,1 +1,1 @@
-"""Jobs: attached drivers and their sessions, submitted drivers and their launch, and the end of both."""
+"""Jobs: attached drivers and their sessions, submitted drivers and their placement, the end of both."""

@@ -1,12 +1,12 @@
-"""What may become of a job: pure rules over its record (called by ``jobs.ledger``).
+"""The state machine of a job: pure rules over its record (called by ``jobs.registry``).
 
 =======  ================================  ==========================
 from     event                             to
 =======  ================================  ==========================
 (none)   submitted                         PENDING
 (none)   driver attaches                   RUNNING
-PENDING  waits, for another reason         PENDING
-PENDING  driver process granted            RUNNING
+PENDING  delayed, for another reason       PENDING
+PENDING  driver process launched           RUNNING
 PENDING  its driver attaches               RUNNING
 PENDING  infeasible, or environment fails  FAILED
 RUNNING  driver finishes or exits          SUCCEEDED, FAILED
@@ -14,7 +14,7 @@ RUNNING  driver or its node is lost        FAILED
 both     stopped                           STOPPED
 =======  ================================  ==========================
 
-SUCCEEDED, FAILED and STOPPED absorb.
+SUCCEEDED, FAILED and STOPPED are terminal.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_gcs.controllers.lease_requests import held
+from stoker_gcs.registry.leases import upsert_lease_row
 from stoker_gcs.state import schema
-from stoker_gcs.state.records import Shelf, Step
+from stoker_gcs.state.records import RecordTable, Transition
 from stoker_gcs.store.changes import Delete
 from stoker_wire.errors import ConflictError
 from stoker_wire.messages.cluster import LeaseKind
+from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import AttachDriver, Job, JobState, SubmitJob
 
 if TYPE_CHECKING:
     from stoker_wire.messages.cluster import GrantedLease, WorkerExit
 
-JOBS: Shelf[Job] = Shelf(
+JOBS: RecordTable[Job] = RecordTable(
     schema.JOBS,
     Job,
     lambda job: {
@@ -45,10 +46,10 @@ JOBS: Shelf[Job] = Shelf(
     },
     label="job",
 )
-_ENDS = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED})
+_TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED})
 TRANSITIONS = {
-    JobState.PENDING: frozenset({JobState.RUNNING}) | _ENDS,
-    JobState.RUNNING: _ENDS,
+    JobState.PENDING: frozenset({JobState.RUNNING}) | _TERMINAL,
+    JobState.RUNNING: _TERMINAL,
     JobState.SUCCEEDED: frozenset[JobState](),
     JobState.FAILED: frozenset[JobState](),
     JobState.STOPPED: frozenset[JobState](),
@@ -57,7 +58,7 @@ _replace = msgspec.structs.replace
 
 
 def submitted(body: SubmitJob, job_id: str, now_s: float) -> Job:
-    """The job of a submission."""
+    """Return the job of a submission."""
     return Job(
         job_id=job_id,
         name=body.name,
@@ -75,7 +76,7 @@ def submitted(body: SubmitJob, job_id: str, now_s: float) -> Job:
 
 
 def attached(body: AttachDriver, job_id: str, now_s: float) -> Job:
-    """The job of a driver that was started by hand."""
+    """Return the job of a driver that was started by hand."""
     return Job(
         job_id=job_id,
         name="",
@@ -93,8 +94,8 @@ def attached(body: AttachDriver, job_id: str, now_s: float) -> Job:
     )
 
 
-def joined(job: Job, body: AttachDriver, now_s: float) -> Step[Job] | None:
-    """The driver of a job (again) says hello. A job that has ended takes no driver."""
+def driver_attached(job: Job, body: AttachDriver, now_s: float) -> Transition[Job] | None:
+    """Attach the driver of a job, perhaps again. A job that has ended takes no driver."""
     if job.state.terminal:
         raise ConflictError(
             f"job {job.job_id} is {job.state} since "
@@ -108,23 +109,23 @@ def joined(job: Job, body: AttachDriver, now_s: float) -> Step[Job] | None:
         pid=body.pid or job.pid,
         message="",
     )
-    return None if then == job else Step(then, _started(job))
+    return None if then == job else Transition(then, _kind_of_start(job))
 
 
-def _started(before: Job) -> str:
-    """A job starts once: by the launch of its driver, or by its hello, whichever is told first."""
-    return "job.started" if before.state is JobState.PENDING else "job.changed"
+def _kind_of_start(before: Job) -> EventKind:
+    """Return the kind of event: a job starts once, by its driver's launch or attach, whichever is first."""
+    return EventKind.JOB_STARTED if before.state is JobState.PENDING else EventKind.JOB_CHANGED
 
 
-def delayed(job: Job, reason: str) -> Step[Job] | None:
-    """A pending job waits for another reason than before."""
+def delayed(job: Job, reason: str) -> Transition[Job] | None:
+    """Record why a pending job waits; None if for the same reason as before."""
     if job.state is not JobState.PENDING or job.message == reason:
         return None
-    return Step(_replace(job, message=reason), "job.delayed")
+    return Transition(_replace(job, message=reason), EventKind.JOB_DELAYED)
 
 
-def launched(job: Job, granted: GrantedLease, now_s: float) -> Step[Job] | None:
-    """The driver's process was started; None if the job has ended meanwhile."""
+def launched(job: Job, granted: GrantedLease, now_s: float) -> Transition[Job] | None:
+    """Record that the driver's process was started; None if the job has ended meanwhile."""
     if job.state.terminal or job.lease_id == granted.lease.lease_id:
         return None
     then = _replace(
@@ -137,7 +138,9 @@ def launched(job: Job, granted: GrantedLease, now_s: float) -> Step[Job] | None:
         message="",
     )
     lease = _replace(granted.lease, kind=LeaseKind.DRIVER, job_id=job.job_id)
-    return Step(then, _started(job), also=(held(lease, job_id=job.job_id),))
+    return Transition(
+        then, _kind_of_start(job), operations=(upsert_lease_row(lease, job_id=job.job_id),)
+    )
 
 
 def ended(
@@ -148,10 +151,10 @@ def ended(
     message: str = "",
     exit_code: int | None = None,
     node_id: str = "",
-) -> Step[Job] | None:
-    """The job ends; its leases go with it. None if it has ended before.
+) -> Transition[Job] | None:
+    """End the job and delete its leases; None if it has ended before.
 
-    ``node_id`` is for a driver that ended before the gcs was told that it had been started.
+    ``node_id`` is for a driver whose end was reported before its start.
     """
     if state not in TRANSITIONS[job.state]:
         return None
@@ -163,11 +166,13 @@ def ended(
         exit_code=exit_code,
         node_id=job.node_id or node_id,
     )
-    return Step(then, "job.finished", also=(Delete(schema.LEASES, {"job_id": job.job_id}),))
+    return Transition(
+        then, EventKind.JOB_FINISHED, operations=(Delete(schema.LEASES, {"job_id": job.job_id}),)
+    )
 
 
-def driver_exited(job: Job, exit_: WorkerExit, now_s: float) -> Step[Job] | None:
-    """The process of a submitted driver ended; other workers of the job do not end it."""
+def driver_exited(job: Job, exit_: WorkerExit, now_s: float) -> Transition[Job] | None:
+    """End the job whose submitted driver exited; other workers of the job do not end it."""
     if not job.submitted or not job.lease_id or exit_.lease_id != job.lease_id:
         return None
     if exit_.exit_code == 0:

@@ -1,8 +1,8 @@
-"""Drivers' sessions: a WebSocket per attached driver, whose silence is the driver's death.
+"""Drivers' sessions: a WebSocket per attached driver; a driver without one is dead.
 
-Any replica may hold a session; the leading one decides. A session is a hot fact, renewed every
-second, so a driver may reconnect to another replica, and after a restart of the gcs all have
-``restart_reconnect_s`` to come back.
+Any replica may hold a session; the leading one decides. A session is an entry of the ephemeral
+store, renewed every second, so a driver may reconnect to another replica, and after a restart of the
+gcs all have ``restart_reconnect_s`` to come back.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
     from aiohttp import web
 
-    from stoker_gcs.registry.jobs.registry import JobLedger
-    from stoker_gcs.state.records import Truth
+    from stoker_gcs.registry.jobs.registry import JobRegistry
+    from stoker_gcs.state.records import StateStore
     from stoker_wire.http.server import Request
     from stoker_wire.settings import Settings
 
-_log = logging.getLogger("stoker.gcs.jobs")
+_log = logging.getLogger(__name__)
 SESSIONS = "sessions"
 RENEW_S = 1.0
 TTL_S = 60.0
 CHECK_S = 0.25
 SHARED_SLACK_S = 3.0
-"""How much later another replica's renewal may be seen than our own."""
+"""How much later the renewal of another replica may be seen than one of this process."""
 _AT = struct.Struct("<d")
 
 
-class Sessions:
-    """See the module."""
+class DriverSessions:
+    """The sessions that this replica holds, and the check of those of all replicas."""
 
-    def __init__(self, truth: Truth, ledger: JobLedger, settings: Settings) -> None:
-        self._truth = truth
-        self._ledger = ledger
+    def __init__(self, state: StateStore, jobs: JobRegistry, settings: Settings) -> None:
+        self._state = state
+        self._jobs = jobs
         self._settings = settings
         self._open: dict[str, int] = {}
         self._seen: dict[str, float] = {}
@@ -52,12 +52,12 @@ class Sessions:
     async def serve(self, req: Request, ws: web.WebSocketResponse) -> None:
         """Hold a session until the driver closes it, dies, or its job ends."""
         job_id = req.path["job_id"]
-        found = await self._truth.find(JOBS, job_id)
-        if found is None:
+        row = await self._state.find(JOBS, job_id)
+        if row is None:
             await ws.close(code=4404, message=f"there is no job {job_id}".encode()[:120])
             return
-        if found.record.state.terminal:
-            await ws.close(code=4409, message=f"job is {found.record.state}".encode())
+        if row.record.state.terminal:
+            await ws.close(code=4409, message=f"job is {row.record.state}".encode())
             return
         with self._held(job_id):
             async with asyncio.TaskGroup() as group:
@@ -73,7 +73,7 @@ class Sessions:
         A process that is killed sends none, and its job fails like that of any lost session.
         """
         job_id = req.path["job_id"]
-        await self._truth.get(JOBS, job_id)
+        await self._state.get(JOBS, job_id)
         code: list[int] = []
 
         async def read() -> None:
@@ -93,65 +93,66 @@ class Sessions:
                 exit_code=code[0],
                 message=failed if code[0] else "",
             )
-            await self._ledger.finish(job_id, end)
+            await self._jobs.finish(job_id, end)
 
     @contextlib.contextmanager
     def _held(self, job_id: str) -> Iterator[None]:
         self._open[job_id] = self._open.get(job_id, 0) + 1
-        self._note(job_id)
+        self._renew(job_id)
         try:
             yield
         finally:
-            self._note(job_id)
+            self._renew(job_id)
             self._open[job_id] -= 1
             if not self._open[job_id]:
                 del self._open[job_id]
 
     async def _close_at_end(self, job_id: str, ws: web.WebSocketResponse) -> None:
-        with self._truth.log.signal(job_id) as signal:
+        with self._state.log.signal(job_id) as signal:
             while True:
                 signal.clear()
-                job = await self._truth.get(JOBS, job_id)
+                job = await self._state.get(JOBS, job_id)
                 if job.state.terminal:
                     text = f"job is {job.state}: {job.message}"
                     await ws.close(code=4410, message=text.encode()[:120])
                     return
                 await signal.wait()
 
-    def _note(self, job_id: str) -> None:
-        now = self._truth.now()
+    def _renew(self, job_id: str) -> None:
+        now = self._state.now()
         self._seen[job_id] = now
-        self._truth.hot.put(SESSIONS, job_id, _AT.pack(now), TTL_S)
+        self._state.ephemeral.put(SESSIONS, job_id, _AT.pack(now), TTL_S)
 
     async def renew(self) -> None:
-        """Every replica: say which sessions it holds, until cancelled."""
+        """Renew the sessions that this replica holds, until cancelled."""
         while True:
             await asyncio.sleep(RENEW_S)
             for job_id in list(self._open):
-                self._note(job_id)
-            for job_id in self._seen.keys() - self._ledger.live.keys():
+                self._renew(job_id)
+            for job_id in self._seen.keys() - self._jobs.live.keys():
                 del self._seen[job_id]
 
-    async def watch(self) -> None:
-        """The leading replica: fail the jobs whose driver is gone, until cancelled."""
-        began = self._truth.now()
+    async def fail_lost(self) -> None:
+        """Fail the jobs whose driver is gone, until cancelled; runs on the leading replica."""
+        began = self._state.now()
         loop = asyncio.get_running_loop()
         while True:
             last = loop.time()
             await asyncio.sleep(CHECK_S)
             if loop.time() - last - CHECK_S > self._settings.driver_reconnect_s / 2:
-                began = self._truth.now()  # We slept, so drivers could not be heard.
+                # This process was stopped and could not receive renewals.
+                began = self._state.now()
             attached = [
                 job
-                for job in self._ledger.live.values()
+                for job in self._jobs.live.values()
                 if not job.submitted and job.state is JobState.RUNNING
             ]
             if not attached:
                 continue
-            seen = await self._all_seen()
-            now = self._truth.now()
+            seen = await self._last_renewals()
+            now = self._state.now()
             grace_s = self._settings.driver_reconnect_s
-            grace_s += SHARED_SLACK_S if self._truth.store.shared else 0.0
+            grace_s += SHARED_SLACK_S if self._state.store.shared else 0.0
             for job in attached:
                 if job.job_id in self._open:
                     continue
@@ -162,9 +163,9 @@ class Sessions:
                 if now > deadline:
                     await self._fail(job.job_id, now - (deadline - grace_s))
 
-    async def _all_seen(self) -> dict[str, float]:
-        facts = await self._truth.hot.all(SESSIONS) if self._truth.hot.shared else {}
-        seen = {key: _AT.unpack(value)[0] for key, value in facts.items()}
+    async def _last_renewals(self) -> dict[str, float]:
+        entries = await self._state.ephemeral.all(SESSIONS) if self._state.ephemeral.shared else {}
+        seen = {key: _AT.unpack(value)[0] for key, value in entries.items()}
         for job_id, at_s in self._seen.items():
             seen[job_id] = max(at_s, seen.get(job_id, 0.0))
         return seen
@@ -172,6 +173,6 @@ class Sessions:
     async def _fail(self, job_id: str, silent_s: float) -> None:
         message = f"driver died: its session ended {silent_s:.1f} s ago without a finish"
         try:
-            await self._ledger.end(job_id, JobState.FAILED, message=message)
+            await self._jobs.end(job_id, JobState.FAILED, message=message)
         except StokerError as error:
             _log.warning("cannot fail job %s: %s", job_id, error)

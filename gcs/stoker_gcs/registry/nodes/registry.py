@@ -1,8 +1,8 @@
-"""Nodes as they come, beat and go: the shell around ``nodes.rules``.
+"""The registry of nodes: applies ``nodes.rules`` to registrations, heartbeats and silence.
 
-Heartbeats are hot facts and no events: SQL keeps only what they led to. The sweep runs on one replica (see
-``leading``). A node that was heard of by anyone within ``dead_after_s`` is not declared dead, and the
-sweep first checks that it was not itself asleep.
+Heartbeats are entries of the ephemeral store and no events: SQL has only what they led to. The sweep
+runs on the leading replica. A node whose heartbeat reached any replica within ``dead_after_s`` is not
+declared dead, and the sweep first checks that its own process was not stopped.
 """
 
 from __future__ import annotations
@@ -15,98 +15,102 @@ import msgspec
 
 from stoker_gcs.registry.nodes import rules
 from stoker_gcs.registry.nodes.rules import NODES
-from stoker_gcs.store.changes import Change, Clash
+from stoker_gcs.store.changes import Change, WriteConflict
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import Node, NodeState, RegisteredNode
+from stoker_wire.messages.events import EventKind, payload_as
 
 if TYPE_CHECKING:
-    from stoker_gcs.state.records import Truth
+    from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.cluster import Heartbeat, RegisterNode
     from stoker_wire.messages.control import Event, ListQuery, Page
     from stoker_wire.settings import Settings
 
-_log = logging.getLogger("stoker.gcs.nodes")
-BEATS = "beats"
+_log = logging.getLogger(__name__)
+HEARTBEATS = "beats"
+"""The kind of the entries, as replicas of other versions write it."""
 SWEEPS_PER_SUSPICION = 6
 
 
-class Beat(msgspec.Struct, frozen=True, array_like=True):
-    """The last heartbeat of a node, as it lies in the hot store."""
+class LastHeartbeat(msgspec.Struct, frozen=True, array_like=True):
+    """The last heartbeat of a node, as the ephemeral store has it."""
 
     incarnation: int
     at_s: float
     usage: dict[str, float] = {}
 
 
-_beat = msgspec.msgpack.Decoder(Beat)
+_decoder = msgspec.msgpack.Decoder(LastHeartbeat)
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class NodeRegistry:
-    """See the module. ``view`` is every node as of the events read so far."""
+    """Nodes by id. ``view`` has every node as of the events applied so far; it is never replaced."""
 
-    def __init__(self, truth: Truth, settings: Settings) -> None:
-        self._truth = truth
+    def __init__(self, state: StateStore, settings: Settings) -> None:
+        self._state = state
         self._settings = settings
         self.view: dict[str, Node] = {}
-        self._beats: dict[str, Beat] = {}
-        self._admitting = asyncio.Lock()
-        self._hears_since_s = truth.now()
+        self._heartbeats: dict[str, LastHeartbeat] = {}
+        self._registering = asyncio.Lock()
+        self._listening_since_s = state.now()
 
     async def load(self) -> None:
         """Fill the view from SQL."""
-        self._hears_since_s = self._truth.now()
-        for node in await self._truth.all(NODES):
+        self._listening_since_s = self._state.now()
+        for node in await self._state.all(NODES):
             self.view[node.node_id] = node
 
-    def observe(self, event: Event) -> None:
-        """Keep the view in step with the log."""
-        if event.kind.startswith("node."):
-            node = msgspec.convert(event.payload, Node)
+    def apply_event(self, event: Event) -> None:
+        """Update the view from an event of the log."""
+        node = payload_as(event, Node)
+        if node is not None:
             known = self.view.get(node.node_id)
             if known is None or node.incarnation >= known.incarnation:
                 self.view[node.node_id] = node
 
     async def register(self, body: RegisterNode) -> RegisteredNode:
-        """Admit a node under a fresh incarnation, which fences all it said before.
+        """Register a node under a new incarnation, which fences everything of the previous ones.
 
         ConflictError while another node that lives has its URL.
         """
         rules.check(body)
-        async with self._admitting:
-            await self._free_url(body)
-            return await self._admit(body)
+        async with self._registering:
+            await self._supersede_at_url(body)
+            return await self._write_registration(body)
 
-    async def _free_url(self, body: RegisterNode) -> None:
-        """See that no other node lives at the URL of ``body``; one fallen silent is superseded.
+    async def _supersede_at_url(self, body: RegisterNode) -> None:
+        """Declare a silent node at the URL of ``body`` dead; ConflictError if one lives there.
 
-        Read from SQL, since another replica may have admitted a node a moment ago.
+        Reads SQL, since another replica may have registered a node a moment ago.
         """
-        await self._hear_others()
+        await self._read_heartbeats()
         states = (NodeState.ALIVE.value, NodeState.SUSPECT.value)
-        for node in await self._truth.all(NODES, {"state": states}):
+        for node in await self._state.all(NODES, {"state": states}):
             if node.url != body.url or node.node_id == body.node_id:
                 continue
-            heard_at_s = self.seen(node).heartbeat_at_s
-            # A gcs that has just started has not heard those that were there before it.
-            silent_s = self._truth.now() - max(heard_at_s, self._hears_since_s)
+            last_heartbeat_s = self.with_heartbeat(node).heartbeat_at_s
+            # A gcs that has just started has received no heartbeat of nodes that were there before it.
+            silent_s = self._state.now() - max(last_heartbeat_s, self._listening_since_s)
             reason = rules.superseded(
                 node, body, silent_s, suspect_after_s=self._settings.suspect_after_s
             )
-            await self._move(node, NodeState.DEAD, reason, heard_at_s)
+            await self._transition(node, NodeState.DEAD, reason, last_heartbeat_s)
 
-    async def _admit(self, body: RegisterNode) -> RegisteredNode:
+    async def _write_registration(self, body: RegisterNode) -> RegisteredNode:
         while True:
-            kept = await self._truth.find(NODES, body.node_id)
-            before = None if kept is None else kept.record
-            node = rules.registered(body, before, self._truth.now())
-            operation = NODES.insert(node) if kept is None else NODES.update(kept, node)
-            event = self._truth.event("node.registered", node.node_id, node)
+            row = await self._state.find(NODES, body.node_id)
+            before = None if row is None else row.record
+            node = rules.registered(body, before, self._state.now())
+            operation = NODES.insert(node) if row is None else NODES.update(row, node)
+            event = self._state.event(EventKind.NODE_REGISTERED, node.node_id, node)
             try:
-                await self._truth.journal.apply(Change((operation,), (event,)))
-            except Clash:
+                await self._state.writer.apply(Change((operation,), (event,)))
+            except WriteConflict:
                 continue
-            self._remember(node.node_id, Beat(node.incarnation, node.heartbeat_at_s))
+            self._record_heartbeat(
+                node.node_id, LastHeartbeat(node.incarnation, node.heartbeat_at_s)
+            )
             self.view[node.node_id] = node
             return RegisteredNode(
                 node_id=node.node_id,
@@ -115,102 +119,109 @@ class NodeRegistry:
             )
 
     async def heartbeat(self, node_id: str, body: Heartbeat) -> None:
-        """Note a sign of life; FencedError if the incarnation is over."""
+        """Record a heartbeat; FencedError if the incarnation is over."""
         node = self.view.get(node_id)
         if node is None or node.incarnation != body.incarnation or node.state is NodeState.DEAD:
             # The view may lag behind SQL by an event; only SQL may fence a node.
-            node = await self._truth.get(NODES, node_id)
+            node = await self._state.get(NODES, node_id)
             rules.check_incarnation(node, body.incarnation)
-        self._remember(node_id, Beat(body.incarnation, self._truth.now(), body.usage))
+        self._record_heartbeat(
+            node_id, LastHeartbeat(body.incarnation, self._state.now(), body.usage)
+        )
         if node.state is NodeState.SUSPECT:
-            await self._move(node, NodeState.ALIVE, "heartbeats are back", self._truth.now())
+            await self._transition(node, NodeState.ALIVE, "heartbeats are back", self._state.now())
         warm = body.warm_kernels
         if warm is not None and warm != node.warm_kernels:
-            await self._truth.change(
+            await self._state.change(
                 NODES,
                 node_id,
-                lambda found: rules.warmed(found, warm, incarnation=body.incarnation),
+                lambda current: rules.warmed(current, warm, incarnation=body.incarnation),
             )
 
-    def _remember(self, node_id: str, beat: Beat) -> None:
-        self._beats[node_id] = beat
-        self._truth.hot.put(BEATS, node_id, _encode(beat), self._settings.dead_after_s * 2)
+    def _record_heartbeat(self, node_id: str, heartbeat: LastHeartbeat) -> None:
+        self._heartbeats[node_id] = heartbeat
+        ttl_s = self._settings.dead_after_s * 2
+        self._state.ephemeral.put(HEARTBEATS, node_id, _encode(heartbeat), ttl_s)
 
     async def leave(self, node_id: str, incarnation: int | None) -> None:
-        """A node says goodbye: dead at once, with nothing left to wait for."""
-        node = await self._truth.get(NODES, node_id)
+        """Deregister a node: it is dead at once."""
+        node = await self._state.get(NODES, node_id)
         if incarnation is not None and node.state is not NodeState.DEAD:
             rules.check_incarnation(node, incarnation)
-        await self._move(node, NodeState.DEAD, "left the cluster", self._truth.now())
+        await self._transition(node, NodeState.DEAD, "left the cluster", self._state.now())
 
-    async def _move(self, node: Node, to: NodeState, reason: str, heard_at_s: float) -> None:
-        await self._truth.change(
+    async def _transition(
+        self, node: Node, to: NodeState, reason: str, last_heartbeat_s: float
+    ) -> None:
+        await self._state.change(
             NODES,
             node.node_id,
-            lambda found: rules.moved(
-                found,
+            lambda current: rules.moved(
+                current,
                 to,
                 incarnation=node.incarnation,
                 reason=reason,
-                heartbeat_at_s=heard_at_s,
+                heartbeat_at_s=last_heartbeat_s,
             ),
         )
 
-    def seen(self, node: Node) -> Node:
-        """The node with its last heartbeat and usage in it."""
-        beat = self._beats.get(node.node_id)
-        if beat is None or beat.incarnation != node.incarnation:
+    def with_heartbeat(self, node: Node) -> Node:
+        """Return the node with its last heartbeat and usage in it."""
+        last = self._heartbeats.get(node.node_id)
+        if last is None or last.incarnation != node.incarnation:
             return node
-        at_s = max(node.heartbeat_at_s, beat.at_s)
-        return msgspec.structs.replace(node, heartbeat_at_s=at_s, usage=beat.usage)
+        at_s = max(node.heartbeat_at_s, last.at_s)
+        return msgspec.structs.replace(node, heartbeat_at_s=at_s, usage=last.usage)
 
     async def page(self, query: ListQuery, state: str | tuple[str, ...]) -> Page[Node]:
-        """One page of nodes, with their latest usage."""
-        await self._hear_others()
-        page = await self._truth.page(NODES, query, {"state": state})
-        return msgspec.structs.replace(page, items=tuple(self.seen(node) for node in page.items))
+        """Return a page of nodes, with their latest usage."""
+        await self._read_heartbeats()
+        page = await self._state.page(NODES, query, {"state": state})
+        return msgspec.structs.replace(
+            page, items=tuple(self.with_heartbeat(node) for node in page.items)
+        )
 
-    async def one(self, node_id: str) -> Node:
-        """One node, with its latest usage."""
-        await self._hear_others()
-        return self.seen(await self._truth.get(NODES, node_id))
+    async def get(self, node_id: str) -> Node:
+        """Return a node, with its latest usage."""
+        await self._read_heartbeats()
+        return self.with_heartbeat(await self._state.get(NODES, node_id))
 
-    async def _hear_others(self) -> None:
-        if not self._truth.hot.shared:
+    async def _read_heartbeats(self) -> None:
+        if not self._state.ephemeral.shared:
             return
-        for node_id, raw in (await self._truth.hot.all(BEATS)).items():
-            beat = _beat.decode(raw)
-            known = self._beats.get(node_id)
-            if known is None or (beat.incarnation, beat.at_s) > (known.incarnation, known.at_s):
-                self._beats[node_id] = beat
+        for node_id, raw in (await self._state.ephemeral.all(HEARTBEATS)).items():
+            last = _decoder.decode(raw)
+            known = self._heartbeats.get(node_id)
+            if known is None or (last.incarnation, last.at_s) > (known.incarnation, known.at_s):
+                self._heartbeats[node_id] = last
 
     async def sweep(self) -> None:
-        """The leading replica: move silent nodes along, until cancelled."""
+        """Declare silent nodes SUSPECT, then DEAD, until cancelled; runs on the leading replica."""
         loop = asyncio.get_running_loop()
         every_s = self._settings.suspect_after_s / SWEEPS_PER_SUSPICION
-        # Nobody is blamed for silence that began before we could hear.
-        awake_at_s, last = self._truth.now(), loop.time()
+        # Silence that began before this process could receive heartbeats does not count.
+        listening_at_s, last = self._state.now(), loop.time()
         while True:
             await asyncio.sleep(every_s)
             late_s, last = loop.time() - last - every_s, loop.time()
             if late_s > self._settings.suspect_after_s / 2:
                 _log.warning("the sweep was held up for %.1f s: no node is blamed for it", late_s)
-                awake_at_s = self._truth.now()
+                listening_at_s = self._state.now()
             try:
-                await self._sweep_once(awake_at_s)
+                await self._sweep_once(listening_at_s)
             except StokerError as error:
                 _log.warning("the sweep of nodes waits: %s", error)
             except Exception:
                 _log.exception("the sweep of nodes failed; it goes on")
 
-    async def _sweep_once(self, awake_at_s: float) -> None:
-        await self._hear_others()
-        now = self._truth.now()
+    async def _sweep_once(self, listening_at_s: float) -> None:
+        await self._read_heartbeats()
+        now = self._state.now()
         for node in list(self.view.values()):
             if node.state is NodeState.DEAD:
                 continue
-            at_s = self.seen(node).heartbeat_at_s
-            silent_s = now - max(at_s, awake_at_s)
+            at_s = self.with_heartbeat(node).heartbeat_at_s
+            silent_s = now - max(at_s, listening_at_s)
             to = rules.verdict(
                 node,
                 silent_s,
@@ -222,4 +233,4 @@ class NodeRegistry:
                 reason = (
                     "heartbeats are back" if recovered else f"no heartbeat for {silent_s:.1f} s"
                 )
-                await self._move(node, to, reason, at_s)
+                await self._transition(node, to, reason, at_s)

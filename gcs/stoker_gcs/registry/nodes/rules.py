@@ -1,4 +1,4 @@
-"""What may become of a node: pure rules over its record (called by ``nodes.registry``).
+"""The state machine of a node: pure rules over its record (called by ``nodes.registry``).
 
 ==========  ==========================  =========
 from        event                       to
@@ -14,7 +14,7 @@ SUSPECT     leaves                      DEAD
 any living  silent, its URL registers   DEAD
 ==========  ==========================  =========
 
-Besides, a node that lives may tell which kernels its cache holds.
+Besides, a living node reports which kernels its cache holds.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from stoker_gcs.state import schema
-from stoker_gcs.state.records import Shelf, Step
+from stoker_gcs.state.records import RecordTable, Transition
 from stoker_wire.errors import BadRequestError, ConflictError, FencedError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState, RegisterNode
+from stoker_wire.messages.events import EventKind
 
-NODES: Shelf[Node] = Shelf(
+NODES: RecordTable[Node] = RecordTable(
     schema.NODES,
     Node,
     lambda node: {
@@ -46,20 +47,18 @@ TRANSITIONS = {
     NodeState.SUSPECT: frozenset({NodeState.ALIVE, NodeState.DEAD}),
     NodeState.DEAD: frozenset[NodeState](),
 }
-KINDS = {
-    NodeState.SUSPECT: "node.suspected",
-    NodeState.ALIVE: "node.recovered",
-    NodeState.DEAD: "node.died",
+KIND_OF_STATE = {
+    NodeState.SUSPECT: EventKind.NODE_SUSPECTED,
+    NodeState.ALIVE: EventKind.NODE_RECOVERED,
+    NodeState.DEAD: EventKind.NODE_DIED,
 }
-
-
 MAX_AMOUNT = 1e15
-"""Of any resource of a node; memory is in bytes."""
+"""The limit of any resource of a node; memory is in bytes."""
 MAX_GPUS = 1024
 
 
 def check(body: RegisterNode) -> None:
-    """BadRequestError names what no node can have; schedulers and peers trust what is admitted."""
+    """Raise BadRequestError for what no node can have; schedulers and peers trust a registration."""
     check_id(body.node_id, Prefix.NODE, field="node_id")
     try:
         parts = urlsplit(body.url)
@@ -81,10 +80,10 @@ def check(body: RegisterNode) -> None:
 
 
 def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
-    """The node as of its registration: one incarnation after the one before."""
-    facts = {name: getattr(body, name) for name in body.__struct_fields__}
+    """Return the node as of its registration: one incarnation after the one before."""
+    given = {name: getattr(body, name) for name in body.__struct_fields__}
     return Node(
-        **facts,
+        **given,
         incarnation=1 if before is None else before.incarnation + 1,
         state=NodeState.ALIVE,
         registered_at_s=now_s,
@@ -95,10 +94,11 @@ def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
 def superseded(
     holder: Node, newcomer: RegisterNode, silent_s: float, *, suspect_after_s: float
 ) -> str:
-    """Return why ``holder`` is dead to make room for ``newcomer``, which has the same URL.
+    """Return why ``holder`` counts as dead: ``newcomer`` registers at the same URL.
 
-    ConflictError while the holder is heard: two nodes at one URL get each other's requests. A node
-    that was killed and started again is admitted once its former life was silent long enough.
+    ConflictError while the holder sends heartbeats: two nodes at one URL would get each other's
+    requests. A node that was killed and started again is admitted once its previous incarnation was
+    silent long enough.
     """
     if silent_s < suspect_after_s:
         raise ConflictError(
@@ -114,38 +114,42 @@ def superseded(
 
 def moved(
     node: Node, to: NodeState, *, incarnation: int, reason: str, heartbeat_at_s: float
-) -> Step[Node] | None:
-    """The step to ``to``, or None where the table has none or the incarnation is over."""
+) -> Transition[Node] | None:
+    """Move it to state ``to``; None where the table has no such transition or the incarnation is over."""
     if node.incarnation != incarnation or to not in TRANSITIONS[node.state]:
         return None
     then = msgspec.structs.replace(
         node, state=to, reason=reason, heartbeat_at_s=max(node.heartbeat_at_s, heartbeat_at_s)
     )
-    return Step(then, KINDS[to])
+    return Transition(then, KIND_OF_STATE[to])
 
 
-def warmed(node: Node, warm_kernels: tuple[str, ...], *, incarnation: int) -> Step[Node] | None:
-    """The step to a node whose cache holds ``warm_kernels``, or None if that is nothing new."""
+def warmed(
+    node: Node, warm_kernels: tuple[str, ...], *, incarnation: int
+) -> Transition[Node] | None:
+    """Record which kernels its cache holds; None if that is nothing new."""
     if (
         node.incarnation != incarnation
         or node.state is NodeState.DEAD
         or node.warm_kernels == warm_kernels
     ):
         return None
-    return Step(msgspec.structs.replace(node, warm_kernels=warm_kernels), "node.warmed")
+    return Transition(
+        msgspec.structs.replace(node, warm_kernels=warm_kernels), EventKind.NODE_WARMED
+    )
 
 
 def verdict(
     node: Node, silent_s: float, *, suspect_after_s: float, dead_after_s: float
 ) -> NodeState:
-    """The state that a node's silence calls for."""
+    """Return the state that a node's silence calls for."""
     if node.state is NodeState.DEAD or silent_s >= dead_after_s:
         return NodeState.DEAD
     return NodeState.SUSPECT if silent_s >= suspect_after_s else NodeState.ALIVE
 
 
 def check_incarnation(node: Node, incarnation: int) -> None:
-    """Refuse a nodelet that speaks for an incarnation that is over."""
+    """Raise FencedError for a nodelet whose incarnation is over."""
     if node.incarnation != incarnation or node.state is NodeState.DEAD:
         why = (
             f"was declared dead ({node.reason})"
@@ -154,5 +158,5 @@ def check_incarnation(node: Node, incarnation: int) -> None:
         )
         raise FencedError(
             f"node {node.node_id} {why}\n"
-            f"you speak for incarnation {incarnation}: stop its workers and register again"
+            f"this request is of incarnation {incarnation}: stop its workers and register again"
         )

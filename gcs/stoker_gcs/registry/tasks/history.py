@@ -1,6 +1,6 @@
-"""The task history: durable before the reply, merged by attempt; what nobody can report is inferred.
+"""The task history: durable before the reply, merged by attempt; unreported ends are inferred.
 
-An attempt is closed here when its job, its worker or its node has ended and nobody told how it went.
+An attempt is closed here when its job, its worker or its node has ended without a report of its end.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from stoker_wire.messages.work import DETACHED_JOB, TaskHistoryStatus, TaskRecor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from stoker_gcs.registry.jobs.registry import JobLedger
-    from stoker_gcs.state.records import Truth
+    from stoker_gcs.registry.jobs.registry import JobRegistry
+    from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Condition
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.cluster import WorkerExit
@@ -33,57 +33,57 @@ _PAGE = 1000
 
 
 class TaskHistory:
-    """See the module."""
+    """Reports, lists and inferred ends of task attempts."""
 
-    def __init__(self, truth: Truth, ledger: JobLedger) -> None:
-        self._truth = truth
-        self._ledger = ledger
+    def __init__(self, state: StateStore, jobs: JobRegistry) -> None:
+        self._state = state
+        self._jobs = jobs
         self.accepted = 0
         self.dropped = 0
 
     async def report(self, records: tuple[TaskRecord, ...]) -> TaskHistoryStatus:
-        """Store records."""
+        """Store the records of a report."""
         return await self._store([row_of(record) for record in records])
 
-    async def spooled(self, body: bytes) -> TaskHistoryStatus:
+    async def add_spooled(self, body: bytes) -> TaskHistoryStatus:
         """Store the rows of whole frames of spool files, as they come."""
         rows, dropped = rows_in(body)
         self.dropped += dropped
         return await self._store(rows)
 
     async def _store(self, rows: Sequence[TaskRow]) -> TaskHistoryStatus:
-        """Store a batch. An attempt of a job that has ended is not open any more."""
+        """Store a batch. An open attempt of a job that has ended is stored as ended."""
         jobs = {row[2] for row in rows if row[7] < _ENDED_RANK}
-        ended = {job_id for job_id in jobs if await self._ledger.has_ended(job_id)}
+        ended = {job_id for job_id in jobs if await self._jobs.has_ended(job_id)}
         if ended:
-            now = self._truth.now()
+            now = self._state.now()
             rows = [
                 row_of(inferred_end(record_of(row), JOB_ENDED, now))
                 if row[2] in ended and row[3] in OPEN
                 else row
                 for row in rows
             ]
-        await self._truth.journal.put_tasks(rows)
+        await self._state.writer.put_tasks(rows)
         self.accepted += len(rows)
         return TaskHistoryStatus(accepted=len(rows), dropped=self.dropped)
 
     async def page(self, query: ListQuery, where: Mapping[str, Condition]) -> Page[TaskRecord]:
-        """One page of attempts."""
+        """Return a page of attempts."""
         given = {name: value for name, value in where.items() if value not in ("", ())}
-        rows, cursor = await self._truth.rows(schema.TASKS, query, given)
+        rows, cursor = await self._state.rows(schema.TASKS, query, given)
         items = tuple(task_of(row) for row in rows)
-        total, exact = await self._truth.total(schema.TASKS, query, given)
+        total, exact = await self._state.total(schema.TASKS, query, given)
         return Page(
             items=items,
             next_cursor=cursor,
-            seq=self._truth.log.last,
+            seq=self._state.log.last,
             total=total,
             total_exact=exact,
         )
 
     async def attempts(self, task_id: str) -> list[TaskRecord]:
-        """All attempts of a task, oldest first; NotFoundError if none was reported."""
-        rows = await self._truth.store.select(schema.TASKS, {"task_id": task_id})
+        """Return all attempts of a task, oldest first; NotFoundError if none was reported."""
+        rows = await self._state.store.select(schema.TASKS, {"task_id": task_id})
         if not rows:
             raise NotFoundError(
                 f"there is no task {task_id!r} in the history\n"
@@ -91,14 +91,14 @@ class TaskHistory:
             )
         return [task_of(row) for row in rows]
 
-    async def end_job(self, job_id: str) -> None:
-        """Close what is still open of a job that has ended."""
-        await self._close(job_id, OPEN, JOB_ENDED, lambda record: True)
+    async def close_job(self, job_id: str) -> None:
+        """Close the open attempts of a job that has ended."""
+        await self._close(job_id, OPEN, JOB_ENDED, lambda _: True)
 
-    async def end_worker(self, exit_: WorkerExit) -> None:
-        """Close what a worker that has ended ran, and what it submitted that waits.
+    async def close_worker(self, exit_: WorkerExit) -> None:
+        """Close the attempts that a worker ran when it ended, and those it submitted that wait.
 
-        Its callers report on what they called; this is for calls whose callers died as well.
+        Callers report on their own calls; this is for calls whose callers died as well.
         """
         worker_id = exit_.worker_id
         await self._close(
@@ -112,27 +112,27 @@ class TaskHistory:
             ),
         )
 
-    async def end_node(self, node_id: str, reason: str, *, before_s: float) -> None:
-        """Close what a node has run and left when it died or started again, at ``before_s``."""
+    async def close_node(self, node_id: str, reason: str, *, before_s: float) -> None:
+        """Close the attempts that ran on a node when it died or started again, at ``before_s``."""
 
-        def left(record: TaskRecord) -> bool:
+        def was_running(record: TaskRecord) -> bool:
             return record.node_id == node_id and (record.started_at_s or 0.0) < before_s
 
-        for job_id in [*self._ledger.live, DETACHED_JOB]:
-            await self._close(job_id, RUNNING, reason, left)
+        for job_id in [*self._jobs.live, DETACHED_JOB]:
+            await self._close(job_id, RUNNING, reason, was_running)
 
     async def _close(
         self,
         job_id: str,
         states: tuple[str, ...],
         reason: str,
-        concerns: Callable[[TaskRecord], bool],
+        concerned: Callable[[TaskRecord], bool],
     ) -> None:
-        now = self._truth.now()
+        now = self._state.now()
         after: tuple[str | int, ...] = ()
         where: dict[str, Condition] = {"job_id": job_id, "state": states}
-        while rows := await self._truth.store.select(schema.TASKS, where, after=after, limit=_PAGE):
+        while rows := await self._state.store.select(schema.TASKS, where, after=after, limit=_PAGE):
             after = (rows[-1]["task_id"], rows[-1]["attempt"])
-            records = [record for row in rows if concerns(record := task_of(row))]
+            records = [record for row in rows if concerned(record := task_of(row))]
             ends = [row_of(inferred_end(record, reason, now)) for record in records]
-            await self._truth.journal.put_tasks(ends)
+            await self._state.writer.put_tasks(ends)

@@ -1,7 +1,7 @@
-"""How reports about one attempt become one record: pure, commutative where it matters, idempotent.
+"""Merge of the reports about one attempt: pure, commutative where it matters, idempotent.
 
-Several processes tell of the same attempt, late, twice and out of order. The further state wins,
-a terminal one absorbs, and facts that only one of them knew (node, start time, demand) are kept.
+Several processes report the same attempt, late, twice and out of order. The further state wins, a
+terminal one absorbs, and a field that only one report has (node, start time, demand) stays.
 An end that the gcs only inferred ("its job ended") yields to one that a process reports.
 """
 
@@ -37,7 +37,7 @@ _DEFAULTS = {
 
 
 def merge(old: TaskRecord, new: TaskRecord) -> TaskRecord:
-    """Return what is known after ``new`` when ``old`` was known before."""
+    """Return the record after the report ``new``, given the record ``old``."""
     if rank(old) >= RANKS[TaskState.FINISHED] or rank(new) < rank(old):
         winner, other = old, new
     else:
@@ -51,7 +51,7 @@ def merge(old: TaskRecord, new: TaskRecord) -> TaskRecord:
 
 
 def merge_rows(old: TaskRow, new: TaskRow) -> TaskRow:
-    """Like :func:`merge`, for rows."""
+    """Merge rows, like :func:`merge`."""
     return row_of(merge(record_of(old), record_of(new)))
 
 
@@ -67,7 +67,7 @@ def merge_all(rows: Iterable[TaskRow]) -> dict[tuple[str, int], TaskRow]:
 
 
 def inferred_end(record: TaskRecord, reason: str, at_s: float) -> TaskRecord:
-    """End an attempt that nobody will report on: running ones FAILED, waiting ones CANCELLED."""
+    """Return the end of an attempt that no process can report: running FAILED, waiting CANCELLED."""
     ran = record.state is TaskState.RUNNING
     return msgspec.structs.replace(
         record,

@@ -16,13 +16,23 @@ import msgspec
 from stoker.exceptions import StokerError
 from stoker_wire.errors import CompactedError
 from stoker_wire.messages.control import Page
+from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import Actor
 
 if TYPE_CHECKING:
     from stoker.runtime.io_thread import IoThread
     from stoker_wire.http.client import Client
 
-_KINDS = "actor.created,actor.placed,actor.started,actor.delayed,actor.died,actor.restarting"
+_KINDS = ",".join(
+    (
+        EventKind.ACTOR_CREATED,
+        EventKind.ACTOR_PLACED,
+        EventKind.ACTOR_STARTED,
+        EventKind.ACTOR_DELAYED,
+        EventKind.ACTOR_DIED,
+        EventKind.ACTOR_RESTARTING,
+    )
+)
 _AGAIN_S = 0.5
 _LIST_S = 10.0
 

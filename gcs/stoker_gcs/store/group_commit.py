@@ -1,8 +1,8 @@
-"""The one writer: whoever writes in the same tick shares one transaction (group commit).
+"""The one writer of a process: callers that write in the same tick share one transaction.
 
-``apply`` returns when its change is durable, and raises its Clash when another row was there than it
-expected. Task history has a lane of its own, so that a flood of it never delays a job or an actor by
-more than one batch. Both lanes are bounded: a full lane makes its callers wait.
+``apply`` returns when its change is durable, and raises its WriteConflict when a row was not as the
+change expected. Task history has a queue of its own, so that a flood of it never delays a job or an
+actor by more than one batch. Both queues are bounded: a full one makes its callers wait.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from stoker_gcs.store.changes import Clash
+from stoker_gcs.store.changes import WriteConflict
 from stoker_wire.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -25,16 +25,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 MAX_CHANGES = 512
 MAX_TASK_BATCHES = 64
-LANE_SIZE = 4096
+QUEUE_SIZE = 4096
 
 
-class Lane(Generic[T, R]):
-    """Callers put one item each and share a write; ``write`` returns one result per item."""
+class BatchQueue(Generic[T, R]):
+    """A queue whose callers put one item each and share a write, which returns one result per item."""
 
-    def __init__(self, write: Callable[[list[T]], Awaitable[Sequence[R]]], *, batch: int) -> None:
+    def __init__(
+        self, write: Callable[[list[T]], Awaitable[Sequence[R]]], *, max_batch: int
+    ) -> None:
         self._write = write
-        self._batch = batch
-        self._queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue(LANE_SIZE)
+        self._max_batch = max_batch
+        self._queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue(QUEUE_SIZE)
         self._closed = False
         self.batches = 0
         self.items = 0
@@ -48,7 +50,7 @@ class Lane(Generic[T, R]):
         return await done
 
     async def close(self) -> None:
-        """Take nothing more, and return when all that was taken is written."""
+        """Refuse new items, and return when all others are written."""
         self._closed = True
         await self._queue.join()
 
@@ -57,7 +59,7 @@ class Lane(Generic[T, R]):
         try:
             while True:
                 batch = [await self._queue.get()]
-                while len(batch) < self._batch and not self._queue.empty():
+                while len(batch) < self._max_batch and not self._queue.empty():
                     batch.append(self._queue.get_nowait())
                 try:
                     await self._commit(batch)
@@ -86,19 +88,24 @@ class Lane(Generic[T, R]):
                 done.set_result(result)
 
 
-class Journal:
-    """See the module. ``committed`` is called with the events of each commit, in order."""
+class GroupCommitWriter:
+    """The queues in front of a store: one of changes, one of task history.
+
+    ``committed`` is called with the events of each commit, in order.
+    """
 
     def __init__(self, store: Store, committed: Callable[[Sequence[Event]], None]) -> None:
         self._store = store
         self._committed = committed
-        self.changes: Lane[Change, tuple[Event, ...] | Clash] = Lane(
-            self._write_changes, batch=MAX_CHANGES
+        self.changes: BatchQueue[Change, tuple[Event, ...] | WriteConflict] = BatchQueue(
+            self._write_changes, max_batch=MAX_CHANGES
         )
-        self.tasks: Lane[Sequence[TaskRow], None] = Lane(self._write_tasks, batch=MAX_TASK_BATCHES)
+        self.tasks: BatchQueue[Sequence[TaskRow], None] = BatchQueue(
+            self._write_tasks, max_batch=MAX_TASK_BATCHES
+        )
 
     async def close(self, timeout_s: float) -> None:
-        """Write what was taken, and take nothing more."""
+        """Write what is queued, for at most ``timeout_s``, and refuse the rest."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.changes.close()
@@ -107,9 +114,9 @@ class Journal:
             return
 
     async def apply(self, change: Change) -> tuple[Event, ...]:
-        """Do the change durably and return its events; raises :class:`Clash`."""
+        """Write the change durably and return its events; raise its WriteConflict."""
         result = await self.changes.put(change)
-        if isinstance(result, Clash):
+        if isinstance(result, WriteConflict):
             raise result
         return result
 
@@ -118,9 +125,11 @@ class Journal:
         if rows:
             await self.tasks.put(rows)
 
-    async def _write_changes(self, batch: list[Change]) -> list[tuple[Event, ...] | Clash]:
+    async def _write_changes(self, batch: list[Change]) -> list[tuple[Event, ...] | WriteConflict]:
         results = await self._store.commit(batch)
-        events = [event for result in results if not isinstance(result, Clash) for event in result]
+        events = [
+            event for result in results if not isinstance(result, WriteConflict) for event in result
+        ]
         if events:
             self._committed(events)
         return results

@@ -1,4 +1,4 @@
-"""One contract for every hot store, and what Redis coming and going means."""
+"""One contract for every ephemeral store, and what Redis coming and going means."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_gcs.ephemeral.memory import MemoryHot
-from stoker_gcs.ephemeral.redis import RedisHot
+from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
+from stoker_gcs.ephemeral.redis import RedisEphemeralStore
 from tests.contract.gcs_support import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stoker_gcs.ephemeral.protocol import HotStore
+    from stoker_gcs.ephemeral.protocol import EphemeralStore
     from tests.services import RedisServer
 
 
@@ -33,12 +33,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture(params=["memory", "redis"])
-async def hot(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[HotStore]:
-    made: HotStore
+async def ephemeral(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[EphemeralStore]:
+    made: EphemeralStore
     if request.param == "memory":
-        made = MemoryHot(clock)
+        made = MemoryEphemeralStore(clock)
     else:
-        made = RedisHot(request.getfixturevalue("redis_url"), clock)
+        made = RedisEphemeralStore(request.getfixturevalue("redis_url"), clock)
     await made.start(lambda seq: None)
     if request.param == "redis":
         await eventually(lambda: is_shared(made), "Redis answers")
@@ -46,31 +46,33 @@ async def hot(request: pytest.FixtureRequest, clock: Clock) -> AsyncIterator[Hot
     await made.stop()
 
 
-async def is_shared(hot: HotStore) -> bool:
-    return hot.shared
+async def is_shared(ephemeral: EphemeralStore) -> bool:
+    return ephemeral.shared
 
 
-async def test_facts_are_kept_replaced_removed_and_expire(hot: HotStore, clock: Clock) -> None:
-    hot.put("beats", "n_1", b"one", 10)
-    hot.put("beats", "n_2", b"two", 3)
-    hot.put("other", "n_1", b"x", 10)
-    assert await hot.all("beats") == {"n_1": b"one", "n_2": b"two"}
-    hot.put("beats", "n_1", b"new", 10)
+async def test_facts_are_kept_replaced_removed_and_expire(
+    ephemeral: EphemeralStore, clock: Clock
+) -> None:
+    ephemeral.put("beats", "n_1", b"one", 10)
+    ephemeral.put("beats", "n_2", b"two", 3)
+    ephemeral.put("other", "n_1", b"x", 10)
+    assert await ephemeral.all("beats") == {"n_1": b"one", "n_2": b"two"}
+    ephemeral.put("beats", "n_1", b"new", 10)
     clock.now_s += 5
-    assert await hot.all("beats") == {"n_1": b"new"}
-    hot.remove("beats", "n_1")
-    await eventually(lambda: is_gone(hot), "the fact is removed")
-    assert await hot.all("never") == {}
+    assert await ephemeral.all("beats") == {"n_1": b"new"}
+    ephemeral.remove("beats", "n_1")
+    await eventually(lambda: is_gone(ephemeral), "the entry is removed")
+    assert await ephemeral.all("never") == {}
 
 
-async def is_gone(hot: HotStore) -> bool:
-    return await hot.all("beats") == {}
+async def is_gone(ephemeral: EphemeralStore) -> bool:
+    return await ephemeral.all("beats") == {}
 
 
 async def test_replicas_share_facts_and_news(redis_url: str) -> None:
     heard: list[int] = []
     seqs = itertools.count(1)
-    one, two = RedisHot(redis_url), RedisHot(redis_url)
+    one, two = RedisEphemeralStore(redis_url), RedisEphemeralStore(redis_url)
     await one.start(lambda seq: None)
     await two.start(heard.append)
 
@@ -79,7 +81,7 @@ async def test_replicas_share_facts_and_news(redis_url: str) -> None:
         one.announce(next(seqs))  # What is said before the other listens is not heard.
         return heard != [] and await two.all("beats") == {"n_1": b"x"}
 
-    await eventually(met, "the other replica hears")
+    await eventually(met, "the other replica subscribed")
     await one.stop()
     await two.stop()
 
@@ -87,24 +89,24 @@ async def test_replicas_share_facts_and_news(redis_url: str) -> None:
 @pytest.mark.logs(r"Redis does not answer")
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_redis_may_vanish_and_gets_every_fact_again(own_redis: RedisServer, how: str) -> None:
-    hot = RedisHot(own_redis.url)
-    await hot.start(lambda seq: None)
-    await eventually(lambda: is_shared(hot), "Redis answers")
-    hot.put("beats", "n_1", b"before", 100)
+    ephemeral = RedisEphemeralStore(own_redis.url)
+    await ephemeral.start(lambda seq: None)
+    await eventually(lambda: is_shared(ephemeral), "Redis answers")
+    ephemeral.put("beats", "n_1", b"before", 100)
     own_redis.stop() if how == "killed" else own_redis.pause()
 
     async def noticed() -> bool:
-        hot.put("beats", "n_2", b"during", 100)
-        return hot.degraded
+        ephemeral.put("beats", "n_2", b"during", 100)
+        return ephemeral.degraded
 
     await eventually(noticed, "the loss of Redis is noticed")
     async with asyncio.timeout(30):  # a frozen Redis would hold it up for ever
-        assert await hot.all("beats") == {"n_1": b"before", "n_2": b"during"}
+        assert await ephemeral.all("beats") == {"n_1": b"before", "n_2": b"during"}
     await asyncio.to_thread(own_redis.start if how == "killed" else own_redis.resume)
-    await eventually(lambda: is_shared(hot), "Redis is back")
-    fresh = RedisHot(own_redis.url)
+    await eventually(lambda: is_shared(ephemeral), "Redis is back")
+    fresh = RedisEphemeralStore(own_redis.url)
     await fresh.start(lambda seq: None)
     await eventually(lambda: is_shared(fresh), "Redis answers")
     assert await fresh.all("beats") == {"n_1": b"before", "n_2": b"during"}
-    await hot.stop()
+    await ephemeral.stop()
     await fresh.stop()

@@ -1,18 +1,17 @@
-"""Query strings of the gcs's routes, as types: OpenAPI and the checks come from them."""
+"""Query strings (and one small body) of the gcs's routes, as types.
+
+Decoding, its error messages and the OpenAPI document come from them. Only routes of the gcs read
+them; ``GET /v1/events`` has :class:`stoker_wire.messages.events.EventQuery`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 
-from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.common import Message
 from stoker_wire.messages.control import ListQuery, Position
-from stoker_wire.suggestions import suggestion
-
-if TYPE_CHECKING:
-    from enum import StrEnum
 
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
 
@@ -78,7 +77,7 @@ class WorkerQuery(ListQuery):
 
 
 class WaitQuery(Message):
-    """``wait_s``: how long the reply may wait for what was asked."""
+    """``wait_s``: for how long the reply may be held back until the condition of the route is met."""
 
     wait_s: WaitS = 0.0
 
@@ -96,7 +95,7 @@ class KvListQuery(ListQuery):
 
 
 class LogQuery(Message):
-    """``follow`` goes on with new lines; ``since`` is a line's cursor; ``tail``: only the last so many."""
+    """``follow``: go on with new lines; ``since``: the cursor of a line; ``tail``: only the last lines."""
 
     follow: bool = False
     since: Position = 0
@@ -111,33 +110,19 @@ class OutputQuery(Message):
 
 
 class ExitQuery(Message):
-    """What a driver says of its end, should its exit code say that it failed."""
+    """``message``: why the driver ended, for an exit code that is a failure."""
 
     message: Annotated[str, msgspec.Meta(max_length=4000)] = ""
 
 
 class ResignQuery(Message):
-    """Who gives up leading."""
+    """``holder``: the leader that resigns."""
 
     holder: str
 
 
 class Leave(Message):
-    """A nodelet's good-bye; ``incarnation`` fences one that comes late."""
+    """Deregistration of a node; ``incarnation`` fences one that arrives late."""
 
     incarnation: int | None = None
     reason: str = ""
-
-
-def states(text: str, known: type[StrEnum]) -> str | tuple[str, ...]:
-    """Return the condition of a filter by state; BadRequestError names the nearest valid one."""
-    if not text:
-        return ""
-    found = tuple(text.split(","))
-    names = [state.value for state in known]
-    for name in found:
-        if name not in names:
-            raise BadRequestError(
-                f"state: {name!r} is none\n{suggestion(name, names)}", field="state"
-            )
-    return found[0] if len(found) == 1 else found

@@ -1,4 +1,4 @@
-"""The group commit: what callers of a lane may rely on."""
+"""The group commit: what callers of a queue may rely on."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stoker_gcs.store.journal import Lane
+from stoker_gcs.store.group_commit import BatchQueue
 from stoker_wire.errors import UnavailableError
 from stoker_wire.process.background import Background
 
@@ -21,12 +21,12 @@ async def test_what_arrives_during_a_write_shares_the_next_one() -> None:
         await gate.wait()
         return [item * 2 for item in items]
 
-    lane: Lane[int, int] = Lane(write, batch=100)
+    queue: BatchQueue[int, int] = BatchQueue(write, max_batch=100)
     async with Background("test") as background:
-        background.spawn(lane.run(), name="lane")
-        first = asyncio.ensure_future(lane.put(1))
+        background.spawn(queue.run(), name="queue")
+        first = asyncio.ensure_future(queue.put(1))
         await began.wait()
-        others = [asyncio.ensure_future(lane.put(i)) for i in range(2, 6)]
+        others = [asyncio.ensure_future(queue.put(i)) for i in range(2, 6)]
         await asyncio.sleep(0)
         gate.set()
         assert await asyncio.gather(first, *others) == [2, 4, 6, 8, 10]
@@ -41,13 +41,13 @@ async def test_a_failed_write_fails_its_callers_and_no_others() -> None:
             raise UnavailableError("the database is away")
         return items
 
-    lane: Lane[int, int] = Lane(write, batch=100)
+    queue: BatchQueue[int, int] = BatchQueue(write, max_batch=100)
     async with Background("test") as background:
-        background.spawn(lane.run(), name="lane")
+        background.spawn(queue.run(), name="queue")
         with pytest.raises(UnavailableError, match="away"):
-            await lane.put(1)
+            await queue.put(1)
         failing = False
-        assert await lane.put(2) == 2
+        assert await queue.put(2) == 2
 
 
 async def test_closing_writes_what_was_taken_and_refuses_the_rest() -> None:
@@ -58,13 +58,13 @@ async def test_closing_writes_what_was_taken_and_refuses_the_rest() -> None:
         written.extend(items)
         return items
 
-    lane: Lane[int, int] = Lane(write, batch=2)
+    queue: BatchQueue[int, int] = BatchQueue(write, max_batch=2)
     async with Background("test") as background:
-        background.spawn(lane.run(), name="lane")
-        puts = [asyncio.ensure_future(lane.put(i)) for i in range(5)]
+        background.spawn(queue.run(), name="queue")
+        puts = [asyncio.ensure_future(queue.put(i)) for i in range(5)]
         await asyncio.sleep(0)
-        await lane.close()
+        await queue.close()
         assert written == list(range(5))
         assert await asyncio.gather(*puts) == list(range(5))
         with pytest.raises(UnavailableError, match="stopping"):
-            await lane.put(9)
+            await queue.put(9)

@@ -1,0 +1,34 @@
+"""Every route of the gcs, as one table for :meth:`stoker_wire.http.server.Service.add_routes`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from stoker_gcs.api import (
+    actors,
+    control,
+    events,
+    jobs,
+    kv,
+    logs,
+    nodes,
+    outputs,
+    scheduler_proxy,
+    tasks,
+)
+
+if TYPE_CHECKING:
+    from stoker_wire.http.routes import Route, WebSocketRoute
+
+ROUTES: tuple[Route | WebSocketRoute, ...] = (
+    *nodes.ROUTES,
+    *jobs.ROUTES,
+    *actors.ROUTES,
+    *tasks.ROUTES,
+    *events.ROUTES,
+    *control.ROUTES,
+    *kv.ROUTES,
+    *scheduler_proxy.ROUTES,
+    *logs.ROUTES,
+    *outputs.ROUTES,
+)

@@ -1,0 +1,90 @@
+"""Reads that SQLite and PostgreSQL share: the same statements, over the driver's own ``fetch``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from stoker_gcs.state.schema import META, REVISION
+from stoker_gcs.store import statements as sql
+from stoker_gcs.store.changes import Upsert
+from stoker_gcs.store.rows import event_of
+from stoker_wire.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from stoker_gcs.state.schema import Table
+    from stoker_gcs.store.changes import Condition, Row
+    from stoker_wire.messages.control import Event
+
+KEYS_PER_SELECT = 500
+"""Attempts whose stored rows are read by one statement: databases bound its parameters."""
+
+
+class SqlReads(ABC):
+    """The reading half of a SQL store (:class:`stoker_gcs.store.protocol.Store`)."""
+
+    @abstractmethod
+    async def fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:
+        """Return all rows of one statement that only reads."""
+
+    async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
+        """Return the row with this key, or None."""
+        rows = await self.select(table, key, limit=1)
+        return rows[0] if rows else None
+
+    async def select(
+        self,
+        table: Table,
+        where: Mapping[str, Condition] | None = None,
+        *,
+        after: Sequence[str | int] = (),
+        limit: int = 1000,
+        columns: Sequence[str] = (),
+        arrival: bool = False,
+        descending: bool = False,
+    ) -> list[Row]:
+        """Return rows that match, in key order or in that of their arrival."""
+        return await self.fetch(
+            *sql.select(table, where or {}, after, limit, columns, arrival, descending)
+        )
+
+    async def count(
+        self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
+    ) -> int:
+        """Return how many rows match, up to ``most``."""
+        rows = await self.fetch(*sql.count(table, where or {}, most))
+        return int(rows[0]["n"])
+
+    async def events(self, after: int, limit: int = 1000) -> list[Event]:
+        """Return events with ``seq > after``."""
+        rows = await self.fetch(sql.EVENTS_AFTER, {"after": after, "limit": limit})
+        return [event_of(row) for row in rows]
+
+    async def events_back(self, before: int, limit: int = 1000) -> list[Event]:
+        """Return events with ``seq < before``, newest first."""
+        rows = await self.fetch(sql.EVENTS_BEFORE, {"before": before, "limit": limit})
+        return [event_of(row) for row in rows]
+
+    async def bounds(self) -> tuple[int, int]:
+        """Return ``(compacted, last)``."""
+        mark = await self.get(META, {"name": sql.COMPACTED})
+        compacted = int(mark["value"]) if mark else 0
+        last = (await self.fetch(sql.LAST_SEQ, {}))[0]["seq"]
+        return compacted, max(compacted, last or 0)
+
+
+def compaction(upto: int) -> tuple[sql.Statement, sql.Statement]:
+    """Return the statements that forget the events up to ``upto`` and record that."""
+    mark = Upsert(META, {"name": sql.COMPACTED, "value": str(upto)})
+    statement, parameters, _ = sql.operate(mark)
+    return (sql.FORGET, {"seq": upto}), (statement, parameters)
+
+
+def not_migrated(url: str, revision: str) -> DatabaseError:
+    """Return the error of a database whose schema is not the one this version needs."""
+    return DatabaseError(
+        f"the database {url} has schema {revision}, this version needs {REVISION}\n"
+        f"run: python -m stoker_migrations upgrade --database-url {url}"
+    )

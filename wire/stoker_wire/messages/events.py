@@ -1,0 +1,129 @@
+"""The catalogue of events: every kind that the gcs writes into its log, and the payload of each.
+
+The gcs alone emits; schedulers, nodelets, runtimes and the command line follow ``GET /v1/events``.
+The catalogue exists so that writers and readers cannot disagree: a test proves that each kind has an
+emitter and a payload type. Kinds travel as text (:attr:`Event.kind`), so that a reader can meet one
+of a newer gcs. The kinds ``bookmark`` and ``error`` belong to the stream of a watch, not to
+the log (:mod:`stoker_wire.http.watch`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+
+from stoker_wire.messages.cluster import Node, WorkerExit
+from stoker_wire.messages.common import Record
+from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
+from stoker_wire.messages.work import Actor, Job
+
+R = TypeVar("R", bound=Record)
+
+
+class EventKind(StrEnum):
+    """``<entity>.<past tense>``. The subject is the entity's id unless its kind says otherwise."""
+
+    NODE_REGISTERED = "node.registered"
+    NODE_SUSPECTED = "node.suspected"
+    NODE_RECOVERED = "node.recovered"
+    NODE_WARMED = "node.warmed"
+    """The kernels in the node's cache changed."""
+    NODE_DIED = "node.died"
+    JOB_SUBMITTED = "job.submitted"
+    JOB_DELAYED = "job.delayed"
+    """Its driver waits for a lease, for another reason than before."""
+    JOB_STARTED = "job.started"
+    JOB_CHANGED = "job.changed"
+    """The driver attached to a job that had started already."""
+    JOB_FINISHED = "job.finished"
+    ACTOR_CREATED = "actor.created"
+    ACTOR_SUPPLIED = "actor.supplied"
+    """The arguments of its constructor arrived."""
+    ACTOR_DELAYED = "actor.delayed"
+    """It waits for a lease, for another reason than before."""
+    ACTOR_PLACED = "actor.placed"
+    ACTOR_STARTED = "actor.started"
+    ACTOR_RESTARTING = "actor.restarting"
+    ACTOR_DIED = "actor.died"
+    WORKER_EXITED = "worker.exited"
+    KV_CHANGED = "kv.changed"
+    """Subject: ``namespace/key``."""
+    LEADER_ELECTED = "leader.elected"
+    """Subject: the name that is led (scheduler, gcs)."""
+    TOKEN_CREATED = "token.created"
+    TOKEN_REVOKED = "token.revoked"
+
+
+class KvChange(Record):
+    """A key that was set, or removed (``deleted``)."""
+
+    namespace: str
+    key: str
+    nbytes: int = 0
+    seq: int = 0
+    deleted: bool = False
+
+
+Payload: TypeAlias = Node | Job | Actor | WorkerExit | KvChange | Leader | Token
+
+PAYLOADS: dict[EventKind, type[Payload]] = {
+    EventKind.NODE_REGISTERED: Node,
+    EventKind.NODE_SUSPECTED: Node,
+    EventKind.NODE_RECOVERED: Node,
+    EventKind.NODE_WARMED: Node,
+    EventKind.NODE_DIED: Node,
+    EventKind.JOB_SUBMITTED: Job,
+    EventKind.JOB_DELAYED: Job,
+    EventKind.JOB_STARTED: Job,
+    EventKind.JOB_CHANGED: Job,
+    EventKind.JOB_FINISHED: Job,
+    EventKind.ACTOR_CREATED: Actor,
+    EventKind.ACTOR_SUPPLIED: Actor,
+    EventKind.ACTOR_DELAYED: Actor,
+    EventKind.ACTOR_PLACED: Actor,
+    EventKind.ACTOR_STARTED: Actor,
+    EventKind.ACTOR_RESTARTING: Actor,
+    EventKind.ACTOR_DIED: Actor,
+    EventKind.WORKER_EXITED: WorkerExit,
+    EventKind.KV_CHANGED: KvChange,
+    EventKind.LEADER_ELECTED: Leader,
+    EventKind.TOKEN_CREATED: Token,
+    EventKind.TOKEN_REVOKED: Token,
+}
+"""The type of each kind's payload: the entity's record as it is after the change."""
+
+# By entity, so that a kind of a newer gcs (``node.renamed``) still updates those who follow nodes.
+_TYPE_OF_ENTITY: dict[str, type[Payload]] = {
+    kind.partition(".")[0]: type_ for kind, type_ in PAYLOADS.items()
+}
+
+
+def payload_of(event: Event) -> Payload:
+    """Decode the payload of an event; ValueError for a kind that this version does not know."""
+    return msgspec.convert(event.payload, PAYLOADS[EventKind(event.kind)])
+
+
+def payload_as(event: Event, type_: type[R]) -> R | None:
+    """Decode the payload of an event whose entity has a ``type_``; None for every other entity."""
+    if _TYPE_OF_ENTITY.get(event.kind.partition(".")[0]) is not type_:
+        return None
+    return msgspec.convert(event.payload, type_)
+
+
+class EventQuery(ListQuery):
+    """``kind`` and ``subject`` are prefixes, several separated by commas."""
+
+    watch: bool = False
+    since: Position = 0
+    kind: Annotated[
+        str,
+        msgspec.Meta(
+            description="Prefixes of kinds, separated by commas. The kinds: "
+            + ", ".join(EventKind)
+            + ".",
+            examples=[kind.value for kind in EventKind],
+        ),
+    ] = ""
+    subject: str = ""
