@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from stoker.api.option_docs import with_options
 from stoker.api.options import ActorOptions, MethodOptions, check_options, merged
 from stoker.exceptions import BadRequestError
 from stoker.runtime import session
@@ -19,6 +20,7 @@ C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@with_options(MethodOptions)
 def method(**options: Any) -> Callable[[F], F]:
     """Give a method of a remote class options: ``@stoker.method(num_returns=2)``."""
     checked = check_options(MethodOptions, options, what="@stoker.method")

@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from stoker.api.options import TaskOptions, check_options, demand_of, merged
+from stoker.api.option_docs import with_options
+from stoker.api.options import ActorOptions, TaskOptions, check_options, demand_of, merged
 from stoker.runtime import session
 from stoker_wire.messages.cluster import LeaseKind
 
@@ -144,6 +145,7 @@ def remote(function: Callable[P, R], /) -> RemoteFunction[P, R]: ...
 def remote(**options: Any) -> Callable[[Any], Any]: ...
 
 
+@with_options(TaskOptions, ActorOptions)
 def remote(function: Any = None, /, **options: Any) -> Any:
     """Make a function a task, or a class an actor: ``@remote`` or ``@remote(num_gpus=1, ...)``.
 
@@ -160,7 +162,6 @@ def remote_with(target: Any, options: dict[str, Any]) -> Any:
     name = getattr(target, "__qualname__", repr(target))
     if isinstance(target, type):
         from stoker.api.actors import ActorClass
-        from stoker.api.options import ActorOptions
 
         return ActorClass(target, check_options(ActorOptions, options, what=f"remote class {name}"))
     if not callable(target):

@@ -47,6 +47,6 @@ def test_items_leave_before_the_end_of_their_call() -> None:
     (flush,) = woken
     flush()
     assert line.posted == [item, Done([first.result, second.result])]
-    assert list(execution.escaped.values()) == [(line, ["ref"])]
+    assert list(execution.pinned.values()) == [(line, ["ref"])]
     execution.send_item(second.work, item, [])
     assert len(woken) == 2, "the next moment wakes the loop again"
