@@ -61,8 +61,8 @@ def wrap_worker() -> None:
 
 def wrap_driver() -> None:
     """Note the hops of calls at this driver from now on."""
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.objects.waiters import ThreadWaiter
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.data.frames import FrameCodec
 
     TRACE.wrap(IoThread, "wake", "driver: packed and queued")

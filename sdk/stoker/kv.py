@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError, NotFoundError
-from stoker.runtime import session
+from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime

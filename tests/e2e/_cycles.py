@@ -9,7 +9,7 @@ import psutil
 
 import stoker
 from stoker.exceptions import TaskCancelledError
-from stoker.runtime.session import runtime
+from stoker.runtime.process.session import runtime
 from stoker.runtime.table_sizes import table_sizes
 from tests.e2e.conftest import WAIT_S, Cluster, get
 from tests.services import until

@@ -18,7 +18,7 @@ from stoker.runtime.objects.borrowing import GRACE_S
 from stoker.runtime.objects.refs import wire_ref
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
-from stoker.runtime.session import CELL
+from stoker.runtime.process.session import CELL
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
@@ -350,7 +350,7 @@ class World:
         for _ in range(count):
             self.start()
 
-    # `stoker.runtime.session.runtime()`, for refs
+    # `stoker.runtime.process.session.runtime()`, for refs
 
     @property
     def objects(self) -> World:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ IMPURE_MODULES = {
     "random", "secrets", "socket", "sqlalchemy", "subprocess", "threading", "time", "uuid",
 }  # fmt: skip
 MAX_LINES = 600
+MAX_SIBLINGS = 14
 MIGRATION_VERSIONS = "versions"
 # Files that may start a task outside a TaskGroup; each says there who awaits it.
 BARE_TASKS_ALLOWED = {
@@ -96,6 +98,29 @@ def sources() -> tuple[Source, ...]:
     )
 
 
+def modules() -> dict[str, Source]:
+    """Every module of ours by its dotted name."""
+    found: dict[str, Source] = {}
+    for source in sources():
+        parts = source.path.relative_to(ROOTS[source.package]).with_suffix("").parts
+        names = parts[:-1] if parts[-1] == "__init__" else parts
+        found[".".join((source.package, *names))] = source
+    return found
+
+
+def imported_modules(source: Source, known: dict[str, Source]) -> set[str]:
+    """The modules of ours that a file imports: at the top, inside functions and for types only."""
+    found: set[str] = set()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names} & known.keys()
+            whole = len(submodules) < len(node.names)
+            found |= submodules | ({node.module} if whole else set())
+    return found & known.keys()
+
+
 def check(broken: list[str], rule: str) -> None:
     assert not broken, f"{rule}:\n  " + "\n  ".join(sorted(broken))
 
@@ -118,6 +143,34 @@ def test_packages_import_only_what_their_place_allows() -> None:
         if not may_import(source, name.partition(".")[0])
     ]
     check(broken, "import direction (ARCHITECTURE.md: dependencies point one way)")
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Also not lazily, and not for types only: a reader meets a circle whichever way it is written."""
+    known = modules()
+    graph = {name: imported_modules(source, known) - {name} for name, source in known.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as circle:
+        pytest.fail("a circle of imports: " + " -> ".join(circle.args[1]))
+
+
+def test_a_folder_can_be_seen_at_a_glance() -> None:
+    folders: dict[Path, set[str]] = {}
+    for source in sources():
+        if MIGRATION_VERSIONS in source.path.parts:
+            continue
+        for child in (source.path, *source.path.parents):
+            if child == ROOTS[source.package]:
+                break
+            if child.name not in ("__init__.py", "__main__.py"):
+                folders.setdefault(child.parent, set()).add(child.name)
+    broken = [
+        f"{folder.relative_to(REPO)}: {len(names)}"
+        for folder, names in folders.items()
+        if len(names) > MAX_SIBLINGS
+    ]
+    check(broken, f"a folder with more than {MAX_SIBLINGS} files and folders")
 
 
 def test_no_source_imports_tests_examples_or_benchmarks() -> None:

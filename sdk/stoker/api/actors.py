@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from stoker.api.option_docs import with_options
 from stoker.api.options import ActorOptions, MethodOptions, check_options, merged
 from stoker.exceptions import BadRequestError
-from stoker.runtime import session
 from stoker.runtime.actors.info import METHOD_OPTIONS, checked_groups
+from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle

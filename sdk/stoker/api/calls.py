@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stoker.api.context import RuntimeContext
 from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
-from stoker.runtime import session
-from stoker.runtime.current_task import current_task
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
+from stoker.runtime.process import session
+from stoker.runtime.process.current_task import current_task
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle

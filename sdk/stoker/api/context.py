@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
-from stoker.runtime import session
+from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
 from stoker.local.offer import checked_offer, checked_port
-from stoker.runtime.identity import LocalNode
-from stoker.runtime.session import CELL
+from stoker.runtime.process.identity import LocalNode
+from stoker.runtime.process.session import CELL
 from stoker_wire.ids import Prefix, new_id
 
 if TYPE_CHECKING:
@@ -180,8 +180,8 @@ def _connect(
     tcp_host: str | None,
     embedded: bool = False,
 ) -> ClusterInfo:
-    from stoker.runtime.driver import Driver
-    from stoker.runtime.identity import Identity
+    from stoker.runtime.driver.driver import Driver
+    from stoker.runtime.process.identity import Identity
     from stoker.runtime.runtime import Runtime
     from stoker_wire.process import host_identity
     from stoker_wire.settings import Settings

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from stoker.api.option_docs import with_options
 from stoker.api.options import ActorOptions, TaskOptions, check_options, demand_of, merged
-from stoker.runtime import session
+from stoker.runtime.process import session
 from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.work import Owner
 
 if TYPE_CHECKING:
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.cluster import ActorSpec, Lease
     from stoker_wire.messages.work import Job
 

@@ -20,8 +20,8 @@ from stoker_wire.messages.data import (
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.calls import ActorCalls
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker.runtime.tasks.submitter import TaskSubmitter
     from stoker_wire.data.channel import Channel

@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING
 from stoker.exceptions import StokerError
 from stoker.runtime.actors.calls import ActorCalls
 from stoker.runtime.actors.create import ActorCreator
-from stoker.runtime.io_thread import IoThread
+from stoker.runtime.driver.wait_notices import DriverWaits, WaitNotices
 from stoker.runtime.job import JobContext
 from stoker.runtime.net.channels import Channels
 from stoker.runtime.net.clients import ClusterClients
 from stoker.runtime.net.task_events import TaskEvents
 from stoker.runtime.objects.store import ObjectStore
+from stoker.runtime.process.io_thread import IoThread
 from stoker.runtime.router import MessageRouter
 from stoker.runtime.tasks.pending import PendingCalls
 from stoker.runtime.tasks.status import TaskStatus
 from stoker.runtime.tasks.submitter import TaskSubmitter
-from stoker.runtime.wait_notices import DriverWaits, WaitNotices
 from stoker.runtime.worker.blocking import WorkerWaits
 from stoker.runtime.worker.call import CallTable
 from stoker.runtime.worker.execute import Execution
 from stoker_wire.arena import Arena
 
 if TYPE_CHECKING:
-    from stoker.runtime.identity import Identity
     from stoker.runtime.net.channels import Handler
+    from stoker.runtime.process.identity import Identity
     from stoker_wire.settings import Settings
 
 _TICK_S = 0.1

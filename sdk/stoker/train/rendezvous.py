@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from stoker import kv
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError
-from stoker.runtime import session
+from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

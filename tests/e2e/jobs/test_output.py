@@ -101,7 +101,7 @@ LEAVING = """
 import asyncio
 import aiohttp
 import stoker
-from stoker.runtime.session import runtime
+from stoker.runtime.process.session import runtime
 from stoker_wire.data.channel import PATH
 
 stoker.init()

@@ -14,7 +14,7 @@ import pytest
 
 import stoker
 from stoker.exceptions import ActorDiedError, OwnerDiedError
-from stoker.runtime.session import runtime
+from stoker.runtime.process.session import runtime
 from tests.e2e._cluster import alive
 from tests.e2e.conftest import WAIT_S, Cluster, Flags, get
 from tests.services import until

@@ -21,8 +21,8 @@ from stoker.exceptions import (
 )
 from stoker.runtime.actors.connection import ActorConnection, ActorConnector
 from stoker.runtime.actors.info import END_S, TERMINATE
-from stoker.runtime.current_task import current_task_id
 from stoker.runtime.objects.table import describe_wait
+from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker.runtime.serialization.pickling import pack
 from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS
@@ -42,12 +42,12 @@ from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.info import HandleInfo
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.objects.table import Entry
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker_wire.data.channel import Channel
     from stoker_wire.http.client import Client

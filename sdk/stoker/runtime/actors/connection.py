@@ -19,8 +19,8 @@ from stoker_wire.messages.data import Failed
 from stoker_wire.messages.work import Actor, ActorState
 
 if TYPE_CHECKING:
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.channels import Channels
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.data.channel import Channel
     from stoker_wire.http.client import Client

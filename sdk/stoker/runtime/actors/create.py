@@ -18,7 +18,7 @@ from stoker.runtime.actors.info import (
     methods_of,
     unordered_groups,
 )
-from stoker.runtime.current_task import current_task_id
+from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.tasks.functions import pickled
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
@@ -37,10 +37,10 @@ from stoker_wire.messages.work import Actor, CreateActor, KillActor, SupplyArgum
 if TYPE_CHECKING:
     from stoker.runtime.actors.calls import ActorCalls
     from stoker.runtime.actors.connection import ActorConnection
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.common import Address
 
 _CREATE_S = 60.0

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from stoker.api.options import TaskOptions, merged
-from stoker.runtime import session
 from stoker.runtime.actors.info import SYSTEM_METHODS, HandleInfo, MethodInfo, check_group
+from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.calls import ActorCalls
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.objects.refs import ObjectRef
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.task_spec import FunctionSpec
 
 C = TypeVar("C")

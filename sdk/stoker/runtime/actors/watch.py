@@ -20,7 +20,7 @@ from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import Actor
 
 if TYPE_CHECKING:
-    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.http.client import Client
 
 _KINDS = ",".join(

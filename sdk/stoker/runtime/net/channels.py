@@ -26,9 +26,9 @@ from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
 
 if TYPE_CHECKING:
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
 
 OnMessages = Callable[[Channel, list[DataMessage]], None]
 OnLost = Callable[[Channel], None]

@@ -20,8 +20,8 @@ from stoker_wire.messages.control import Leader
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 
 if TYPE_CHECKING:
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.settings import Settings
 
 _FORENSICS_S = 5.0

@@ -16,9 +16,9 @@ from stoker_wire.data.spool import MAX_UNWRITTEN_BYTES, SpoolWriter, frames_of, 
 from stoker_wire.messages.data import Inline, Stored
 
 if TYPE_CHECKING:
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.http.client import Client
     from stoker_wire.messages.data import Location

@@ -34,8 +34,8 @@ from stoker_wire.messages.data import (
 if TYPE_CHECKING:
     from threading import Lock
 
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.channels import Channels
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.common import Address
 
 _BORROW_S = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.runtime import session
+from stoker.runtime.process import session
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Ref
 

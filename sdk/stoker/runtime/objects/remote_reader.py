@@ -21,9 +21,9 @@ from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.work import ObjectInfo, PullObject
 
 if TYPE_CHECKING:
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.arena import Arena
     from stoker_wire.messages.data import Stored
 

@@ -37,11 +37,11 @@ from stoker_wire.messages.data import Failed, Inline, Location, Resolved, Stored
 if TYPE_CHECKING:
     import concurrent.futures
 
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.arena import Arena
     from stoker_wire.messages.common import Address
     from stoker_wire.settings import Settings

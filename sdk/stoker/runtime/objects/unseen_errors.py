@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import TaskCancelledError, TaskError
-from stoker.runtime.printing import tell, tell_now
+from stoker.runtime.process.stderr import tell, tell_now
 from stoker_wire.messages.data import Failed
 
 if TYPE_CHECKING:

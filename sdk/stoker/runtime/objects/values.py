@@ -26,10 +26,10 @@ from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObj
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.arena import Arena
     from stoker_wire.messages.common import Address
 

@@ -28,9 +28,9 @@ from stoker_wire.messages.cluster import (
 )
 
 if TYPE_CHECKING:
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.dispatch import ClassQueue, Slot
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.data.channel import Channel

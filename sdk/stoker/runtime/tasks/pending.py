@@ -18,9 +18,9 @@ from stoker_wire.ids import return_id
 from stoker_wire.messages.data import Cancel, Failed
 
 if TYPE_CHECKING:
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.status import TaskStatus
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.common import Address

@@ -13,9 +13,9 @@ from stoker_wire.messages.data import Credit, Failed, Inline, Location
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.objects.refs import ObjectRef
     from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.data.channel import Channel
 
 AHEAD = 256

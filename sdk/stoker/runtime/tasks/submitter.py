@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import StokerError
-from stoker.runtime.current_task import current_task_id
 from stoker.runtime.objects.refs import ObjectRef
+from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.inbox import TaskInbox
@@ -36,11 +36,11 @@ from stoker_wire.messages.common import SpreadPolicy
 from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
 
 if TYPE_CHECKING:
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.objects.table import Entry
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker_wire.messages.common import Address
     from stoker_wire.settings import Settings

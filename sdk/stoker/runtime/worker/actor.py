@@ -31,8 +31,8 @@ from stoker_wire.messages.work import Actor, ActorState, ReportActor
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.call import Outcome, ReceivedCall
     from stoker.runtime.worker.execute import Execution
     from stoker_wire.http.client import Client

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import StokerError
 from stoker.runtime.actors.info import END_S, SHUTDOWN, TERMINATE
-from stoker.runtime.current_task import current_task
+from stoker.runtime.process.current_task import current_task
 from stoker.runtime.worker.output import flush_output
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import ActorState, ReportActor
@@ -29,7 +29,7 @@ from stoker_wire.messages.work import ActorState, ReportActor
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from stoker.runtime.io_thread import IoThread
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
     from stoker_wire.http.client import Client
     from stoker_wire.messages.cluster import ActorSpec

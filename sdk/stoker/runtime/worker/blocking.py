@@ -17,11 +17,11 @@ from stoker_wire.messages.cluster import BlockLease
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.objects.table import Entry
     from stoker.runtime.objects.waiters import ThreadWaiter
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.call import CallTable
 
 _BRIEF_S = 0.002

@@ -21,8 +21,8 @@ from stoker.runtime.serialization.exceptions import failed_with
 from stoker_wire.messages.data import Cancel, Failed, Retire
 
 if TYPE_CHECKING:
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.net.task_events import TaskEvents
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker.runtime.worker.call import CallTable, ReceivedCall
     from stoker_wire.data.channel import Channel

@@ -40,12 +40,12 @@ from stoker_wire.messages.data import (
 from stoker_wire.messages.work import TaskState
 
 if TYPE_CHECKING:
-    from stoker.runtime.identity import Identity
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.net.task_events import TaskEvents
     from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker.runtime.worker.actor_exit import ActorEnd
     from stoker.runtime.worker.blocking import WorkerWaits

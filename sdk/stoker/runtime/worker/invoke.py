@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from stoker.exceptions import BadRequestError, SerializationError, StokerError, TaskError
-from stoker.runtime.current_task import TaskInfo, current_task
 from stoker.runtime.objects.refs import REF_MARK, wire_ref
+from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with
 from stoker.runtime.serialization.pickling import noted_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
@@ -24,10 +24,10 @@ from stoker_wire.ids import return_id
 from stoker_wire.messages.data import Call, Dep, Failed, Item, Location, Result
 
 if TYPE_CHECKING:
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.objects.values import ValueStore
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.cancellation import Cancellation
     from stoker_wire.messages.common import Address
 

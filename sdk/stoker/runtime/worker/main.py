@@ -12,9 +12,9 @@ import msgspec
 from aiohttp import web
 
 from stoker.runtime.actors.info import ActorPayload
-from stoker.runtime.identity import Identity, LocalNode
+from stoker.runtime.process.identity import Identity, LocalNode
+from stoker.runtime.process.session import CELL
 from stoker.runtime.runtime import Runtime
-from stoker.runtime.session import CELL
 from stoker.runtime.worker.actor import ActorHost
 from stoker.runtime.worker.execute import Execution
 from stoker.runtime.worker.output import mark_output

@@ -11,7 +11,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from stoker.runtime.current_task import current_task
+from stoker.runtime.process.current_task import current_task
 from stoker_wire.messages.control import OUTPUT_MARK, LogStream
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from stoker.runtime.printing import Printer
+from stoker.runtime.driver.printing import Printer
 from stoker_wire.messages.control import LogLine, LogStream
 
 if TYPE_CHECKING:

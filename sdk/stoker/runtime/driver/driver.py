@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from stoker.exceptions import StokerError, UnavailableError
-from stoker.runtime.printing import Printer
+from stoker.runtime.driver.printing import Printer
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
@@ -164,7 +164,7 @@ class Driver:
         message = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
         # After a KeyboardInterrupt Python ends itself by the signal, without an exit code.
         if exits and not isinstance(error, KeyboardInterrupt):
-            from stoker.runtime.exit_code import tell_exit_code
+            from stoker.runtime.driver.exit_code import tell_exit_code
 
             gcs_url, job_id = runtime.identity.gcs_url, runtime.job.job_id
             if tell_exit_code(

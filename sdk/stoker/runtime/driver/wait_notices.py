@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError
 from stoker.runtime.objects.table import describe_wait
-from stoker.runtime.printing import tell
+from stoker.runtime.process.stderr import tell
 from stoker.runtime.tasks.task_spec import PendingTask, Phase, missing_dep
 from stoker_wire.messages.control import Explanation, Fit
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
     from stoker.runtime.actors.calls import ActorCalls
-    from stoker.runtime.io_thread import IoThread
     from stoker.runtime.job import JobContext
     from stoker.runtime.objects.table import Entry
     from stoker.runtime.objects.waiters import ThreadWaiter
+    from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.leases import Leases
     from stoker_wire.http.client import Client
 

@@ -56,22 +56,6 @@ class Printer:
                         stream.flush()
 
 
-def tell(text: str) -> None:
-    """Write to stderr by a thread, so that the caller need not wait; a notebook shows it where it is."""
-    with contextlib.suppress(RuntimeError):  # at the interpreter's end there are no new threads
-        run = contextvars.Context().run
-        threading.Thread(target=run, args=(tell_now, text), name="stoker-notice").start()
-        return
-    tell_now(text)
-
-
-def tell_now(text: str) -> None:
-    """Write to stderr, if it can be written to."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
 def _prefix(line: LogLine, *, is_terminal: bool) -> str:
     who = f"({line.name or 'worker'} pid={line.pid})" if line.worker_id else f"({line.name})"
     return f"\x1b[36m{who}\x1b[0m" if is_terminal else who
