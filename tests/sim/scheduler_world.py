@@ -13,11 +13,12 @@ from random import Random
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.leases.lifecycle import request_id_of
 from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
 from stoker_scheduler.core.model.resources import UNIT
-from stoker_scheduler.core.state import Phase, Policy, State
+from stoker_scheduler.core.state import SchedulingPolicy, State
 from tests.sim.late_messages import Faults
 from tests.sim.scheduler_runtimes import KERNEL_SETS, Runtimes
 
@@ -60,7 +61,7 @@ class World(Runtimes):
 
     def _lead(self) -> None:
         self.epoch += 1
-        policy = Policy(lease_ttl_s=5.0, infeasible_grace_s=1.0, reserve_after_s=2.0)
+        policy = SchedulingPolicy(lease_ttl_s=5.0, infeasible_grace_s=1.0, reserve_after_s=2.0)
         self.state = State(policy=policy, term=f"{self.epoch:x}")
         self.log = []
         self.commands = []
@@ -97,7 +98,7 @@ class World(Runtimes):
 
     def _execute(self, command: cmd.Command, epoch: int) -> None:
         match command:
-            case cmd.StartLease():
+            case cmd.StartWorker():
                 self._send_start(command, epoch)
             case cmd.ReleaseLease():
                 self._send_release(command, epoch)
@@ -117,7 +118,7 @@ class World(Runtimes):
                 wish = self.answering.pop(request_id, None)
                 if wish is not None:
                     wish.count = wish.had  # given up
-            case cmd.Recall(owner_id=owner_id, lease_ids=lease_ids):
+            case cmd.Preempt(owner_id=owner_id, lease_ids=lease_ids):
                 owner = self._owner(owner_id)
                 if owner is not None:
                     self.message(lambda: self._obey(owner, lease_ids))
@@ -130,7 +131,7 @@ class World(Runtimes):
         if epoch == self.epoch and wake_s == self._wake_s:
             self.feed(ev.Tick(at_s=self.at_s))
 
-    def _send_start(self, command: cmd.StartLease, epoch: int) -> None:
+    def _send_start(self, command: cmd.StartWorker, epoch: int) -> None:
         lease = self.state.leases[command.lease_id]
         node = self.nodes[command.node_id]
         facts = ev.LeaseAdopted(
@@ -141,7 +142,7 @@ class World(Runtimes):
             kind=lease.kind,
             node_id=lease.node_id,
             incarnation=lease.incarnation,
-            need=lease.need,
+            requirements=lease.requirements,
             gpus=dict(lease.gpus),
         )
         over = [False]
@@ -271,7 +272,7 @@ class World(Runtimes):
             elif roll < 0.8 + faults.vanish:
                 random.choice(living).alive = False
             elif roll < 0.87:
-                self.feed(ev.LeaseAskCancelled(at_s=self.at_s, request_id=f"r_{self._numbers}"))
+                self.feed(ev.LeaseRequestCancelled(at_s=self.at_s, request_id=f"r_{self._numbers}"))
             elif roll < 0.89:
                 self.finish_job(job)
             elif roll < 0.91:
@@ -298,13 +299,13 @@ class World(Runtimes):
         while self.at_s < end_s and not self._over():
             self.advance(self.at_s + 5.0)
         open_wishes = [
-            (wish.owner.owner_id, wish.need.text, wish.had, wish.count)
+            (wish.owner.owner_id, wish.requirements.text, wish.had, wish.count)
             for wish in self.wishes
             if wish.owner.alive and wish.had < wish.count
         ]
         assert not open_wishes, f"never served: {open_wishes}"
         assert not self.state.leases, f"leases left: {list(self.state.leases)}"
-        assert not self.state.asks and not self.state.queue.lanes, "requests left"
+        assert not self.state.pending and not self.state.queue.subqueues, "requests left"
         assert not self.state.usage, f"accounts still charged: {self.state.usage}"
         for node in self.nodes.values():
             assert not node.held, f"{node.spec.node_id} still holds {list(node.held)}"
@@ -314,7 +315,7 @@ class World(Runtimes):
     def _over(self) -> bool:
         served = all(not w.owner.alive or w.had >= w.count for w in self.wishes)
         back = all(node.up for node in self.nodes.values())
-        return served and back and not self.state.leases and not self.state.asks
+        return served and back and not self.state.leases and not self.state.pending
 
 
 def _fields(value: object) -> dict[str, object]:

@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from stoker_scheduler import engine
-from stoker_scheduler.messages import PlanQuery, PlanReply
-from stoker_scheduler.service import Running, serve
+from stoker_scheduler.service import SchedulerService, serve
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
@@ -38,6 +37,7 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
 from stoker_wire.messages.control import Explanation, Fit, Page, QueueEntry
+from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 from stoker_wire.settings import Settings
 from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeGcs, FakeNodelet
 
@@ -53,7 +53,7 @@ class Setup:
         self.settings = SETTINGS
         self.gcs = FakeGcs(SETTINGS)
         self.nodelets: list[FakeNodelet] = []
-        self.running: Running
+        self.running: SchedulerService
         self.client: Client
 
     async def node(self, **resources: float) -> FakeNodelet:
@@ -64,12 +64,12 @@ class Setup:
         await self.gcs.register(nodelet.node)
         return nodelet
 
-    async def scheduler(self) -> Running:
+    async def scheduler(self) -> SchedulerService:
         running = await serve(self.settings, token=TOKEN, gcs_url=self.gcs.service.url, port=0)
         self.stack.push_async_callback(running.stop)
         return running
 
-    def client_of(self, running: Running) -> Client:
+    def client_of(self, running: SchedulerService) -> Client:
         client = Client(running.url, token=TOKEN, peer="test", settings=SETTINGS)
         self.stack.push_async_callback(client.close)
         return client
@@ -438,7 +438,7 @@ async def test_a_plan_is_what_asking_would_do_and_takes_nothing(setup: Setup) ->
     await setup.lead()
     demands = [Demand(job_id="job_1", resources=r) for r in ({"CPU": 1}, {"CPU": 1}, {"GPU": 3})]
     made = await setup.client.call(
-        "POST", "/v1/plan", PlanQuery(demands=tuple(demands)), reply=PlanReply
+        "POST", "/v1/plan", PlanRequest(demands=tuple(demands)), reply=PlanReply
     )
     assert [p.node_id for p in made.placements] == ["n_1", "n_2", None]
     assert {v.fit for v in made.placements[2].verdicts} == {Fit.NEVER}
