@@ -3,7 +3,7 @@
 Messages between scheduler, nodes and owners are late, lost and doubled; nodes crash and come back
 under a new incarnation; owners vanish; jobs end; the scheduler itself dies and its successor adopts
 what the nodes hold. After every event the core's invariants are checked, and so are those that only
-the world can see: no node is ever told to use a GPU twice, and no owner gets one lease twice.
+the world can see: no node is ever ordered to use a GPU twice, and no owner gets one lease twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class World(Runtimes):
         self.commands: list[cmd.Command] = []
         self.state = State()
         self.nodes: dict[str, FakeNode] = {}
-        self.told: dict[str, dict[str, None]] = {}
+        self.granted: dict[str, dict[str, None]] = {}
         self._wake_s = 0.0
         self._lead()
         for index in range(nodes):
@@ -72,9 +72,9 @@ class World(Runtimes):
         self.answering = {}
         # A lease that another request's owner claimed is known to the next leader as the first's;
         # the owner's repeated request then gets another, and this one ends unrenewed.
-        self.told = {
-            request_id: {i: None for i in told if request_id_of(i) == request_id}
-            for request_id, told in self.told.items()
+        self.granted = {
+            request_id: {i: None for i in granted if request_id_of(i) == request_id}
+            for request_id, granted in self.granted.items()
         }
         self._lead()
         for node in self.nodes.values():
@@ -106,10 +106,10 @@ class World(Runtimes):
                 self._wake_s = at_s
                 self.later(max(0.0, at_s - self.at_s), lambda: self._tick(epoch, at_s))
             case cmd.Reply(request_id=request_id, lease_ids=lease_ids):
-                told = self.told.setdefault(request_id, {})
-                told.update(dict.fromkeys(lease_ids))
+                granted = self.granted.setdefault(request_id, {})
+                granted.update(dict.fromkeys(lease_ids))
                 leases = self.state.leases
-                living = [i for i in told if i in leases and leases[i].phase is Phase.HELD]
+                living = [i for i in granted if i in leases and leases[i].phase is Phase.HELD]
                 assert len(living) <= self.counts[request_id], f"{request_id} got {living}"
                 wish = self.answering.pop(request_id, None)
                 if wish is not None:
@@ -252,7 +252,7 @@ class World(Runtimes):
             node.spec = NodeSpec(**{**_fields(node.spec), "warm": sets})
             self.feed(ev.NodeChanged(at_s=self.at_s, spec=node.spec))
 
-    # The story
+    # The run
 
     def run(self, chaos_s: float = 20.0) -> None:
         """Chaos: owners come, want, vanish; jobs end; nodes and the scheduler crash."""

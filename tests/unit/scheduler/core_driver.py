@@ -66,9 +66,9 @@ class Core:
         return request_id
 
     def granted(self, request_id: str) -> tuple[str, ...] | None:
-        """Return what a request was told last, or None if nothing yet."""
-        told = [c.lease_ids for c in self.out if is_reply(c, cmd.Reply, request_id)]
-        return told[-1] if told else None
+        """Return what a request was granted last, or None if nothing yet."""
+        replies = [c.lease_ids for c in self.out if is_reply(c, cmd.Reply, request_id)]
+        return replies[-1] if replies else None
 
     def wait(self, seconds: float, renew: bool = True) -> list[cmd.Command]:
         """Let time pass; owners renew what they hold."""

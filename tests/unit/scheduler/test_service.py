@@ -225,9 +225,11 @@ async def test_the_queue_tells_the_whole_demand(setup: Setup) -> None:
 
         await until(queued)
         (entry,) = await queue()
-        told = await setup.client.call("POST", "/v1/explain", entry.demand, reply=Explanation)
-        assert told.state == "INFEASIBLE" and told.queue_position == 0
-        assert "zone=mars" in told.verdicts[0].detail
+        explanation = await setup.client.call(
+            "POST", "/v1/explain", entry.demand, reply=Explanation
+        )
+        assert explanation.state == "INFEASIBLE" and explanation.queue_position == 0
+        assert "zone=mars" in explanation.verdicts[0].detail
         asked.cancel()
 
 
@@ -290,8 +292,8 @@ async def test_a_failure_of_the_node_keeps_every_environment_away_and_a_refusal_
     bad.fail_next.append(error)
     await setup.ask(CPU=1, options={"runtime_env": RuntimeEnv(env_vars={"A": "1"})})
     other = Demand(job_id="job_1", resources={"CPU": 1})
-    told = await setup.client.call("POST", "/v1/explain", other, reply=Explanation)
-    rules = {verdict.node_id: verdict.rule for verdict in told.verdicts}
+    explanation = await setup.client.call("POST", "/v1/explain", other, reply=Explanation)
+    rules = {verdict.node_id: verdict.rule for verdict in explanation.verdicts}
     assert rules["n_1"] == ("node_refused" if of_the_node else "")
 
 
@@ -327,7 +329,7 @@ async def test_a_recall_of_a_lease_that_the_waiting_poll_does_not_name_comes_wit
     await asyncio.wait({earlier})
 
 
-async def test_leases_expire_without_polls_and_the_owner_is_told(setup: Setup) -> None:
+async def test_leases_expire_without_polls_and_the_owner_is_notified(setup: Setup) -> None:
     setup.settings = msgspec.structs.replace(SETTINGS, lease_ttl_s=1.0)
     nodelet = await setup.node(CPU=2)
     await setup.lead()
