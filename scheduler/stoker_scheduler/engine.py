@@ -1,4 +1,4 @@
-"""The engine runs the core: it turns calls into events, carries out commands and answers who waits.
+"""The engine runs the core: it turns calls into events, carries out commands and answers pending calls.
 
 One engine is one term of leadership: it begins with an empty state, adopts the leases that nodelets
 have, and is closed when another scheduler leads. Everything runs on one event loop; ``apply`` never waits.

@@ -12,7 +12,7 @@ from stoker_scheduler.core.model.devices import Shares
 
 
 class RejectReason(StrEnum):
-    """Why a request is rejected for good."""
+    """The reason for which a request is rejected for good."""
 
     INFEASIBLE = "infeasible"
     START_FAILED = "start_failed"

@@ -51,7 +51,7 @@ class SchedulingPolicy:
 
 
 class Timer(Enum):
-    """What the machine looks at when a timer is due; the comment names the timer's subject."""
+    """The kinds of timers; the comment names the timer's subject, and why it is looked at."""
 
     DEADLINE = "deadline"  # a request: its wait has passed
     LINGER = "linger"  # a request: it has some of its leases and waited a little for more

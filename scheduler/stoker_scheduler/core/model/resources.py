@@ -1,7 +1,7 @@
 """Amounts of resources as whole numbers, so that allocating and freeing always ends at zero.
 
 An amount is counted in units of 1e-4 (a third of a CPU is 3333 units), except for memory, which is
-counted in bytes. Zero amounts are dropped: a vector without a name asks for none of it.
+counted in bytes. Zero amounts are dropped: a vector without a name needs none of it.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class NodeFit(StrEnum):
-    """Whether requirements fit on a node; the values are those of the wire."""
+    """The answer of a node to requirements; the values are those of the wire."""
 
     FITS = "fits"
     BUSY = "busy"
@@ -179,16 +179,16 @@ def first_obstacle(
     A caller that looks at many nodes passes :func:`rules_for` the requirements.
     """
     for check in rules:
-        found = check(node, requirements)
-        if found:
-            return found[0]
+        broken = check(node, requirements)
+        if broken:
+            return broken[0]
     return None
 
 
 def obstacles(node: NodeInfo, requirements: Requirements) -> tuple[Obstacle, ...]:
     """Return all obstacles on ``node``, those that never pass first."""
-    found = [obstacle for check in RULES for obstacle in check(node, requirements)]
-    return tuple(sorted(found, key=lambda obstacle: obstacle.fit is not NodeFit.NEVER))
+    broken = [obstacle for check in RULES for obstacle in check(node, requirements)]
+    return tuple(sorted(broken, key=lambda obstacle: obstacle.fit is not NodeFit.NEVER))
 
 
 def could_ever_fit(node: NodeInfo, requirements: Requirements) -> bool:

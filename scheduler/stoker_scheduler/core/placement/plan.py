@@ -115,18 +115,18 @@ def evaluate(
 
 def _verdict(node: NodeInfo, request: PlacementRequest, policy: ScorePolicy) -> NodeVerdict:
     requirements = request.requirements
-    found = obstacles(node, requirements)
-    if not found:
+    broken = obstacles(node, requirements)
+    if not broken:
         score = -_sort_key(node, request, policy)[0]
         warm = "it has compiled the kernels" if is_warm(node, request.kernels) else ""
         return NodeVerdict(node.node_id, NodeFit.FITS, detail=warm, score=round(score, 6) + 0.0)
     # What never passes is the cause; what is busy besides would have to change as well.
     return NodeVerdict(
         node.node_id,
-        found[0].fit,
-        tuple(o.rule for o in found),
-        joined([detail(o, node, requirements) for o in found], "; "),
-        joined([remedy(o, node, requirements) for o in found], "; "),
+        broken[0].fit,
+        tuple(o.rule for o in broken),
+        joined([detail(o, node, requirements) for o in broken], "; "),
+        joined([remedy(o, node, requirements) for o in broken], "; "),
     )
 
 

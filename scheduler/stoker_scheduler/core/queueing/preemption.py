@@ -1,7 +1,7 @@
-"""Preemption: which leases owners are asked to give back, so that waiting requirements fit.
+"""Preemption: the leases that owners are asked to give back, so that waiting requirements fit.
 
 It is cooperative and kills nothing: the owner stops sending work to the lease and returns it when what
-runs has finished. Idle leases are preempted at once, whoever holds them. Busy ones only for a reason:
+runs has finished. Idle leases are preempted at once, whatever owner has them. Busy ones only for a reason:
 their account has more than its fair share while the waiting one has less, their priority is lower, or
 their node is reserved for a demand that has waited long.
 """

@@ -89,7 +89,7 @@ class Subqueue:
 
 
 class RequestQueue:
-    """The subqueues, and the seniority of owners whose wait has passed and who are about to repeat it."""
+    """The subqueues, and the seniority of requests whose wait has passed, for their repetition."""
 
     __slots__ = ("_ranks", "_seniority", "subqueues")
 
