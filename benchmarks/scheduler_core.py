@@ -15,7 +15,7 @@ from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.model.nodes import make_node_spec
-from stoker_scheduler.core.model.requirements import Need, make_need
+from stoker_scheduler.core.model.requirements import Requirements, make_requirements
 from stoker_scheduler.core.state import State
 
 PLACEMENTS = 20_000
@@ -31,19 +31,19 @@ def cluster(nodes: int) -> State:
     return state
 
 
-def ask(state: State, number: int, need: Need, count: int, owner: int) -> list[str]:
+def ask(state: State, number: int, requirements: Requirements, count: int, owner: int) -> list[str]:
     """Ask, and return the leases that were placed."""
-    event = ev.LeaseAsked(
+    event = ev.LeaseRequested(
         at_s=1.0 + number * 1e-6,
         request_id=f"r_{number}",
         owner_id=f"p_{owner}",
         job_id="job_1",
-        need=need,
-        class_key=need.text,
+        requirements=requirements,
+        class_key=requirements.text,
         count=count,
         deadline_s=1e6,
     )
-    return [c.lease_id for c in step(state, event) if isinstance(c, cmd.StartLease)]
+    return [c.lease_id for c in step(state, event) if isinstance(c, cmd.StartWorker)]
 
 
 def finish(state: State, lease_ids: list[str]) -> None:
@@ -58,37 +58,37 @@ def finish(state: State, lease_ids: list[str]) -> None:
 
 def one_by_one(state: State) -> int:
     """One lease per request, one kind of need, eight owners; placing only."""
-    need = make_need({"CPU": 1})
-    return sum(len(ask(state, n, need, 1, n % 8)) for n in range(PLACEMENTS))
+    requirements = make_requirements({"CPU": 1})
+    return sum(len(ask(state, n, requirements, 1, n % 8)) for n in range(PLACEMENTS))
 
 
 def in_batches(state: State) -> int:
     """A thousand leases per request; placing only."""
-    need = make_need({"CPU": 1})
-    return sum(len(ask(state, n, need, 1000, n)) for n in range(PLACEMENTS // 1000))
+    requirements = make_requirements({"CPU": 1})
+    return sum(len(ask(state, n, requirements, 1000, n)) for n in range(PLACEMENTS // 1000))
 
 
 def many_kinds(state: State) -> int:
     """Twenty kinds of need, turn by turn; placing only."""
-    needs = [make_need({"CPU": 1, "memory": 2.0 ** (20 + n)}) for n in range(20)]
-    return sum(len(ask(state, n, needs[n % 20], 1, n % 8)) for n in range(PLACEMENTS))
+    requirement_sets = [make_requirements({"CPU": 1, "memory": 2.0 ** (20 + n)}) for n in range(20)]
+    return sum(len(ask(state, n, requirement_sets[n % 20], 1, n % 8)) for n in range(PLACEMENTS))
 
 
 def whole_lives(state: State) -> int:
     """Ask, start, answer, release and end, one lease at a time (four events each)."""
-    need = make_need({"CPU": 1})
+    requirements = make_requirements({"CPU": 1})
     for number in range(PLACEMENTS):
-        finish(state, ask(state, number, need, 1, number % 8))
+        finish(state, ask(state, number, requirements, 1, number % 8))
     return PLACEMENTS
 
 
 def behind_a_queue(state: State) -> int:
     """The same while a thousand requests of ten kinds wait for GPUs that are all taken."""
     total = sum(len(node.spec.gpus) for node in state.nodes.values())
-    ask(state, 10_000_000, make_need({"GPU": 1}), total, 1)
+    ask(state, 10_000_000, make_requirements({"GPU": 1}), total, 1)
     for number in range(1000):
-        need = make_need({"GPU": 1, "memory": 2.0 ** (20 + number % 10)})
-        ask(state, 20_000_000 + number, need, 1, number % 50)
+        requirements = make_requirements({"GPU": 1, "memory": 2.0 ** (20 + number % 10)})
+        ask(state, 20_000_000 + number, requirements, 1, number % 50)
     return whole_lives(state)
 
 

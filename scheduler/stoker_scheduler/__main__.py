@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from stoker_scheduler.service import DEFAULT_PORT, Running, serve
+from stoker_scheduler.service import DEFAULT_PORT, SchedulerService, serve
 from stoker_wire.errors import BadRequestError
 from stoker_wire.http.auth import find_token
 from stoker_wire.http.server import run_service
@@ -20,7 +20,7 @@ def main() -> None:
     given = parser.parse_args()
     settings = Settings.from_env(gcs_url=given.gcs_url, host=given.host, port=given.port)
 
-    async def start() -> Running:
+    async def start() -> SchedulerService:
         if not settings.gcs_url:
             raise BadRequestError(
                 "the scheduler needs to know the gcs\nset STOKER_GCS_URL or pass --gcs-url",

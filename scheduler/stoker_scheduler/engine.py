@@ -1,29 +1,30 @@
-"""The shell of the core: turns calls into events, carries out commands, wakes who waits.
+"""The engine runs the core: it turns calls into events, carries out commands and answers pending calls.
 
-One Engine is one term of leadership: it begins with an empty state, adopts what nodelets hold, and
-is closed when another scheduler leads. Everything runs on one event loop; ``apply`` never waits.
+One engine is one term of leadership: it begins with an empty state, adopts the leases that nodelets
+have, and is closed when another scheduler leads. Everything runs on one event loop; ``apply`` never waits.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.placement.scoring import ScorePolicy
-from stoker_scheduler.core.state import Phase, Policy, State
-from stoker_scheduler.nodelet_clients import Nodelets, StartFailedError
-from stoker_scheduler.wire_types import class_key, lease_of, need_of, setup_of
+from stoker_scheduler.core.state import SchedulingPolicy, State
+from stoker_scheduler.leadership import not_leader
+from stoker_scheduler.nodelet_clients import NodeletClients, StartFailedError
+from stoker_scheduler.owner_mailboxes import OwnerMailboxes
+from stoker_scheduler.wire_types import lease_of, request_event
 from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
     InfeasibleError,
-    NotLeaderError,
     RuntimeEnvSetupError,
     StokerError,
 )
@@ -38,68 +39,49 @@ from stoker_wire.messages.cluster import (
     StartLease,
     WorkerSpec,
 )
-from stoker_wire.messages.common import OnInfeasible
-from stoker_wire.messages.kernels import kernel_set
-from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
+    from stoker_wire.process.background import Background
 
-    from stoker_wire.settings import Settings
+_log = logging.getLogger(__name__)
 
 REPLY_MARGIN_S = 5.0
-"""The core answers by its own timers; after this much more an asker is sent away without one."""
-MAILBOX_LIFE_S = 60.0
+"""The core answers by its own timers; after this much more a caller is sent away without an answer."""
 
-_REFUSALS: dict[cmd.Refusal, type[StokerError]] = {
-    cmd.Refusal.INFEASIBLE: InfeasibleError,
-    cmd.Refusal.START_FAILED: RuntimeEnvSetupError,
-    cmd.Refusal.JOB_FINISHED: ConflictError,
-    cmd.Refusal.OWNER_LOST: ConflictError,
+_REJECTIONS: dict[cmd.RejectReason, type[StokerError]] = {
+    cmd.RejectReason.INFEASIBLE: InfeasibleError,
+    cmd.RejectReason.START_FAILED: RuntimeEnvSetupError,
+    cmd.RejectReason.JOB_FINISHED: ConflictError,
+    cmd.RejectReason.OWNER_LOST: ConflictError,
 }
 
 
-@dataclass(slots=True)
-class _Mailbox:
-    """Orders for one owner that no poll has carried yet."""
-
-    news: asyncio.Event = field(default_factory=asyncio.Event)
-    recalled: dict[str, None] = field(default_factory=dict)
-    lost: dict[str, None] = field(default_factory=dict)
-    read_at_s: float = 0.0
-
-
 class Engine:
-    """Runs the core for one term. ``fenced`` is called when a nodelet knows a later leader."""
+    """The core of one term and its IO. ``on_fenced`` is called when a nodelet knows a later leader.
+
+    It closes ``nodelets`` and ``background`` with itself.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        policy: SchedulingPolicy,
         *,
-        token: str,
         epoch: int,
-        log: FilteringBoundLogger,
-        fenced: Callable[[], None],
+        nodelets: NodeletClients,
+        background: Background,
+        on_fenced: Callable[[], None],
     ) -> None:
-        policy = Policy(
-            score=ScorePolicy(pack_threshold=settings.spread_threshold),
-            lease_ttl_s=settings.lease_ttl_s,
-            infeasible_grace_s=settings.infeasible_grace_s,
-        )
         self.state = State(policy=policy, term=f"{epoch:x}")
-        self.background = Background("scheduler")
-        self.nodelets = Nodelets(
-            settings, token=token, background=self.background, ended=self._lease_ended
-        )
         self.adopting = False
         """Whether leases may exist that no nodelet has reported yet."""
-        self.started: dict[str, StartedLease] = {}
         self.requests: dict[str, LeaseRequest] = {}
         """Those that are not answered yet, by id."""
-        self._log = log
-        self._fenced = fenced
+        self._nodelets = nodelets
+        self._background = background
+        self._on_fenced = on_fenced
+        self._started: dict[str, StartedLease] = {}
         self._replies: dict[str, asyncio.Future[LeaseReply]] = {}
-        self._mail: dict[str, _Mailbox] = {}
+        self._mailboxes = OwnerMailboxes()
         self._timer: asyncio.TimerHandle | None = None
         self._at_s = 0.0
         self._closed = False
@@ -107,8 +89,8 @@ class Engine:
 
     def set_epoch(self, epoch: int) -> None:
         """Act under ``epoch`` from now on."""
-        self.epoch = epoch
-        self.nodelets.epoch = epoch
+        self._epoch = epoch
+        self._nodelets.epoch = epoch
 
     def now(self) -> float:
         """Return the wall clock, kept from running backwards."""
@@ -116,14 +98,19 @@ class Engine:
         return self._at_s
 
     def apply(self, event: ev.Event) -> None:
-        """Take in one event and carry out what follows from it."""
+        """Apply one event to the state, and carry out the commands that follow from it."""
         if self._closed:
             return
         for command in step(self.state, event):
             self._execute(command)
 
+    def adopt(self, event: ev.LeaseAdopted, started: StartedLease) -> None:
+        """Add a lease of the leader before, with the worker that serves it."""
+        self._started[event.lease_id] = started
+        self.apply(event)
+
     async def close(self, leader_url: str = "") -> None:
-        """End the term: whoever waits is sent to the new leader."""
+        """End the term: every caller that waits is sent to the new leader."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -131,46 +118,25 @@ class Engine:
             if not future.done():
                 future.set_exception(not_leader(leader_url))
                 future.exception()
-        for mailbox in self._mail.values():
-            mailbox.news.set()
-        await self.background.close()
-        await self.nodelets.close()
+        self._mailboxes.wake_all()
+        await self._background.close()
+        await self._nodelets.close()
 
     # Calls
 
-    async def ask(self, request: LeaseRequest, wait_s: float) -> LeaseReply:
-        """Ask for leases; the reply comes when some are there or ``wait_s`` has passed.
+    async def request_leases(self, request: LeaseRequest, wait_s: float) -> LeaseReply:
+        """Return leases as soon as some are granted, or none when ``wait_s`` has passed.
 
-        DeadlineExceededError: no reply yet. Asking again with the same id goes on with the wait.
+        DeadlineExceededError: no reply yet. A repetition with the same id goes on with the wait.
         """
         check_id(request.request_id, Prefix.REQUEST, field="request_id")
-        demand, now_s = request.demand, self.now()
-        need = need_of(demand)
+        event = request_event(request, at_s=self.now(), wait_s=wait_s)
         future = self._replies.get(request.request_id)
         if future is None:
             future = asyncio.get_running_loop().create_future()
             self._replies[request.request_id] = future
             self.requests[request.request_id] = request
-        self.apply(
-            ev.LeaseAsked(
-                at_s=now_s,
-                request_id=request.request_id,
-                owner_id=request.owner_id,
-                job_id=demand.job_id,
-                need=need,
-                class_key=class_key(request),
-                count=request.count,
-                deadline_s=now_s + wait_s,
-                kind=ev.Kind(demand.kind.value),
-                priority=demand.priority,
-                wait_if_infeasible=demand.on_infeasible is OnInfeasible.WAIT,
-                locality=demand.locality,
-                name=demand.name,
-                actor_id=request.actor.actor_id if request.actor else "",
-                kernels=kernel_set(demand.runtime_env),
-                setup=setup_of(demand.runtime_env),
-            )
-        )
+        self.apply(event)
         limit_s = wait_s + self.state.policy.start_grace_s + REPLY_MARGIN_S
         # A reply that comes in the same turn of the loop as the limit counts.
         await asyncio.wait((future,), timeout=limit_s)
@@ -184,7 +150,7 @@ class Engine:
 
     async def poll(self, owner_id: str, poll: OwnerPoll, wait_s: float) -> OwnerOrders:
         """Renew an owner's leases; return its orders, at once if there are new ones."""
-        mailbox = self._mail.setdefault(owner_id, _Mailbox())
+        mailbox = self._mailboxes.of(owner_id)
         mailbox.read_at_s = self.now()
         self.apply(
             ev.OwnerPolled(
@@ -194,29 +160,62 @@ class Engine:
                 idle_lease_ids=poll.idle_lease_ids,
             )
         )
-        # A recall may be of a lease that the poll of that moment did not name yet.
-        waits = mailbox.recalled.keys().isdisjoint(poll.lease_ids)
-        if waits and not mailbox.news.is_set() and wait_s > 0:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await mailbox.news.wait()
-            except TimeoutError:
-                pass
+        await mailbox.wait(poll.lease_ids, wait_s)
         if self._closed:
             raise not_leader("")
-        mailbox.news.clear()
+        mailbox.changed.clear()
         mailbox.read_at_s = self.now()
         lost = tuple(mailbox.lost) if not self.adopting else ()
         mailbox.lost.clear()
-        self._forget_mail()
+        self._mailboxes.drop_unread(self.now())
         leases = self.state.leases
-        recall = tuple(i for i in poll.lease_ids if i in leases and leases[i].recalled)
-        mailbox.recalled = {i: None for i in mailbox.recalled if i in leases and i not in recall}
+        recall = tuple(i for i in poll.lease_ids if i in leases and leases[i].preempted)
+        unnamed = (i for i in mailbox.preempted if i in leases and i not in recall)
+        mailbox.preempted = dict.fromkeys(unnamed)
         return OwnerOrders(recall=recall, lost=lost)
 
-    def granted(self, lease_id: str) -> GrantedLease | None:
-        """Return a living lease with its worker."""
-        lease, started = self.state.leases.get(lease_id), self.started.get(lease_id)
+    # Commands
+
+    def _execute(self, command: cmd.Command) -> None:
+        match command:
+            case cmd.StartWorker():
+                work = self._start(command.node_id, self._start_order(command))
+                self._background.spawn(work, name=f"start {command.lease_id}")
+            case cmd.ReleaseLease():
+                # It may overtake the start: a nodelet refuses a start that comes after its release.
+                self._release(
+                    command.node_id, command.lease_id, kill=command.kill, reason=command.reason
+                )
+            case cmd.Reply():
+                self._reply(command)
+            case cmd.Reject():
+                future = self._pop_waiting(command.request_id)
+                if future is not None:
+                    future.set_exception(_REJECTIONS[command.reason](command.text))
+                    future.exception()  # its caller may be gone; that is no crash
+            case cmd.Preempt():
+                self._mailboxes.preempt(command.owner_id, command.lease_ids)
+            case cmd.Lost():
+                self._mailboxes.lose(command.owner_id, command.lease_ids)
+            case cmd.WakeAt():
+                self._wake_at(command.at_s)
+            case _:
+                assert_never(command)
+
+    def _reply(self, command: cmd.Reply) -> None:
+        granted = [self._granted_lease(lease_id) for lease_id in command.lease_ids]
+        reply = LeaseReply(
+            granted=tuple(lease for lease in granted if lease is not None),
+            queue_position=command.queue_position,
+            note=command.note,
+        )
+        future = self._pop_waiting(command.request_id)
+        if future is not None:
+            future.set_result(reply)
+
+    def _granted_lease(self, lease_id: str) -> GrantedLease | None:
+        """Return a lease with its worker, or None if it has ended."""
+        lease, started = self.state.leases.get(lease_id), self._started.get(lease_id)
         if lease is None or started is None:
             return None
         return GrantedLease(
@@ -226,54 +225,16 @@ class Engine:
             pid=started.pid,
         )
 
-    # Commands
-
-    def _execute(self, command: cmd.Command) -> None:
-        match command:
-            case cmd.StartLease():
-                work = self._start(command.node_id, self._order(command))
-                self.background.spawn(work, name=f"start {command.lease_id}")
-            case cmd.ReleaseLease():
-                # It may overtake the start: a nodelet refuses a start that comes after its release.
-                self.nodelets.release(
-                    command.node_id, command.lease_id, kill=command.kill, reason=command.reason
-                )
-            case cmd.Reply():
-                granted = [self.granted(lease_id) for lease_id in command.lease_ids]
-                reply = LeaseReply(
-                    granted=tuple(lease for lease in granted if lease is not None),
-                    queue_position=command.queue_position,
-                    note=command.note,
-                )
-                future = self._answered(command.request_id)
-                if future is not None:
-                    future.set_result(reply)
-            case cmd.Reject():
-                future = self._answered(command.request_id)
-                if future is not None:
-                    future.set_exception(_REFUSALS[command.refusal](command.text))
-                    future.exception()  # its asker may be gone; that is no crash
-            case cmd.Recall():
-                mailbox = self._mail.setdefault(command.owner_id, _Mailbox())
-                mailbox.recalled.update(dict.fromkeys(command.lease_ids))
-                mailbox.news.set()
-            case cmd.Lost():
-                mailbox = self._mail.setdefault(command.owner_id, _Mailbox())
-                mailbox.lost.update(dict.fromkeys(command.lease_ids))
-                mailbox.news.set()
-            case cmd.WakeAt():
-                self._wake_at(command.at_s)
-
-    def _answered(self, request_id: str) -> asyncio.Future[LeaseReply] | None:
+    def _pop_waiting(self, request_id: str) -> asyncio.Future[LeaseReply] | None:
         self.requests.pop(request_id, None)
         future = self._replies.pop(request_id, None)
         return None if future is None or future.done() else future
 
-    def _order(self, command: cmd.StartLease) -> StartLease:
+    def _start_order(self, command: cmd.StartWorker) -> StartLease:
         request = self.requests[command.request_id]
         return StartLease(
             lease=lease_of(self.state.leases[command.lease_id]),
-            epoch=self.epoch,
+            epoch=self._epoch,
             worker=WorkerSpec(
                 runtime_env=request.demand.runtime_env, actor=request.actor, driver=request.driver
             ),
@@ -282,36 +243,44 @@ class Engine:
     async def _start(self, node_id: str, order: StartLease) -> None:
         lease_id = order.lease.lease_id
         try:
-            started = await self.nodelets.start(node_id, order)
+            started = await self._nodelets.start(node_id, order)
         except StartFailedError as error:
-            # What was given up meanwhile, or cannot start anywhere, is its asker's concern alone.
-            lease = self.state.leases.get(lease_id)
-            awaited = lease is not None and lease.phase is Phase.STARTING
-            ours = awaited and error.failure is not ev.StartFailure.ANYWHERE and not error.ended
-            say = self._log.warning if ours else self._log.info
-            say("lease did not start", lease_id=lease_id, node_id=node_id, why=error.text)
-            self.apply(
-                ev.LeaseStartFailed(
-                    at_s=self.now(), lease_id=lease_id, failure=error.failure, text=error.text
-                )
-            )
-            if error.fenced:
-                self._fenced()
+            self._start_failed(node_id, lease_id, error)
             return
         if lease_id not in self.state.leases:
             # Given up meanwhile, and perhaps released before it started: end it for certain.
-            self.nodelets.release(node_id, lease_id, kill=True, reason="given up while it started")
+            self._release(node_id, lease_id, kill=True, reason="given up while it started")
             return
-        self.started[lease_id] = started
+        self._started[lease_id] = started
         self.apply(ev.LeaseStarted(at_s=self.now(), lease_id=lease_id))
-        if len(self.started) > 2 * len(self.state.leases) + 64:
-            self.started = {i: s for i, s in self.started.items() if i in self.state.leases}
+        if len(self._started) > 2 * len(self.state.leases) + 64:
+            self._started = {i: s for i, s in self._started.items() if i in self.state.leases}
+
+    def _start_failed(self, node_id: str, lease_id: str, error: StartFailedError) -> None:
+        lease = self.state.leases.get(lease_id)
+        awaited = lease is not None and lease.phase is Phase.STARTING
+        # What was given up meanwhile, or cannot start anywhere, is its caller's concern alone.
+        loud = awaited and error.failure is not ev.StartFailure.ANYWHERE and not error.ended
+        level = logging.WARNING if loud else logging.INFO
+        _log.log(level, "lease did not start: %s on %s: %s", lease_id, node_id, error.text)
+        self.apply(
+            ev.LeaseStartFailed(
+                at_s=self.now(), lease_id=lease_id, failure=error.failure, text=error.text
+            )
+        )
+        if error.fenced:
+            self._on_fenced()
+
+    def _release(self, node_id: str, lease_id: str, *, kill: bool, reason: str) -> None:
+        self._nodelets.release(
+            node_id, lease_id, kill=kill, reason=reason, on_ended=self._lease_ended
+        )
 
     def _lease_ended(self, lease_id: str) -> None:
         lease = self.state.leases.get(lease_id)
         if lease is not None and lease.phase is Phase.RELEASING:
             self.apply(ev.LeaseEnded(at_s=self.now(), lease_id=lease_id))
-        self.started.pop(lease_id, None)
+        self._started.pop(lease_id, None)
 
     def _wake_at(self, at_s: float) -> None:
         if self._timer is not None:
@@ -322,15 +291,3 @@ class Engine:
     def _tick(self) -> None:
         self._timer = None
         self.apply(ev.Tick(at_s=self.now()))
-
-    def _forget_mail(self) -> None:
-        if len(self._mail) < 1024:
-            return
-        oldest_s = self.now() - MAILBOX_LIFE_S
-        self._mail = {o: m for o, m in self._mail.items() if m.read_at_s >= oldest_s}
-
-
-def not_leader(leader_url: str) -> NotLeaderError:
-    """Return the error that sends a caller to the scheduler that leads."""
-    where = f"\nask {leader_url}" if leader_url else "\nask the gcs who does"
-    return NotLeaderError(f"this scheduler does not lead{where}", extra={"leader": leader_url})

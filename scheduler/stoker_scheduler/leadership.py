@@ -1,4 +1,4 @@
-"""Who leads: the scheduler's campaign at the gcs, and what begins and ends with a term.
+"""Leader election: the scheduler's campaign at the gcs, and what begins and ends with a term.
 
 The leader renews a third into its time. While the gcs cannot be reached it goes on, because nobody
 else can be elected then and nodelets refuse any epoch older than one they have seen.
@@ -7,25 +7,26 @@ else can be elected then and nodelets refuse any epoch older than one they have 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from stoker_wire.errors import ConflictError, StokerError
+from stoker_wire.errors import ConflictError, NotLeaderError, StokerError
 from stoker_wire.messages.control import Campaign, Leader
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
-
     from stoker_wire.http.client import Client
+
+_log = logging.getLogger(__name__)
 
 NAME = "scheduler"
 UNREACHABLE_PAUSE_S = 0.2
 
 
 class Leadership:
-    """Campaigns for ever. ``begin(leader)`` starts a term, ``end(url of the new leader)`` ends it.
+    """A campaign without end. ``begin(leader)`` starts a term, ``end(url of the new leader)`` ends it.
 
-    ``renewed`` is told of an epoch that grew while nobody else led.
+    ``renewed(leader)`` is called when the epoch grew while nobody else led.
     """
 
     def __init__(
@@ -38,7 +39,6 @@ class Leadership:
         begin: Callable[[Leader], Awaitable[None]],
         renewed: Callable[[Leader], None],
         end: Callable[[str], Awaitable[None]],
-        log: FilteringBoundLogger,
     ) -> None:
         self._gcs = gcs
         self._holder = holder
@@ -47,19 +47,18 @@ class Leadership:
         self._begin = begin
         self._renewed = renewed
         self._end = end
-        self._log = log
-        self._doubt = asyncio.Event()
+        self._recheck = asyncio.Event()
         self.epoch = 0
         self.leader_url = ""
 
     @property
     def leads(self) -> bool:
-        """Whether this scheduler holds a term."""
+        """Whether this scheduler has a term."""
         return self.epoch > 0
 
-    def doubt(self) -> None:
-        """Ask the gcs at once: a nodelet knows a later leader."""
-        self._doubt.set()
+    def recheck(self) -> None:
+        """Campaign again at once: a nodelet knows a later leader."""
+        self._recheck.set()
 
     async def run(self) -> None:
         """Campaign until cancelled."""
@@ -70,11 +69,11 @@ class Leadership:
             except ConflictError as error:
                 self.leader_url = str(error.extra.get("leader", ""))
                 if self.leads:
-                    self._log.warning("leadership lost", to=self.leader_url)
+                    _log.warning("leadership lost to %s", self.leader_url)
                     self.epoch = 0
                     await self._end(self.leader_url)
             except StokerError as error:
-                self._log.warning("the gcs does not answer the campaign", why=str(error))
+                _log.warning("the gcs does not answer the campaign: %s", error)
                 pause_s = UNREACHABLE_PAUSE_S
             await self._pause(pause_s)
 
@@ -94,16 +93,22 @@ class Leadership:
         if before:
             self.epoch = 0
             await self._end("")
-        self._log.info("leading", epoch=leader.epoch)
+        _log.info("leading in epoch %d", leader.epoch)
         await self._begin(leader)
         self.epoch = leader.epoch
 
     async def _pause(self, pause_s: float) -> None:
         try:
             async with asyncio.timeout(pause_s):
-                await self._doubt.wait()
+                await self._recheck.wait()
             # Not faster than this, whatever nodelets say.
             await asyncio.sleep(UNREACHABLE_PAUSE_S)
         except TimeoutError:
             pass
-        self._doubt.clear()
+        self._recheck.clear()
+
+
+def not_leader(leader_url: str) -> NotLeaderError:
+    """Return the error that sends a caller to the scheduler that leads."""
+    where = f"\nask {leader_url}" if leader_url else "\nask the gcs who does"
+    return NotLeaderError(f"this scheduler does not lead{where}", extra={"leader": leader_url})

@@ -1,7 +1,7 @@
-"""The scheduler's calls to nodelets: start a lease, end leases, ask what is held.
+"""The scheduler's calls to nodelets: start a lease, release leases, list those that are held.
 
 Starts are tried twice at most, so that another node can be used soon; releases are repeated until
-the nodelet confirms or its node is gone, because what they hold is not given to others before.
+the nodelet confirms or its node is gone, because their resources are not free before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ from stoker_wire.messages.cluster import (
 
 if TYPE_CHECKING:
     from stoker_wire.process.background import Background
-    from stoker_wire.settings import Settings
 
 START_TIMEOUT_S = 60.0
 START_WITH_BUILD_TIMEOUT_S = 900.0
@@ -45,9 +44,9 @@ RELEASE_PAUSE_MAX_S = 2.0
 
 
 class StartFailedError(Exception):
-    """A lease did not start; ``failure`` says whether another node may do better.
+    """The failed start of a lease; ``failure`` says whether another node may do better.
 
-    ``ended`` means that somebody ended the lease while it started, or that its node is leaving.
+    ``ended`` means that the lease was ended while it started, or that its node is leaving.
     """
 
     def __init__(
@@ -60,86 +59,85 @@ class StartFailedError(Exception):
         self.ended = ended
 
 
+OnEnded = Callable[[str], None]
+"""Called with the id of a lease whose release the nodelet has confirmed."""
+
+
 @dataclass(slots=True)
-class _Peer:
-    """One nodelet: its client, and the releases to send: (kill, why) -> leases."""
+class _Nodelet:
+    """One nodelet: its client, and the releases to send: (kill, reason) -> leases."""
 
     url: str
     client: Client
-    releases: dict[tuple[bool, str], dict[str, None]] = field(default_factory=dict)
+    releases: dict[tuple[bool, str], dict[str, OnEnded | None]] = field(default_factory=dict)
     collecting: bool = False
     gone: bool = False
 
 
-class Nodelets:
-    """Clients of all nodelets. ``ended`` is called when a nodelet has confirmed a release."""
+class NodeletClients:
+    """One client per nodelet, made by ``connect(url)``; all calls are fenced by ``epoch``."""
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        token: str,
-        background: Background,
-        ended: Callable[[str], None],
+        self, connect: Callable[[str], Client], *, epoch: int, background: Background
     ) -> None:
-        self._settings = settings
-        self._token = token
+        self._connect = connect
         self._background = background
-        self._ended = ended
-        self._peers: dict[str, _Peer] = {}
-        self.epoch = 0
+        self._nodelets: dict[str, _Nodelet] = {}
+        self.epoch = epoch
 
     def add(self, node: Node) -> None:
-        """Know a node, or its new address."""
-        known = self._peers.get(node.node_id)
+        """Add a node, or its new address."""
+        known = self._nodelets.get(node.node_id)
         if known is not None and known.url == node.url:
             return
         self.remove(node.node_id)
-        client = Client(node.url, token=self._token, peer="scheduler", settings=self._settings)
-        self._peers[node.node_id] = _Peer(node.url, client)
+        self._nodelets[node.node_id] = _Nodelet(node.url, self._connect(node.url))
 
     def remove(self, node_id: str) -> None:
-        """Forget a node; releases that it has not confirmed are moot."""
-        peer = self._peers.pop(node_id, None)
-        if peer is not None:
-            peer.gone = True
-            self._background.close_later(peer.client.close(), name=node_id)
+        """Remove a node; releases that it has not confirmed are moot."""
+        nodelet = self._nodelets.pop(node_id, None)
+        if nodelet is not None:
+            nodelet.gone = True
+            self._background.close_later(nodelet.client.close(), name=node_id)
 
     async def close(self) -> None:
         """Close all connections."""
-        peers, self._peers = self._peers, {}
-        for peer in peers.values():
-            peer.gone = True
-            await peer.client.close()
+        nodelets, self._nodelets = self._nodelets, {}
+        for nodelet in nodelets.values():
+            nodelet.gone = True
+            await nodelet.client.close()
 
     async def held(self, node: Node) -> HeldLeases:
-        """Fence a nodelet against earlier leaders, then ask it which leases it holds.
+        """Fence a nodelet against earlier leaders, then return the leases that it holds.
 
         Without the fence, a start that the leader before has sent could arrive after the list.
         """
         self.add(node)
         fence = ReleaseLeases(lease_ids=(), epoch=self.epoch)
-        await self._peers[node.node_id].client.call(
+        await self._nodelets[node.node_id].client.call(
             "POST", "/v1/leases/release", fence, timeout_s=HELD_TIMEOUT_S
         )
-        return await self._peers[node.node_id].client.call(
+        nodelet = self._nodelets.get(node.node_id)
+        if nodelet is None:
+            raise UnavailableError(f"node {node.node_id} is gone")
+        return await nodelet.client.call(
             "GET", "/v1/leases", reply=HeldLeases, timeout_s=HELD_TIMEOUT_S
         )
 
     async def start(self, node_id: str, order: StartLease) -> StartedLease:
-        """Have a nodelet give a worker to a lease; StartFailedError says what became of it."""
+        """Have a nodelet give a worker to a lease; return the worker, or raise StartFailedError."""
         env = order.worker.runtime_env
         builds = bool(env.pip or env.kernels)
         timeout_s = START_WITH_BUILD_TIMEOUT_S if builds else START_TIMEOUT_S
         deadline_s = time.monotonic() + timeout_s
         tries = 0
         while True:
-            peer = self._peers.get(node_id)
-            if peer is None:
+            nodelet = self._nodelets.get(node_id)
+            if nodelet is None:
                 raise StartFailedError(StartFailure.NODE, f"node {node_id} is gone")
             tries += 1
             try:
-                return await peer.client.call(
+                return await nodelet.client.call(
                     "POST",
                     "/v1/leases",
                     order,
@@ -164,34 +162,44 @@ class Nodelets:
                     ended=isinstance(error, ConflictError),
                 ) from None
 
-    def release(self, node_id: str, lease_id: str, *, kill: bool, reason: str) -> None:
-        """End a lease on its node, sooner or later; ``ended`` is called when that is sure."""
-        peer = self._peers.get(node_id)
-        if peer is None:
+    def release(
+        self,
+        node_id: str,
+        lease_id: str,
+        *,
+        kill: bool,
+        reason: str,
+        on_ended: OnEnded | None = None,
+    ) -> None:
+        """End a lease on its node, sooner or later; ``on_ended`` is called when the node confirms."""
+        nodelet = self._nodelets.get(node_id)
+        if nodelet is None:
             return
-        peer.releases.setdefault((kill, reason), {})[lease_id] = None
-        if not peer.collecting:
-            peer.collecting = True
-            self._background.spawn(self._collect(peer), name=f"release on {node_id}")
+        nodelet.releases.setdefault((kill, reason), {})[lease_id] = on_ended
+        if not nodelet.collecting:
+            nodelet.collecting = True
+            self._background.spawn(self._collect(nodelet), name=f"release on {node_id}")
 
-    async def _collect(self, peer: _Peer) -> None:
-        """Send what this turn of the loop has gathered, one request per kind of order.
+    async def _collect(self, nodelet: _Nodelet) -> None:
+        """Send the releases that this turn of the loop has collected, one request per kind.
 
         Requests do not wait for each other: ending a worker that holds a GPU may take seconds.
         """
-        releases, peer.releases, peer.collecting = peer.releases, {}, False
+        releases, nodelet.releases, nodelet.collecting = nodelet.releases, {}, False
         async with asyncio.TaskGroup() as group:
             for (kill, reason), lease_ids in releases.items():
-                group.create_task(self._release(peer, tuple(lease_ids), kill, reason))
+                group.create_task(self._release(nodelet, lease_ids, kill, reason))
 
     async def _release(
-        self, peer: _Peer, lease_ids: tuple[str, ...], kill: bool, reason: str
+        self, nodelet: _Nodelet, lease_ids: dict[str, OnEnded | None], kill: bool, reason: str
     ) -> None:
         pause_s = RELEASE_PAUSE_S
-        while not peer.gone:
-            order = ReleaseLeases(lease_ids=lease_ids, kill=kill, reason=reason, epoch=self.epoch)
+        while not nodelet.gone:
+            order = ReleaseLeases(
+                lease_ids=tuple(lease_ids), kill=kill, reason=reason, epoch=self.epoch
+            )
             try:
-                await peer.client.call(
+                await nodelet.client.call(
                     "POST", "/v1/leases/release", order, timeout_s=RELEASE_TIMEOUT_S
                 )
             except StokerError:
@@ -199,6 +207,7 @@ class Nodelets:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, RELEASE_PAUSE_MAX_S)
                 continue
-            for lease_id in lease_ids:
-                self._ended(lease_id)
+            for lease_id, on_ended in lease_ids.items():
+                if on_ended is not None:
+                    on_ended(lease_id)
             return

@@ -1,18 +1,24 @@
 """The scheduler as a service: ``serve`` starts it, and returns when it listens.
 
 It listens first (its URL is what it campaigns with), then campaigns; ``/readyz`` turns green when
-it leads and knows the nodes and their leases. A standby stays not ready and names the leader.
+it leads and knows the nodes and their leases. A standby stays not ready and names the leader. Each term
+has an engine of its own, with the nodelet clients and the feed that belong to it.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from stoker_scheduler.api import Api, not_loaded
-from stoker_scheduler.engine import Engine, not_leader
-from stoker_scheduler.gcs_feed import Cluster
-from stoker_scheduler.leadership import Leadership
+from stoker_scheduler.api import ROUTES, Api
+from stoker_scheduler.core.placement.scoring import ScorePolicy
+from stoker_scheduler.core.state import SchedulingPolicy, State
+from stoker_scheduler.engine import Engine
+from stoker_scheduler.gcs_feed import GcsFeed
+from stoker_scheduler.leadership import Leadership, not_leader
+from stoker_scheduler.nodelet_clients import NodeletClients
+from stoker_wire.errors import NotReadyError
 from stoker_wire.http.client import Client
 from stoker_wire.http.server import Service
 from stoker_wire.ids import Prefix, new_id
@@ -23,32 +29,32 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 DEFAULT_PORT = 8266
-RESIGN_TIMEOUT_S = 1.0
 
 
-class Running:
+class SchedulerService:
     """A scheduler that listens. ``stop`` ends it in good order."""
 
     def __init__(self, settings: Settings, *, token: str, gcs_url: str) -> None:
         self._settings = settings
         self._token = token
         self._service = Service("scheduler", settings, token=token)
-        self._gcs = Client(gcs_url, token=token, peer="scheduler", settings=settings)
+        self._gcs = self._connect(gcs_url)
         self._background = Background("scheduler.life")
         self._engine: Engine | None = None
         self._leadership: Leadership | None = None
         self._leads = asyncio.Event()
-        Api(self._service, self._current, settings.lease_ttl_s)
+        api = Api(self._current_engine, lease_ttl_s=settings.lease_ttl_s)
+        self._service.add_routes(ROUTES, api)
         self._add_metrics()
 
     @property
     def url(self) -> str:
-        """Where the scheduler listens."""
+        """The URL at which the scheduler listens."""
         return self._service.url
 
     @property
     def leads(self) -> bool:
-        """Whether it leads and may be used."""
+        """Whether it leads and knows its cluster."""
         return self._service.is_ready
 
     async def until_leads(self, timeout_s: float) -> None:
@@ -64,10 +70,9 @@ class Running:
             holder=new_id(Prefix.PEER),
             url=self._service.url,
             ttl_s=self._settings.leader_ttl_s,
-            begin=self._begin,
+            begin=self._begin_term,
             renewed=self._renewed,
-            end=self._end,
-            log=self._service.log,
+            end=self._end_term,
         )
         self._background.spawn(self._leadership.run(), name="campaign")
 
@@ -80,31 +85,36 @@ class Running:
         await self._service.stop()
         await self._gcs.close()
 
-    def _current(self) -> Engine:
+    def _connect(self, url: str) -> Client:
+        return Client(url, token=self._token, peer="scheduler", settings=self._settings)
+
+    def _current_engine(self) -> Engine:
         if self._service.is_ready and self._engine is not None:
             return self._engine
         leadership = self._leadership
         if self._engine is not None or leadership is None or not leadership.leader_url:
-            raise not_loaded()
+            raise NotReadyError("the scheduler leads and is asking the nodes what they hold")
         raise not_leader(leadership.leader_url)
 
-    async def _begin(self, leader: Leader) -> None:
+    async def _begin_term(self, leader: Leader) -> None:
+        background = Background("scheduler")
+        nodelets = NodeletClients(self._connect, epoch=leader.epoch, background=background)
         engine = Engine(
-            self._settings,
-            token=self._token,
+            _policy(self._settings),
             epoch=leader.epoch,
-            log=self._service.log,
-            fenced=self._doubt,
+            nodelets=nodelets,
+            background=background,
+            on_fenced=self._recheck_leadership,
         )
         self._engine = engine
-        cluster = Cluster(self._gcs, engine, self._service.log)
+        feed = GcsFeed(self._gcs, engine=engine, nodelets=nodelets, background=background)
         try:
-            seq = await cluster.load()
+            seq = await feed.load()
         except BaseException:
             self._engine = None
             await engine.close()
             raise
-        engine.background.spawn(cluster.follow(seq), name="follow the gcs")
+        background.spawn(feed.follow(seq), name="follow the gcs")
         self._service.ready()
         self._leads.set()
 
@@ -112,34 +122,40 @@ class Running:
         if self._engine is not None:
             self._engine.set_epoch(leader.epoch)
 
-    async def _end(self, leader_url: str) -> None:
+    async def _end_term(self, leader_url: str) -> None:
         self._service.ready(False)
         self._leads.clear()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close(leader_url)
 
-    def _doubt(self) -> None:
+    def _recheck_leadership(self) -> None:
         if self._leadership is not None:
-            self._leadership.doubt()
+            self._leadership.recheck()
 
     def _add_metrics(self) -> None:
-        metrics = self._service.metrics
-
-        def count(name: str, meaning: str, of: str) -> None:
+        def add(name: str, meaning: str, count: Callable[[State], int]) -> None:
             def value() -> float:
-                engine = self._engine
-                if engine is None:
-                    return 0.0
-                found = getattr(engine.state, of)
-                return float(found if isinstance(found, int) else len(found))
+                return 0.0 if self._engine is None else float(count(self._engine.state))
 
-            metrics.gauge(name, meaning).set_function(value)
+            self._service.metrics.gauge(name, meaning).set_function(value)
 
-        count("scheduler_leases", "Leases that exist.", "leases")
-        count("scheduler_requests", "Requests that are not answered yet.", "asks")
-        count("scheduler_nodes", "Nodes that are known.", "nodes")
-        count("scheduler_placed", "Leases placed in this term.", "placed")
+        add("scheduler_leases", "Leases that exist.", lambda state: len(state.leases))
+        add(
+            "scheduler_requests",
+            "Requests that are not answered yet.",
+            lambda state: len(state.pending),
+        )
+        add("scheduler_nodes", "Nodes that are known.", lambda state: len(state.nodes))
+        add("scheduler_placed", "Leases placed in this term.", lambda state: state.assigned)
+
+
+def _policy(settings: Settings) -> SchedulingPolicy:
+    return SchedulingPolicy(
+        score=ScorePolicy(pack_threshold=settings.spread_threshold),
+        lease_ttl_s=settings.lease_ttl_s,
+        infeasible_grace_s=settings.infeasible_grace_s,
+    )
 
 
 async def serve(
@@ -149,14 +165,14 @@ async def serve(
     gcs_url: str,
     host: str | None = None,
     port: int | None = None,
-) -> Running:
-    """Start a scheduler; returns once it listens (see ``/readyz`` for when it leads)."""
-    running = Running(settings, token=token, gcs_url=gcs_url)
+) -> SchedulerService:
+    """Start a scheduler; return once it listens (see ``/readyz`` for when it leads)."""
+    scheduler = SchedulerService(settings, token=token, gcs_url=gcs_url)
     try:
-        await running.start(
+        await scheduler.start(
             settings.host if host is None else host, settings.port if port is None else port
         )
     except BaseException:
-        await running.stop()
+        await scheduler.stop()
         raise
-    return running
+    return scheduler

@@ -1,4 +1,4 @@
-"""Between the wire's messages and the core's own types; nothing here decides.
+"""Conversions between the wire's messages and the core's own types; nothing here decides.
 
 The core imports no messages, so that its tests and simulations need none of them.
 """
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker_scheduler.core.events import Kind, LeaseRequested
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
-from stoker_scheduler.core.model.requirements import Need, make_need
+from stoker_scheduler.core.model.requirements import Requirements, make_requirements
 from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_amounts
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import (
@@ -22,27 +23,29 @@ from stoker_wire.messages.cluster import (
     LeaseRequest,
     Node,
 )
-from stoker_wire.messages.common import RuntimeEnv, SpreadPolicy
+from stoker_wire.messages.common import OnInfeasible, RuntimeEnv, SpreadPolicy
 from stoker_wire.messages.control import Fit, QueueEntry, Verdict
+from stoker_wire.messages.kernels import kernel_set
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from stoker_scheduler.core.placement.plan import Verdict as CoreVerdict
-    from stoker_scheduler.core.state import LeaseState, State
+    from stoker_scheduler.core.leases.lease import LeaseState
+    from stoker_scheduler.core.placement.plan import NodeVerdict
+    from stoker_scheduler.core.state import State
 
 _NO_ENV = RuntimeEnv()
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
-def need_of(demand: Demand, at: str = "demand.") -> Need:
-    """Return the need of ``demand``; a demand that makes no sense is a BadRequestError.
+def requirements_of(demand: Demand, at: str = "demand.") -> Requirements:
+    """Return the requirements of ``demand``; raise BadRequestError for one that makes no sense.
 
     ``at`` is where the demand is in the request, for the error's field.
     """
     strategy = demand.strategy
     try:
-        return make_need(
+        return make_requirements(
             demand.resources,
             label_selector=demand.label_selector,
             node_id=strategy.node_id,
@@ -72,7 +75,7 @@ def setup_of(env: RuntimeEnv) -> str:
 
 
 def class_key(request: LeaseRequest) -> str:
-    """Return what is equal for requests whose leases may serve each other."""
+    """Return the scheduling class: equal for requests whose leases may serve each other."""
     demand = request.demand
     actor, driver = request.actor, request.driver
     start = (actor.actor_id, actor.incarnation) if actor else (driver.job_id,) if driver else ()
@@ -89,8 +92,31 @@ def class_key(request: LeaseRequest) -> str:
     return _encode(parts).hex()
 
 
+def request_event(request: LeaseRequest, *, at_s: float, wait_s: float) -> LeaseRequested:
+    """Return the event of a request that arrives now; raise BadRequestError for a senseless demand."""
+    demand = request.demand
+    return LeaseRequested(
+        at_s=at_s,
+        request_id=request.request_id,
+        owner_id=request.owner_id,
+        job_id=demand.job_id,
+        requirements=requirements_of(demand),
+        class_key=class_key(request),
+        count=request.count,
+        deadline_s=at_s + wait_s,
+        kind=Kind(demand.kind.value),
+        priority=demand.priority,
+        wait_if_infeasible=demand.on_infeasible is OnInfeasible.WAIT,
+        locality=demand.locality,
+        name=demand.name,
+        actor_id=request.actor.actor_id if request.actor else "",
+        kernels=kernel_set(demand.runtime_env),
+        setup=setup_of(demand.runtime_env),
+    )
+
+
 def spec_of(node: Node) -> NodeSpec:
-    """Return the core's view of a node as the gcs tells it."""
+    """Return the core's spec of a node of the gcs."""
     return make_node_spec(
         node.node_id,
         node.resources,
@@ -112,7 +138,7 @@ def lease_of(lease: LeaseState) -> Lease:
         kind=LeaseKind(lease.kind.value),
         node_id=lease.node_id,
         node_incarnation=lease.incarnation,
-        resources=to_amounts(lease.need.units),
+        resources=to_amounts(lease.requirements.units),
         gpus={index: units / UNIT for index, units in lease.gpus.items()},
         granted_at_s=lease.granted_at_s,
         blocked=lease.blocked,
@@ -121,7 +147,7 @@ def lease_of(lease: LeaseState) -> Lease:
     )
 
 
-def verdicts_of(verdicts: tuple[CoreVerdict, ...]) -> tuple[Verdict, ...]:
+def verdicts_of(verdicts: tuple[NodeVerdict, ...]) -> tuple[Verdict, ...]:
     """Return verdicts as they cross the wire; ``rule`` joins all broken rules."""
     return tuple(
         Verdict(
@@ -137,7 +163,7 @@ def verdicts_of(verdicts: tuple[CoreVerdict, ...]) -> tuple[Verdict, ...]:
 
 
 def resources_of(state: State) -> ClusterResources:
-    """Return totals and what is available, over live nodes and per node."""
+    """Return total and available resources, over live nodes and per node."""
     nodes = {n: node for n, node in state.nodes.items() if node.spec.health is Health.ALIVE}
     available: dict[str, int] = {}
     for node in nodes.values():
@@ -153,19 +179,19 @@ def resources_of(state: State) -> ClusterResources:
 
 def queue_of(state: State, requests: Mapping[str, LeaseRequest], at_s: float) -> list[QueueEntry]:
     """Return the waiting requests in the order of the queue."""
-    ordered = sorted(state.queue.asks(), key=lambda ask: ask.rank)
+    ordered = sorted(state.queue.pending(), key=lambda pending: pending.rank)
     return [
         QueueEntry(
-            request_id=ask.request_id,
-            owner_id=ask.asked.owner_id,
-            job_id=ask.asked.job_id,
-            name=ask.asked.name,
-            resources=to_amounts(ask.need.units),
-            count=ask.wanted,
-            waiting_s=max(0.0, at_s - ask.since_s),
+            request_id=pending.request_id,
+            owner_id=pending.request.owner_id,
+            job_id=pending.request.job_id,
+            name=pending.request.name,
+            resources=to_amounts(pending.requirements.units),
+            count=pending.wanted,
+            waiting_s=max(0.0, at_s - pending.since_s),
             position=position,
-            infeasible=ask.infeasible,
-            demand=requests[ask.request_id].demand,
+            infeasible=pending.infeasible,
+            demand=requests[pending.request_id].demand,
         )
-        for position, ask in enumerate(ordered)
+        for position, pending in enumerate(ordered)
     ]

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from stoker_gcs.api.routes import ROUTES as GCS_ROUTES
 from stoker_nodelet.api import Api as NodeletApi
 from stoker_nodelet.transfer import Transfer
-from stoker_scheduler.api import Api as SchedulerApi
+from stoker_scheduler.api import ROUTES as SCHEDULER_ROUTES
 from stoker_wire.http.server import Service
 from stoker_wire.settings import Settings
 
@@ -31,7 +31,7 @@ def declared() -> dict[str, Service]:
     """The three services with all their routes and nothing behind them."""
     made = {name: Service(name, Settings(), token="t") for name in ("gcs", "scheduler", "nodelet")}
     made["gcs"].add_routes(GCS_ROUTES, MagicMock())
-    SchedulerApi(made["scheduler"], MagicMock(), lease_ttl_s=1.0)
+    made["scheduler"].add_routes(SCHEDULER_ROUTES, MagicMock())
     parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool", "space"), MagicMock())
     transfer = MagicMock(add_to=partial(Transfer.add_to, MagicMock()))
     NodeletApi(**parts, transfer=transfer).add_to(made["nodelet"])

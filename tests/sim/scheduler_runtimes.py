@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.model.requirements import Need, make_need
+from stoker_scheduler.core.model.requirements import Requirements, make_requirements
 from tests.sim.late_messages import Faults, LateMessages
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Wish:
     """One demand of an owner: ``count`` leases to be had, held for a while and given back."""
 
     owner: Owner
-    need: Need
+    requirements: Requirements
     count: int
     hold_s: float
     priority: int
@@ -76,7 +76,7 @@ class Runtimes(LateMessages, ABC):
         )  # fmt: skip
         wish = Wish(
             owner,
-            make_need(resources, spread=random.random() < 0.2),
+            make_requirements(resources, spread=random.random() < 0.2),
             random.choice([1, 1, 2, 6]),
             random.uniform(0.05, 3.0),
             random.choice([0, 0, 0, 1]),
@@ -100,13 +100,13 @@ class Runtimes(LateMessages, ABC):
         def arrive() -> None:
             self.answering[request_id] = wish
             self.feed(
-                ev.LeaseAsked(
+                ev.LeaseRequested(
                     at_s=self.at_s,
                     request_id=request_id,
                     owner_id=wish.owner.owner_id,
                     job_id=wish.owner.job_id,
-                    need=wish.need,
-                    class_key=f"{wish.need.text}/{wish.priority}",
+                    requirements=wish.requirements,
+                    class_key=f"{wish.requirements.text}/{wish.priority}",
                     count=count,
                     deadline_s=self.at_s + ASK_WAIT_S,
                     priority=wish.priority,

@@ -3,7 +3,7 @@
 Messages between scheduler, nodes and owners are late, lost and doubled; nodes crash and come back
 under a new incarnation; owners vanish; jobs end; the scheduler itself dies and its successor adopts
 what the nodes hold. After every event the core's invariants are checked, and so are those that only
-the world can see: no node is ever told to use a GPU twice, and no owner gets one lease twice.
+the world can see: no node is ever ordered to use a GPU twice, and no owner gets one lease twice.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from random import Random
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.leases.lifecycle import request_id_of
 from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
 from stoker_scheduler.core.model.resources import UNIT
-from stoker_scheduler.core.state import Phase, Policy, State
+from stoker_scheduler.core.state import SchedulingPolicy, State
 from tests.sim.late_messages import Faults
 from tests.sim.scheduler_runtimes import KERNEL_SETS, Runtimes
 
@@ -45,7 +46,7 @@ class World(Runtimes):
         self.commands: list[cmd.Command] = []
         self.state = State()
         self.nodes: dict[str, FakeNode] = {}
-        self.told: dict[str, dict[str, None]] = {}
+        self.granted: dict[str, dict[str, None]] = {}
         self._wake_s = 0.0
         self._lead()
         for index in range(nodes):
@@ -60,7 +61,7 @@ class World(Runtimes):
 
     def _lead(self) -> None:
         self.epoch += 1
-        policy = Policy(lease_ttl_s=5.0, infeasible_grace_s=1.0, reserve_after_s=2.0)
+        policy = SchedulingPolicy(lease_ttl_s=5.0, infeasible_grace_s=1.0, reserve_after_s=2.0)
         self.state = State(policy=policy, term=f"{self.epoch:x}")
         self.log = []
         self.commands = []
@@ -71,9 +72,9 @@ class World(Runtimes):
         self.answering = {}
         # A lease that another request's owner claimed is known to the next leader as the first's;
         # the owner's repeated request then gets another, and this one ends unrenewed.
-        self.told = {
-            request_id: {i: None for i in told if request_id_of(i) == request_id}
-            for request_id, told in self.told.items()
+        self.granted = {
+            request_id: {i: None for i in granted if request_id_of(i) == request_id}
+            for request_id, granted in self.granted.items()
         }
         self._lead()
         for node in self.nodes.values():
@@ -97,7 +98,7 @@ class World(Runtimes):
 
     def _execute(self, command: cmd.Command, epoch: int) -> None:
         match command:
-            case cmd.StartLease():
+            case cmd.StartWorker():
                 self._send_start(command, epoch)
             case cmd.ReleaseLease():
                 self._send_release(command, epoch)
@@ -105,10 +106,10 @@ class World(Runtimes):
                 self._wake_s = at_s
                 self.later(max(0.0, at_s - self.at_s), lambda: self._tick(epoch, at_s))
             case cmd.Reply(request_id=request_id, lease_ids=lease_ids):
-                told = self.told.setdefault(request_id, {})
-                told.update(dict.fromkeys(lease_ids))
+                granted = self.granted.setdefault(request_id, {})
+                granted.update(dict.fromkeys(lease_ids))
                 leases = self.state.leases
-                living = [i for i in told if i in leases and leases[i].phase is Phase.HELD]
+                living = [i for i in granted if i in leases and leases[i].phase is Phase.HELD]
                 assert len(living) <= self.counts[request_id], f"{request_id} got {living}"
                 wish = self.answering.pop(request_id, None)
                 if wish is not None:
@@ -117,7 +118,7 @@ class World(Runtimes):
                 wish = self.answering.pop(request_id, None)
                 if wish is not None:
                     wish.count = wish.had  # given up
-            case cmd.Recall(owner_id=owner_id, lease_ids=lease_ids):
+            case cmd.Preempt(owner_id=owner_id, lease_ids=lease_ids):
                 owner = self._owner(owner_id)
                 if owner is not None:
                     self.message(lambda: self._obey(owner, lease_ids))
@@ -130,7 +131,7 @@ class World(Runtimes):
         if epoch == self.epoch and wake_s == self._wake_s:
             self.feed(ev.Tick(at_s=self.at_s))
 
-    def _send_start(self, command: cmd.StartLease, epoch: int) -> None:
+    def _send_start(self, command: cmd.StartWorker, epoch: int) -> None:
         lease = self.state.leases[command.lease_id]
         node = self.nodes[command.node_id]
         facts = ev.LeaseAdopted(
@@ -141,7 +142,7 @@ class World(Runtimes):
             kind=lease.kind,
             node_id=lease.node_id,
             incarnation=lease.incarnation,
-            need=lease.need,
+            requirements=lease.requirements,
             gpus=dict(lease.gpus),
         )
         over = [False]
@@ -251,7 +252,7 @@ class World(Runtimes):
             node.spec = NodeSpec(**{**_fields(node.spec), "warm": sets})
             self.feed(ev.NodeChanged(at_s=self.at_s, spec=node.spec))
 
-    # The story
+    # The run
 
     def run(self, chaos_s: float = 20.0) -> None:
         """Chaos: owners come, want, vanish; jobs end; nodes and the scheduler crash."""
@@ -271,7 +272,7 @@ class World(Runtimes):
             elif roll < 0.8 + faults.vanish:
                 random.choice(living).alive = False
             elif roll < 0.87:
-                self.feed(ev.LeaseAskCancelled(at_s=self.at_s, request_id=f"r_{self._numbers}"))
+                self.feed(ev.LeaseRequestCancelled(at_s=self.at_s, request_id=f"r_{self._numbers}"))
             elif roll < 0.89:
                 self.finish_job(job)
             elif roll < 0.91:
@@ -298,13 +299,13 @@ class World(Runtimes):
         while self.at_s < end_s and not self._over():
             self.advance(self.at_s + 5.0)
         open_wishes = [
-            (wish.owner.owner_id, wish.need.text, wish.had, wish.count)
+            (wish.owner.owner_id, wish.requirements.text, wish.had, wish.count)
             for wish in self.wishes
             if wish.owner.alive and wish.had < wish.count
         ]
         assert not open_wishes, f"never served: {open_wishes}"
         assert not self.state.leases, f"leases left: {list(self.state.leases)}"
-        assert not self.state.asks and not self.state.queue.lanes, "requests left"
+        assert not self.state.pending and not self.state.queue.subqueues, "requests left"
         assert not self.state.usage, f"accounts still charged: {self.state.usage}"
         for node in self.nodes.values():
             assert not node.held, f"{node.spec.node_id} still holds {list(node.held)}"
@@ -314,7 +315,7 @@ class World(Runtimes):
     def _over(self) -> bool:
         served = all(not w.owner.alive or w.had >= w.count for w in self.wishes)
         back = all(node.up for node in self.nodes.values())
-        return served and back and not self.state.leases and not self.state.asks
+        return served and back and not self.state.leases and not self.state.pending
 
 
 def _fields(value: object) -> dict[str, object]:

@@ -87,21 +87,21 @@ def test_it_finds_resources_freed_before_the_nodelet_confirms(
 ) -> None:
     real = lifecycle.release
 
-    def hasty(state, lease, out, **how):  # type: ignore[no-untyped-def]
-        real(state, lease, out, **how)
-        lifecycle.forget(state, lease)
+    def hasty(state, lease, outbox, **how):  # type: ignore[no-untyped-def]
+        real(state, lease, outbox, **how)
+        lifecycle.remove_lease(state, lease)
 
     monkeypatch.setattr(machine, "release", hasty)
     assert _finds()
 
 
 def test_it_finds_requests_that_outlive_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(state, event, out):  # type: ignore[no-untyped-def]
+    def forgetful(state, event, outbox):  # type: ignore[no-untyped-def]
         state.finished_jobs[event.job_id] = state.at_s
         for lease in [one for one in state.leases.values() if one.job_id == event.job_id]:
             state.leases.pop(lease.lease_id)
 
-    monkeypatch.setitem(machine._HANDLERS, machine.ev.JobFinished, forgetful)
+    monkeypatch.setattr(machine, "_job_finished", forgetful)
     assert _finds()
 
 
@@ -110,13 +110,13 @@ def test_it_finds_a_failed_start_whose_resources_are_free_at_once(
 ) -> None:
     real = machine._start_failed
 
-    def trusting(state, event, out):  # type: ignore[no-untyped-def]
-        real(state, event, out)
+    def trusting(state, event, outbox):  # type: ignore[no-untyped-def]
+        real(state, event, outbox)
         lease = state.leases.get(event.lease_id)
         if lease is not None:
-            lifecycle.forget(state, lease)
+            lifecycle.remove_lease(state, lease)
 
-    monkeypatch.setitem(machine._HANDLERS, machine.ev.LeaseStartFailed, trusting)
+    monkeypatch.setattr(machine, "_start_failed", trusting)
     assert _finds()
 
 
@@ -127,7 +127,7 @@ def test_it_finds_a_second_answer_to_the_same_request(monkeypatch: pytest.Monkey
 
 def test_it_finds_requests_that_nobody_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cycle, "_candidates", lambda state, blocked: blocked.update(state.queue.lanes) or []
+        cycle, "_candidates", lambda state, blocked: blocked.update(state.queue.subqueues) or []
     )
     assert _finds(range(2))
 

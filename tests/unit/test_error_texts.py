@@ -38,7 +38,7 @@ from stoker.runtime.tasks.task_spec import about, cancelled_error, missed_start
 from stoker_scheduler.core import commands
 from stoker_wire import errors
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
-from tests.unit.scheduler.obedient import POLICY, Core, of
+from tests.unit.scheduler.core_driver import POLICY, Core, of
 from tests.unit.test_architecture import check, sources
 
 if TYPE_CHECKING:

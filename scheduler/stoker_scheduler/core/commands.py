@@ -1,4 +1,7 @@
-"""What is to be done: the only outputs of the machine. The service carries them out in order."""
+"""Commands: the only outputs of the state machine, from ``step`` to the engine.
+
+The engine (or a simulation) carries them out in order and reports their outcome as events.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from enum import StrEnum
 from stoker_scheduler.core.model.devices import Shares
 
 
-class Refusal(StrEnum):
-    """Why a request is refused for good."""
+class RejectReason(StrEnum):
+    """The reason for which a request is rejected for good."""
 
     INFEASIBLE = "infeasible"
     START_FAILED = "start_failed"
@@ -18,7 +21,7 @@ class Refusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartLease:
+class StartWorker:
     """Have the nodelet give the lease a worker; report LeaseStarted or LeaseStartFailed."""
 
     lease_id: str
@@ -52,12 +55,12 @@ class Reject:
     """Answer a request with an error."""
 
     request_id: str
-    refusal: Refusal
+    reason: RejectReason
     text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recall:
+class Preempt:
     """Ask an owner to finish what runs on the leases and to give them back."""
 
     owner_id: str
@@ -66,7 +69,7 @@ class Recall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """Tell an owner that leases are gone."""
+    """Notify an owner that leases are gone."""
 
     owner_id: str
     lease_ids: tuple[str, ...]
@@ -79,4 +82,7 @@ class WakeAt:
     at_s: float
 
 
-Command = StartLease | ReleaseLease | Reply | Reject | Recall | Lost | WakeAt
+Command = StartWorker | ReleaseLease | Reply | Reject | Preempt | Lost | WakeAt
+
+Outbox = list[Command]
+"""The commands of one step so far. Whatever decides something appends to it what follows."""

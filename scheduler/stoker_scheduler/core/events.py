@@ -1,4 +1,4 @@
-"""What happened: the only inputs of the machine. Every event carries its time, ids are given.
+"""Events: the only inputs of the state machine. Every event carries its time, ids are given.
 
 Times are seconds of one clock that never runs backwards (the service uses the wall clock, made
 monotonic), so that a recorded log replays to the same state.
@@ -12,11 +12,11 @@ from enum import StrEnum
 
 from stoker_scheduler.core.model.devices import Shares
 from stoker_scheduler.core.model.nodes import NodeSpec
-from stoker_scheduler.core.model.requirements import Need
+from stoker_scheduler.core.model.requirements import Requirements
 
 
 class Kind(StrEnum):
-    """What a leased worker is for; the values are those of the wire."""
+    """The purpose of a leased worker; the values are those of the wire."""
 
     TASK = "task"
     ACTOR = "actor"
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 class StartFailure(StrEnum):
-    """Why a lease did not start. In each case a copy of the order may still be on its way."""
+    """The scope of a failed start. In each case a copy of the order may still be on its way."""
 
     HERE = "here"
     """The nodelet refused: another node, or another runtime environment, may do better."""
@@ -36,7 +36,7 @@ class StartFailure(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeJoined:
-    """A node registered, perhaps again: with a new incarnation its old leases are lost."""
+    """A registration of a node; under a new incarnation its old leases are lost."""
 
     at_s: float
     spec: NodeSpec
@@ -44,7 +44,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChanged:
-    """A known node's health, labels or resources changed."""
+    """A change of a known node's health, labels, resources or compiled kernels."""
 
     at_s: float
     spec: NodeSpec
@@ -52,7 +52,7 @@ class NodeChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost:
-    """A node died or left."""
+    """The death or departure of a node."""
 
     at_s: float
     node_id: str
@@ -62,7 +62,7 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAdopted:
-    """A nodelet reports a lease that an earlier scheduler granted."""
+    """A nodelet's report of a lease that an earlier scheduler granted."""
 
     at_s: float
     lease_id: str
@@ -71,7 +71,7 @@ class LeaseAdopted:
     kind: Kind
     node_id: str
     incarnation: int
-    need: Need
+    requirements: Requirements
     gpus: Shares
     granted_at_s: float = 0.0
     blocked: bool = False
@@ -80,8 +80,8 @@ class LeaseAdopted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseAsked:
-    """An owner wants up to ``count`` leases before ``deadline_s``.
+class LeaseRequested:
+    """An owner's request for up to ``count`` leases before ``deadline_s``.
 
     ``class_key`` is equal for requests whose leases may serve each other (same demand, and for an
     actor the same start of the same actor). ``kernels`` is the kernel set that its work runs, ``setup``
@@ -92,7 +92,7 @@ class LeaseAsked:
     request_id: str
     owner_id: str
     job_id: str
-    need: Need
+    requirements: Requirements
     class_key: str
     count: int
     deadline_s: float
@@ -107,8 +107,8 @@ class LeaseAsked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseAskCancelled:
-    """The asker went away."""
+class LeaseRequestCancelled:
+    """The end of a request whose caller went away."""
 
     at_s: float
     request_id: str
@@ -116,7 +116,7 @@ class LeaseAskCancelled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseStarted:
-    """The nodelet gave the lease a worker."""
+    """The lease has a worker."""
 
     at_s: float
     lease_id: str
@@ -124,7 +124,7 @@ class LeaseStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseStartFailed:
-    """The nodelet did not, or did not answer."""
+    """The nodelet gave the lease no worker, or did not answer."""
 
     at_s: float
     lease_id: str
@@ -134,7 +134,7 @@ class LeaseStartFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReleased:
-    """The owner gives leases back, or the gcs ends them."""
+    """The return of leases by their owner, or their end by the gcs."""
 
     at_s: float
     lease_ids: tuple[str, ...]
@@ -144,7 +144,7 @@ class LeaseReleased:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEnded:
-    """The nodelet confirmed a release: what the lease held is free."""
+    """The nodelet's confirmation of a release: the lease's resources are free."""
 
     at_s: float
     lease_id: str
@@ -160,7 +160,7 @@ class LeaseBlocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseUnblocked:
-    """The worker runs again and takes its CPU back, even if that overcommits the node."""
+    """The worker runs again and has its CPU back, even if that overcommits the node."""
 
     at_s: float
     lease_id: str
@@ -168,7 +168,7 @@ class LeaseUnblocked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerPolled:
-    """An owner renews its leases and says which of them it does not use."""
+    """An owner's renewal of its leases, some of which it does not use."""
 
     at_s: float
     owner_id: str
@@ -178,7 +178,7 @@ class OwnerPolled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerLost:
-    """An owner process ended: its leases are killed and its requests dropped."""
+    """The end of an owner process: its leases are killed and its requests rejected."""
 
     at_s: float
     owner_id: str
@@ -186,7 +186,7 @@ class OwnerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
-    """A job is over: so is all that it holds and waits for, but for actors that the gcs owns."""
+    """The end of a job, with all that it has and waits for, but for actors that the gcs owns."""
 
     at_s: float
     job_id: str
@@ -194,7 +194,7 @@ class JobFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
-    """A worker process ended; with it the lease that it served."""
+    """The end of a worker process, and with it of the lease that it served."""
 
     at_s: float
     lease_id: str
@@ -203,7 +203,7 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passed."""
+    """The time passes: timers may be due."""
 
     at_s: float
 
@@ -213,8 +213,8 @@ Event = (
     | NodeChanged
     | NodeLost
     | LeaseAdopted
-    | LeaseAsked
-    | LeaseAskCancelled
+    | LeaseRequested
+    | LeaseRequestCancelled
     | LeaseStarted
     | LeaseStartFailed
     | LeaseReleased

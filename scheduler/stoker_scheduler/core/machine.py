@@ -1,36 +1,29 @@
 """The scheduler's state machine: ``step(state, event) -> commands``.
 
-Every event is handled by one function of the table below; then the cycle places what can be placed
-and makes room for what cannot, requests that have their leases are answered, and the next timer is
-set. Events may come late, twice or in another order: what names something that is over is ignored.
+Each event has one handler; then the cycle assigns what fits and makes room for what does not,
+requests whose leases are ready are granted, and the next timer is set. Events may come late, twice or
+in another order: one that names something that is gone is ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import assert_never
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.commands import (
-    Command,
-    Lost,
-    Refusal,
-    Reject,
-    Reply,
-    WakeAt,
-)
+from stoker_scheduler.core.commands import Lost, Outbox, Reject, RejectReason, Reply, WakeAt
+from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.leases.lifecycle import (
-    adopt_by,
-    block,
-    claim,
+    attach,
+    attach_orphans,
     detach,
-    disclaim,
-    forget,
-    lose,
+    end_request,
+    grant,
+    mark_lost,
     must_kill,
     reject,
     release,
-    reply,
+    remove_lease,
+    set_blocked,
 )
 from stoker_scheduler.core.leases.membership import (
     lease_adopted,
@@ -38,83 +31,125 @@ from stoker_scheduler.core.leases.membership import (
     node_joined,
     node_lost,
 )
-from stoker_scheduler.core.model.nodes import ANY_ENV, Refused
+from stoker_scheduler.core.model.nodes import ANY_ENV, Backoff
 from stoker_scheduler.core.queueing.cycle import run_cycle
-from stoker_scheduler.core.queueing.queue import Ask, account_of, keep_after_job
-from stoker_scheduler.core.state import Phase, State
+from stoker_scheduler.core.queueing.queue import PendingRequest, account_of, outlives_job
+from stoker_scheduler.core.state import State, Timer
 from stoker_scheduler.core.timers import run_timers
 
-Out = list[Command]
-
 REMEMBER_JOBS = 10_000
-"""Finished jobs whose late requests are refused."""
-MAX_REFUSED_ENVS = 64
+"""Finished jobs whose late requests are rejected."""
+MAX_BACKOFF_ENVS = 64
 """Runtime environments per node whose failed starts are remembered."""
 
 
-def step(state: State, event: ev.Event) -> list[Command]:
-    """Take in one event, and return what is to be done, in order."""
-    out: Out = []
+def step(state: State, event: ev.Event) -> Outbox:
+    """Apply one event, and return the commands that follow from it, in order."""
+    outbox: Outbox = []
     state.at_s = max(state.at_s, event.at_s)
-    _HANDLERS[type(event)](state, event, out)
-    run_cycle(state, out)
-    _settle(state, out)
+    _handle(state, event, outbox)
+    run_cycle(state, outbox)
+    _settle(state, outbox)
     timers = state.timers
     if timers and timers[0][0] < state.wake_at_s:
         state.wake_at_s = timers[0][0]
-        out.append(WakeAt(at_s=state.wake_at_s))
-    return out
+        outbox.append(WakeAt(at_s=state.wake_at_s))
+    return outbox
 
 
-def _settle(state: State, out: Out) -> None:
-    """Answer the requests whose leases are all there, as far as there were places."""
+def _handle(state: State, event: ev.Event, outbox: Outbox) -> None:
+    """Call the event's handler; the frequent events come first."""
+    match event:
+        case ev.LeaseRequested():
+            _lease_requested(state, event, outbox)
+        case ev.LeaseStarted():
+            _lease_started(state, event)
+        case ev.LeaseReleased():
+            _lease_released(state, event, outbox)
+        case ev.LeaseEnded():
+            _lease_ended(state, event)
+        case ev.OwnerPolled():
+            _owner_polled(state, event, outbox)
+        case ev.LeaseBlocked():
+            _lease_blocked(state, event.lease_id, True)
+        case ev.LeaseUnblocked():
+            _lease_blocked(state, event.lease_id, False)
+        case ev.Tick():
+            _tick(state, outbox)
+        case ev.LeaseRequestCancelled():
+            _request_cancelled(state, event)
+        case ev.LeaseStartFailed():
+            _start_failed(state, event, outbox)
+        case ev.WorkerExited():
+            _worker_exited(state, event, outbox)
+        case ev.OwnerLost():
+            _owner_lost(state, event, outbox)
+        case ev.JobFinished():
+            _job_finished(state, event, outbox)
+        case ev.LeaseAdopted():
+            lease_adopted(state, event, outbox)
+        case ev.NodeJoined():
+            node_joined(state, event, outbox)
+        case ev.NodeChanged():
+            node_changed(state, event, outbox)
+        case ev.NodeLost():
+            node_lost(state, event, outbox)
+        case _:
+            assert_never(event)
+
+
+def _settle(state: State, outbox: Outbox) -> None:
+    """Grant the requests that have nothing starting; let the others linger for what is."""
     for request_id in list(state.unsettled):
-        ask = state.asks.get(request_id)
-        if ask is None or not ask.ready:
+        pending = state.pending.get(request_id)
+        if pending is None or not pending.ready:
             continue
-        if not ask.starting:
-            reply(state, ask, out)
+        if not pending.starting:
+            grant(state, pending, outbox)
         else:
-            state.set_timer(state.at_s + state.policy.linger_s, "linger", request_id)
+            state.set_timer(state.at_s + state.policy.linger_s, Timer.LINGER, request_id)
     state.unsettled.clear()
 
 
 # Requests
 
 
-def _lease_asked(state: State, event: ev.LeaseAsked, out: Out) -> None:
-    known = state.asks.get(event.request_id)
+def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> None:
+    known = state.pending.get(event.request_id)
     if known is not None:
         known.deadline_s = max(known.deadline_s, event.deadline_s)
         return
     answer = state.answers.get(event.request_id)
     if answer is not None:
-        still = [lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id)]
-        if still:
+        held = [lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id)]
+        if held:
             # A leader before this one may have replaced leases that its nodes kept; those expire.
-            told = tuple(still[: event.count])
-            out.append(Reply(request_id=event.request_id, lease_ids=told))
+            again = tuple(held[: event.count])
+            outbox.append(Reply(request_id=event.request_id, lease_ids=again))
             return
-    if event.job_id in state.finished_jobs and not keep_after_job(event.kind, event.owner_id):
+    if event.job_id in state.finished_jobs and not outlives_job(event.kind, event.owner_id):
         text = f"job {event.job_id} is finished"
-        out.append(Reject(request_id=event.request_id, refusal=Refusal.JOB_FINISHED, text=text))
+        outbox.append(
+            Reject(request_id=event.request_id, reason=RejectReason.JOB_FINISHED, text=text)
+        )
         return
     account = account_of(event.owner_id, event.job_id)
-    ask = Ask(
-        asked=event,
+    pending = PendingRequest(
+        request=event,
         account=account,
         seq=state.next_number(),
         since_s=state.queue.since(account, event.class_key, state.at_s),
         deadline_s=event.deadline_s,
         wanted=event.count,
     )
-    state.asks[event.request_id] = ask
-    claim(state, ask)
-    if ask.wanted:
-        state.queue.put(ask)
+    state.pending[event.request_id] = pending
+    attach_orphans(state, pending)
+    if pending.wanted:
+        state.queue.add(pending)
         if not state.share(account):
-            state.room_seen.pop(ask.need, None)  # who has nothing is not made to wait for a look
-    state.set_timer(event.deadline_s, "deadline", event.request_id)
+            # An account that has nothing does not wait for the next look at busy leases.
+            state.preemption_checked.pop(pending.requirements, None)
+    state.set_timer(event.deadline_s, Timer.DEADLINE, event.request_id)
 
 
 def _is_held(state: State, lease_id: str) -> bool:
@@ -122,104 +157,103 @@ def _is_held(state: State, lease_id: str) -> bool:
     return lease is not None and lease.phase is Phase.HELD
 
 
-def _ask_cancelled(state: State, event: ev.LeaseAskCancelled, out: Out) -> None:
-    ask = state.asks.get(event.request_id)
-    if ask is not None:
-        disclaim(state, ask)
+def _request_cancelled(state: State, event: ev.LeaseRequestCancelled) -> None:
+    pending = state.pending.get(event.request_id)
+    if pending is not None:
+        end_request(state, pending)
 
 
 # Leases
 
 
-def _lease_started(state: State, event: ev.LeaseStarted, out: Out) -> None:
+def _lease_started(state: State, event: ev.LeaseStarted) -> None:
     lease = state.leases.get(event.lease_id)
     if lease is None or lease.phase is not Phase.STARTING:
         return
     lease.move(Phase.READY)
-    state.starts.drop(lease)
+    state.starting.discard(lease)
     node = state.nodes[lease.node_id]
-    for env in (ANY_ENV, lease.need.env):
-        if node.refusals.pop(env, None) is not None:
-            state.touch(node.node_id)
-    ask = state.asks.get(lease.request_id)
-    if ask is not None:
-        del ask.starting[lease.lease_id]
-        ask.ready[lease.lease_id] = None
-        state.unsettled[ask.request_id] = None
+    for env in (ANY_ENV, lease.requirements.env):
+        if node.backoffs.pop(env, None) is not None:
+            state.mark_dirty(node.node_id)
+    pending = state.pending.get(lease.request_id)
+    if pending is not None:
+        del pending.starting[lease.lease_id]
+        pending.ready[lease.lease_id] = None
+        state.unsettled[pending.request_id] = None
         return
-    state.set_timer(state.at_s + state.policy.lease_ttl_s, "unclaimed", lease.lease_id)
-    lane = state.queue.lanes.get(lease.need)
-    waiting = lane.accounts.get(lease.account, {}) if lane is not None else {}
+    state.set_timer(state.at_s + state.policy.lease_ttl_s, Timer.ORPHAN, lease.lease_id)
+    subqueue = state.queue.subqueues.get(lease.requirements)
+    waiting = subqueue.accounts.get(lease.account, {}) if subqueue is not None else {}
     for other in waiting.values():
-        if other.asked.class_key == lease.class_key:
-            adopt_by(state, lease, other)
+        if other.request.class_key == lease.class_key:
+            attach(state, lease, other)
             other.wanted -= 1
             if other.wanted == 0:
-                state.queue.drop(other)
+                state.queue.discard(other)
             return
 
 
-def _start_failed(state: State, event: ev.LeaseStartFailed, out: Out) -> None:
+def _start_failed(state: State, event: ev.LeaseStartFailed, outbox: Outbox) -> None:
     lease = state.leases.get(event.lease_id)
     if lease is None or lease.phase is not Phase.STARTING:
         return
     fatal = event.failure is ev.StartFailure.ANYWHERE
-    ask = detach(state, lease, again=not fatal)
-    # Even a refusal is confirmed: another copy of the order may be late, and succeed.
-    release(state, lease, out, kill=True, reason="it did not start", tell=False)
+    pending = detach(state, lease, requeue=not fatal)
+    # The end is confirmed even so: another copy of the order may be late, and succeed.
+    release(state, lease, outbox, kill=True, reason="it did not start", notify=False)
     if fatal:
-        if ask is not None:
-            reject(state, ask, Refusal.START_FAILED, event.text, out)
+        if pending is not None:
+            reject(state, pending, RejectReason.START_FAILED, event.text, outbox)
         return
-    node, policy = state.nodes[lease.node_id], state.policy
-    env = ANY_ENV if event.failure is ev.StartFailure.NODE else lease.need.env
-    known = node.refusals.pop(env, None)
+    _back_off(state, lease.node_id, lease.requirements.env, event)
+
+
+def _back_off(state: State, node_id: str, env: str, event: ev.LeaseStartFailed) -> None:
+    """Start nothing more on the node for a while, exponentially longer with each failure."""
+    node, policy = state.nodes[node_id], state.policy
+    if event.failure is ev.StartFailure.NODE:
+        env = ANY_ENV
+    known = node.backoffs.pop(env, None)
     count = known.count if known else 0
-    pause_s = min(policy.shun_s * 2.0**count, policy.shun_max_s)
-    until_s = state.at_s + pause_s
-    node.refusals[env] = Refused(min(count + 1, 16), until_s, event.text or "no reason given")
-    while len(node.refusals) > MAX_REFUSED_ENVS:
-        del node.refusals[next(iter(node.refusals))]
-    state.set_timer(until_s, "unshun", node.node_id)
-    state.touch(node.node_id)
+    until_s = state.at_s + min(policy.backoff_s * 2.0**count, policy.backoff_max_s)
+    node.backoffs[env] = Backoff(min(count + 1, 16), until_s, event.text or "no reason given")
+    while len(node.backoffs) > MAX_BACKOFF_ENVS:
+        del node.backoffs[next(iter(node.backoffs))]
+    state.set_timer(until_s, Timer.BACKOFF, node_id)
+    state.mark_dirty(node_id)
 
 
-def _lease_released(state: State, event: ev.LeaseReleased, out: Out) -> None:
+def _lease_released(state: State, event: ev.LeaseReleased, outbox: Outbox) -> None:
     for lease_id in event.lease_ids:
         lease = state.leases.get(lease_id)
         if lease is not None:
             kill = event.kill or must_kill(lease)
-            release(state, lease, out, kill=kill, reason=event.reason, tell=False)
+            release(state, lease, outbox, kill=kill, reason=event.reason, notify=False)
 
 
-def _lease_ended(state: State, event: ev.LeaseEnded, out: Out) -> None:
+def _lease_ended(state: State, event: ev.LeaseEnded) -> None:
     lease = state.leases.get(event.lease_id)
     if lease is not None and lease.phase is Phase.RELEASING:
-        forget(state, lease)
+        remove_lease(state, lease)
 
 
-def _lease_blocked(state: State, event: ev.LeaseBlocked, out: Out) -> None:
+def _lease_blocked(state: State, lease_id: str, blocked: bool) -> None:
+    lease = state.leases.get(lease_id)
+    if lease is not None:
+        set_blocked(state, lease, blocked)
+
+
+def _worker_exited(state: State, event: ev.WorkerExited, outbox: Outbox) -> None:
     lease = state.leases.get(event.lease_id)
     if lease is not None:
-        block(state, lease, True)
-
-
-def _lease_unblocked(state: State, event: ev.LeaseUnblocked, out: Out) -> None:
-    lease = state.leases.get(event.lease_id)
-    if lease is not None:
-        block(state, lease, False)
-
-
-def _worker_exited(state: State, event: ev.WorkerExited, out: Out) -> None:
-    lease = state.leases.get(event.lease_id)
-    if lease is not None:
-        lose(state, lease, out)
+        mark_lost(state, lease, outbox)
 
 
 # Owners and jobs
 
 
-def _owner_polled(state: State, event: ev.OwnerPolled, out: Out) -> None:
+def _owner_polled(state: State, event: ev.OwnerPolled, outbox: Outbox) -> None:
     lost = []
     idle = dict.fromkeys(event.idle_lease_ids)
     for lease_id in event.lease_ids:
@@ -232,56 +266,39 @@ def _owner_polled(state: State, event: ev.OwnerPolled, out: Out) -> None:
         if lease.expires_at_s is not None:
             lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
         lease.idle = lease_id in idle
-        if lease.idle and not lease.recalled:
+        if lease.idle and not lease.preempted:
             state.idle[lease_id] = None
         else:
             state.idle.pop(lease_id, None)
     if lost:
-        out.append(Lost(owner_id=event.owner_id, lease_ids=tuple(lost)))
+        outbox.append(Lost(owner_id=event.owner_id, lease_ids=tuple(lost)))
 
 
-def _owner_lost(state: State, event: ev.OwnerLost, out: Out) -> None:
-    for ask in [ask for ask in state.asks.values() if ask.asked.owner_id == event.owner_id]:
-        reject(state, ask, Refusal.OWNER_LOST, f"owner {event.owner_id} is gone", out)
+def _owner_lost(state: State, event: ev.OwnerLost, outbox: Outbox) -> None:
+    for pending in list(state.pending.values()):
+        if pending.request.owner_id == event.owner_id:
+            text = f"owner {event.owner_id} is gone"
+            reject(state, pending, RejectReason.OWNER_LOST, text, outbox)
     for lease in list(state.leases.values()):
         if lease.owner_id == event.owner_id:
-            release(state, lease, out, kill=True, reason="its owner is gone", tell=False)
+            release(state, lease, outbox, kill=True, reason="its owner is gone", notify=False)
 
 
-def _job_finished(state: State, event: ev.JobFinished, out: Out) -> None:
+def _job_finished(state: State, event: ev.JobFinished, outbox: Outbox) -> None:
     job_id, finished = event.job_id, state.finished_jobs
     finished[job_id] = state.at_s
     if len(finished) > REMEMBER_JOBS:
         del finished[next(iter(finished))]
-    for ask in [ask for ask in state.asks.values() if ask.asked.job_id == job_id]:
-        if not keep_after_job(ask.asked.kind, ask.asked.owner_id):
-            reject(state, ask, Refusal.JOB_FINISHED, f"job {job_id} is finished", out)
-    for lease in [lease for lease in state.leases.values() if lease.job_id == job_id]:
-        if not keep_after_job(lease.kind, lease.owner_id):
-            release(state, lease, out, kill=True, reason="its job is finished", tell=True)
+    for pending in list(state.pending.values()):
+        request = pending.request
+        if request.job_id == job_id and not outlives_job(request.kind, request.owner_id):
+            text = f"job {job_id} is finished"
+            reject(state, pending, RejectReason.JOB_FINISHED, text, outbox)
+    for lease in list(state.leases.values()):
+        if lease.job_id == job_id and not outlives_job(lease.kind, lease.owner_id):
+            release(state, lease, outbox, kill=True, reason="its job is finished", notify=True)
 
 
-def _tick(state: State, event: ev.Tick, out: Out) -> None:
+def _tick(state: State, outbox: Outbox) -> None:
     state.wake_at_s = float("inf")
-    run_timers(state, out)
-
-
-_HANDLERS: dict[type, Callable[[State, Any, Out], None]] = {
-    ev.NodeJoined: node_joined,
-    ev.NodeChanged: node_changed,
-    ev.NodeLost: node_lost,
-    ev.LeaseAdopted: lease_adopted,
-    ev.LeaseAsked: _lease_asked,
-    ev.LeaseAskCancelled: _ask_cancelled,
-    ev.LeaseStarted: _lease_started,
-    ev.LeaseStartFailed: _start_failed,
-    ev.LeaseReleased: _lease_released,
-    ev.LeaseEnded: _lease_ended,
-    ev.LeaseBlocked: _lease_blocked,
-    ev.LeaseUnblocked: _lease_unblocked,
-    ev.OwnerPolled: _owner_polled,
-    ev.OwnerLost: _owner_lost,
-    ev.JobFinished: _job_finished,
-    ev.WorkerExited: _worker_exited,
-    ev.Tick: _tick,
-}
+    run_timers(state, outbox)

@@ -1,29 +1,31 @@
-"""All that the scheduler knows, and the invariants that hold after every event.
+"""The scheduler's whole state, and the invariants that hold after every event.
 
-Changed only by ``machine`` and the modules it calls. Iteration is over dicts in insertion order,
-never over sets, so that equal events give equal states whatever the hash seed.
+Owned by one engine; changed only by ``machine`` and the modules it calls. Iteration is over dicts in
+insertion order, never over sets, so that equal events give equal states whatever the hash seed.
 """
 
 from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
-from stoker_scheduler.core.events import Kind
-from stoker_scheduler.core.leases.starts import Starts
-from stoker_scheduler.core.model.devices import Shares
-from stoker_scheduler.core.model.nodes import Health, Node
-from stoker_scheduler.core.model.requirements import Need
-from stoker_scheduler.core.model.resources import CPU, UNIT, Units, add
-from stoker_scheduler.core.placement.ranking import Ranking, Touched
+from stoker_scheduler.core.leases.lease import LeaseState, Phase
+from stoker_scheduler.core.leases.starting import StartingLeases
+from stoker_scheduler.core.model.nodes import Health, NodeInfo
+from stoker_scheduler.core.model.requirements import Requirements
+from stoker_scheduler.core.model.resources import UNIT, Units, add
+from stoker_scheduler.core.placement.ranking import DirtyNodes, Ranking
 from stoker_scheduler.core.placement.scoring import ScorePolicy
-from stoker_scheduler.core.queueing.queue import Ask, Queue, dominant_share
+from stoker_scheduler.core.queueing.queue import PendingRequest, RequestQueue, dominant_share
+
+if TYPE_CHECKING:
+    from stoker_scheduler.core.model.devices import Shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class SchedulingPolicy:
     """The numbers that shape decisions; all times in seconds."""
 
     score: ScorePolicy = field(default_factory=ScorePolicy)
@@ -39,83 +41,29 @@ class Policy:
     """How long a reply with some leases waits for others that are starting."""
     start_grace_s: float = 2.0
     """How long a request whose wait has passed still waits for a worker that is starting."""
-    shun_s: float = 0.2
-    shun_max_s: float = 5.0
-    recall_pause_s: float = 0.25
+    backoff_s: float = 0.2
+    backoff_max_s: float = 5.0
+    preemption_pause_s: float = 0.25
     quantum_s: float = 0.1
-    """A busy lease is not recalled for fairness before it has lasted so long: with more claimants
-    than places, places change hands this often and not more."""
+    """The least time for which a busy lease is safe from preemption for fairness: with more accounts
+    than leases to be had, a lease changes hands this often and not more."""
     remember_answers_s: float = 60.0
 
 
-class Phase(StrEnum):
-    """STARTING -> READY -> HELD -> RELEASING -> gone; any phase may end by the node's loss."""
+class Timer(Enum):
+    """The kinds of timers; the comment names the timer's subject, and why it is looked at."""
 
-    STARTING = "STARTING"
-    """Resources are taken; the nodelet is asked for a worker."""
-    READY = "READY"
-    """A worker is there; the owner has not been told."""
-    HELD = "HELD"
-    """The owner was told."""
-    RELEASING = "RELEASING"
-    """Over; resources are free when the nodelet confirms."""
-
-
-NEXT_PHASES: dict[Phase, tuple[Phase, ...]] = {
-    Phase.STARTING: (Phase.READY, Phase.RELEASING),
-    Phase.READY: (Phase.HELD, Phase.RELEASING),
-    Phase.HELD: (Phase.RELEASING,),
-    Phase.RELEASING: (),
-}
-
-
-@dataclass(slots=True)
-class LeaseState:
-    """A lease, from the choice of its node to the confirmation of its end."""
-
-    lease_id: str
-    owner_id: str
-    account: str
-    job_id: str
-    kind: Kind
-    node_id: str
-    incarnation: int
-    need: Need
-    gpus: Shares
-    class_key: str
-    priority: int
-    granted_at_s: float
-    phase: Phase = Phase.STARTING
-    request_id: str = ""
-    expires_at_s: float | None = None
-    blocked: bool = False
-    idle: bool = False
-    recalled: bool = False
-    kill: bool = False
-    actor_id: str = ""
-    name: str = ""
-
-    def move(self, phase: Phase) -> None:
-        """Go to the next phase; a move that the table lacks is a bug."""
-        if phase not in NEXT_PHASES[self.phase]:
-            raise AssertionError(f"{self.lease_id} cannot go from {self.phase} to {phase}")
-        self.phase = phase
-
-    @property
-    def held(self) -> tuple[tuple[str, int], ...]:
-        """What the lease holds now, GPUs included; a blocked one holds no CPU."""
-        if not self.blocked:
-            return self.need.vector
-        return tuple((n, u) for n, u in self.need.vector if n != CPU)
-
-    def holds(self, name: str) -> bool:
-        """Whether ``held`` has some of the resource ``name``."""
-        return name in self.need.names and not (self.blocked and name == CPU)
+    DEADLINE = "deadline"  # a request: its wait has passed
+    LINGER = "linger"  # a request: it has some of its leases and waited a little for more
+    EXPIRY = "expiry"  # a lease: its owner did not renew it
+    ORPHAN = "orphan"  # a lease: its request was not repeated
+    BACKOFF = "backoff"  # a node: leases may start there again
+    CYCLE = "cycle"  # nothing: only the scheduling cycle is to run
 
 
 @dataclass(slots=True)
 class Answer:
-    """What a request was told, for those who ask twice."""
+    """The leases that a request was granted, for when it is sent again."""
 
     at_s: float
     lease_ids: tuple[str, ...]
@@ -123,11 +71,11 @@ class Answer:
 
 @dataclass(slots=True)
 class Reservation:
-    """A node that is kept for one need; ``left_s`` is when nobody waited for it any more."""
+    """A node reserved for one requirement; ``unwanted_since_s`` is when its last request left the queue."""
 
     node_id: str
     until_s: float
-    left_s: float | None = None
+    unwanted_since_s: float | None = None
 
 
 MAX_RANKINGS = 256
@@ -135,80 +83,82 @@ MAX_RANKINGS = 256
 
 @dataclass(slots=True)
 class State:
-    """Nodes, leases, asks and timers. ``term`` is part of the ids of the leases it makes."""
+    """Nodes, leases, requests and timers. ``term`` is part of the ids of the leases that it makes."""
 
-    policy: Policy = field(default_factory=Policy)
+    policy: SchedulingPolicy = field(default_factory=SchedulingPolicy)
     term: str = "0"
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, NodeInfo] = field(default_factory=dict)
     leases: dict[str, LeaseState] = field(default_factory=dict)
-    asks: dict[str, Ask] = field(default_factory=dict)
-    queue: Queue = field(default_factory=Queue)
+    pending: dict[str, PendingRequest] = field(default_factory=dict)
+    queue: RequestQueue = field(default_factory=RequestQueue)
     answers: dict[str, Answer] = field(default_factory=dict)
     usage: dict[str, Units] = field(default_factory=dict)
-    """Account -> what its leases hold."""
+    """Account -> the resources that its leases have allocated."""
     idle: dict[str, None] = field(default_factory=dict)
-    """Leases whose owners do not use them and were not asked to give them back."""
-    unclaimed: dict[str, None] = field(default_factory=dict)
+    """Leases that their owners do not use and that are not preempted."""
+    orphaned: dict[str, None] = field(default_factory=dict)
     """Leases that started, or are starting, for a request that has ended."""
-    starts: Starts = field(default_factory=Starts)
+    starting: StartingLeases = field(default_factory=StartingLeases)
     finished_jobs: dict[str, float] = field(default_factory=dict)
-    infeasible_since_s: dict[Need, float] = field(default_factory=dict)
-    feasible: dict[Need, bool] = field(default_factory=dict)
-    """Whether a need could ever fit on the nodes there are; forgotten when they change."""
-    reserved: dict[Need, Reservation] = field(default_factory=dict)
-    recalls: dict[Need, list[dict[str, None]]] = field(default_factory=dict)
-    """Recalls under way: each dict of leases makes room for one more of the need."""
-    room_due_s: float = 0.0
-    """When to look again for busy leases to recall and for nodes to keep."""
-    room_seen: dict[Need, None] = field(default_factory=dict)
-    """Needs that were looked at since."""
-    reserve_due_s: dict[Need, float] = field(default_factory=dict)
+    infeasible_since_s: dict[Requirements, float] = field(default_factory=dict)
+    feasible: dict[Requirements, bool] = field(default_factory=dict)
+    """Requirements -> whether an idle node could take them; cleared when the nodes change."""
+    reserved: dict[Requirements, Reservation] = field(default_factory=dict)
+    preemptions: dict[Requirements, list[dict[str, None]]] = field(default_factory=dict)
+    """Preemptions under way: each dict of victims makes room for one more lease of the requirements."""
+    preemption_due_s: float = 0.0
+    """When to look again for busy leases to preempt and for nodes to reserve."""
+    preemption_checked: dict[Requirements, None] = field(default_factory=dict)
+    """Requirements that were looked at since."""
+    reserve_due_s: dict[Requirements, float] = field(default_factory=dict)
     unsettled: dict[str, None] = field(default_factory=dict)
-    """Requests that may be ready for their reply at the end of this step."""
-    timers: list[tuple[float, int, str, str]] = field(default_factory=list)
+    """Requests that may be granted at the end of this step."""
+    timers: list[tuple[float, int, Timer, str]] = field(default_factory=list)
     at_s: float = 0.0
     capacity: Units = field(default_factory=dict)
     """Sum of the totals of ALIVE nodes."""
     wake_at_s: float = float("inf")
-    placed: int = 0
+    assigned: int = 0
     _counter: int = 0
-    _touched: Touched = field(default_factory=Touched)
-    _rankings: dict[tuple[Need, str], Ranking] = field(default_factory=dict)
+    _dirty: DirtyNodes = field(default_factory=DirtyNodes)
+    _rankings: dict[tuple[Requirements, str], Ranking] = field(default_factory=dict)
 
     def next_number(self) -> int:
         """Return the next of a sequence, for ids and ties."""
         self._counter += 1
         return self._counter
 
-    def touch(self, node_id: str) -> None:
-        """Note that what a node can take has changed."""
-        self._touched.add(node_id, len(self.nodes))
+    def mark_dirty(self, node_id: str) -> None:
+        """Have every ranking look at the node again: what it can take has changed."""
+        self._dirty.add(node_id, len(self.nodes))
 
-    def set_timer(self, at_s: float, what: str, subject: str = "") -> None:
-        """Have the machine look at ``subject`` at ``at_s``."""
-        heapq.heappush(self.timers, (at_s, self.next_number(), what, subject))
+    def set_timer(self, at_s: float, timer: Timer, subject: str = "") -> None:
+        """Have ``timer`` run for ``subject`` at ``at_s``."""
+        heapq.heappush(self.timers, (at_s, self.next_number(), timer, subject))
 
-    def best_node(self, need: Need, ask: Ask | None = None) -> str | None:
-        """Return where ``need`` would go now, or None."""
-        kernels = ask.asked.kernels if ask is not None else ""
-        ranking = self._rankings.get((need, kernels))
+    def best_node(
+        self, requirements: Requirements, pending: PendingRequest | None = None
+    ) -> str | None:
+        """Return the node to which ``requirements`` would be assigned now, or None."""
+        kernels = pending.request.kernels if pending is not None else ""
+        ranking = self._rankings.get((requirements, kernels))
         if ranking is None:
             if len(self._rankings) >= MAX_RANKINGS:
                 del self._rankings[next(iter(self._rankings))]
-            ranking = self._rankings[need, kernels] = Ranking(need, kernels)
-        locality = ask.asked.locality if ask is not None else None
-        return ranking.best(self.nodes, self._touched, self.policy.score, locality)
+            ranking = self._rankings[requirements, kernels] = Ranking(requirements, kernels)
+        locality = pending.request.locality if pending is not None else None
+        return ranking.best(self.nodes, self._dirty, self.policy.score, locality)
 
     def share(self, account: str) -> float:
         """Return the account's dominant share of the cluster, 0 to 1 (more if overcommitted)."""
-        held = self.usage.get(account)
-        return dominant_share(held, self.capacity) if held else 0.0
+        used = self.usage.get(account)
+        return dominant_share(used, self.capacity) if used else 0.0
 
-    def charge(self, account: str, what: tuple[tuple[str, int], ...], sign: int) -> None:
-        """Count resources for (or against) an account."""
-        held = self.usage.setdefault(account, {})
-        add(held, what, sign)
-        if not held:
+    def charge(self, account: str, resources: tuple[tuple[str, int], ...], sign: int) -> None:
+        """Add resources to an account's usage, or with ``sign`` -1 subtract them."""
+        used = self.usage.setdefault(account, {})
+        add(used, resources, sign)
+        if not used:
             del self.usage[account]
 
     def nodes_changed(self) -> None:
@@ -222,79 +172,87 @@ class State:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. Called by tests after every event."""
-        held: dict[str, list[LeaseState]] = {node_id: [] for node_id in self.nodes}
+        by_node: dict[str, list[LeaseState]] = {node_id: [] for node_id in self.nodes}
         usage: dict[str, Units] = {}
         for lease in self.leases.values():
-            assert lease.node_id in held, f"{lease.lease_id} is on the unknown node {lease.node_id}"
-            held[lease.node_id].append(lease)
-            add(usage.setdefault(lease.account, {}), lease.held)
+            assert lease.node_id in by_node, (
+                f"{lease.lease_id} is on the unknown node {lease.node_id}"
+            )
+            by_node[lease.node_id].append(lease)
+            add(usage.setdefault(lease.account, {}), lease.allocated)
             self._check_lease(lease)
         for node_id, node in self.nodes.items():
-            _check_node(node, held[node_id])
-        assert self.usage == {a: u for a, u in usage.items() if u}, "usage is not what leases hold"
+            _check_node(node, by_node[node_id])
+        used = {account: units for account, units in usage.items() if units}
+        assert self.usage == used, "usage is not what leases have allocated"
         starting = {i for i, lease in self.leases.items() if lease.phase is Phase.STARTING}
-        assert set(self.starts.lease_ids()) == starting, "starts are not what starts"
-        self._check_asks()
-        for need, kept in self.reserved.items():
-            assert self.nodes[kept.node_id].reserved_for == need, "a reservation is one-sided"
+        assert set(self.starting.lease_ids()) == starting, "the index of starting leases is wrong"
+        self._check_pending()
+        for requirements, reservation in self.reserved.items():
+            assert self.nodes[reservation.node_id].reserved_for == requirements, (
+                "a reservation is one-sided"
+            )
         for lease_id in self.idle:
             lease = self.leases[lease_id]
-            assert lease.phase is Phase.HELD and lease.idle and not lease.recalled
+            assert lease.phase is Phase.HELD and lease.idle and not lease.preempted
 
     def _check_lease(self, lease: LeaseState) -> None:
-        lease_id, ask = lease.lease_id, self.asks.get(lease.request_id)
+        lease_id, pending = lease.lease_id, self.pending.get(lease.request_id)
         assert lease.incarnation == self.nodes[lease.node_id].spec.incarnation, lease_id
-        places = [
-            ask is not None and (lease_id in ask.starting or lease_id in ask.ready),
-            lease_id in self.unclaimed,
+        memberships = [
+            pending is not None and (lease_id in pending.starting or lease_id in pending.ready),
+            lease_id in self.orphaned,
             lease.phase in (Phase.HELD, Phase.RELEASING),
         ]
-        assert sum(places) == 1, f"{lease_id} ({lease.phase}) is in {sum(places)} places"
+        count = sum(memberships)
+        assert count == 1, f"{lease_id} ({lease.phase}) is in {count} collections instead of one"
         if lease.phase is Phase.HELD and lease.owner_id != "gcs":
             assert lease.expires_at_s is not None, f"{lease_id} never expires"
 
-    def _check_asks(self) -> None:
-        for request_id, ask in self.asks.items():
-            assert ask.wanted >= 0, request_id
-            assert self.queue.holds(ask) == (ask.wanted > 0), (
+    def _check_pending(self) -> None:
+        for request_id, pending in self.pending.items():
+            assert pending.wanted >= 0, request_id
+            assert (pending in self.queue) == (pending.wanted > 0), (
                 f"{request_id} waits and wants nothing"
             )
-            for lease_id in (*ask.starting, *ask.ready):
+            for lease_id in (*pending.starting, *pending.ready):
                 phase = self.leases[lease_id].phase
-                assert phase is (Phase.STARTING if lease_id in ask.starting else Phase.READY)
-        for ask in self.queue.asks():
-            assert self.asks.get(ask.request_id) is ask, f"{ask.request_id} waits but is over"
+                assert phase is (Phase.STARTING if lease_id in pending.starting else Phase.READY)
+        for pending in self.queue.pending():
+            assert self.pending.get(pending.request_id) is pending, (
+                f"{pending.request_id} waits but has ended"
+            )
 
     def snapshot(self) -> dict[str, Any]:
         """Return the whole state as plain values, to compare two of them."""
         return {
             "at_s": self.at_s,
             "nodes": {
-                n: (node.spec, node.available, node.devices.free, list(node.leases))
+                n: (node.spec, node.available, node.devices.free_by_device, list(node.leases))
                 for n, node in self.nodes.items()
             },
             "leases": [repr(lease) for lease in self.leases.values()],
-            "asks": [repr(ask) for ask in self.asks.values()],
+            "pending": [repr(pending) for pending in self.pending.values()],
             "usage": self.usage,
             "answers": list(self.answers.items()),
-            "unclaimed": list(self.unclaimed),
-            "reserved": [(n.text, repr(kept)) for n, kept in self.reserved.items()],
+            "orphaned": list(self.orphaned),
+            "reserved": [(n.text, repr(reservation)) for n, reservation in self.reserved.items()],
             "counter": self._counter,
         }
 
 
-def _check_node(node: Node, leases: list[LeaseState]) -> None:
+def _check_node(node: NodeInfo, leases: list[LeaseState]) -> None:
     assert sorted(node.leases) == sorted(lease.lease_id for lease in leases), node.node_id
     used: Units = {}
     shares: Shares = {}
     for lease in leases:
-        add(used, lease.need.but_cpu if lease.blocked else lease.need.items)
-        assert sum(lease.gpus.values()) == lease.need.gpu, f"{lease.lease_id} lacks GPUs"
+        add(used, lease.requirements.without_cpu if lease.blocked else lease.requirements.items)
+        assert sum(lease.gpus.values()) == lease.requirements.gpu, f"{lease.lease_id} lacks GPUs"
         for index, units in lease.gpus.items():
             shares[index] = shares.get(index, 0) + units
     for index, units in shares.items():
         assert units <= UNIT, f"GPU {index} of {node.node_id} is over-allocated: {units} units"
-    for index, free in node.devices.free.items():
+    for index, free in node.devices.free_by_device.items():
         assert free == UNIT - shares.get(index, 0), f"GPU {index} of {node.node_id} leaks"
     for name in {**node.spec.total, **used, **node.available}:
         left = node.spec.total.get(name, 0) - used.get(name, 0)

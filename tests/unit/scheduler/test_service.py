@@ -12,8 +12,7 @@ import msgspec
 import pytest
 
 from stoker_scheduler import engine
-from stoker_scheduler.messages import PlanQuery, PlanReply
-from stoker_scheduler.service import Running, serve
+from stoker_scheduler.service import SchedulerService, serve
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
@@ -38,6 +37,7 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
 from stoker_wire.messages.control import Explanation, Fit, Page, QueueEntry
+from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 from stoker_wire.settings import Settings
 from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeGcs, FakeNodelet
 
@@ -53,7 +53,7 @@ class Setup:
         self.settings = SETTINGS
         self.gcs = FakeGcs(SETTINGS)
         self.nodelets: list[FakeNodelet] = []
-        self.running: Running
+        self.running: SchedulerService
         self.client: Client
 
     async def node(self, **resources: float) -> FakeNodelet:
@@ -64,12 +64,12 @@ class Setup:
         await self.gcs.register(nodelet.node)
         return nodelet
 
-    async def scheduler(self) -> Running:
+    async def scheduler(self) -> SchedulerService:
         running = await serve(self.settings, token=TOKEN, gcs_url=self.gcs.service.url, port=0)
         self.stack.push_async_callback(running.stop)
         return running
 
-    def client_of(self, running: Running) -> Client:
+    def client_of(self, running: SchedulerService) -> Client:
         client = Client(running.url, token=TOKEN, peer="test", settings=SETTINGS)
         self.stack.push_async_callback(client.close)
         return client
@@ -225,9 +225,11 @@ async def test_the_queue_tells_the_whole_demand(setup: Setup) -> None:
 
         await until(queued)
         (entry,) = await queue()
-        told = await setup.client.call("POST", "/v1/explain", entry.demand, reply=Explanation)
-        assert told.state == "INFEASIBLE" and told.queue_position == 0
-        assert "zone=mars" in told.verdicts[0].detail
+        explanation = await setup.client.call(
+            "POST", "/v1/explain", entry.demand, reply=Explanation
+        )
+        assert explanation.state == "INFEASIBLE" and explanation.queue_position == 0
+        assert "zone=mars" in explanation.verdicts[0].detail
         asked.cancel()
 
 
@@ -290,8 +292,8 @@ async def test_a_failure_of_the_node_keeps_every_environment_away_and_a_refusal_
     bad.fail_next.append(error)
     await setup.ask(CPU=1, options={"runtime_env": RuntimeEnv(env_vars={"A": "1"})})
     other = Demand(job_id="job_1", resources={"CPU": 1})
-    told = await setup.client.call("POST", "/v1/explain", other, reply=Explanation)
-    rules = {verdict.node_id: verdict.rule for verdict in told.verdicts}
+    explanation = await setup.client.call("POST", "/v1/explain", other, reply=Explanation)
+    rules = {verdict.node_id: verdict.rule for verdict in explanation.verdicts}
     assert rules["n_1"] == ("node_refused" if of_the_node else "")
 
 
@@ -327,7 +329,7 @@ async def test_a_recall_of_a_lease_that_the_waiting_poll_does_not_name_comes_wit
     await asyncio.wait({earlier})
 
 
-async def test_leases_expire_without_polls_and_the_owner_is_told(setup: Setup) -> None:
+async def test_leases_expire_without_polls_and_the_owner_is_notified(setup: Setup) -> None:
     setup.settings = msgspec.structs.replace(SETTINGS, lease_ttl_s=1.0)
     nodelet = await setup.node(CPU=2)
     await setup.lead()
@@ -438,7 +440,7 @@ async def test_a_plan_is_what_asking_would_do_and_takes_nothing(setup: Setup) ->
     await setup.lead()
     demands = [Demand(job_id="job_1", resources=r) for r in ({"CPU": 1}, {"CPU": 1}, {"GPU": 3})]
     made = await setup.client.call(
-        "POST", "/v1/plan", PlanQuery(demands=tuple(demands)), reply=PlanReply
+        "POST", "/v1/plan", PlanRequest(demands=tuple(demands)), reply=PlanReply
     )
     assert [p.node_id for p in made.placements] == ["n_1", "n_2", None]
     assert {v.fit for v in made.placements[2].verdicts} == {Fit.NEVER}

@@ -1,1 +1,1 @@
-"""The life of a lease, and which nodes may hold one."""
+"""The life of a lease, and the nodes that may have one."""

@@ -1,1 +1,1 @@
-"""What is scheduled onto what: nodes, devices, resources, labels and the requirements of a request."""
+"""The model: nodes, devices, resources, labels, and the requirements of a request."""

@@ -1,7 +1,7 @@
 """Accounting for GPUs, device by device.
 
 A fraction below 1 stays on one device, so that two leases share a GPU only when both asked for a
-part of it; a whole count takes devices that nobody uses. Ties go to the lowest index, and nothing
+part of it; a whole count takes devices that no lease uses. Ties go to the lowest index, and nothing
 depends on the order of calls, so a replay chooses the same devices.
 """
 
@@ -16,7 +16,7 @@ Shares = dict[int, int]
 
 
 def check_gpu_units(units: int) -> None:
-    """Refuse a GPU demand above 1 that is not whole: it would name no set of devices."""
+    """Reject a GPU demand above 1 that is not whole: it would name no set of devices."""
     if units > UNIT and units % UNIT:
         raise InvalidDemandError(
             f"resources.{GPU}",
@@ -40,22 +40,22 @@ class Devices:
 
     @property
     def total_units(self) -> int:
-        """What the node has when it is idle."""
+        """The units of the idle node."""
         return UNIT * len(self._free)
 
     @property
     def free_units(self) -> int:
-        """What no lease holds, summed over devices (it may be in pieces)."""
+        """The units that no lease has, summed over devices (they may be in pieces)."""
         return sum(self._free.values())
 
     @property
-    def free(self) -> Shares:
+    def free_by_device(self) -> Shares:
         """Free units by device; a copy."""
         return dict(self._free)
 
     @property
     def wholly_free(self) -> int:
-        """How many devices nobody uses."""
+        """The number of devices that no lease uses."""
         return sum(1 for units in self._free.values() if units == UNIT)
 
     @property
@@ -84,21 +84,21 @@ class Devices:
         return None
 
     def can_ever_serve(self, units: int) -> bool:
-        """Whether ``units`` would fit if no lease held anything."""
+        """Return whether ``units`` would fit if the node were idle."""
         return units <= self.total_units
 
-    def take(self, shares: Shares) -> None:
+    def allocate(self, shares: Shares) -> None:
         """Mark ``shares`` as used. The caller chose them with :meth:`choose`."""
         for index, units in shares.items():
             self._free[index] -= units
 
-    def give(self, shares: Shares) -> None:
+    def free(self, shares: Shares) -> None:
         """Mark ``shares`` as free again."""
         for index, units in shares.items():
             self._free[index] += units
 
     def copy(self) -> Devices:
-        """Return an independent copy, for plans that are only tried."""
+        """Return an independent copy, for dry runs."""
         twin = Devices(())
         twin._free = dict(self._free)
         return twin

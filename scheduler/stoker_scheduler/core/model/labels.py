@@ -21,7 +21,7 @@ class Term:
     negated: bool = False
 
     def holds(self, labels: Mapping[str, str]) -> bool:
-        """Whether a node with ``labels`` satisfies the condition."""
+        """Return whether a node with ``labels`` satisfies the condition."""
         return (labels.get(self.label) in self.values) is not self.negated
 
     @property
@@ -32,7 +32,7 @@ class Term:
 
 
 def parse_selector(selector: Mapping[str, str]) -> tuple[Term, ...]:
-    """Return the conditions of ``selector``, ordered by label; refuse what cannot be read."""
+    """Return the conditions of ``selector``, ordered by label; reject what cannot be read."""
     return tuple(_parse(label, selector[label]) for label in sorted(selector))
 
 

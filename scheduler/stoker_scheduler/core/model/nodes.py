@@ -1,6 +1,6 @@
-"""A node as the scheduler sees it: what it has, what is left, and whether it takes work.
+"""A node as the scheduler sees it: what it has, what is available, and whether it takes work.
 
-Only the state machine changes these; a plan that is only tried works on copies.
+Only the state machine changes these; dry runs work on copies.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from stoker_scheduler.core.model.devices import Devices, Shares
 from stoker_scheduler.core.model.resources import GPU, UNIT, Units, to_units
 
 if TYPE_CHECKING:
-    from stoker_scheduler.core.model.requirements import Need
+    from stoker_scheduler.core.model.requirements import Requirements
 
 
 class Health(StrEnum):
-    """What the gcs says of a node; only ALIVE ones get new leases."""
+    """The gcs's verdict on a node; only ALIVE ones get new leases."""
 
     ALIVE = "ALIVE"
     SUSPECT = "SUSPECT"
@@ -27,7 +27,7 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSpec:
-    """What a node is. ``total`` are units without GPUs; ``gpus`` are device indices.
+    """The description of a node. ``total`` are units without GPUs; ``gpus`` are device indices.
 
     ``warm`` are the kernel sets that it need not compile.
     """
@@ -84,36 +84,36 @@ def make_node_spec(
 
 
 ANY_ENV = "*"
-"""Stands for all runtime environments among the refusals of a node that fails as a whole."""
+"""Stands for all runtime environments among the backoffs of a node that fails as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Starts that failed one after the other; ``because`` is empty once the node is tried again."""
+class Backoff:
+    """Starts that failed one after the other; ``cause`` is empty once the node is tried again."""
 
     count: int
     until_s: float
-    because: str
+    cause: str
 
 
-class Node:
-    """A node's spec and what is left of it.
+class NodeInfo:
+    """A node's spec and what is available of it.
 
     ``available`` may be negative: a worker that wakes up from ``get`` takes its CPU back even if
-    it was lent out meanwhile. ``reserved_for`` keeps what ``reserved_names`` says for one need.
-    ``refusals`` are by the runtime environment of what did not start: others are not affected,
+    it was allocated to another meanwhile. The resources ``reserved_names`` are for ``reserved_for`` alone.
+    ``backoffs`` are by the runtime environment of what did not start: others are not affected,
     unless the node itself failed (ANY_ENV).
     """
 
     __slots__ = (
         "available",
+        "backoffs",
         "devices",
         "leases",
-        "refusals",
         "reserved_for",
         "reserved_names",
         "spec",
-        "turn",
+        "spread_turn",
     )
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -121,11 +121,11 @@ class Node:
         self.available: Units = dict(spec.total)
         self.devices = Devices(spec.gpus)
         self.leases: dict[str, None] = {}
-        self.reserved_for: Need | None = None
+        self.reserved_for: Requirements | None = None
         self.reserved_names: frozenset[str] = frozenset()
-        self.refusals: dict[str, Refused] = {}
-        self.turn = 0
-        """Rises with each spread lease that it gets: of equal nodes, the lowest is next."""
+        self.backoffs: dict[str, Backoff] = {}
+        self.spread_turn = 0
+        """Rises with each spread lease that the node gets: of equal nodes, the lowest is next."""
 
     @property
     def node_id(self) -> str:
@@ -134,55 +134,57 @@ class Node:
 
     @property
     def available_units(self) -> Units:
-        """What no lease holds, GPUs included."""
+        """The resources that no lease has, GPUs included."""
         gpu = self.devices.free_units
         return {**self.available, GPU: gpu} if self.spec.gpus else dict(self.available)
 
-    def refused(self, env: str) -> Refused | None:
+    def backoff(self, env: str) -> Backoff | None:
         """Return the failed start that keeps the node from more with ``env``, if there is one."""
         for key in (ANY_ENV, env):
-            found = self.refusals.get(key)
-            if found is not None and found.because:
-                return found
+            backoff = self.backoffs.get(key)
+            if backoff is not None and backoff.cause:
+                return backoff
         return None
 
-    def take(self, need: Need, gpus: Shares, *, blocked: bool = False) -> None:
-        """Give ``need`` and the chosen ``gpus`` to a lease (no CPU if it is blocked)."""
+    def allocate(self, requirements: Requirements, gpus: Shares, *, blocked: bool = False) -> None:
+        """Allocate ``requirements`` and the chosen ``gpus`` (no CPU for a blocked lease)."""
         available = self.available
-        for name, count in need.but_cpu if blocked else need.items:
+        for name, count in requirements.without_cpu if blocked else requirements.items:
             available[name] = available.get(name, 0) - count
         if gpus:
-            self.devices.take(gpus)
+            self.devices.allocate(gpus)
 
-    def give(self, need: Need, gpus: Shares, *, blocked: bool = False) -> None:
-        """Take back what a lease held."""
+    def free(self, requirements: Requirements, gpus: Shares, *, blocked: bool = False) -> None:
+        """Free what was allocated for a lease."""
         available = self.available
-        for name, count in need.but_cpu if blocked else need.items:
+        for name, count in requirements.without_cpu if blocked else requirements.items:
             available[name] = available.get(name, 0) + count
         if gpus:
-            self.devices.give(gpus)
+            self.devices.free(gpus)
 
-    def copy(self) -> Node:
-        """Return an independent copy, for plans that are only tried."""
-        twin = Node.__new__(Node)
+    def copy(self) -> NodeInfo:
+        """Return an independent copy, for dry runs."""
+        twin = NodeInfo.__new__(NodeInfo)
         twin.spec = self.spec
         twin.available = dict(self.available)
         twin.devices = self.devices.copy()
         twin.leases = dict(self.leases)
         twin.reserved_for = self.reserved_for
         twin.reserved_names = self.reserved_names
-        twin.refusals = self.refusals
-        twin.turn = self.turn
+        twin.backoffs = self.backoffs
+        twin.spread_turn = self.spread_turn
         return twin
 
     def change(self, spec: NodeSpec) -> None:
-        """Adopt a new spec of the same incarnation, keeping what leases hold."""
+        """Apply a new spec of the same incarnation; what is allocated stays so."""
         for name in dict.fromkeys((*self.spec.total, *spec.total)):
             delta = spec.total.get(name, 0) - self.spec.total.get(name, 0)
             if delta:
                 self.available[name] = self.available.get(name, 0) + delta
         if spec.gpus != self.spec.gpus:
-            used = {i: UNIT - free for i, free in self.devices.free.items() if free != UNIT}
+            used = {
+                i: UNIT - free for i, free in self.devices.free_by_device.items() if free != UNIT
+            }
             self.devices = Devices(spec.gpus)
-            self.devices.take({i: units for i, units in used.items() if i in spec.gpus})
+            self.devices.allocate({i: units for i, units in used.items() if i in spec.gpus})
         self.spec = spec

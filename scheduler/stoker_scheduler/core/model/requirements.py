@@ -1,7 +1,7 @@
-"""What a lease needs of a node: the part of a demand on which placement depends.
+"""The requirements of a lease on its node: the part of a demand on which placement depends.
 
-Two demands with equal needs fit on the same nodes. That is what lets the scheduler look at each
-kind of need once per event, however many requests wait for it.
+Demands with equal requirements fit on the same nodes. That lets the scheduler look at each requirements
+once per event, however many requests wait for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker_scheduler.core.model.resources import CPU, GPU, Units, to_units, uni
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class Requirements:
     """Resources and constraints of one lease.
 
     ``items`` are all resources but GPUs, in units and ordered by name; ``terms`` are ordered by
@@ -34,11 +34,11 @@ class Need:
     spread: bool = False
     env: str = ""
     names: frozenset[str] = field(default=frozenset(), compare=False)
-    but_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    without_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     _hash: int = field(default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Needs are dict keys on every step; hashing nested tuples each time cost a third of it.
+        # Requirements are dict keys on every step; hashing nested tuples each time cost a third of it.
         parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.spread, self.env)
         object.__setattr__(self, "_hash", hash(parts))
 
@@ -71,7 +71,7 @@ class Need:
         return units_text(self.vector)
 
 
-def make_need(
+def make_requirements(
     resources: Mapping[str, float],
     *,
     label_selector: Mapping[str, str] | None = None,
@@ -79,13 +79,13 @@ def make_need(
     soft: bool = False,
     spread: bool = False,
     env: str = "",
-) -> Need:
-    """Return the need of a demand; raises :class:`InvalidDemandError` for what makes no sense."""
+) -> Requirements:
+    """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense."""
     units = to_units(resources)
     gpu = units.pop(GPU, 0)
     check_gpu_units(gpu)
     items = tuple(units.items())
-    return Need(
+    return Requirements(
         items=items,
         gpu=gpu,
         terms=parse_selector(label_selector or {}),
@@ -94,5 +94,5 @@ def make_need(
         spread=spread,
         env=env,
         names=frozenset(units) | ({GPU} if gpu else set()),
-        but_cpu=tuple((name, count) for name, count in items if name != CPU),
+        without_cpu=tuple((name, count) for name, count in items if name != CPU),
     )

@@ -1,7 +1,7 @@
-"""Amounts of resources as whole numbers, so that taking and giving back always ends at zero.
+"""Amounts of resources as whole numbers, so that allocating and freeing always ends at zero.
 
 An amount is counted in units of 1e-4 (a third of a CPU is 3333 units), except for memory, which is
-counted in bytes. Zero amounts are dropped: a vector without a name asks for none of it.
+counted in bytes. Zero amounts are dropped: a vector without a name needs none of it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 UNIT = 10_000
 """Units in 1.0 of a resource that is not counted in bytes."""
 
-MOST = 1e15
+MAX_AMOUNT = 1e15
 """More of a resource is taken for a mistake: beyond, floats no longer hold every unit."""
 
-MOST_SAID = 20
-"""Names that one list in a text has at most."""
+MAX_LISTED = 20
+"""The most names that a list in a text has."""
 
 CPU = "CPU"
 GPU = "GPU"
@@ -41,11 +41,11 @@ def to_units(amounts: Mapping[str, float]) -> Units:
     units: Units = {}
     for name in sorted(amounts):
         amount = amounts[name]
-        if not 0 <= amount <= MOST:
+        if not 0 <= amount <= MAX_AMOUNT:
             raise InvalidDemandError(
                 f"resources.{name}",
                 f"resources: {name}={amount} must be a number that is 0 or more"
-                + (f", and at most {MOST:g}" if amount > MOST else ""),
+                + (f", and at most {MAX_AMOUNT:g}" if amount > MAX_AMOUNT else ""),
             )
         whole = -int(-amount // 1) if name in COUNTED_IN_BYTES else round(amount * UNIT)
         if whole == 0 and amount > 0:
@@ -69,7 +69,7 @@ def to_amounts(units: Mapping[str, int]) -> dict[str, float]:
 
 
 def amount_text(name: str, units: int) -> str:
-    """Say an amount: ``2 CPU``, ``0.25 GPU``, ``1.5 GiB memory``."""
+    """Return an amount in words: ``2 CPU``, ``0.25 GPU``, ``1.5 GiB memory``."""
     if name in COUNTED_IN_BYTES:
         if abs(units) >= _GIB // 100:
             return f"{units / _GIB:.4g} GiB {name}"
@@ -78,19 +78,19 @@ def amount_text(name: str, units: int) -> str:
 
 
 def units_text(units: Iterable[tuple[str, int]]) -> str:
-    """Say a vector: ``2 CPU, 1 GPU``; an empty one is ``no resources``."""
+    """Return a vector in words: ``2 CPU, 1 GPU``; an empty one is ``no resources``."""
     return joined([amount_text(name, count) for name, count in units]) or "no resources"
 
 
 def joined(parts: Sequence[str], separator: str = ", ") -> str:
-    """Join what a text lists; of many, only the first are said and the others counted."""
-    more = len(parts) - MOST_SAID
-    return separator.join(parts[:MOST_SAID]) + (f"{separator}and {more} more" if more > 0 else "")
+    """Join the parts of a list in a text; of many, only the first are named and the others counted."""
+    more = len(parts) - MAX_LISTED
+    return separator.join(parts[:MAX_LISTED]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
-def add(into: Units, what: Iterable[tuple[str, int]], sign: int = 1) -> None:
-    """Add ``what`` to ``into`` (or take it away), keeping zeros out."""
-    for name, count in what:
+def add(into: Units, amounts: Iterable[tuple[str, int]], sign: int = 1) -> None:
+    """Add ``amounts`` to ``into`` (or subtract them), keeping zeros out."""
+    for name, count in amounts:
         total = into.get(name, 0) + sign * count
         if total:
             into[name] = total

@@ -1,1 +1,1 @@
-"""Which node: feasibility with reasons, scores, ranking; dry runs and explanations of the same code."""
+"""The choice of a node: feasibility with reasons, scores, rankings; dry runs and explanations of these."""

@@ -1,6 +1,6 @@
-"""Why something waits, in words: the verdicts of ``plan`` and what would have to change.
+"""Explanations in words: why a request waits, on which nodes it could fit, and what would have to change.
 
-Called for refusals, for notes in replies and by ``POST /v1/explain``; changes nothing.
+Made from the verdicts of ``plan`` for rejections, notes in replies and ``POST /v1/explain``; changes nothing.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.model.resources import joined, units_text
-from stoker_scheduler.core.placement.feasibility import Fit, Rule
-from stoker_scheduler.core.placement.plan import PlanRequest, Verdict, judge
+from stoker_scheduler.core.placement.feasibility import NodeFit, Rule
+from stoker_scheduler.core.placement.plan import NodeVerdict, PlacementRequest, evaluate
 
 if TYPE_CHECKING:
-    from stoker_scheduler.core.model.requirements import Need
-    from stoker_scheduler.core.queueing.queue import Ask
-    from stoker_scheduler.core.state import LeaseState, State
+    from stoker_scheduler.core.leases.lease import LeaseState
+    from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.core.queueing.queue import PendingRequest
+    from stoker_scheduler.core.state import State
 
 MAX_ROWS = 20
 """Nodes shown in a text; the structured verdicts have them all."""
@@ -25,73 +26,80 @@ MAX_HOLDERS = 3
 
 NO_NODES = "no node is registered"
 START_NODES = "start a nodelet that can reach the gcs (on another machine: stoker start --address)"
+FITS_REMEDY = "none needed: it starts after the requests that are ahead of it in the queue"
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """Why a need waits: a sentence, what would have to change, and every node's verdict."""
+class PlacementExplanation:
+    """The reason why requirements wait: a sentence, what would have to change, every node's verdict."""
 
-    fit: Fit
+    fit: NodeFit
     summary: str
     remedy: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[NodeVerdict, ...]
 
 
-def tell(
+def explain(
     state: State,
-    need: Need,
+    requirements: Requirements,
     name: str,
     locality: Mapping[str, int] | None = None,
     kernels: str = "",
-) -> Story:
-    """Explain where ``need`` stands on the cluster as it is."""
-    request = PlanRequest(need, locality or {}, kernels)
-    verdicts = judge(state.nodes.values(), request, state.policy.score)
-    what = f"{need.text}" + (f" for {name!r}" if name else "")
+) -> PlacementExplanation:
+    """Return whether and where ``requirements`` fit on the cluster as it is, and why not elsewhere."""
+    request = PlacementRequest(requirements, locality or {}, kernels)
+    verdicts = evaluate(state.nodes.values(), request, state.policy.score)
+    what = f"{requirements.text}" + (f" for {name!r}" if name else "")
     if not verdicts:
-        return Story(Fit.NEVER, f"{what} cannot be placed, as {NO_NODES}", START_NODES, ())
+        return PlacementExplanation(
+            NodeFit.NEVER, f"{what} cannot be placed, as {NO_NODES}", START_NODES, ()
+        )
     best, count = verdicts[0], len(verdicts)
-    if best.fit is Fit.FITS:
+    if best.fit is NodeFit.FITS:
         summary = f"{what} fits on {best.node_id} now"
-        return Story(Fit.FITS, summary, "nothing: it starts when its turn comes", verdicts)
-    if best.fit is Fit.BUSY:
-        could = sum(1 for verdict in verdicts if verdict.fit is Fit.BUSY)
+        return PlacementExplanation(NodeFit.FITS, summary, FITS_REMEDY, verdicts)
+    if best.fit is NodeFit.BUSY:
+        could = sum(1 for verdict in verdicts if verdict.fit is NodeFit.BUSY)
         nearest = min(
-            (v for v in verdicts if v.fit is Fit.BUSY), key=lambda v: (len(v.rules), v.node_id)
+            (v for v in verdicts if v.fit is NodeFit.BUSY), key=lambda v: (len(v.rules), v.node_id)
         )
         summary = f"{what} fits on none of {_nodes(count)} now; {_nodes(could)} could take it later"
-        remedy = f"on {nearest.node_id}: {nearest.remedy}{_holders(state, nearest, need)}"
-        return Story(Fit.BUSY, summary, remedy, verdicts)
+        remedy = f"on {nearest.node_id}: {nearest.remedy}{_holders(state, nearest, requirements)}"
+        return PlacementExplanation(NodeFit.BUSY, summary, remedy, verdicts)
     summary = f"{what} fits on none of {_nodes(count)}, even when idle"
-    return Story(Fit.NEVER, summary, _never_remedy(need, verdicts), verdicts)
+    return PlacementExplanation(
+        NodeFit.NEVER, summary, _never_remedy(requirements, verdicts), verdicts
+    )
 
 
-def infeasible_text(state: State, ask: Ask) -> str:
-    """Return the whole story of a need that no node could ever satisfy: what, table, remedy."""
-    story = tell(state, ask.need, ask.asked.name)
-    waited_s = state.at_s - state.infeasible_since_s.get(ask.need, state.at_s)
+def infeasible_text(state: State, pending: PendingRequest) -> str:
+    """Return the error text of requirements that no node could ever satisfy: what, table, remedy."""
+    explanation = explain(state, pending.requirements, pending.request.name)
+    waited_s = state.at_s - state.infeasible_since_s.get(pending.requirements, state.at_s)
     tried = f" (for {waited_s:.0f} s)" if waited_s >= 1 else ""
-    return f"{story.summary}{tried}\n{table(story.verdicts)}to start it: {story.remedy}"
+    return f"{explanation.summary}{tried}\n{table(explanation.verdicts)}to start it: {explanation.remedy}"
 
 
-def waiting_note(state: State, ask: Ask) -> str:
-    """Return one line on why an ask that ends now got nothing."""
-    starting = starting_text(state, ask.need, ask.asked.job_id, ask.asked.setup)
-    if starting or not ask.wanted:
+def waiting_note(state: State, pending: PendingRequest) -> str:
+    """Return one line on why a request whose wait has passed got nothing."""
+    starting = starting_text(
+        state, pending.requirements, pending.request.job_id, pending.request.setup
+    )
+    if starting or not pending.wanted:
         return starting or "a worker is being started"
-    story = tell(state, ask.need, ask.asked.name)
-    prefix = "infeasible, and on_infeasible='wait': " if ask.infeasible else ""
-    return f"{prefix}{story.summary}; {story.remedy}"
+    explanation = explain(state, pending.requirements, pending.request.name)
+    prefix = "infeasible, and on_infeasible='wait': " if pending.infeasible else ""
+    return f"{prefix}{explanation.summary}; {explanation.remedy}"
 
 
 def starting_text(
-    state: State, need: Need, job_id: str, setup: str, *, now_s: float | None = None
+    state: State, requirements: Requirements, job_id: str, setup: str, *, now_s: float | None = None
 ) -> str:
-    """Return where workers for ``need`` are being started, and since when; empty if nowhere.
+    """Return in words where workers for ``requirements`` start, and since when; empty if nowhere.
 
     ``setup`` names what the environment of the demand needs installed first.
     """
-    nodes = state.starts.since_s(need, job_id)
+    nodes = state.starting.since_s(requirements, job_id)
     if not nodes:
         return ""
     where = f"node {next(iter(nodes))}" + (f" and {len(nodes) - 1} more" if len(nodes) > 1 else "")
@@ -101,7 +109,7 @@ def starting_text(
     return f"a worker is being started on {where}, since {since_s:.0f} s"
 
 
-def table(verdicts: Sequence[Verdict]) -> str:
+def table(verdicts: Sequence[NodeVerdict]) -> str:
     """Return one line per node, and a count of those left out."""
     rows = [f"  {v.node_id}: {v.detail or 'fits'}\n" for v in verdicts[:MAX_ROWS]]
     if len(verdicts) > MAX_ROWS:
@@ -113,23 +121,24 @@ def _nodes(count: int) -> str:
     return f"{count} node" if count == 1 else f"{count} nodes"
 
 
-def _never_remedy(need: Need, verdicts: Sequence[Verdict]) -> str:
+def _never_remedy(requirements: Requirements, verdicts: Sequence[NodeVerdict]) -> str:
     nearest = min(verdicts, key=lambda v: (len(v.rules), v.node_id))
-    wanted = need.text
-    if need.terms:
-        wanted += " and labels " + joined([term.text for term in need.terms])
-    if need.node_id is not None and not need.soft:
-        known = any(verdict.node_id == need.node_id for verdict in verdicts)
+    wanted = requirements.text
+    if requirements.terms:
+        wanted += " and labels " + joined([term.text for term in requirements.terms])
+    if requirements.node_id is not None and not requirements.soft:
+        known = any(verdict.node_id == requirements.node_id for verdict in verdicts)
         if not known:
             return (
-                f"start node {need.node_id} again, or drop the affinity to it: it is not registered"
+                f"start node {requirements.node_id} again, or drop the affinity to it: "
+                "it is not registered"
             )
-        own = next(verdict for verdict in verdicts if verdict.node_id == need.node_id)
+        own = next(verdict for verdict in verdicts if verdict.node_id == requirements.node_id)
         return f"on {own.node_id}: {own.remedy}"
     return f"start a node with {wanted}; or on {nearest.node_id}: {nearest.remedy}"
 
 
-def _holders(state: State, verdict: Verdict, need: Need) -> str:
+def _holders(state: State, verdict: NodeVerdict, requirements: Requirements) -> str:
     """Name a few leases that hold what is missing on a busy node."""
     node = state.nodes[verdict.node_id]
     if Rule.AVAILABLE not in verdict.rules:
@@ -137,19 +146,19 @@ def _holders(state: State, verdict: Verdict, need: Need) -> str:
     counted: Counter[tuple[str, str]] = Counter()
     for lease_id in node.leases:
         lease = state.leases[lease_id]
-        shared = [(name, units) for name, units in lease.held if name in need.names]
+        shared = [(name, units) for name, units in lease.allocated if name in requirements.names]
         if shared:
-            counted[_who(lease), units_text(shared)] += 1
+            counted[_holder_name(lease), units_text(shared)] += 1
     if not counted:
         return ""
     holders = [
-        f"{who} holds {what}" if count == 1 else f"{count} x {who} hold {what} each"
-        for (who, what), count in counted.items()
+        f"{holder} holds {resources}" if count == 1 else f"{count} x {holder} hold {resources} each"
+        for (holder, resources), count in counted.items()
     ]
     more = f", and {len(holders) - MAX_HOLDERS} more" if len(holders) > MAX_HOLDERS else ""
     return f" ({'; '.join(holders[:MAX_HOLDERS])}{more})"
 
 
-def _who(lease: LeaseState) -> str:
+def _holder_name(lease: LeaseState) -> str:
     what = lease.actor_id or lease.name
     return f"{lease.kind} {what}" if what else f"lease {lease.lease_id}"

@@ -1,24 +1,26 @@
-"""May this node take this need: named rules, each with numbers and with what would have to change.
+"""Feasibility: the rules by which a node takes a lease's requirements, or why it does not.
 
-:func:`obstacles` is the only judge. The ranking asks it for the first obstacle, ``plan`` and
-``explain`` print all of them, so an explanation can never differ from the decision.
+:data:`RULES` are the only judge. The ranking asks for the first obstacle, ``plan`` and ``explain`` print
+all of them with their numbers and remedies, so an explanation can never differ from the decision.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stoker_scheduler.core.model.nodes import Health, Node
+from stoker_scheduler.core.model.nodes import Health, NodeInfo
 from stoker_scheduler.core.model.resources import GPU, UNIT, amount_text
 
 if TYPE_CHECKING:
-    from stoker_scheduler.core.model.requirements import Need
+    from stoker_scheduler.core.model.requirements import Requirements
 
 
-class Fit(StrEnum):
-    """A node's answer to a need; the values are those of the wire."""
+class NodeFit(StrEnum):
+    """The answer of a node to requirements; the values are those of the wire."""
 
     FITS = "fits"
     BUSY = "busy"
@@ -26,20 +28,20 @@ class Fit(StrEnum):
 
 
 class Rule(StrEnum):
-    """Why a node does not take a need."""
+    """The rules that a node can break; the values are those of the wire."""
 
     AFFINITY = "node_affinity"
     LABEL = "label_selector"
     TOTAL = "insufficient_total"
     STATE = "node_state"
     DRAINING = "node_draining"
-    REFUSED = "node_refused"
+    BACKOFF = "node_refused"
     RESERVED = "node_reserved"
     AVAILABLE = "insufficient_available"
 
 
 NEVER_RULES = frozenset({Rule.AFFINITY, Rule.LABEL, Rule.TOTAL})
-"""Rules that no lease's end can change."""
+"""Rules that stay broken whatever lease ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,113 +52,193 @@ class Obstacle:
     subject: str = ""
 
     @property
-    def fit(self) -> Fit:
-        """Whether time can remove the obstacle."""
-        return Fit.NEVER if self.rule in NEVER_RULES else Fit.BUSY
+    def fit(self) -> NodeFit:
+        """BUSY if time can remove the obstacle, else NEVER."""
+        return NodeFit.NEVER if self.rule in NEVER_RULES else NodeFit.BUSY
 
 
-_AFFINITY = Obstacle(Rule.AFFINITY)
-_STATE = Obstacle(Rule.STATE)
-_DRAINING = Obstacle(Rule.DRAINING)
-_REFUSED = Obstacle(Rule.REFUSED)
-_RESERVED = Obstacle(Rule.RESERVED)
+_NONE: tuple[Obstacle, ...] = ()
+_AFFINITY = (Obstacle(Rule.AFFINITY),)
+_STATE = (Obstacle(Rule.STATE),)
+_DRAINING = (Obstacle(Rule.DRAINING),)
+_BACKOFF = (Obstacle(Rule.BACKOFF),)
+_RESERVED = (Obstacle(Rule.RESERVED),)
+_AVAILABLE_GPU = (Obstacle(Rule.AVAILABLE, GPU),)
+_TOTAL_GPU = (Obstacle(Rule.TOTAL, GPU),)
 
 
-def first_obstacle(node: Node, need: Need) -> Obstacle | None:
-    """Return the first rule that ``node`` breaks, or None if the need fits there now."""
-    found: list[Obstacle] = []
-    _judge(node, need, found, first_only=True)
-    return found[0] if found else None
+# Made once per name: a busy cluster breaks the same rules again and again.
 
 
-def obstacles(node: Node, need: Need) -> tuple[Obstacle, ...]:
-    """Return all rules that ``node`` breaks, those that never pass first."""
-    found: list[Obstacle] = []
-    _judge(node, need, found, first_only=False)
-    return tuple(sorted(found, key=lambda o: o.fit is not Fit.NEVER))
+@lru_cache(maxsize=4096)
+def _wrong_label(label: str) -> Obstacle:
+    return Obstacle(Rule.LABEL, label)
 
 
-def could_ever_fit(node: Node, need: Need) -> bool:
-    """Whether the need would fit if the node were idle and healthy."""
+@lru_cache(maxsize=4096)
+def _too_small(resource: str) -> Obstacle:
+    return Obstacle(Rule.TOTAL, resource)
+
+
+@lru_cache(maxsize=4096)
+def _unavailable(resource: str) -> Obstacle:
+    return Obstacle(Rule.AVAILABLE, resource)
+
+
+Check = Callable[[NodeInfo, "Requirements"], Sequence[Obstacle]]
+"""A rule as a function: the obstacles that it finds, none if it holds."""
+
+
+def check_state(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require a node that is ALIVE."""
+    return _NONE if node.spec.health is Health.ALIVE else _STATE
+
+
+def check_affinity(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require the node to which the lease is pinned; a soft affinity is a matter of scoring."""
+    wanted = requirements.node_id
+    if wanted is None or requirements.soft or wanted == node.spec.node_id:
+        return _NONE
+    return _AFFINITY
+
+
+def check_labels(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require that each term of the label selector holds."""
+    labels = node.spec.labels
+    return [_wrong_label(t.label) for t in requirements.terms if not t.holds(labels)]
+
+
+def check_resources(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require the amount of every resource but GPUs."""
+    available = node.available
+    for name, count in requirements.items:
+        if available.get(name, 0) < count:
+            break
+    else:
+        return _NONE
+    total = node.spec.total
+    return [
+        _too_small(name) if total.get(name, 0) < count else _unavailable(name)
+        for name, count in requirements.items
+        if available.get(name, 0) < count
+    ]
+
+
+def check_gpus(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require a part of one GPU, or wholly free ones."""
+    gpu = requirements.gpu
+    if not gpu or node.devices.choose(gpu) is not None:
+        return _NONE
+    return _AVAILABLE_GPU if node.devices.can_ever_serve(gpu) else _TOTAL_GPU
+
+
+def check_open(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require that the node does not drain, back off or reserve what is asked for; name one of these."""
+    if node.spec.draining:
+        return _DRAINING
+    if node.backoffs and node.backoff(requirements.env) is not None:
+        return _BACKOFF
+    if (
+        node.reserved_for is not None
+        and node.reserved_names & requirements.names
+        and node.reserved_for != requirements
+    ):
+        return _RESERVED
+    return _NONE
+
+
+RULES: tuple[Check, ...] = (
+    check_state,
+    check_affinity,
+    check_labels,
+    check_resources,
+    check_gpus,
+    check_open,
+)
+
+
+def rules_for(requirements: Requirements) -> tuple[Check, ...]:
+    """Return the rules that ``requirements`` can break, in order; the others hold on every node."""
+    moot = set()
+    if requirements.node_id is None or requirements.soft:
+        moot.add(check_affinity)
+    if not requirements.terms:
+        moot.add(check_labels)
+    if not requirements.items:
+        moot.add(check_resources)
+    if not requirements.gpu:
+        moot.add(check_gpus)
+    return tuple(check for check in RULES if check not in moot)
+
+
+def first_obstacle(
+    node: NodeInfo, requirements: Requirements, rules: tuple[Check, ...] = RULES
+) -> Obstacle | None:
+    """Return the first obstacle on ``node``, or None if the requirements fit there now.
+
+    A caller that looks at many nodes passes :func:`rules_for` the requirements.
+    """
+    for check in rules:
+        broken = check(node, requirements)
+        if broken:
+            return broken[0]
+    return None
+
+
+def obstacles(node: NodeInfo, requirements: Requirements) -> tuple[Obstacle, ...]:
+    """Return all obstacles on ``node``, those that never pass first."""
+    broken = [obstacle for check in RULES for obstacle in check(node, requirements)]
+    return tuple(sorted(broken, key=lambda obstacle: obstacle.fit is not NodeFit.NEVER))
+
+
+def could_ever_fit(node: NodeInfo, requirements: Requirements) -> bool:
+    """Return whether the requirements would fit if the node were idle and healthy."""
     spec = node.spec
-    if need.node_id is not None and not need.soft and need.node_id != spec.node_id:
+    if (
+        requirements.node_id is not None
+        and not requirements.soft
+        and requirements.node_id != spec.node_id
+    ):
         return False
     return (
-        all(term.holds(spec.labels) for term in need.terms)
-        and all(spec.total.get(name, 0) >= count for name, count in need.items)
-        and need.gpu <= UNIT * len(spec.gpus)
+        all(term.holds(spec.labels) for term in requirements.terms)
+        and all(spec.total.get(name, 0) >= count for name, count in requirements.items)
+        and requirements.gpu <= UNIT * len(spec.gpus)
         and spec.health is not Health.DEAD
     )
 
 
-def _judge(node: Node, need: Need, found: list[Obstacle], *, first_only: bool) -> None:
-    spec = node.spec
-    if spec.health is not Health.ALIVE:
-        found.append(_STATE)
-        if first_only:
-            return
-    if need.node_id is not None and not need.soft and need.node_id != spec.node_id:
-        found.append(_AFFINITY)
-        if first_only:
-            return
-    for term in need.terms:
-        if not term.holds(spec.labels):
-            found.append(Obstacle(Rule.LABEL, term.label))
-            if first_only:
-                return
-    available = node.available
-    for name, count in need.items:
-        if available.get(name, 0) < count:
-            rule = Rule.TOTAL if spec.total.get(name, 0) < count else Rule.AVAILABLE
-            found.append(Obstacle(rule, name))
-            if first_only:
-                return
-    if need.gpu and node.devices.choose(need.gpu) is None:
-        rule = Rule.AVAILABLE if node.devices.can_ever_serve(need.gpu) else Rule.TOTAL
-        found.append(Obstacle(rule, GPU))
-        if first_only:
-            return
-    if spec.draining:
-        found.append(_DRAINING)
-    elif node.refusals and node.refused(need.env) is not None:
-        found.append(_REFUSED)
-    elif (
-        node.reserved_for is not None
-        and node.reserved_names & need.names
-        and node.reserved_for != need
-    ):
-        found.append(_RESERVED)
-
-
-def detail(obstacle: Obstacle, node: Node, need: Need) -> str:
-    """Say what is wrong, with the numbers."""
+def detail(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> str:
+    """Return in words what is wrong, with the numbers."""
     subject, spec = obstacle.subject, node.spec
     match obstacle.rule:
         case Rule.STATE:
             return f"the node is {spec.health.value}" + (f": {spec.reason}" if spec.reason else "")
         case Rule.AFFINITY:
-            return f"the demand is pinned to node {need.node_id}"
+            return f"the demand is pinned to node {requirements.node_id}"
         case Rule.LABEL:
-            term = need.term(subject)
+            term = requirements.term(subject)
             return f"label_selector needs {term.text}, the node has {_label(node, subject)}"
         case Rule.TOTAL:
             has = len(spec.gpus) * UNIT if subject == GPU else spec.total.get(subject, 0)
-            return f"needs {_asked(need, subject)}, the node has {amount_text(subject, has)} in all"
+            return f"needs {_wanted(requirements, subject)}, the node has {amount_text(subject, has)} in all"
         case Rule.AVAILABLE:
-            return f"needs {_asked(need, subject)}, {_free(node, need, subject)}"
+            return f"needs {_wanted(requirements, subject)}, {_free(node, requirements, subject)}"
         case Rule.DRAINING:
             return "the node is draining: it takes no new work"
-        case Rule.REFUSED:
-            refused = node.refused(need.env)
-            assert refused is not None
-            return f"the nodelet refused the last lease and is asked again soon: {refused.because}"
+        case Rule.BACKOFF:
+            backoff = node.backoff(requirements.env)
+            assert backoff is not None
+            return (
+                f"the nodelet did not start the last lease and is tried again soon: {backoff.cause}"
+            )
         case Rule.RESERVED:
             names = ", ".join(sorted(node.reserved_names))
-            return f"its {names} is kept for a larger demand that has waited long"
+            return f"its {names} is reserved for a larger demand that has waited long"
 
 
-def remedy(obstacle: Obstacle, node: Node, need: Need) -> str:
-    """Say what would have to change for this rule to hold."""
+def remedy(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> str:
+    """Return in words what would have to change for this rule to hold."""
     subject, spec = obstacle.subject, node.spec
     match obstacle.rule:
         case Rule.STATE if spec.health is Health.SUSPECT:
@@ -166,43 +248,41 @@ def remedy(obstacle: Obstacle, node: Node, need: Need) -> str:
         case Rule.AFFINITY:
             return "choose this node, or make the affinity soft"
         case Rule.LABEL:
-            term = need.term(subject)
+            term = requirements.term(subject)
             return f"start the node with a label so that {term.text} holds, or change the selector"
         case Rule.TOTAL:
-            return (
-                f"start the node with at least {_asked(need, subject)}, or ask for less {subject}"
-            )
+            return f"start the node with at least {_wanted(requirements, subject)}, or ask for less {subject}"
         case Rule.AVAILABLE:
-            free = f"{_asked(need, subject)} is free{_pieces(need, subject)}"
+            free = f"{_wanted(requirements, subject)} is free{_pieces(requirements, subject)}"
             return f"leases on the node must end until {free}"
         case Rule.DRAINING:
             return "stop draining the node"
-        case Rule.REFUSED:
-            return "nothing: the nodelet is tried again by itself; its log has the cause"
+        case Rule.BACKOFF:
+            return "none needed: the nodelet is tried again after a backoff; its log has the cause"
         case Rule.RESERVED:
             return "the larger demand must start or leave first"
 
 
-def _asked(need: Need, name: str) -> str:
-    return amount_text(name, need.gpu if name == GPU else need.amount(name))
+def _wanted(requirements: Requirements, name: str) -> str:
+    return amount_text(name, requirements.gpu if name == GPU else requirements.amount(name))
 
 
-def _pieces(need: Need, name: str) -> str:
+def _pieces(requirements: Requirements, name: str) -> str:
     if name != GPU:
         return ""
-    return " on one device" if need.gpu < UNIT else " as wholly free devices"
+    return " on one device" if requirements.gpu < UNIT else " as wholly free devices"
 
 
-def _free(node: Node, need: Need, name: str) -> str:
+def _free(node: NodeInfo, requirements: Requirements, name: str) -> str:
     if name != GPU:
         free, total = node.available.get(name, 0), node.spec.total.get(name, 0)
         return f"{amount_text(name, free)} of {amount_text(name, total)} is free"
     devices = node.devices
-    if need.gpu < UNIT:
+    if requirements.gpu < UNIT:
         return f"at most {amount_text(GPU, devices.largest_free)} is free on one device"
     return f"{devices.wholly_free} of {len(devices.indices)} devices are wholly free"
 
 
-def _label(node: Node, label: str) -> str:
+def _label(node: NodeInfo, label: str) -> str:
     value = node.spec.labels.get(label)
     return f"no label {label}" if value is None else f"{label}={value}"

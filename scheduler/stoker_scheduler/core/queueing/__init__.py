@@ -1,1 +1,1 @@
-"""Who is next: queues, the scheduling cycle, reservations and preemption."""
+"""The order of requests: the queue, the scheduling cycle, reservations and preemption."""

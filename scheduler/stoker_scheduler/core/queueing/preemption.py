@@ -1,9 +1,9 @@
-"""Making room: which leases their owners are asked to give back, so that a waiting need fits.
+"""Preemption: the leases that owners are asked to give back, so that waiting requirements fit.
 
-Idle leases are recalled at once, whoever holds them. Busy ones only for a reason: their owner holds
-more than its fair part while the waiting one holds less, their priority is lower, or their node is
-kept for a demand that has waited long. A recall kills nothing: the owner stops sending work there
-and returns the lease when what runs has finished.
+It is cooperative and kills nothing: the owner stops sending work to the lease and returns it when what
+runs has finished. Idle leases are preempted at once, whatever owner has them. Busy ones only for a reason:
+their account has more than its fair share while the waiting one has less, their priority is lower, or
+their node is reserved for a demand that has waited long.
 """
 
 from __future__ import annotations
@@ -11,39 +11,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from stoker_scheduler.core.commands import Command, Recall
+from stoker_scheduler.core.commands import Outbox, Preempt
 from stoker_scheduler.core.events import Kind
+from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.placement.feasibility import Rule, could_ever_fit, first_obstacle
-from stoker_scheduler.core.queueing.queue import Lane, dominant_share
-from stoker_scheduler.core.state import LeaseState, Phase, State
+from stoker_scheduler.core.queueing.queue import Subqueue, dominant_share
 
 if TYPE_CHECKING:
-    from stoker_scheduler.core.model.nodes import Node
-    from stoker_scheduler.core.model.requirements import Need
+    from stoker_scheduler.core.model.nodes import NodeInfo
+    from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.core.state import State
 
-MAX_UNITS = 64
-"""Leases for which one lane makes room at a time."""
+MAX_PREEMPTIONS = 64
+"""Leases for which one subqueue makes room at a time."""
 _ADOPTED = ""
-"""The class of leases of the leader before: unknown, so taken for any class of their need."""
+"""The class of leases of the leader before: unknown, so taken for any class of their requirements."""
 
 
-def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
-    """Recall idle leases until the waiting ones fit, as far as they go.
+def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
+    """Preempt idle leases until the waiting ones fit, as far as they go.
 
-    An owner's lease is not recalled for more of the same class: it would only ask for it again.
+    An owner's lease is not preempted for more of the same class: it would only request it again.
     """
-    limit = _units_missing(state, lane)
+    limit = _missing_preemptions(state, subqueue)
     if limit <= 0:
         return
     waiting: dict[tuple[str, str], int] = {}
-    for ask in lane.asks():
-        for key in ((ask.account, ask.asked.class_key), (ask.account, _ADOPTED)):
-            waiting[key] = waiting.get(key, 0) + ask.wanted
-    for_others = {key: lane.wanted - wanted for key, wanted in waiting.items()}
+    for pending in subqueue.pending():
+        for key in ((pending.account, pending.request.class_key), (pending.account, _ADOPTED)):
+            waiting[key] = waiting.get(key, 0) + pending.wanted
+    for_others = {key: subqueue.wanted - wanted for key, wanted in waiting.items()}
 
     def key_of(lease: LeaseState) -> tuple[str, str]:
-        same = lease.class_key or lease.need.vector == lane.need.vector
-        return (lease.account, lease.class_key if same else "another need")
+        same = lease.class_key or lease.requirements.vector == subqueue.requirements.vector
+        return (lease.account, lease.class_key if same else "other requirements")
 
     def allowed(lease: LeaseState) -> bool:
         return for_others.get(key_of(lease), limit) > 0
@@ -53,47 +54,50 @@ def recall_idle(state: State, lane: Lane, out: list[Command]) -> None:
         if key in for_others:
             for_others[key] -= 1
 
-    victims = [state.leases[lease_id] for lease_id in state.idle]
-    _recall(state, lane.need, victims, limit, out, allowed=allowed, chosen=chosen)
+    candidates = [state.leases[lease_id] for lease_id in state.idle]
+    _preempt(
+        state, subqueue.requirements, candidates, limit, outbox, allowed=allowed, chosen=chosen
+    )
 
 
-def recall_busy(state: State, lane: Lane, out: list[Command]) -> None:
-    """Recall leases in use where priority, fairness or a reservation asks for it."""
-    limit = _units_missing(state, lane)
+def preempt_busy(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
+    """Preempt leases in use where priority, fairness or a reservation asks for it."""
+    limit = _missing_preemptions(state, subqueue)
     if limit <= 0:
         return
-    victims = [lease for lease in reversed(state.leases.values()) if _may_be_recalled(lease)]
-    if not victims:
+    candidates = [lease for lease in reversed(state.leases.values()) if _is_preemptible(lease)]
+    if not candidates:
         return
-    head = lane.head(state.at_s, state.policy.aging_s)
-    kept = state.reserved.get(lane.need)
-    kept_node = kept.node_id if kept is not None else ""
+    head = subqueue.head(state.at_s, state.policy.aging_s)
+    reservation = state.reserved.get(subqueue.requirements)
+    reserved_node = reservation.node_id if reservation is not None else ""
     due = [
         lease
-        for lease in victims
-        if lease.priority < head.asked.priority or lease.node_id == kept_node
+        for lease in candidates
+        if lease.priority < head.request.priority or lease.node_id == reserved_node
     ]
     if due:
-        limit -= _recall(state, lane.need, due, limit, out)
+        limit -= _preempt(state, subqueue.requirements, due, limit, outbox)
     if limit > 0:
-        _recall_excess(state, lane, victims, limit, out)
+        _preempt_for_fairness(state, subqueue, candidates, limit, outbox)
 
 
-def _recall_excess(
-    state: State, lane: Lane, victims: list[LeaseState], limit: int, out: list[Command]
+def _preempt_for_fairness(
+    state: State, subqueue: Subqueue, candidates: list[LeaseState], limit: int, outbox: Outbox
 ) -> None:
-    """Recall what other accounts hold beyond their part, for the account that holds least."""
-    waiting = dict.fromkeys(ask.account for ask in state.queue.asks())
-    parts = len({**waiting, **state.usage})
-    asker = min(lane.accounts, key=state.share)
+    """Preempt what other accounts have beyond the fair share, for the account that has least."""
+    waiting = dict.fromkeys(pending.account for pending in state.queue.pending())
+    fair_share = 1 / len({**waiting, **state.usage})
+    poorest = min(subqueue.accounts, key=state.share)
     shares = {account: state.share(account) for account in state.usage}
-    part, mine = 1 / parts, shares.get(asker, 0.0)
-    one = dominant_share(lane.need.units, state.capacity)
-    coming = len(state.recalls.get(lane.need, ()))
-    if mine + coming * one > 0:
-        limit = min(limit, int((part - mine) / one + 1e-9) - coming if one else 0)
+    own_share = shares.get(poorest, 0.0)
+    lease_share = dominant_share(subqueue.requirements.units, state.capacity)
+    coming = len(state.preemptions.get(subqueue.requirements, ()))
+    if own_share + coming * lease_share > 0:
+        missing = int((fair_share - own_share) / lease_share + 1e-9) - coming if lease_share else 0
     else:
-        limit = min(limit, max(1, int(part / one + 1e-9)) if one else 1)
+        missing = max(1, int(fair_share / lease_share + 1e-9)) if lease_share else 1
+    limit = min(limit, missing)
     if limit <= 0:
         return
 
@@ -101,120 +105,126 @@ def _recall_excess(
 
     def is_excess(lease: LeaseState) -> bool:
         return (
-            lease.account != asker
+            lease.account != poorest
             and lease.granted_at_s <= settled_s
-            and shares.get(lease.account, 0.0) > part + 1e-9
+            and shares.get(lease.account, 0.0) > fair_share + 1e-9
         )
 
     def chosen(lease: LeaseState) -> None:
-        shares[lease.account] -= dominant_share(dict(lease.held), state.capacity)
+        shares[lease.account] -= dominant_share(dict(lease.allocated), state.capacity)
 
-    _recall(state, lane.need, victims, limit, out, allowed=is_excess, chosen=chosen)
+    _preempt(
+        state, subqueue.requirements, candidates, limit, outbox, allowed=is_excess, chosen=chosen
+    )
 
 
-def _may_be_recalled(lease: LeaseState) -> bool:
+def _is_preemptible(lease: LeaseState) -> bool:
     return (
         lease.kind is Kind.TASK
         and lease.phase is Phase.HELD
-        and not lease.recalled
+        and not lease.preempted
         and not lease.blocked
     )
 
 
-def _units_missing(state: State, lane: Lane) -> int:
-    """Return for how many more leases of the lane room is to be made."""
-    under_way = state.recalls.get(lane.need)
+def _missing_preemptions(state: State, subqueue: Subqueue) -> int:
+    """Return for how many more leases of the subqueue room is to be made."""
+    under_way = state.preemptions.get(subqueue.requirements)
     if under_way:
-        under_way = [unit for unit in under_way if any(i in state.leases for i in unit)]
+        under_way = [
+            victims
+            for victims in under_way
+            if any(lease_id in state.leases for lease_id in victims)
+        ]
         if under_way:
-            state.recalls[lane.need] = under_way
+            state.preemptions[subqueue.requirements] = under_way
         else:
-            del state.recalls[lane.need]
-    return min(lane.wanted, MAX_UNITS) - len(under_way or ())
+            del state.preemptions[subqueue.requirements]
+    return min(subqueue.wanted, MAX_PREEMPTIONS) - len(under_way or ())
 
 
-def _recall(
+def _preempt(
     state: State,
-    need: Need,
-    victims: Iterable[LeaseState],
+    requirements: Requirements,
+    candidates: Iterable[LeaseState],
     limit: int,
-    out: list[Command],
+    outbox: Outbox,
     *,
     allowed: Callable[[LeaseState], bool] = lambda _: True,
     chosen: Callable[[LeaseState], None] = lambda _: None,
 ) -> int:
-    """Recall the fewest ``victims`` that make room for up to ``limit`` of ``need``; count them."""
+    """Preempt the fewest ``candidates`` that make room for up to ``limit`` leases; count these."""
     by_node: dict[str, list[LeaseState]] = {}
-    for lease in victims:
-        if not lease.recalled:
+    for lease in candidates:
+        if not lease.preempted:
             by_node.setdefault(lease.node_id, []).append(lease)
-    orders: dict[str, list[str]] = {}
-    units = 0
-    for node_id, there in by_node.items():
-        if units == limit:
+    by_owner: dict[str, list[str]] = {}
+    count = 0
+    for node_id, on_node in by_node.items():
+        if count == limit:
             break
         node = state.nodes[node_id]
-        if not could_ever_fit(node, need):
+        if not could_ever_fit(node, requirements):
             continue
-        trial = _after_recalls(state, node)
-        while units < limit:
-            unit = _make_room(trial, need, there, allowed)
-            if unit is None:
+        trial = _after_preemptions(state, node)
+        while count < limit:
+            victims = _choose_victims(trial, requirements, on_node, allowed)
+            if victims is None:
                 break
-            units += 1
-            for lease in unit:
-                lease.recalled = True
+            count += 1
+            for lease in victims:
+                lease.preempted = True
                 state.idle.pop(lease.lease_id, None)
-                there.remove(lease)
+                on_node.remove(lease)
                 chosen(lease)
-                orders.setdefault(lease.owner_id, []).append(lease.lease_id)
-            names = dict.fromkeys(lease.lease_id for lease in unit)
-            state.recalls.setdefault(need, []).append(names)
-    for owner_id, lease_ids in orders.items():
-        out.append(Recall(owner_id=owner_id, lease_ids=tuple(lease_ids)))
-    return units
+                by_owner.setdefault(lease.owner_id, []).append(lease.lease_id)
+            lease_ids = dict.fromkeys(lease.lease_id for lease in victims)
+            state.preemptions.setdefault(requirements, []).append(lease_ids)
+    for owner_id, owned in by_owner.items():
+        outbox.append(Preempt(owner_id=owner_id, lease_ids=tuple(owned)))
+    return count
 
 
-def _after_recalls(state: State, node: Node) -> Node:
-    """Return a copy of ``node`` as it will be when the recalls under way are done."""
+def _after_preemptions(state: State, node: NodeInfo) -> NodeInfo:
+    """Return a copy of ``node`` as it will be when the preemptions under way are done."""
     trial = node.copy()
-    for need, units in state.recalls.items():
-        for unit in units:
-            leases = [state.leases[i] for i in unit if i in state.leases]
+    for requirements, under_way in state.preemptions.items():
+        for victims in under_way:
+            leases = [state.leases[i] for i in victims if i in state.leases]
             if not leases or leases[0].node_id != node.node_id:
                 continue
             for lease in leases:
-                trial.give(lease.need, lease.gpus, blocked=lease.blocked)
-            gpus = trial.devices.choose(need.gpu)
+                trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+            gpus = trial.devices.choose(requirements.gpu)
             if gpus is not None:
-                trial.take(need, gpus)
+                trial.allocate(requirements, gpus)
     return trial
 
 
-def _make_room(
-    trial: Node,
-    need: Need,
-    victims: list[LeaseState],
+def _choose_victims(
+    trial: NodeInfo,
+    requirements: Requirements,
+    candidates: list[LeaseState],
     allowed: Callable[[LeaseState], bool],
 ) -> list[LeaseState] | None:
-    """Return the victims whose end lets ``need`` fit on ``trial``, which then holds it.
+    """Return the leases whose end lets ``requirements`` fit on ``trial``, and allocate them there.
 
-    None, and ``trial`` as it was, if they do not suffice; also if they are not needed at all.
+    None, and ``trial`` as it was, if they do not suffice; also if no lease need end at all.
     """
-    unit: list[LeaseState] = []
-    while (obstacle := first_obstacle(trial, need)) is not None:
+    victims: list[LeaseState] = []
+    while (obstacle := first_obstacle(trial, requirements)) is not None:
         victim = None
         if obstacle.rule is Rule.AVAILABLE:
-            subject = obstacle.subject
-            holders = (v for v in victims if v not in unit and v.holds(subject))
+            name = obstacle.subject
+            holders = (v for v in candidates if v not in victims and v.has_allocated(name))
             victim = next((v for v in holders if allowed(v)), None)
         if victim is None:
-            for lease in unit:
-                trial.take(lease.need, lease.gpus, blocked=lease.blocked)
+            for lease in victims:
+                trial.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
             return None
-        trial.give(victim.need, victim.gpus, blocked=victim.blocked)
-        unit.append(victim)
-    if not unit:
+        trial.free(victim.requirements, victim.gpus, blocked=victim.blocked)
+        victims.append(victim)
+    if not victims:
         return None
-    trial.take(need, trial.devices.choose(need.gpu) or {})
-    return unit
+    trial.allocate(requirements, trial.devices.choose(requirements.gpu) or {})
+    return victims

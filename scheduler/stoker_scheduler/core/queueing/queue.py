@@ -1,8 +1,9 @@
-"""Who is next: priority (which grows with waiting), then the least served account, then first come.
+"""The queue of pending requests, ordered by priority, then fair share, then time of arrival.
 
-Requests wait in lanes, one per kind of need: if the head of a lane fits nowhere, the rest of the
-lane cannot fit either and is skipped, while other lanes go on. An account is an owner (for the gcs,
-which asks on behalf of everybody, a job).
+The priority grows with the time waited; of accounts, the one with the smallest dominant share goes
+first. Requests wait in subqueues, one per requirements: if the head of a subqueue fits nowhere, the rest
+of it cannot fit either and is skipped, while other subqueues go on. An account is an owner (for the gcs,
+which requests on behalf of everybody, a job).
 """
 
 from __future__ import annotations
@@ -12,28 +13,28 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from stoker_scheduler.core.events import Kind, LeaseAsked
-from stoker_scheduler.core.model.requirements import Need
+from stoker_scheduler.core.events import Kind, LeaseRequested
+from stoker_scheduler.core.model.requirements import Requirements
 
 GCS_OWNER = "gcs"
-REJOIN_S = 10.0
-"""Who asks again within this time after its wait has passed keeps its place in the queue."""
+SENIORITY_TTL_S = 10.0
+"""A request sent within this time after its owner's last one ended its wait keeps that one's seniority."""
 
 
 def account_of(owner_id: str, job_id: str) -> str:
-    """Return whom fairness counts a lease for."""
+    """Return the account that fairness charges for a lease."""
     return f"{GCS_OWNER}:{job_id}" if owner_id == GCS_OWNER else owner_id
 
 
 @dataclass(slots=True)
-class Ask:
+class PendingRequest:
     """A request that is not answered yet.
 
-    ``wanted`` leases have no place yet (the ask is in a lane while there are some), ``starting``
-    ones have a node, ``ready`` ones have a worker and go out with the reply.
+    ``wanted`` leases have no node yet (the request is in a subqueue while there are some),
+    ``starting`` ones have a node, ``ready`` ones have a worker and are granted with the reply.
     """
 
-    asked: LeaseAsked
+    request: LeaseRequested
     account: str
     seq: int
     since_s: float
@@ -46,118 +47,122 @@ class Ask:
     @property
     def request_id(self) -> str:
         """The request's id."""
-        return self.asked.request_id
+        return self.request.request_id
 
     @property
-    def need(self) -> Need:
-        """What each lease needs."""
-        return self.asked.need
+    def requirements(self) -> Requirements:
+        """The requirements of each lease."""
+        return self.request.requirements
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """The ask's place in the queue, the least first; it stays the same while the ask waits."""
-        return (-self.asked.priority, self.since_s, self.seq)
+        """The sort key in the queue, the least first; it stays the same while the request waits."""
+        return (-self.request.priority, self.since_s, self.seq)
 
     def effective_priority(self, at_s: float, aging_s: float) -> int:
         """Return the priority, one higher for each ``aging_s`` waited, so that nothing starves."""
-        return self.asked.priority + int((at_s - self.since_s) / aging_s)
+        return self.request.priority + int((at_s - self.since_s) / aging_s)
 
 
 @dataclass(slots=True)
-class Lane:
-    """All waiting asks with one need."""
+class Subqueue:
+    """All waiting requests with equal requirements, by account."""
 
-    need: Need
-    accounts: dict[str, dict[str, Ask]] = field(default_factory=dict)
+    requirements: Requirements
+    accounts: dict[str, dict[str, PendingRequest]] = field(default_factory=dict)
 
-    def asks(self) -> Iterator[Ask]:
-        """Iterate over the waiting asks, account by account."""
+    def pending(self) -> Iterator[PendingRequest]:
+        """Iterate over the waiting requests, account by account."""
         for waiting in self.accounts.values():
             yield from waiting.values()
 
-    def head(self, at_s: float, aging_s: float) -> Ask:
-        """Return the ask that has waited longest among those of the highest priority."""
+    def head(self, at_s: float, aging_s: float) -> PendingRequest:
+        """Return the request that has waited longest among those of the highest priority."""
         return min(
-            self.asks(), key=lambda a: (-a.effective_priority(at_s, aging_s), a.since_s, a.seq)
+            self.pending(), key=lambda p: (-p.effective_priority(at_s, aging_s), p.since_s, p.seq)
         )
 
     @property
     def wanted(self) -> int:
-        """How many leases the lane waits for."""
-        return sum(ask.wanted for ask in self.asks())
+        """The number of leases that the subqueue waits for."""
+        return sum(pending.wanted for pending in self.pending())
 
 
-class Queue:
-    """The lanes, and the seniority of those who asked and are about to ask again."""
+class RequestQueue:
+    """The subqueues, and the seniority of requests whose wait has passed, for their repetition."""
 
-    __slots__ = ("_ranks", "_seniority", "lanes")
+    __slots__ = ("_ranks", "_seniority", "subqueues")
 
     def __init__(self) -> None:
-        self.lanes: dict[Need, Lane] = {}
+        self.subqueues: dict[Requirements, Subqueue] = {}
         self._ranks: list[tuple[int, float, int]] = []
         self._seniority: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def put(self, ask: Ask) -> None:
-        """Let ``ask`` wait; it must want something."""
-        lane = self.lanes.get(ask.need)
-        if lane is None:
-            lane = self.lanes[ask.need] = Lane(ask.need)
-        waiting = lane.accounts.setdefault(ask.account, {})
-        if ask.request_id not in waiting:
-            waiting[ask.request_id] = ask
-            insort(self._ranks, ask.rank)
+    def add(self, pending: PendingRequest) -> None:
+        """Enqueue a request that wants some lease, if it is not there."""
+        requirements, request_id = pending.requirements, pending.request_id
+        subqueue = self.subqueues.get(requirements)
+        if subqueue is None:
+            subqueue = self.subqueues[requirements] = Subqueue(requirements)
+        waiting = subqueue.accounts.setdefault(pending.account, {})
+        if request_id not in waiting:
+            waiting[request_id] = pending
+            insort(self._ranks, pending.rank)
 
-    def drop(self, ask: Ask) -> None:
-        """Take ``ask`` out; an empty lane goes. Dropping what does not wait changes nothing."""
-        lane = self.lanes.get(ask.need)
-        if lane is None or ask.request_id not in lane.accounts.get(ask.account, {}):
+    def discard(self, pending: PendingRequest) -> None:
+        """Remove a request, if it is there; an empty subqueue goes with it."""
+        requirements, request_id = pending.requirements, pending.request_id
+        subqueue = self.subqueues.get(requirements)
+        if subqueue is None or request_id not in subqueue.accounts.get(pending.account, {}):
             return
-        waiting = lane.accounts[ask.account]
-        del waiting[ask.request_id]
-        del self._ranks[bisect_left(self._ranks, ask.rank)]
+        waiting = subqueue.accounts[pending.account]
+        del waiting[request_id]
+        del self._ranks[bisect_left(self._ranks, pending.rank)]
         if not waiting:
-            del lane.accounts[ask.account]
-        if not lane.accounts:
-            del self.lanes[ask.need]
+            del subqueue.accounts[pending.account]
+        if not subqueue.accounts:
+            del self.subqueues[requirements]
 
-    def holds(self, ask: Ask) -> bool:
-        """Whether ``ask`` waits in its lane."""
-        lane = self.lanes.get(ask.need)
-        return lane is not None and ask.request_id in lane.accounts.get(ask.account, {})
+    def __contains__(self, pending: PendingRequest) -> bool:
+        """Return whether the request waits in its subqueue."""
+        subqueue = self.subqueues.get(pending.requirements)
+        return subqueue is not None and pending.request_id in subqueue.accounts.get(
+            pending.account, {}
+        )
 
-    def asks(self) -> Iterator[Ask]:
-        """Iterate over all waiting asks, lane by lane."""
-        for lane in self.lanes.values():
-            yield from lane.asks()
+    def pending(self) -> Iterator[PendingRequest]:
+        """Iterate over all waiting requests, subqueue by subqueue."""
+        for subqueue in self.subqueues.values():
+            yield from subqueue.pending()
 
-    def position(self, ask: Ask) -> int:
-        """Return how many waiting asks are ahead by priority, then by time."""
-        return bisect_left(self._ranks, ask.rank)
+    def position(self, pending: PendingRequest) -> int:
+        """Return how many waiting requests are ahead by priority, then by time."""
+        return bisect_left(self._ranks, pending.rank)
 
-    def remember(self, ask: Ask, at_s: float) -> None:
-        """Keep the place of an ask whose wait has passed for its owner's next one."""
-        seniority, place = self._seniority, (ask.account, ask.asked.class_key)
-        seniority.pop(place, None)
-        seniority[place] = (ask.since_s, at_s)
+    def keep_seniority(self, pending: PendingRequest, at_s: float) -> None:
+        """Keep since when a request has waited, for the next one of its account and class."""
+        seniority, key = self._seniority, (pending.account, pending.request.class_key)
+        seniority.pop(key, None)
+        seniority[key] = (pending.since_s, at_s)
         for oldest in list(islice(seniority, 2)):
-            if at_s - seniority[oldest][1] > REJOIN_S:
+            if at_s - seniority[oldest][1] > SENIORITY_TTL_S:
                 del seniority[oldest]
 
     def since(self, account: str, class_key: str, at_s: float) -> float:
-        """Return since when an ask counts as waiting: now, or since its owner first asked."""
-        since_s, left_s = self._seniority.pop((account, class_key), (at_s, at_s))
-        return since_s if at_s - left_s <= REJOIN_S else at_s
+        """Return since when a new request counts as waiting: now, or as kept by its predecessor."""
+        since_s, kept_at_s = self._seniority.pop((account, class_key), (at_s, at_s))
+        return since_s if at_s - kept_at_s <= SENIORITY_TTL_S else at_s
 
 
-def keep_after_job(kind: Kind, owner_id: str) -> bool:
-    """Whether a lease or ask outlives its job: actors of the gcs, which ends them itself."""
+def outlives_job(kind: Kind, owner_id: str) -> bool:
+    """Return whether a lease or request outlives its job: actors of the gcs, which ends them itself."""
     return kind is Kind.ACTOR and owner_id == GCS_OWNER
 
 
-def dominant_share(held: Mapping[str, int], total: Mapping[str, int]) -> float:
-    """Return the largest part of any one resource of the cluster that ``held`` is."""
+def dominant_share(used: Mapping[str, int], total: Mapping[str, int]) -> float:
+    """Return the largest fraction of any one resource of the cluster that ``used`` is."""
     share = 0.0
-    for name, units in held.items():
+    for name, units in used.items():
         has = total.get(name, 0)
         if has > 0:
             part = units / has

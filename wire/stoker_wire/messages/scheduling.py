@@ -1,4 +1,4 @@
-"""Messages of the scheduler's own API that nobody else needs: dry-run placement."""
+"""Messages of dry-run placement (``POST /v1/plan``), which the scheduler answers and the gcs forwards."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stoker_wire.messages.common import Message, Record
 from stoker_wire.messages.control import Verdict
 
 
-class PlanQuery(Message):
-    """Where would these go, one after the other, if they were asked for now?"""
+class PlanRequest(Message):
+    """Demands to place one after the other, as if they were requested now; nothing is allocated."""
 
     demands: Annotated[tuple[Demand, ...], msgspec.Meta(min_length=1, max_length=1000)]
 
 
 class PlannedLease(Record):
-    """Where a demand would go; without ``node_id`` it would wait, and ``verdicts`` say why."""
+    """The node for one demand; without ``node_id`` it would wait, and ``verdicts`` say why."""
 
     node_id: str | None
     gpus: dict[int, float] = {}
@@ -26,6 +26,6 @@ class PlannedLease(Record):
 
 
 class PlanReply(Record):
-    """One placement per demand, in their order. Nothing was taken."""
+    """One placement per demand, in their order."""
 
     placements: tuple[PlannedLease, ...]

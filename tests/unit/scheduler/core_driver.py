@@ -9,10 +9,10 @@ from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.model.nodes import make_node_spec
-from stoker_scheduler.core.model.requirements import make_need
-from stoker_scheduler.core.state import Policy, State
+from stoker_scheduler.core.model.requirements import make_requirements
+from stoker_scheduler.core.state import SchedulingPolicy, State
 
-POLICY = Policy(infeasible_grace_s=2.0, lease_ttl_s=10.0, reserve_after_s=5.0)
+POLICY = SchedulingPolicy(infeasible_grace_s=2.0, lease_ttl_s=10.0, reserve_after_s=5.0)
 
 
 class Core:
@@ -36,7 +36,7 @@ class Core:
             self.state.check()
             done += out
             for command in [] if self.slow else out:
-                if isinstance(command, cmd.StartLease):
+                if isinstance(command, cmd.StartWorker):
                     events.append(ev.LeaseStarted(at_s=self.at_s, lease_id=command.lease_id))
                 if isinstance(command, cmd.ReleaseLease):
                     events.append(ev.LeaseEnded(at_s=self.at_s, lease_id=command.lease_id))
@@ -46,17 +46,17 @@ class Core:
     def ask(self, owner: str = "p_1", count: int = 1, wait_s: float = 100.0, **options: Any) -> str:
         """Ask for leases of the resources among ``options``; return the request's id."""
         request_id = options.pop("request_id", f"r_{next(self._numbers)}")
-        event = {n: options.pop(n) for n in list(options) if n in ev.LeaseAsked.__slots__}
-        need = event.pop("need", None) or make_need(options)
+        event = {n: options.pop(n) for n in list(options) if n in ev.LeaseRequested.__slots__}
+        requirements = event.pop("requirements", None) or make_requirements(options)
         self.feed(
-            ev.LeaseAsked(
+            ev.LeaseRequested(
                 **{
                     "at_s": self.at_s,
                     "request_id": request_id,
                     "owner_id": owner,
                     "job_id": "job_1",
-                    "need": need,
-                    "class_key": need.text,
+                    "requirements": requirements,
+                    "class_key": requirements.text,
                     "count": count,
                     "deadline_s": self.at_s + wait_s,
                     **event,
@@ -66,9 +66,9 @@ class Core:
         return request_id
 
     def granted(self, request_id: str) -> tuple[str, ...] | None:
-        """Return what a request was told last, or None if nothing yet."""
-        told = [c.lease_ids for c in self.out if is_reply(c, cmd.Reply, request_id)]
-        return told[-1] if told else None
+        """Return what a request was granted last, or None if nothing yet."""
+        replies = [c.lease_ids for c in self.out if is_reply(c, cmd.Reply, request_id)]
+        return replies[-1] if replies else None
 
     def wait(self, seconds: float, renew: bool = True) -> list[cmd.Command]:
         """Let time pass; owners renew what they hold."""

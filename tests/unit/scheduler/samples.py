@@ -1,0 +1,42 @@
+"""Nodes, requirements and clusters that several tests of the scheduler use."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from stoker_scheduler.core.model.nodes import NodeInfo, make_node_spec
+from stoker_scheduler.core.model.requirements import make_requirements
+
+requirement_sets = st.sampled_from(
+    [
+        make_requirements({"CPU": 1}),
+        make_requirements({"CPU": 3}),
+        make_requirements({"GPU": 1}),
+        make_requirements({"GPU": 0.5}),
+        make_requirements({"CPU": 1, "GPU": 2}),
+        make_requirements({"CPU": 1}, spread=True),
+        make_requirements({"CPU": 1}, label_selector={"zone": "a"}),
+        make_requirements({"CPU": 16}),
+    ]
+)
+
+
+clusters = st.lists(
+    st.sampled_from([{"CPU": 2.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 8.0, "GPU": 2.0}]),
+    min_size=1,
+    max_size=4,
+)
+
+
+GIB = 1 << 30
+
+
+def a_node(name: str = "n_1", **options: object) -> NodeInfo:
+    resources = options.pop("resources", {"CPU": 4, "GPU": 2, "memory": 8 * GIB, "ssd": 1})
+    return NodeInfo(make_node_spec(name, resources, **options))  # type: ignore[arg-type]
+
+
+def used(node: NodeInfo, **resources: float) -> NodeInfo:
+    requirements = make_requirements(resources)
+    node.allocate(requirements, node.devices.choose(requirements.gpu) or {})
+    return node
