@@ -39,7 +39,7 @@ PASSED_ON = frozenset(
 COMPOSE = frozenset({"STOKER_DB_PASSWORD", "STOKER_EXTRAS", "STOKER_PUBLISH_PORT"})
 """What only docker-compose.yml reads, from ``.env``, which people also read into their shells."""
 
-_log = logging.getLogger("stoker.settings")
+_log = logging.getLogger(__name__)
 
 
 def default_session_root() -> str:

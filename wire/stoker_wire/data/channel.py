@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from stoker_wire.messages.common import Address
 
-_log = logging.getLogger("stoker.channel")
+_log = logging.getLogger(__name__)
 PATH = "/v1/channel"
 _HANDSHAKE_S = 10.0
 _TCP_HEARTBEAT_S = 10.0

@@ -44,7 +44,7 @@ RANKS = {
     TaskState.CANCELLED: 4,
 }
 
-_log = logging.getLogger("stoker.history")
+_log = logging.getLogger(__name__)
 
 
 class TaskFacts(msgspec.Struct, array_like=True, frozen=True):

@@ -27,9 +27,9 @@ from stoker_wire.errors import (
 from stoker_wire.http.codec import BYTES, MSGPACK, Codec, encode_msgpack
 from stoker_wire.http.connection import BROKEN, Connection, text_of
 from stoker_wire.http.problems import error_of
-from stoker_wire.http.request import REQUEST_ID
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.control import Event
+from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

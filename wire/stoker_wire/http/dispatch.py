@@ -28,14 +28,13 @@ from stoker_wire.errors import (
 from stoker_wire.http.codec import BYTES, JSON, MSGPACK, PROBLEM, encode_json, encode_msgpack
 from stoker_wire.http.idempotency import IdempotencyStore, StoredReply, fingerprint
 from stoker_wire.http.problems import problem_of
-from stoker_wire.http.request import REQUEST_ID, BoundRoute, Reply, Request
+from stoker_wire.http.request import BoundRoute, Reply, Request
 from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
-
     from stoker_wire.http.request_guard import Admission
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.settings import Settings
@@ -57,7 +56,7 @@ class Dispatcher:
         admission: Admission,
         idempotency: IdempotencyStore,
         metrics: Metrics,
-        log: FilteringBoundLogger,
+        log: logging.Logger,
     ) -> None:
         self.name = name
         self.settings = settings
@@ -73,7 +72,7 @@ class Dispatcher:
         self.live: dict[int, Request] = {}
         self._running = 0
         self._next_id = IdSource(Prefix.REQUEST)
-        self._log_requests = log.is_enabled_for(logging.DEBUG)
+        self._log_requests = log.isEnabledFor(logging.DEBUG)
         metrics.gauge("http_in_flight", "Requests being answered.").set_function(
             lambda: float(self._running)
         )
@@ -117,15 +116,14 @@ class Dispatcher:
             where = route.path if route else _NO_ROUTE
             self.metrics.answered(http.method, where, status, seconds)
             if self._log_requests:
-                self.log.debug(
-                    "request",
-                    method=http.method,
-                    path=http.path,
-                    status=status,
-                    seconds=round(seconds, 6),
-                    request_id=request_id,
-                    peer=http.headers.get("Stoker-Peer", ""),
-                )
+                fields = {
+                    "method": http.method,
+                    "path": http.path,
+                    "status": status,
+                    "seconds": round(seconds, 6),
+                    "peer": http.headers.get("Stoker-Peer", ""),
+                }
+                self.log.debug("request", extra=fields)
         response.headers["X-Request-Id"] = request_id
         return response
 
@@ -249,9 +247,8 @@ class Dispatcher:
             headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
             error = self._of_aiohttp(error, http)
         elif not isinstance(error, StokerError):
-            self.log.error(
-                "crashed", method=http.method, path=http.path, request_id=request_id, exc_info=error
-            )
+            fields = {"method": http.method, "path": http.path}
+            self.log.error("crashed", exc_info=error, extra=fields)
             error = InternalError(
                 f"this is a bug in {self.name}\nits log has the trace under request id {request_id}"
             )

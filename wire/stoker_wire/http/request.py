@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,14 +16,12 @@ from stoker_wire.http.codec import Codec, explain_invalid
 from stoker_wire.suggestions import suggestion
 
 if TYPE_CHECKING:
+    import logging
+
     from aiohttp import web
     from multidict import MultiMapping
-    from structlog.typing import FilteringBoundLogger
 
     from stoker_wire.settings import Settings
-
-REQUEST_ID: ContextVar[str] = ContextVar("stoker_request_id", default="")
-"""Id of the request being answered: clients pass it on, so that one id follows a chain of calls."""
 
 Handler = Callable[["Request"], Awaitable[object]]
 SocketHandler = Callable[["Request", "web.WebSocketResponse"], Awaitable[None]]
@@ -144,7 +141,7 @@ class Request:
         timeout_s: float,
         now_s: float,
         stopping: asyncio.Event,
-        log: FilteringBoundLogger,
+        log: logging.Logger,
     ) -> None:
         self.http = http
         self.route = route

@@ -76,7 +76,7 @@ class Service:
 
     Make it, add routes with :meth:`route` and :meth:`websocket`, ``await start(...)``, call
     :meth:`ready` when the service may be used, and ``await stop()`` at the end. ``metrics`` takes
-    the component's own counters, ``log`` is bound to the service's name.
+    the component's own counters, ``log`` is the service's logger.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Service:
         self.port = 0
         self.unix_path: str | None = None
         self.metrics = Metrics()
-        self.log = log.get_logger(name)
+        self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
         self.admission = Admission(settings, token, authenticator)
         self.dispatcher = Dispatcher(
@@ -268,7 +268,8 @@ class Service:
         except BaseException:
             await self._runner.cleanup()
             raise
-        self.log.info("listening", url=self.url if host else None, unix=self.unix_path)
+        where = {"url": self.url if host else None, "unix": self.unix_path}
+        self.log.info("listening", extra=where)
 
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop accepting, let requests finish for ``grace_s``, close watches and sockets."""
@@ -288,7 +289,8 @@ class Service:
                 await self.dispatcher.idle.wait()
         except TimeoutError:
             for request in list(self.dispatcher.live.values()):
-                self.log.warning("cut off", route=request.route.path, waits=request.waits_for)
+                waits = {"route": request.route.path, "waits": request.waits_for}
+                self.log.warning("cut off", extra=waits)
                 if request.task is not None:
                     request.task.cancel("the service stops")
         await runner.cleanup()

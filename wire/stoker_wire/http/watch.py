@@ -168,7 +168,7 @@ async def _send_failure(
     encode: Callable[[Event], bytes],
 ) -> None:
     if not isinstance(error, StokerError):
-        req.log.error("watch crashed", request_id=req.request_id, exc_info=error)
+        req.log.error("watch crashed", exc_info=error)
         error = InternalError(f"the watch failed\nsee request id {req.request_id} in the log")
     problem = problem_of(error, request_id=req.request_id)
     event = Event(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_log = logging.getLogger("stoker.background")
+_log = logging.getLogger(__name__)
 
 
 class GeneratorTasks(asyncio.TaskGroup):

@@ -6,11 +6,10 @@ ways gets the same, slower and larger. Needs nothing but the standard library.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -55,16 +54,3 @@ class _LateContext(ssl.SSLContext):
             read, how = self.read_certificates
             read(self, *how)
             self.read_certificates = None
-
-
-@contextlib.contextmanager
-def without(name: str) -> Iterator[None]:
-    """Import what follows as if the package ``name`` were not there, unless it is loaded already."""
-    hidden = name not in sys.modules
-    if hidden:
-        sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules[name]
