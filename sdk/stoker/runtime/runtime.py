@@ -41,11 +41,11 @@ from stoker_wire.messages.data import (
     Failed,
     Item,
     Ref,
+    ReleaseBorrow,
     Resolve,
     Resolved,
     Retire,
     Returned,
-    Unborrow,
 )
 from stoker_wire.messages.work import Owner
 from stoker_wire.process import host_identity
@@ -365,7 +365,7 @@ class Runtime:
                 self.objects.borrowing.on_borrow(line, message)  # type: ignore[arg-type]
             elif kind is Borrowed:
                 self.objects.borrowing.on_borrowed(message)  # type: ignore[arg-type]
-            elif kind is Unborrow:
+            elif kind is ReleaseBorrow:
                 self.objects.borrowing.on_unborrow(line, message)  # type: ignore[arg-type]
             elif kind is Returned:
                 self.tasks.on_returned(line, message.task_ids)  # type: ignore[union-attr]

@@ -31,14 +31,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker_wire.arena.byte_quota import ByteQuota
 from stoker_wire.arena.layout import PREFIX_NBYTES, ObjectHead, id_of, pack_head, parts_of, split
-from stoker_wire.arena.ledger import Ledger
 from stoker_wire.arena.views import Views
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 
 FREE = "free"
 SPILL = "spill"
-LEDGER = ".ledger"
+QUOTA = ".ledger"
+"""The quota's file, under the name that processes of other versions know it by."""
 
 _PAGE = mmap.PAGESIZE
 _SLACK = 64 * 1024
@@ -114,7 +115,7 @@ class Arena:
     def __init__(self, directory: str | Path) -> None:
         self.path = Path(directory)
         self._free = os.path.join(directory, FREE)
-        self._ledger: Ledger | None = None
+        self._quota: ByteQuota | None = None
         self._names = itertools.count()
         self._lock = threading.Lock()
         self._views = Views()
@@ -130,16 +131,16 @@ class Arena:
         with self._lock:
             self._filled.clear()
         self._views.clear()
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
+        if self._quota is not None:
+            self._quota.close()
+            self._quota = None
 
     @property
-    def ledger(self) -> Ledger:
-        """The count of bytes in use."""
-        if self._ledger is None:
-            self._ledger = Ledger(self.path / LEDGER)
-        return self._ledger
+    def quota(self) -> ByteQuota:
+        """The count of bytes in use, and their limit."""
+        if self._quota is None:
+            self._quota = ByteQuota(self.path / QUOTA)
+        return self._quota
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -272,10 +273,10 @@ class Arena:
 
     def _fresh(self, nbytes: int) -> Extent:
         capacity = capacity_for(nbytes)
-        if not self.ledger.take(capacity):
+        if not self.quota.take(capacity):
             raise ArenaFullError(
                 f"no room for {nbytes} bytes in {self.path.name}\n"
-                f"{self.ledger.used_bytes} of {self.ledger.limit_bytes} bytes are in use"
+                f"{self.quota.used_bytes} of {self.quota.limit_bytes} bytes are in use"
             )
         path = self._temporary()
         fd = -1
@@ -287,7 +288,7 @@ class Arena:
             os.posix_fallocate(fd, 0, capacity)
             inode = os.fstat(fd).st_ino
         except BaseException as error:
-            self.ledger.give(capacity)
+            self.quota.give(capacity)
             if fd >= 0:
                 os.unlink(path)
                 os.close(fd)
@@ -381,7 +382,7 @@ class Arena:
             os.ftruncate(fd, 0)
         finally:
             os.close(fd)
-        self.ledger.give(nbytes)
+        self.quota.give(nbytes)
         return nbytes
 
 

@@ -35,7 +35,7 @@ from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol
 
 if TYPE_CHECKING:
-    from stoker_wire.http.request_guard import Admission
+    from stoker_wire.http.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.settings import Settings
 
@@ -53,14 +53,14 @@ class Dispatcher:
         name: str,
         settings: Settings,
         *,
-        admission: Admission,
+        guard: RequestGuard,
         idempotency: IdempotencyStore,
         metrics: Metrics,
         log: logging.Logger,
     ) -> None:
         self.name = name
         self.settings = settings
-        self.admission = admission
+        self.guard = guard
         self.idempotency = idempotency
         self.metrics = metrics
         self.log = log
@@ -91,7 +91,7 @@ class Dispatcher:
         response: web.StreamResponse
         status = 499
         try:
-            principal = await self.admission.check(http.headers, http.path)
+            principal = await self.guard.check(http.headers, http.path)
             if route is None:
                 response = await handler(http)
             else:

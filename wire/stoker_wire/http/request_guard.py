@@ -25,7 +25,7 @@ OPEN_ON_LOOPBACK = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"
 _ANY = frozenset({"0.0.0.0", "::", ""})
 
 
-class Admission:
+class RequestGuard:
     """The rules of one service, fixed when it knows where it listens."""
 
     def __init__(

@@ -33,7 +33,7 @@ from stoker_wire.http.codec import JSON, encode_json
 from stoker_wire.http.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.idempotency import IdempotencyStore, MemoryStore
 from stoker_wire.http.request import BoundRoute, Handler, Reply, Request, SocketHandler
-from stoker_wire.http.request_guard import Admission, outward_address
+from stoker_wire.http.request_guard import RequestGuard, outward_address
 from stoker_wire.http.routes import Route, WebSocketRoute
 from stoker_wire.http.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
@@ -100,11 +100,11 @@ class Service:
         self.metrics = Metrics()
         self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
-        self.admission = Admission(settings, token, authenticator)
+        self.guard = RequestGuard(settings, token, authenticator)
         self.dispatcher = Dispatcher(
             name,
             settings,
-            admission=self.admission,
+            guard=self.guard,
             idempotency=idempotency or MemoryStore(),
             metrics=self.metrics,
             log=self.log,
@@ -256,7 +256,7 @@ class Service:
         self._runner = web.AppRunner(
             self._app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
         )
-        self.admission.listens_on(host)
+        self.guard.listens_on(host)
         await self._runner.setup()
         try:
             if unix_path is not None:

@@ -190,7 +190,7 @@ class Resolved(_Part, tag=10):
 
 
 class Borrow(_Part, tag=11):
-    """I hold refs to these objects of yours; keep them until ``Unborrow`` or the end of the line."""
+    """I hold refs to these objects of yours; keep them until ``ReleaseBorrow`` or the end of the line."""
 
     number: int
     object_ids: list[str]
@@ -203,7 +203,7 @@ class Borrowed(_Part, tag=12):
     gone: list[str] = []
 
 
-class Unborrow(_Part, tag=13):
+class ReleaseBorrow(_Part, tag=13):
     """I no longer hold refs to these. Numbered with the ``Borrow`` messages of the same sender."""
 
     object_ids: list[str]
@@ -233,7 +233,7 @@ DataMessage = (
     | Resolved
     | Borrow
     | Borrowed
-    | Unborrow
+    | ReleaseBorrow
     | Release
     | Retire
 )

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from stoker_wire.messages.data import Borrow, Unborrow
+from stoker_wire.messages.data import Borrow, ReleaseBorrow
 
 if TYPE_CHECKING:
     from stoker.runtime.objects.table import Entry, ObjectTable
@@ -75,7 +75,7 @@ class Loans:
                 self.returning[entry.object_id] = entry.line
         return freed
 
-    def give_back(self, object_ids: Iterable[str]) -> list[tuple[Hashable, Unborrow]]:
+    def give_back(self, object_ids: Iterable[str]) -> list[tuple[Hashable, ReleaseBorrow]]:
         """Return what tells the owners that these are not needed; those adopted anew stay."""
         by_line: dict[Hashable, list[str]] = {}
         for object_id in object_ids:
@@ -85,7 +85,7 @@ class Loans:
         messages = []
         for line, theirs in by_line.items():
             self._number += 1
-            messages.append((line, Unborrow(theirs, self._number)))
+            messages.append((line, ReleaseBorrow(theirs, self._number)))
         return messages
 
     def lender_lost(self, line: Hashable) -> list[Entry]:
@@ -114,7 +114,7 @@ class Loans:
                 entry.borrowers += 1
         return gone
 
-    def take_back(self, line: Hashable, message: Unborrow) -> list[Entry]:
+    def take_back(self, line: Hashable, message: ReleaseBorrow) -> list[Entry]:
         """It holds no refs to these any more; return what is freed by that (removed)."""
         if not self._is_news(line, message.number):
             return []

@@ -1,6 +1,6 @@
 """Refs to objects of other processes: borrowing them, asking where they are, giving them back.
 
-The owner keeps an object while it is lent: until ``Unborrow``, or a moment after the borrower's line
+The owner keeps an object while it is lent: until ``ReleaseBorrow``, or a moment after the borrower's line
 ended. Whoever holds a ref for somebody else (a caller for its call, a worker for what it returned)
 lets go only when the owner knows of the new borrower: because it has said so, or because the word
 that lets go travels behind the ``Borrow``, on the same line.
@@ -21,7 +21,7 @@ from stoker.runtime.objects.table import Entry
 from stoker.runtime.objects.values import drain
 from stoker.runtime.serialization.exceptions import failed_with
 from stoker_wire.data.channel import Channel
-from stoker_wire.messages.data import Borrow, Borrowed, Release, Resolve, Resolved, Unborrow
+from stoker_wire.messages.data import Borrow, Borrowed, Release, ReleaseBorrow, Resolve, Resolved
 
 if TYPE_CHECKING:
     from stoker.runtime.objects.store import Objects
@@ -113,7 +113,7 @@ class Borrowing:
             gone = self.loans.lend(line, message)
         line.post(Borrowed(message.number, gone))
 
-    def on_unborrow(self, line: Channel, message: Unborrow) -> None:
+    def on_unborrow(self, line: Channel, message: ReleaseBorrow) -> None:
         """Another process dropped its refs."""
         with self._objects.lock:
             freed = self.loans.take_back(line, message)
