@@ -49,8 +49,8 @@ Each class is also the built-in exception that a Python programmer expects (righ
             └── ObjectNodeDiedError object_node_died    also an ObjectLostError
 
 Who raises: every component. Who translates: the HTTP server base turns an error into an RFC 9457
-problem, the client base turns a problem back into the class of its ``code``. Nothing else may, but
-for a worker's few routes, which are no service's and use the same ``problem_of``.
+problem, the client base turns a problem back into the class of its ``code``. A worker's few routes,
+which are no service's, use the same ``problem_response``; nothing else translates.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import xxhash
 
 from stoker_wire.errors import InternalError, StokerError, UnavailableError
+from stoker_wire.http.exchange import client_headers
 from stoker_wire.http.problems import error_of
-from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT
 
 CHUNK_NBYTES = 16 << 20
 """Bytes that are asked for, checked and, where need be, sent again at once."""
@@ -42,11 +42,7 @@ class RangeReader:
         self._http = http.client.HTTPConnection(
             parts.hostname or "", parts.port or 80, timeout=stall_s
         )
-        self._headers = {
-            "Authorization": f"Bearer {token}",
-            "Stoker-Peer": peer,
-            PROTOCOL_HEADER: PROTOCOL_TEXT,
-        }
+        self._headers = client_headers(token, peer)
         self._socket: socket.socket | None = None
         self._aborted = False
 

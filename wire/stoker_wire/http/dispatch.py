@@ -25,9 +25,9 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
-from stoker_wire.http.codec import BYTES, JSON, MSGPACK, PROBLEM, encode_json, encode_msgpack
+from stoker_wire.http.codec import BYTES, JSON, MSGPACK, encode_json, encode_msgpack
 from stoker_wire.http.idempotency import IdempotencyStore, StoredReply, fingerprint
-from stoker_wire.http.problems import problem_of
+from stoker_wire.http.problems import problem_response
 from stoker_wire.http.request import BoundRoute, Reply, Request
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.process.log import REQUEST_ID
@@ -258,13 +258,14 @@ class Dispatcher:
             if http.transport is not None:
                 http.transport.abort()
             return request.response
-        problem = problem_of(error, request_id=request_id, status=status)
-        headers["Content-Type"] = PROBLEM
-        if problem.status == 503:
+        status, headers["Content-Type"], body = problem_response(
+            error, request_id=request_id, status=status
+        )
+        if status == 503:
             headers["Retry-After"] = "1"
-        elif problem.status == 401:
+        elif status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return web.Response(body=encode_json(problem), status=problem.status, headers=headers)
+        return web.Response(body=body, status=status, headers=headers)
 
     def _of_aiohttp(self, error: web.HTTPException, http: web.Request) -> StokerError:
         if error.status == 404:

@@ -22,8 +22,8 @@ from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import ConflictError
 from stoker_wire.http.auth import is_loopback
-from stoker_wire.http.codec import PROBLEM, Codec
-from stoker_wire.http.problems import problem_of
+from stoker_wire.http.codec import Codec
+from stoker_wire.http.problems import problem_response
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Empty
 from stoker_wire.process import host_identity
@@ -113,10 +113,8 @@ class _Worker:
                 f"calls and {actors} living actors"
             )
             error = ConflictError(why, extra={"runs": self._execution.runs})
-            problem = problem_of(error, request_id=None)
-            return web.Response(
-                body=msgspec.json.encode(problem), status=problem.status, content_type=PROBLEM
-            )
+            status, content_type, body = problem_response(error)
+            return web.Response(body=body, status=status, content_type=content_type)
         self._execution.stop()
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
