@@ -9,20 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stoker_wire.errors import (
-    DeadlineExceededError,
-    NotFoundError,
-    NotLeaderError,
-    StokerError,
-    UnavailableError,
-)
-from stoker_wire.http.client import Client
+from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
+from stoker_wire.http.client_pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from stoker_gcs.controllers.leader_election import Leaders
+    from stoker_wire.http.client import Client
     from stoker_wire.settings import Settings
 
 T = TypeVar("T")
@@ -43,28 +38,33 @@ class Links:
     ) -> None:
         self._leaders = leaders
         self._nodes = nodes
-        self._settings = settings
-        self._token = token
-        self._clients: dict[str, Client] = {}
+        self._clients = ClientPool(token=token, peer="gcs", settings=settings, max_connections=2048)
+        self._leader = LeaderClient(
+            SCHEDULER,
+            self._clients,
+            self._scheduler_url,
+            last_known=self._last_known_url,
+            fail_over=True,
+        )
 
     async def close(self) -> None:
         """Close all connections."""
-        clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            await client.close()
+        await self._clients.close()
 
     def client(self, url: str) -> Client:
         """The client of a URL; many long polls may run on one."""
-        found = self._clients.get(url)
-        if found is None:
-            found = self._clients[url] = Client(
-                url, token=self._token, peer="gcs", settings=self._settings, max_connections=2048
-            )
-        return found
+        return self._clients.client(url)
+
+    def _last_known_url(self) -> str:
+        known = self._leaders.known(SCHEDULER)
+        return known.url if known is not None and known.expires_at_s > 0 else ""
+
+    async def _scheduler_url(self, _: bool) -> str:
+        return (await self._leaders.current(SCHEDULER)).url
 
     async def tell_scheduler(self, method: str, path: str, body: object) -> None:
         """Call the scheduler that leads, for the effect alone."""
-        await self._scheduler(method, path, body, None, None, CALL_S)
+        await self._leader.call(method, path, body, timeout_s=CALL_S, retry=False)
 
     async def scheduler(
         self,
@@ -76,59 +76,11 @@ class Links:
         query: Mapping[str, Any] | None = None,
         timeout_s: float = CALL_S,
     ) -> T:
-        """Call the scheduler that leads; looks it up again once if the one known fails."""
-        found: T = await self._scheduler(method, path, body, reply, query, timeout_s)
-        return found
-
-    async def _scheduler(
-        self,
-        method: str,
-        path: str,
-        body: object,
-        reply: type[Any] | None,
-        query: Mapping[str, Any] | None,
-        timeout_s: float,
-    ) -> Any:
-        known = self._leaders.known(SCHEDULER)
-        tried, last = "", ""
-        if known is not None and known.expires_at_s > 0:
-            tried = known.url
-            try:
-                return await self._once(tried, method, path, body, reply, query, timeout_s)
-            except (UnavailableError, NotLeaderError) as error:
-                last = str(error)
-        leader = await self._leaders.current(SCHEDULER)
-        if leader.url == tried:
-            raise UnavailableError(f"the scheduler at {tried} does not answer\n{last}")
-        try:
-            return await self._once(leader.url, method, path, body, reply, query, timeout_s)
-        except (UnavailableError, NotLeaderError) as error:
-            raise UnavailableError(
-                f"the scheduler at {leader.url} does not answer\n{error}"
-            ) from error
-
-    async def _once(
-        self,
-        url: str,
-        method: str,
-        path: str,
-        body: object,
-        reply: type[Any] | None,
-        query: Mapping[str, Any] | None,
-        timeout_s: float,
-    ) -> Any:
-        client = self.client(url)
-        try:
-            if reply is None:
-                await client.call(method, path, body, timeout_s=timeout_s, retry=False)
-                return None
-            return await client.call(
-                method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
-            )
-        except DeadlineExceededError as error:
-            raise UnavailableError(
-                f"the scheduler at {url} did not answer within {timeout_s:g} s"
-            ) from error
+        """Call the scheduler that leads; looks it up again if the one known fails."""
+        answer: T = await self._leader.call(
+            method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
+        )
+        return answer
 
     def nodelet(self, node_id: str) -> Client:
         """The client of a node's nodelet; NotFoundError or UnavailableError name the node."""

@@ -23,6 +23,7 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.client import Client
+from stoker_wire.http.client_pool import ClientPool
 from stoker_wire.messages.cluster import (
     HeldLeases,
     Node,
@@ -82,8 +83,7 @@ class Nodelets:
         background: Background,
         ended: Callable[[str], None],
     ) -> None:
-        self._settings = settings
-        self._token = token
+        self._clients = ClientPool(token=token, peer="scheduler", settings=settings)
         self._background = background
         self._ended = ended
         self._peers: dict[str, _Peer] = {}
@@ -95,22 +95,24 @@ class Nodelets:
         if known is not None and known.url == node.url:
             return
         self.remove(node.node_id)
-        client = Client(node.url, token=self._token, peer="scheduler", settings=self._settings)
-        self._peers[node.node_id] = _Peer(node.url, client)
+        self._peers[node.node_id] = _Peer(node.url, self._clients.client(node.url))
 
     def remove(self, node_id: str) -> None:
         """Forget a node; releases that it has not confirmed are moot."""
         peer = self._peers.pop(node_id, None)
         if peer is not None:
             peer.gone = True
-            self._background.close_later(peer.client.close(), name=node_id)
+            # A nodelet that started again on the same port may be known already, as another node.
+            if all(other.url != peer.url for other in self._peers.values()):
+                self._clients.pop(peer.url)
+                self._background.close_later(peer.client.close(), name=node_id)
 
     async def close(self) -> None:
         """Close all connections."""
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             peer.gone = True
-            await peer.client.close()
+        await self._clients.close()
 
     async def held(self, node: Node) -> HeldLeases:
         """Fence a nodelet against earlier leaders, then ask it which leases it holds.
