@@ -7,10 +7,10 @@
     <arena>/free/<capacity>-<inode>      recycled: anybody may claim it, by renaming it
     <arena>/spill/<object id>            a sealed object on disk (``spill`` is a link to a folder)
 
-The kernel keeps the books of readers. A reader holds a shared ``flock`` for as long as its mapping
+The kernel counts the readers. A reader holds a shared ``flock`` for as long as its mapping
 lives (the lock belongs to the open file, which the mapping keeps open); a writer that reuses an
 extent must get the exclusive lock first. So an extent is filled again only after the last view is
-gone, and a process that dies, however it dies, lets go of its views and of what it was writing.
+gone, and a process that dies, however it dies, releases its views and what it was writing.
 
 First touches of pages cost ten times a copy. So a process keeps its mappings of extents that it has
 filled more than once: to put into one of these again is one ``memcpy``.
@@ -82,13 +82,13 @@ class Extent:
 
     @property
     def fd(self) -> int:
-        """The open file, for those that have the kernel fill it; this object closes it."""
+        """The open file, for callers that have the kernel fill it; this object closes it."""
         return self._fd
 
     def seal(self, object_id: str) -> None:
-        """Make it visible as an object that is whole, in place of an earlier one of that name.
+        """Publish it as a complete object, in place of an earlier one of that name.
 
-        A task that is tried again makes its results again; what has the first ones goes on with them.
+        A task that is tried again makes its results again; readers of the first ones go on with them.
         """
         final = os.path.join(self._arena.path, object_id)
         if os.path.exists(final):
@@ -97,7 +97,7 @@ class Extent:
         self._close()
 
     def discard(self) -> None:
-        """Give it back, filled or not. Nothing happens if it has ended already."""
+        """Recycle it, filled or not. Nothing happens if it has ended already."""
         if self._fd >= 0:
             self._arena.recycle_file(self._path)
             self._close()
@@ -127,7 +127,7 @@ class Arena:
         What falls out is unmapped once no writer uses it."""
 
     def close(self) -> None:
-        """Let go of the mappings; views that were read stay."""
+        """Drop the mappings; views that were read stay."""
         with self._lock:
             self._filled.clear()
         self._views.clear()
@@ -170,7 +170,7 @@ class Arena:
     def write_to_disk(
         self, object_id: str, head: ObjectHead, data: Any, buffers: Sequence[memoryview]
     ) -> int:
-        """Store an object on disk at once, where spilled ones lie; return its length.
+        """Store an object on disk at once, among the spilled ones; return its length.
 
         Raises OSError, and has then no effect.
         """
@@ -217,7 +217,7 @@ class Arena:
         return extent
 
     def _mapping_of(self, extent: Extent) -> mmap.mmap | None:
-        """Return the mapping that is kept of an extent; one is made at its second filling."""
+        """Return the cached mapping of an extent; one is made at its second filling."""
         with self._lock:
             mapping: Any = self._filled.pop(extent.inode, _NEVER)
             if mapping is None:
@@ -230,7 +230,7 @@ class Arena:
         return mapping if isinstance(mapping, mmap.mmap) else None
 
     def _claim(self, nbytes: int) -> Extent | None:
-        """Take a recycled extent that nobody reads any more; warm mappings first, then the smallest.
+        """Take a recycled extent without readers; warm mappings first, then the smallest.
 
         What this process recycled itself is tried before it looks at what there is: looking costs
         as much as copying a megabyte.
@@ -305,16 +305,16 @@ class Arena:
     # -- reading ---------------------------------------------------------------------------------
 
     def open(self, object_id: str) -> int:
-        """Return a descriptor of an object's file under a shared lock, wherever it lies now.
+        """Return a descriptor of an object's file under a shared lock, in memory or spilled.
 
         The lock goes with the last descriptor and mapping of it. Raises :class:`ObjectLostError`.
         """
         deadline_s = time.monotonic() + _BUSY_S
         while True:
             there = False
-            for place in (self.path / object_id, self.path / SPILL / object_id):
+            for path in (self.path / object_id, self.path / SPILL / object_id):
                 try:
-                    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 except (FileNotFoundError, NotADirectoryError):
                     continue
                 there = True
@@ -354,7 +354,7 @@ class Arena:
         return True
 
     def in_use(self, path: Path) -> bool:
-        """Whether some process reads or writes this file now."""
+        """Return whether some process reads or writes this file now."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -365,7 +365,7 @@ class Arena:
             os.close(fd)
 
     def delete(self, path: Path) -> int:
-        """Delete a recycled file unless somebody reads it; return the bytes that are free now."""
+        """Delete a recycled file unless it is read; return the bytes that this freed."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -378,7 +378,7 @@ class Arena:
                 os.unlink(path)
             except FileNotFoundError:
                 return 0  # claimed: its writer waits for nothing and tries the next
-            # Mappings that writers have kept would keep the pages.
+            # Mappings that writers cache would keep the pages.
             os.ftruncate(fd, 0)
         finally:
             os.close(fd)
@@ -405,7 +405,7 @@ def _try_lock(fd: int, kind: int) -> bool:
 
 
 def _holds(fd: int, object_id: str) -> bool:
-    """Whether the file is this object, and not yet another's."""
+    """Return whether the file is this object, and not yet another's."""
     return id_of(os.pread(fd, PREFIX_NBYTES, 0)) == object_id
 
 

@@ -203,7 +203,7 @@ class Client:
                         again = retry and error.retryable and not self._closed
                         if not again or isinstance(error, NotLeaderError):
                             raise
-                        # A last try with no time left is told just that: the cause came before.
+                        # A last try with no time left only says so: the cause came before.
                         hurried = left_s < _HURRIED_S and isinstance(error, DeadlineExceededError)
                         cause = cause if hurried and cause is not None else error
                     except _BROKEN as error:
@@ -217,7 +217,7 @@ class Client:
                         raise deadline_error(method, url, timeout_s, tries, cause)
                     await asyncio.sleep(pause_s)
         except TimeoutError as error:
-            # A StokerError may be a TimeoutError too: it says more than we could.
+            # A StokerError may be a TimeoutError too, and says more than this one would.
             if isinstance(error, StokerError) or not deadline.expired():
                 raise
             raise deadline_error(method, url, timeout_s, tries + 1, cause) from error
@@ -247,7 +247,7 @@ class Client:
     async def watch(
         self, path: str, since: int = 0, query: Mapping[str, object] | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yield events after ``since``, for ever; bookmarks are read and left out.
+        """Yield events after ``since`` without end; bookmarks are read and left out.
 
         A broken connection is opened again from the last sequence number seen. CompactedError
         means: list again, then watch from there. Leave early by ``contextlib.aclosing``.

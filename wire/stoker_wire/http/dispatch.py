@@ -1,7 +1,7 @@
-"""Answers one request by the rules of the protocol: admission, deadline, idempotency, errors.
+"""The way of one request through the protocol: its check, deadline, idempotency and errors.
 
-Called by the HTTP server base for every request, as its one middleware. It must let nothing out but
-a reply or a problem document, and must run a handler at most once per Idempotency-Key.
+Called by the HTTP server for every request, as its one middleware. Nothing leaves but a reply or a
+problem document, and a handler runs at most once per Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NO_ROUTE = "(none)"
 
 
 class Dispatcher:
-    """Takes requests to their handlers. ``live`` are those in work, ``idle`` is set if none is."""
+    """Router of requests to handlers. ``live`` are those being answered, ``idle`` is set if none is."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Dispatcher:
     ) -> Request:
         peer = http.headers.get("Stoker-Peer", "the caller")
         if "\0" in http.path or "%00" in http.query_string:
-            # No id or name holds one, and not every database can compare with it.
+            # No id or name holds one, and not every database can compare it.
             raise BadRequestError("the URL holds a NUL character")
         v1 = http.path.startswith("/v1")
         if v1:
@@ -192,23 +192,23 @@ class Dispatcher:
         except TimeoutError as error:
             if isinstance(error, StokerError) or not deadline.expired():
                 raise
-            waits = request.waits_for or f"{self.name} to finish it"
+            waiting = request.waits_for or f"{self.name} to finish it"
             raise DeadlineExceededError(
                 f"{route.method} {request.http.path} passed its deadline of "
-                f"{request.timeout_s:g} s while it waited for {waits}",
+                f"{request.timeout_s:g} s while it waited for {waiting}",
                 explain=request.explain,
             ) from None
 
     async def _once(self, request: Request, key: str) -> web.StreamResponse:
-        """Run the handler once per Idempotency-Key, and replay its reply after that."""
-        print_ = fingerprint(await request.read())
+        """Run the handler once per Idempotency-Key; replay its reply after that."""
+        body_hash = fingerprint(await request.read())
         scope = f"{request.principal} {request.http.rel_url.raw_path_qs} {key}"
-        kept = await self.idempotency.claim(scope, print_)
-        if kept is not None:
+        stored = await self.idempotency.claim(scope, body_hash)
+        if stored is not None:
             return web.Response(
-                body=kept.body,
-                status=kept.status,
-                headers={"Content-Type": kept.content_type, "Idempotency-Replayed": "true"},
+                body=stored.body,
+                status=stored.status,
+                headers={"Content-Type": stored.content_type, "Idempotency-Replayed": "true"},
             )
         finished = False
         try:
@@ -218,14 +218,14 @@ class Dispatcher:
                 content_type = response.headers.get("Content-Type", BYTES)
                 reply = StoredReply(response.status, content_type, body)
                 finished = True
-                await asyncio.shield(self.idempotency.finish(scope, print_, reply))
+                await asyncio.shield(self.idempotency.finish(scope, body_hash, reply))
             return response
         finally:
             if not finished:
                 await asyncio.shield(self.idempotency.abandon(scope))
 
     async def _call(self, request: Request) -> web.StreamResponse:
-        """Decode, call the handler, encode."""
+        """Decode the request, call the handler, encode its reply."""
         route, http = request.route, request.http
         request.query = route.decode_query(http.query) if http.query_string or route.query else None
         if route.codec is not None:
@@ -283,7 +283,7 @@ class Dispatcher:
         return UnavailableError(error.text or error.reason)
 
     async def sign(self, http: web.Request, response: web.StreamResponse) -> None:
-        """Note that the reply begins, and put our protocol on it."""
+        """Record that the reply begins, and add the protocol's headers."""
         request = self.live.get(id(http))
         if request is not None:
             request.response = response
@@ -292,7 +292,7 @@ class Dispatcher:
 
 
 def _has_left(http: web.Request, error: Exception) -> bool:
-    """Whether it went wrong because the peer is gone: there is nobody to answer, nor a fault of ours."""
+    """Return whether the peer is gone: there is nobody to answer, and no fault of this service."""
     if isinstance(error, StokerError):  # of a peer behind this service
         return False
     lost = http.transport is None or http.transport.is_closing()

@@ -52,7 +52,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def problem_of(error: StokerError, *, request_id: str | None, status: int | None = None) -> Problem:
-    """Describe ``error``; ``status`` overrides the one of its class."""
+    """Return the document of ``error``; ``status`` overrides the one of its class."""
     status = status or error.status
     return Problem(
         type=f"urn:stoker:error:{error.code}",
@@ -77,7 +77,7 @@ def problem_response(
 
 
 def error_of(raw: bytes, *, status: int, source: str) -> StokerError:
-    """Rebuild the error that a reply with ``status`` carries; ``source`` says who replied.
+    """Return the error that a reply with ``status`` carries; ``source`` says who replied.
 
     A body that is no problem document (a proxy's page) becomes UnavailableError for 502, 503 and
     504, which may be retried, else InternalError.

@@ -1,4 +1,4 @@
-"""Streams of lines: watches of events with a cursor (NDJSON or SSE), and plain NDJSON.
+"""Streaming replies: watches of events with a cursor (NDJSON or SSE), items as NDJSON, and bytes.
 
 Called by handlers of routes with ``?watch=1`` or ``?follow=1``. A stream ends when its source ends,
 when the reader goes away, or when the service stops; it has no deadline, but a watch is never
@@ -64,7 +64,7 @@ async def watch_response(
 
 
 def _left(error: Exception) -> bool:
-    """Whether the reader went away; an error of ours tells of a peer behind the source."""
+    """Return whether the reader went away; a StokerError is of a peer behind the source."""
     gone = isinstance(error, (ConnectionError, ClientConnectionResetError))
     return gone and not isinstance(error, StokerError)
 
@@ -146,7 +146,7 @@ async def _beats(
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a source: a value, so that nobody need fetch it from a task that is let go."""
+    """The end of a source: a value, so that it need not be fetched from a task that is dropped."""
 
     error: Exception | None
 

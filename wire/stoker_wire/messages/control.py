@@ -53,11 +53,11 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class Sort(StrEnum):
-    """What a list is sorted by."""
+    """Sort key of a list."""
 
     ID = "id"
     CREATED = "created"
-    """The order in which the cluster learnt of the items."""
+    """The order in which the cluster learned of the items."""
 
 
 class Order(StrEnum):
@@ -90,7 +90,7 @@ class LeaseQuery(ListQuery):
 
 
 class IdQuery(Message):
-    """The beginning of an id, and how many matches to show at most."""
+    """The beginning of an id, and the most matches to show."""
 
     prefix: Annotated[str, msgspec.Meta(max_length=200)] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
@@ -122,7 +122,7 @@ class EventQuery(ListQuery):
 
 
 class Campaign(Message):
-    """A process asks to lead, or to go on leading (``epoch`` it holds)."""
+    """Request of a process to lead, or to go on leading (with the ``epoch`` that it holds)."""
 
     holder: str
     url: str
@@ -131,7 +131,7 @@ class Campaign(Message):
 
 
 class Leader(Record):
-    """Who leads; ``epoch`` grows with each change and fences the leaders before."""
+    """The current leader; ``epoch`` grows with each change and fences former leaders."""
 
     name: str
     holder: str
@@ -141,7 +141,7 @@ class Leader(Record):
 
 
 class CreateToken(Message):
-    """A further token; its secret is shown once, in the reply."""
+    """Request for a further token; its secret is shown once, in the reply."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     expires_in_s: float | None = None
@@ -173,7 +173,7 @@ what follows was printed, and by which task ('': the one that the worker's lease
 
 
 class LogStream(StrEnum):
-    """Where a line was printed to."""
+    """Stream that a line was printed to."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -199,7 +199,7 @@ class LogLine(Record):
 
 
 class LogCursors(Message):
-    """What of the workers' output is wanted: what lies behind the last lines seen, up to now.
+    """Request for the workers' output after the last lines seen, up to now.
 
     ``cursors`` holds the cursor of the last line seen, by worker; of other workers everything is
     sent, or the last ``tail`` lines. A ``worker_id`` asks for one worker's.
@@ -211,7 +211,7 @@ class LogCursors(Message):
 
 
 class Fit(StrEnum):
-    """A node's verdict on a demand."""
+    """Result of a node's judgement on a demand."""
 
     FITS = "fits"
     BUSY = "busy"
@@ -221,7 +221,7 @@ class Fit(StrEnum):
 
 
 class Verdict(Record):
-    """Why a node does or does not take a demand: one named rule, and the numbers behind it."""
+    """Judgement of a node on a demand: one named rule, and the numbers behind it."""
 
     node_id: str
     fit: Fit
@@ -250,7 +250,7 @@ class WaitingGroup(Record):
 
 
 class Explanation(Record):
-    """Why something waits (or what became of it), and what would have to change.
+    """Reason why something waits (or its outcome), and what would have to change.
 
     ``cause`` says in a few words what the nodes lack, while something waits for them. ``waiting`` is,
     for a job, what of it waits, by cause.

@@ -1,6 +1,6 @@
-"""Imports of two packages without what they load for uses that we do not have.
+"""Imports of a large package without what it loads for uses that Stoker does not have.
 
-Entry points call these before anything imports the packages; whoever imports them first by other
+Entry points call this before anything imports the package; a process that imports it first by other
 ways gets the same, slower and larger. Needs nothing but the standard library.
 """
 
@@ -22,14 +22,14 @@ def import_aiohttp() -> None:
         return
     made: list[tuple[Any, Callable[..., None], tuple[Any, ...]]] = []
     plain: Any = ssl.SSLContext
-    kept = plain.load_default_certs
+    original = plain.load_default_certs
     inherited = plain.set_default_verify_paths
-    plain.load_default_certs = lambda context, *purpose: made.append((context, kept, purpose))
+    plain.load_default_certs = lambda context, *purpose: made.append((context, original, purpose))
     plain.set_default_verify_paths = lambda context: made.append((context, inherited, ()))
     try:
         importlib.import_module("aiohttp")
     finally:
-        plain.load_default_certs = kept
+        plain.load_default_certs = original
         del plain.set_default_verify_paths
     for context, read, how in made:
         context.read_certificates = read, how
@@ -37,7 +37,7 @@ def import_aiohttp() -> None:
 
 
 class _LateContext(ssl.SSLContext):
-    """Reads the machine's certificates at the first handshake."""
+    """A TLS context that reads the machine's certificates at the first handshake."""
 
     read_certificates: tuple[Callable[..., None], tuple[Any, ...]] | None
 

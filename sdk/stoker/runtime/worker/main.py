@@ -28,7 +28,7 @@ from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Empty
 from stoker_wire.process import host_identity
 from stoker_wire.process.event_loop import loop_factory
-from stoker_wire.process.search_path import take_over
+from stoker_wire.process.search_path import apply_path
 from stoker_wire.settings import Settings
 
 _REGISTER_S = 30.0
@@ -121,7 +121,7 @@ class _Worker:
     def _apply(self, setup: WorkerSetup) -> None:
         lease = setup.lease
         os.environ.update(setup.env_vars)
-        take_over(setup.sys_path)
+        apply_path(setup.sys_path)
         if setup.cwd and os.path.isdir(setup.cwd):
             os.chdir(setup.cwd)
         if lease is None:
