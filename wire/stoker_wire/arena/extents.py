@@ -235,12 +235,12 @@ class Arena:
         What this process recycled itself is tried before it looks at what there is: looking costs
         as much as copying a megabyte.
         """
-        for known in (self._recycled.copy(), None):
-            found = known if known is not None else dict(map(_parsed, _names_in(self._free)))
+        for own in (self._recycled.copy(), None):
+            capacities = own if own is not None else dict(map(_parsed, _names_in(self._free)))
             most = nbytes + nbytes // 4 + _SLACK
             fitting = sorted(
                 (self._filled.get(inode) is None, capacity, inode)
-                for inode, capacity in found.items()
+                for inode, capacity in capacities.items()
                 if nbytes <= capacity <= most
             )
             for _, capacity, inode in fitting[:_CLAIMS]:
@@ -251,9 +251,9 @@ class Arena:
         return None
 
     def _take(self, name: str, nbytes: int) -> Extent | None:
-        found, path = os.path.join(self._free, name), self._temporary()
+        free, path = os.path.join(self._free, name), self._temporary()
         try:
-            os.rename(found, path)
+            os.rename(free, path)
         except FileNotFoundError:
             return None  # another process was faster
         fd = -1
@@ -263,7 +263,7 @@ class Arena:
             if status.st_size >= nbytes and _try_lock(fd, fcntl.LOCK_EX):
                 return Extent(self, fd, path, status.st_ino, status.st_size)
         except BaseException:
-            os.rename(path, found)
+            os.rename(path, free)
             if fd >= 0:
                 os.close(fd)
             raise

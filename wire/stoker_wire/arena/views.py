@@ -57,8 +57,8 @@ class Views:
 
     def living(self) -> list[tuple[str, int]]:
         """Return (object id, bytes) of what this process has views of, the largest first."""
-        found = [(object_id, array.nbytes) for object_id, array in list(self._living.items())]
-        return sorted(found, key=lambda one: (-one[1], one[0]))
+        sizes = [(object_id, array.nbytes) for object_id, array in list(self._living.items())]
+        return sorted(sizes, key=lambda size: (-size[1], size[0]))
 
     def view(self, object_id: str, path: Path, open_locked: Callable[[str], int]) -> memoryview:
         """Return the bytes of an object. ``open_locked`` opens it under a shared lock."""

@@ -152,18 +152,18 @@ async def _shake_hands(
     try:
         await socket.send_bytes(codec.encode([hello]))
         first = await asyncio.wait_for(socket.receive_bytes(), _HANDSHAKE_S)
-        (theirs,) = codec.decode(first)
+        (answer,) = codec.decode(first)
     except (OSError, aiohttp.ClientError, TimeoutError, TypeError, ValueError) as error:
         await socket.close()
         raise UnavailableError(f"the data channel's handshake failed\n{error!r}") from None
-    if not isinstance(theirs, Hello):
+    if not isinstance(answer, Hello):
         await socket.close()
         raise UnavailableError("the data channel's handshake failed\nno Hello came first")
-    mine = version.PROTOCOL
-    if theirs.protocol[0] != mine[0] or abs(theirs.protocol[1] - mine[1]) > 1:
+    ours = version.PROTOCOL
+    if answer.protocol[0] != ours[0] or abs(answer.protocol[1] - ours[1]) > 1:
         await socket.close()
         raise ProtocolError(
-            f"{theirs.peer.peer_id} speaks protocol {theirs.protocol}, this process {mine}\n"
+            f"{answer.peer.peer_id} speaks protocol {answer.protocol}, this process {ours}\n"
             "they must be at most one minor version apart"
         )
-    return Channel(socket, theirs.peer, theirs.job_id)
+    return Channel(socket, answer.peer, answer.job_id)

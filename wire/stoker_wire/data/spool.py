@@ -175,17 +175,17 @@ def frame_nbytes(data: bytes, at: int = 0) -> int:
 
 def rows_in_frames(data: bytes) -> int:
     """Return the number of rows in whole frames, which are not decoded."""
-    at = found = 0
+    at = rows = 0
     while at < len(data):
         nbytes, count, _ = HEAD.unpack_from(data, at)
         at += HEAD.size + nbytes
-        found += count
-    return found
+        rows += count
+    return rows
 
 
 def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
     """Return the rows of whole frames, and how many their writers dropped; else BadRequestError."""
-    found: list[TaskRow] = []
+    rows: list[TaskRow] = []
     dropped = at = 0
     view = memoryview(data)
     try:
@@ -194,13 +194,13 @@ def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
             at = begin + frame_nbytes(data, at)
             if at > len(data):
                 raise ValueError("the last frame is torn")
-            found += _rows(view[begin:at])
+            rows += _rows(view[begin:at])
             dropped += HEAD.unpack_from(data, begin - HEAD.size)[2]
-        if any(row[3] not in RANKS for row in found):
+        if any(row[3] not in RANKS for row in rows):
             raise ValueError("a row is in no known state")
     except (struct.error, ValueError, msgspec.DecodeError) as error:
         raise BadRequestError(f"the body is no spool of task records\n{error}") from None
-    return found, dropped
+    return rows, dropped
 
 
 def spool_folder(session_dir: str | Path, node_id: str) -> Path:

@@ -85,9 +85,9 @@ class LeaderClient:
         self._name = name
         self._clients = clients
         self._look_up = look_up
+        self._url = ""
         self._last_known = last_known or (lambda: self._url)
         self._fail_over = fail_over
-        self._url = ""
 
     async def call(
         self,

@@ -20,18 +20,18 @@ def import_aiohttp() -> None:
     """
     if "aiohttp" in sys.modules:
         return
-    made: list[tuple[Any, Callable[..., None], tuple[Any, ...]]] = []
+    calls: list[tuple[Any, Callable[..., None], tuple[Any, ...]]] = []
     plain: Any = ssl.SSLContext
     original = plain.load_default_certs
     inherited = plain.set_default_verify_paths
-    plain.load_default_certs = lambda context, *purpose: made.append((context, original, purpose))
-    plain.set_default_verify_paths = lambda context: made.append((context, inherited, ()))
+    plain.load_default_certs = lambda context, *purpose: calls.append((context, original, purpose))
+    plain.set_default_verify_paths = lambda context: calls.append((context, inherited, ()))
     try:
         importlib.import_module("aiohttp")
     finally:
         plain.load_default_certs = original
         del plain.set_default_verify_paths
-    for context, read, how in made:
+    for context, read, how in calls:
         context.read_certificates = read, how
         context.__class__ = _LateContext
 
