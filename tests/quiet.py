@@ -15,8 +15,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import structlog
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -57,12 +55,10 @@ class Quiet:
         root = logging.getLogger()
         if self._records not in root.handlers:
             root.addHandler(self._records)
-        _structlog_to_logging()
 
     def end(self) -> None:
         """Hear this process no more."""
         logging.getLogger().removeHandler(self._records)
-        structlog.reset_defaults()
 
     def allow(self, patterns: Iterable[str]) -> None:
         """Take lines that match for expected until the module ends: they may come late."""
@@ -122,23 +118,6 @@ class _Records(logging.Handler):
     def taken(self) -> list[str]:
         lines, self._lines = self._lines, []
         return lines
-
-
-def _structlog_to_logging() -> None:
-    structlog.configure(
-        processors=[structlog.processors.add_log_level, _rendered],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=False,
-    )
-
-
-def _rendered(
-    _: Any, __: str, event: structlog.typing.EventDict
-) -> tuple[tuple[str], dict[str, Any]]:
-    error = event.pop("exc_info", None)
-    words = " ".join(f"{name}={value}" for name, value in event.items())
-    return (words,), {"exc_info": error} if isinstance(error, BaseException) else {}
 
 
 def is_loud(line: str, path: Path) -> bool:

@@ -9,20 +9,15 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
-from stoker_wire.errors import (
-    DeadlineExceededError,
-    NotFoundError,
-    NotLeaderError,
-    StokerError,
-    UnavailableError,
-)
-from stoker_wire.http.client import Client
+from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
+from stoker_wire.http.client_pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, Worker
 from stoker_wire.messages.control import Page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from stoker_wire.http.client import Client
     from stoker_wire.messages.control import Leader
     from stoker_wire.settings import Settings
 
@@ -52,24 +47,29 @@ class PeerClients:
     ) -> None:
         self._leaders = leaders
         self._nodes = nodes
-        self._settings = settings
-        self._token = token
-        self._clients: dict[str, Client] = {}
+        self._pool = ClientPool(token=token, peer="gcs", settings=settings, max_connections=2048)
+        self._leader = LeaderClient(
+            SCHEDULER,
+            self._pool,
+            self._scheduler_url,
+            last_known=self._last_known_url,
+            fail_over=True,
+        )
 
     async def close(self) -> None:
         """Close all connections."""
-        clients, self._clients = list(self._clients.values()), {}
-        for client in clients:
-            await client.close()
+        await self._pool.close()
 
     def client(self, url: str) -> Client:
         """Return the client of a URL; many long polls may run on one."""
-        client = self._clients.get(url)
-        if client is None:
-            client = self._clients[url] = Client(
-                url, token=self._token, peer="gcs", settings=self._settings, max_connections=2048
-            )
-        return client
+        return self._pool.client(url)
+
+    def _last_known_url(self) -> str:
+        known = self._leaders.last_known(SCHEDULER)
+        return known.url if known is not None and known.expires_at_s > 0 else ""
+
+    async def _scheduler_url(self, _: bool) -> str:
+        return (await self._leaders.current(SCHEDULER)).url
 
     @overload
     async def call_scheduler(self, method: str, path: str, body: object = None) -> None: ...
@@ -94,39 +94,10 @@ class PeerClients:
         query: Mapping[str, Any] | None = None,
         timeout_s: float = CALL_S,
     ) -> Any:
-        """Call the leading scheduler; look it up again once if the last known one fails."""
-
-        async def call(url: str) -> Any:
-            client = self.client(url)
-            try:
-                if reply is None:
-                    await client.call(method, path, body, timeout_s=timeout_s, retry=False)
-                    return None
-                return await client.call(
-                    method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
-                )
-            except DeadlineExceededError as error:
-                raise UnavailableError(
-                    f"the scheduler at {url} did not answer within {timeout_s:g} s"
-                ) from error
-
-        known = self._leaders.last_known(SCHEDULER)
-        tried, failure = "", ""
-        if known is not None and known.expires_at_s > 0:
-            tried = known.url
-            try:
-                return await call(tried)
-            except (UnavailableError, NotLeaderError) as error:
-                failure = str(error)
-        leader = await self._leaders.current(SCHEDULER)
-        if leader.url == tried:
-            raise UnavailableError(f"the scheduler at {tried} does not answer\n{failure}")
-        try:
-            return await call(leader.url)
-        except (UnavailableError, NotLeaderError) as error:
-            raise UnavailableError(
-                f"the scheduler at {leader.url} does not answer\n{error}"
-            ) from error
+        """Call the leading scheduler; look it up again if the last known one fails."""
+        return await self._leader.call(
+            method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
+        )
 
     def nodelet(self, node_id: str) -> Client:
         """Return the client of a node's nodelet; NotFoundError or UnavailableError name the node."""

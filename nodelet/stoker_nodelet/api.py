@@ -265,8 +265,8 @@ class Api:
         return Page(items=tuple(shown), next_cursor=shown[-1].object_id if more else "")
 
     async def arena(self, _: Request) -> ArenaUsage:
-        ledger = self.objects.arena.ledger
-        used, limit = ledger.used_bytes, ledger.limit_bytes
+        quota = self.objects.arena.quota
+        used, limit = quota.used_bytes, quota.limit_bytes
         return ArenaUsage(
             arena_dir=str(self.objects.arena.path),
             limit_bytes=limit,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
-pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker\.")
+pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker[._]")
 
 GET_S = 40.0
 HELD_S = 100.0

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.services import PostgresServer, RedisServer
 
 # What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
-pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker\.")
+pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker[._]")
 
 GET_S = 40.0
 

@@ -27,9 +27,9 @@ from stoker_wire.messages.data import (
     Borrowed,
     Inline,
     Ref,
+    ReleaseBorrow,
     Resolve,
     Resolved,
-    Unborrow,
 )
 from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
@@ -110,7 +110,7 @@ class Line(Channel):
             self.at.on_lost(self)
 
 
-_REPEATABLE = (Borrow, Borrowed, Unborrow, Resolve, Resolved)
+_REPEATABLE = (Borrow, Borrowed, ReleaseBorrow, Resolve, Resolved)
 
 
 class _Table(ObjectTable):
@@ -221,8 +221,8 @@ class Process:
                 borrowing.on_borrow(line, message)
             case Borrowed():
                 borrowing.on_borrowed(message)
-            case Unborrow():
-                borrowing.on_unborrow(line, message)
+            case ReleaseBorrow():
+                borrowing.on_release_borrow(line, message)
             case Resolve():
                 borrowing.on_resolve(line, message)
             case Resolved():

@@ -29,7 +29,7 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
 
 def all_is_gone(world: World) -> None:
     assert not world.left(), world.left()
-    assert min(world.messages[m] for m in ("Borrow", "Unborrow", "Resolve", "tuple")) > 20
+    assert min(world.messages[m] for m in ("Borrow", "ReleaseBorrow", "Resolve", "tuple")) > 20
 
 
 @pytest.mark.parametrize("world", range(10), indirect=True)

@@ -1,4 +1,4 @@
-"""What crosses a process boundary: messages, ids, errors, frames, auth, and the HTTP server and client bases.
+"""Everything that crosses a process boundary: messages, ids, errors, frames, auth, HTTP server and clients.
 
 Imported by every component of Stoker; imports none of them. Submodules are imported where they are
 needed, so that reading this package costs nothing.

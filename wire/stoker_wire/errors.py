@@ -49,8 +49,8 @@ Each class is also the built-in exception that a Python programmer expects (righ
             └── ObjectNodeDiedError object_node_died    also an ObjectLostError
 
 Who raises: every component. Who translates: the HTTP server base turns an error into an RFC 9457
-problem, the client base turns a problem back into the class of its ``code``. Nothing else may, but
-for a worker's few routes, which are no service's and use the same ``problem_of``.
+problem, the client base turns a problem back into the class of its ``code``. A worker's few routes,
+which are no service's, use the same ``problem_response``; nothing else translates.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class StokerError(Exception):
     """Root of all errors of Stoker.
 
     ``field`` names the input at fault, ``explain`` is a URL path that tells why something waits,
-    ``extra`` holds facts for programs (msgpack-able). The first line of ``message`` is one sentence;
+    ``extra`` holds data for programs (msgpack-able). The first line of ``message`` is one sentence;
     evidence and the fix follow on further lines. ``str()`` of an error ends that line with a full stop,
     unless a user's own text ends it with another sign, as a colon before more lines.
     """
@@ -158,7 +158,7 @@ class ForbiddenError(StokerError, PermissionError):
 
 
 class NotFoundError(StokerError, LookupError, ValueError):
-    """What the path or field names does not exist."""
+    """The thing that the path or field names does not exist."""
 
     code = "not_found"
     status = 404
@@ -397,7 +397,7 @@ class ObjectNodeDiedError(NodeDiedError, ObjectLostError):
 
 
 def _all(cls: type[StokerError]) -> list[type[StokerError]]:
-    return [cls, *(one for sub in cls.__subclasses__() for one in _all(sub))]
+    return [cls, *(below for sub in cls.__subclasses__() for below in _all(sub))]
 
 
 _BY_CODE: Final = MappingProxyType({cls.code: cls for cls in _all(StokerError)})

@@ -1,4 +1,4 @@
-"""Prefixed identifiers: the prefix says what an id names, so a wrong id fails with a clear message.
+"""Prefixed identifiers: the prefix is the kind of thing, so a wrong id fails with a clear message.
 
 An id is ``<prefix>_<16 random hex digits>``. Ids made by the thousand (tasks, puts) share one random
 part per process and count up behind it, which costs 0.2 us instead of a system call. The id of a
@@ -19,7 +19,7 @@ _SHAPE = re.compile(r"[a-z]+_[0-9a-z_.-]{1,120}")
 
 
 class Prefix(StrEnum):
-    """What an id names."""
+    """The kind of thing that an id names."""
 
     JOB = "job"
     TASK = "t"
@@ -39,7 +39,7 @@ def new_id(prefix: Prefix) -> str:
 
 
 class IdSource:
-    """Counts up behind one random part: unique per process, and cheap. Thread-safe (one bytecode)."""
+    """A counter behind one random part: unique per process, and cheap. Thread-safe (one bytecode)."""
 
     __slots__ = ("_count", "_stem")
 
@@ -52,12 +52,12 @@ class IdSource:
 
 
 def return_id(task_id: str, index: int | str) -> str:
-    """Name the ``index``-th return value of a task: ``t_ab12`` -> ``o_ab12.0``."""
+    """Return the id of a task's ``index``-th return value: ``t_ab12`` -> ``o_ab12.0``."""
     return f"o{task_id[1:]}.{index}"
 
 
 def is_id(value: str, prefix: Prefix) -> bool:
-    """Whether ``value`` has the form of an id of this kind."""
+    """Return whether ``value`` has the form of an id of this kind."""
     return value.startswith(f"{prefix.value}_") and _SHAPE.fullmatch(value) is not None
 
 

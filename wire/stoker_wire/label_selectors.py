@@ -1,6 +1,7 @@
-"""The grammar of label selectors: what ``label_selector={"zone": "in(a,b)"}`` may say.
+"""The grammar of label selectors, as in ``label_selector={"zone": "in(a,b)"}``.
 
-Read by the sdk where a selector is given, and by the scheduler, which matches nodes with it. Pure.
+The sdk checks what a user gives by it, and the scheduler matches nodes by it: one parser, so that
+what is accepted is what is matched. Pure.
 """
 
 from __future__ import annotations

@@ -34,16 +34,16 @@ PASSED_ON = frozenset(
         "STOKER_WORKER_ID",
     }
 )
-"""More of them, and what stoker_kernels reads for itself (it imports nothing of ours)."""
+"""Further such variables, and those that stoker_kernels reads itself (it imports nothing of Stoker)."""
 
 COMPOSE = frozenset({"STOKER_DB_PASSWORD", "STOKER_EXTRAS", "STOKER_PUBLISH_PORT"})
-"""What only docker-compose.yml reads, from ``.env``, which people also read into their shells."""
+"""Variables that only docker-compose.yml reads, from ``.env``, which people also load in their shells."""
 
-_log = logging.getLogger("stoker.settings")
+_log = logging.getLogger(__name__)
 
 
 def default_session_root() -> str:
-    """``/tmp/stoker-<uid>``: short (Unix socket paths end at 107 bytes) and survives a log-out."""
+    """Return ``/tmp/stoker-<uid>``: short (Unix socket paths end at 107 bytes), and survives a log-out."""
     return f"/tmp/stoker-{os.getuid()}"
 
 
@@ -68,7 +68,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="SQLAlchemy URL of the gcs's database; empty: SQLite in the session")
     ] = ""
     redis_url: Annotated[
-        str, Meta(description="URL of the gcs's hot store; empty: its own memory")
+        str, Meta(description="URL of the gcs's ephemeral store (Redis); empty: its own memory")
     ] = ""
     host: Annotated[str, Meta(description="address that a service listens on")] = "127.0.0.1"
     port: Annotated[
@@ -111,7 +111,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=1024, description="largest request body, where a route names no other limit")
     ] = 64 * 1024 * 1024
     bookmark_s: Annotated[
-        float, Meta(gt=0, description="how often a quiet watch tells its cursor")
+        float, Meta(gt=0, description="how often a quiet watch sends its cursor")
     ] = 10.0
 
     heartbeat_s: Annotated[
@@ -158,7 +158,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, Meta(ge=0, description="pretend that this node has so many GPUs (tests)")
     ] = 0
     worker_idle_s: Annotated[
-        float, Meta(ge=0, description="how long an idle worker process is kept")
+        float, Meta(ge=0, description="how long an idle worker process lives")
     ] = 60.0
     prestart_workers: Annotated[
         int, Meta(ge=0, description="idle workers that a node keeps forked ahead of need")
@@ -291,7 +291,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @cache
 def _hints() -> dict[str, Any]:
-    """Name -> annotated type of every setting."""
+    """Return the annotated type of every setting, by name."""
     hints = get_type_hints(Settings, include_extras=True)
     return {name: hint for name, hint in hints.items() if get_origin(hint) is Annotated}
 
@@ -301,7 +301,7 @@ def _meaning(hint: Any) -> str:
 
 
 def _parse(variable: str, text: str, hint: Any) -> Any:
-    """Turn a variable's text into the setting's type: JSON for objects, commas for lists."""
+    """Return a variable's text as the setting's type: JSON for objects, commas for lists."""
     bare = get_args(hint)[0]
     value: Any = text
     if get_origin(bare) is dict:
@@ -325,12 +325,12 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         return msgspec.convert(value, hint, strict=False)
     except msgspec.ValidationError as error:
         raise BadRequestError(
-            f"{name}={value!r} does not fit\n{_wanted(str(error))} (meaning: {_meaning(hint)})",
+            f"{name}={value!r} does not fit\n{_fix_of(str(error))} (meaning: {_meaning(hint)})",
             field=name,
         ) from None
 
 
-def _wanted(message: str) -> str:
+def _fix_of(message: str) -> str:
     return "set it to a value that fits: " + message[:1].lower() + message[1:]
 
 
@@ -353,7 +353,7 @@ def _check_words(values: dict[str, Any], sources: dict[str, str]) -> None:
 
 def _unknown(environ: Mapping[str, str], hints: Mapping[str, Any]) -> tuple[str, ...]:
     known = {PREFIX + name.upper() for name in hints}
-    found = []
+    unknown = []
     for variable in sorted(environ):
         if (
             not variable.startswith(PREFIX)
@@ -366,5 +366,5 @@ def _unknown(environ: Mapping[str, str], hints: Mapping[str, Any]) -> tuple[str,
         near = nearest(variable, known)
         hint = f"; did you mean {near}?" if near else ""
         _log.warning("%s names no setting and is ignored%s", variable, hint)
-        found.append(variable)
-    return tuple(found)
+        unknown.append(variable)
+    return tuple(unknown)

@@ -1,8 +1,7 @@
-"""The version of this build and the protocol it speaks, and whether another one fits it.
+"""The version of this build, the protocol it speaks, and the check that another one fits it.
 
 Read by every client and server on each request. The protocol moves more slowly than the version: a
-minor step adds fields or routes, a major step breaks. This module only compares; refusing is the
-server's business.
+minor step adds fields or routes, a major step breaks. This module only compares; the server refuses.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def check_protocol(header: str | None, *, peer: str, service: str) -> None:
 
 
 def parse_protocol(header: str) -> tuple[int, int]:
-    """Read ``"1.0"`` as ``(1, 0)``."""
+    """Return ``"1.0"`` as ``(1, 0)``."""
     major, dot, minor = header.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal() and len(header) <= 20):
         raise BadRequestError(

@@ -1,6 +1,6 @@
 """Keeps the arena within its limit: trims what is recycled, spills what is old, sweeps what is left.
 
-Writers take memory from the ledger by themselves; they ask here (``make_room``) when it is used up.
+Writers take memory from the quota by themselves; they ask here (``make_room``) when it is used up.
 An object that somebody reads stays where it is: to spill it would free nothing.
 """
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker_nodelet.objects.index import Objects
-from stoker_wire.arena import Arena, Ledger, read_head
-from stoker_wire.arena.extents import FREE, LEDGER, SPILL
+from stoker_wire.arena import Arena, ByteQuota, read_head
+from stoker_wire.arena.extents import FREE, QUOTA, SPILL
 from stoker_wire.arena.layout import id_of
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 from stoker_wire.messages.work import ObjectInfo
@@ -68,32 +68,32 @@ class Space:
             try:
                 self.sweep()
                 self.trim()
-                ledger = self.arena.ledger
-                if ledger.used_bytes > ledger.limit_bytes * self.spill_at:
+                quota = self.arena.quota
+                if quota.used_bytes > quota.limit_bytes * self.spill_at:
                     async with self._one_at_a_time:
-                        await self._lower_to(int(ledger.limit_bytes * self.spill_at))
+                        await self._lower_to(int(quota.limit_bytes * self.spill_at))
             except OSError:
                 _log.exception("the arena's housekeeping failed; it is tried again")
 
     async def make_room(self, nbytes: int) -> None:
         """Free memory so that ``nbytes`` more can be taken; raises :class:`ArenaFullError`."""
-        ledger = self.arena.ledger
-        if nbytes > ledger.limit_bytes:
+        quota = self.arena.quota
+        if nbytes > quota.limit_bytes:
             raise ArenaFullError(
                 f"an object of {nbytes} bytes is larger than the node's whole shared memory for "
                 "objects\n"
-                f"it has {ledger.limit_bytes} bytes: split the object, or raise "
+                f"it has {quota.limit_bytes} bytes: split the object, or raise "
                 "STOKER_ARENA_MAX_BYTES"
             )
         deadline_s = time.monotonic() + _REPORT_S
         while True:
             async with self._one_at_a_time:
-                obstacle = await self._lower_to(ledger.limit_bytes - nbytes)
+                obstacle = await self._lower_to(quota.limit_bytes - nbytes)
             waits = self._unreported() and time.monotonic() < deadline_s
-            if ledger.used_bytes + nbytes <= ledger.limit_bytes or not waits:
+            if quota.used_bytes + nbytes <= quota.limit_bytes or not waits:
                 break
             await asyncio.sleep(_AGAIN_S)
-        if ledger.used_bytes + nbytes > ledger.limit_bytes:
+        if quota.used_bytes + nbytes > quota.limit_bytes:
             holders = ", ".join(
                 f"{one.object_id} of {one.owner_id or 'an unknown owner'} ({one.nbytes} bytes)"
                 for one in self.objects.largest(_LARGEST)
@@ -103,7 +103,7 @@ class Space:
                 holders += (", " if holders else "") + f"views of freed objects ({freed} bytes)"
             raise ArenaFullError(
                 f"no room for {nbytes} bytes in the node's shared memory\n"
-                f"{ledger.used_bytes} of {ledger.limit_bytes} bytes are in use, and {obstacle}\n"
+                f"{quota.used_bytes} of {quota.limit_bytes} bytes are in use, and {obstacle}\n"
                 f"largest holders: {holders or 'none'}\n"
                 "drop refs and values that are no longer needed, or raise STOKER_ARENA_MAX_BYTES"
             )
@@ -115,11 +115,11 @@ class Space:
 
     async def _lower_to(self, target_bytes: int) -> str:
         """Bring the arena down to ``target_bytes``; return what stood in the way, if anything did."""
-        ledger = self.arena.ledger
-        self._delete_recycled(lambda: ledger.used_bytes > target_bytes)
+        quota = self.arena.quota
+        self._delete_recycled(lambda: quota.used_bytes > target_bytes)
         # Copies of other nodes' objects first: they can be had again, and cost no disk.
         for one in sorted(self.objects.in_memory(), key=lambda one: not one.copy_of):
-            if ledger.used_bytes <= target_bytes:
+            if quota.used_bytes <= target_bytes:
                 return ""
             if not self.arena.in_use(self.arena.path / one.object_id):
                 try:
@@ -130,7 +130,7 @@ class Space:
                 except OSError as error:
                     _log.error("spilling %s: %s", one.object_id, error)
                     return f"nothing can be spilled to {self.spill_dir}: {error.strerror}"
-                self._delete_recycled(lambda: ledger.used_bytes > target_bytes)
+                self._delete_recycled(lambda: quota.used_bytes > target_bytes)
         return "what is left is being read or written"
 
     async def _spill(self, one: ObjectInfo) -> None:
@@ -194,7 +194,7 @@ class Space:
         """Recycle what dead writers left half done, index what was never reported, count anew."""
         half_done_s, unreported_s = time.time() - _ORPHAN_S, time.time() - _UNREPORTED_S
         lost = []
-        counted = self.arena.ledger.used_bytes
+        counted = self.arena.quota.used_bytes
         used = 0
         for entry in _entries(self.arena.path):
             if entry.name.startswith(".") or not entry.is_file(follow_symlinks=False):
@@ -218,7 +218,7 @@ class Space:
                 self._index_again(path)
             elif not self.arena.in_use(path):
                 self.arena.recycle_file(str(path))
-        self.arena.ledger.recount(used, counted)
+        self.arena.quota.recount(used, counted)
 
     def _sweep_disk(self, entry: os.DirEntry[str], before_s: float) -> None:
         """Look after a file that a writer left on disk: half done, or never reported."""
@@ -267,7 +267,7 @@ def prepare(
     (arena_dir / FREE).mkdir(mode=0o700)
     spill_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     (arena_dir / SPILL).symlink_to(spill_dir)
-    Ledger(arena_dir / LEDGER, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
+    ByteQuota(arena_dir / QUOTA, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
     objects = Objects(Arena(arena_dir), node_id)
     return Space(objects, spill_dir, settings.arena_warm_bytes, settings.arena_spill_at)
 

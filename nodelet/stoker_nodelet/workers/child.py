@@ -12,7 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any
 
-from stoker_wire.process.search_path import take_over
+from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,7 @@ def _be_a_fresh_interpreter(request: dict[str, Any]) -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     gc.enable()
-    take_over(request["sys_path"])
+    apply_path(request["sys_path"])
     if "random" in sys.modules:
         sys.modules["random"].seed()
     if "numpy.random" in sys.modules:

@@ -248,7 +248,7 @@ def _driver_env(
         cwd = os.getcwd()
     except FileNotFoundError:
         cwd = ""
-    paths = search_path.told(sys.path, search_path.own_folders(), cwd)
+    paths = search_path.portable_path(sys.path, search_path.own_folders(), cwd)
     return msgspec.structs.replace(made, sys_path=paths, cwd=cwd or None)
 
 

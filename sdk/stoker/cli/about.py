@@ -34,7 +34,7 @@ def config(changed: bool, as_json: bool) -> None:
     from stoker_wire.settings import Settings
     from stoker_wire.suggestions import suggestion
 
-    log = logging.getLogger("stoker.settings")
+    log = logging.getLogger("stoker_wire.settings")
     log.disabled = True  # what it would say is said below
     try:
         settings = Settings.from_env()

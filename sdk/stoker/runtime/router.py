@@ -11,11 +11,11 @@ from stoker_wire.messages.data import (
     DataMessage,
     Done,
     Item,
+    ReleaseBorrow,
     Resolve,
     Resolved,
     Retire,
     Returned,
-    Unborrow,
 )
 
 if TYPE_CHECKING:
@@ -67,8 +67,8 @@ class MessageRouter:
                 self._objects.borrowing.on_borrow(channel, message)  # type: ignore[arg-type]
             elif kind is Borrowed:
                 self._objects.borrowing.on_borrowed(message)  # type: ignore[arg-type]
-            elif kind is Unborrow:
-                self._objects.borrowing.on_unborrow(channel, message)  # type: ignore[arg-type]
+            elif kind is ReleaseBorrow:
+                self._objects.borrowing.on_release_borrow(channel, message)  # type: ignore[arg-type]
             elif kind is Returned:
                 self._tasks.on_returned(channel, message.task_ids)  # type: ignore[union-attr]
             elif kind is Item:

@@ -20,7 +20,7 @@ from tests.services import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.http.request import Route
+    from stoker_wire.http.request import BoundRoute
 
 LISTS = [pair for pair in shared.ROUTES if shared.is_page(pair[1])]
 KEYS = {
@@ -138,7 +138,7 @@ def test_the_document_is_whole(world: World, name: str) -> None:
 
 @pytest.mark.parametrize("pair", LISTS, ids=shared.label)
 def test_a_list_is_as_declared_and_pages_show_each_item_once(
-    world: World, pair: tuple[str, Route]
+    world: World, pair: tuple[str, BoundRoute]
 ) -> None:
     name, route = pair
     api, path = world.of[name], shared.filled(route.path, world.known)
@@ -173,7 +173,7 @@ def test_a_list_is_as_declared_and_pages_show_each_item_once(
     ],
     ids=shared.label,
 )
-def test_one_record_is_as_declared(world: World, pair: tuple[str, Route]) -> None:
+def test_one_record_is_as_declared(world: World, pair: tuple[str, BoundRoute]) -> None:
     name, route = pair
     values = dict(world.known)
     if "leaders" in route.path:

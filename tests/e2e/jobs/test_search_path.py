@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.process.search_path import OWN, taken_over, told
+from stoker_wire.process.search_path import OWN, merged_path, portable_path
 from tests.e2e.conftest import REPOSITORY
 
 if TYPE_CHECKING:
@@ -63,13 +63,13 @@ def test_workers_search_where_the_driver_searches(tmp_path: Path, how: str) -> N
 
 def test_what_is_said_of_a_path_and_what_a_worker_makes_of_it() -> None:
     own = {"/lib", "/lib/site"}
-    said = told(["", "sub", "/pp", "/lib", "/lib/site", "/late", "/pp"], own, "/home")
+    said = portable_path(["", "sub", "/pp", "/lib", "/lib/site", "/late", "/pp"], own, "/home")
     assert said == ("/home", "/home/sub", "/pp", OWN, "/late", "/pp")
     base = ["/head", "/pp", "/lib", "/lib/site", "/pth"]
     merged = ["/home", "/home/sub", "/pp", "/lib", "/lib/site", "/pth", "/late"]
-    assert taken_over(said, base, ["/head", "/pp"]) == merged
-    assert taken_over(said, merged, ["/head", "/pp"]) == merged, "taken over twice"
-    assert taken_over(["/a", "/lib"], base, []) == ["/a", *base], "of a driver that does not say"
+    assert merged_path(said, base, ["/head", "/pp"]) == merged
+    assert merged_path(said, merged, ["/head", "/pp"]) == merged, "taken over twice"
+    assert merged_path(["/a", "/lib"], base, []) == ["/a", *base], "of a driver that does not say"
 
 
 def test_workers_get_the_flags_of_the_driver_but_those_that_keep_them_from_working() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_wire.process.log import get_logger
+from stoker_wire.process.log import service_logger
 from tests.quiet import Quiet
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def test_databases_and_this_process_are_heard_too(quiet: Quiet, tmp_path: Path) 
     log.write_text("UTC [1] LOG:  ready\nUTC [2] ERROR:  duplicate key\n")
     logging.getLogger("asyncio").error("Task exception was never retrieved")
     logging.getLogger("somebody.else").error("not ours")
-    get_logger("scheduler").warning("lease did not start", to="b")
+    service_logger("scheduler").warning("lease did not start on %s", "b")
     own, service, database = quiet.unexpected(log)
     assert own == "this process: asyncio: Task exception was never retrieved"
-    assert service.startswith("this process: stoker") and "lease did not start" in service
+    assert service == "this process: stoker_scheduler: lease did not start on b"
     assert "duplicate key" in database
 
 

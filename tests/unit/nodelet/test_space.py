@@ -53,7 +53,7 @@ async def test_room_is_made_of_what_is_free_before_anything_is_spilled(space: Sp
     await space.make_room(4 * MIB)
     assert next(one.object_id for one in space.objects.in_memory()) != "o_0", "the oldest went"
     assert space.objects.spilled_bytes > MIB
-    assert space.arena.ledger.used_bytes <= LIMIT - 4 * MIB
+    assert space.arena.quota.used_bytes <= LIMIT - 4 * MIB
     assert bytes(space.arena.read("o_0")[0]) == bytes(MIB)
     space.objects.free(["o_0"])
     assert not (space.spill_dir / "o_0").exists()
@@ -135,7 +135,7 @@ def test_recycled_extents_are_kept_up_to_a_size_and_an_age(
         space.trim()
         assert space.recycled() == []
         assert os.fstat(view.fileno()).st_size == 0, "its pages are free though it is still open"
-    assert space.arena.ledger.used_bytes == 0
+    assert space.arena.quota.used_bytes == 0
 
 
 def test_what_the_dead_left_is_found(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,13 +144,13 @@ def test_what_the_dead_left_is_found(space: Space, monkeypatch: pytest.MonkeyPat
     half = space.arena.create(MIB)
     put(space, "o_unreported", report=False)
     (space.arena.path / "o_strange").write_bytes(b"not an object")
-    space.arena.ledger.take(MIB)  # by one who died before it made the file
+    space.arena.quota.take(MIB)  # by one who died before it made the file
     space.sweep()
     assert space.recycled() == [], "its writer lives"
     assert space.objects.get("o_unreported").owner_id == "p_1"
     assert "o_strange" not in space.objects
     found = sum(p.stat().st_size for p in space.arena.path.glob("*") if p.is_file())
-    assert space.arena.ledger.used_bytes == found - (space.arena.path / ".ledger").stat().st_size
+    assert space.arena.quota.used_bytes == found - (space.arena.path / ".ledger").stat().st_size
     os.close(half.fd)
     space.sweep()
     assert len(space.recycled()) == 1

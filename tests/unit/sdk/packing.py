@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.serialization.pickling import Packed, pack, unpack
-from stoker_wire.arena import Arena, Ledger, ObjectHead
-from stoker_wire.arena.extents import FREE, LEDGER
+from stoker_wire.arena import Arena, ByteQuota, ObjectHead
+from stoker_wire.arena.extents import FREE, QUOTA
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def store(packed: Packed, folder: Path) -> Arena:
     """Write a value as ``o_1`` into a new arena."""
     (folder / FREE).mkdir()
-    Ledger(folder / LEDGER, 1 << 30).close()
+    ByteQuota(folder / QUOTA, 1 << 30).close()
     arena = Arena(folder)
     lengths = tuple(b.nbytes for b in packed.buffers)
     head = ObjectHead("j_1", "p_1", 0.0, len(packed.data), lengths)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_wire.arena import Arena, Ledger, ObjectHead, extents, views
-from stoker_wire.arena.extents import FREE, LEDGER
+from stoker_wire.arena import Arena, ByteQuota, ObjectHead, extents, views
+from stoker_wire.arena.extents import FREE, QUOTA
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 def laid_out(path: Path, limit_bytes: int = LIMIT) -> Path:
     (path / FREE).mkdir()
-    Ledger(path / LEDGER, limit_bytes).close()
+    ByteQuota(path / QUOTA, limit_bytes).close()
     return path
 
 
@@ -102,21 +102,21 @@ def test_a_view_keeps_its_bytes_and_its_extent(folder: Path) -> None:
     assert read(arena, "o_2")[1] == [b"b" * 500_000]
 
 
-def test_the_ledger_bounds_what_is_taken(folder: Path) -> None:
+def test_the_quota_bounds_what_is_taken(folder: Path) -> None:
     arena = Arena(folder)
     kept = 0
     with pytest.raises(ArenaFullError, match=f"of {LIMIT} bytes are in use"):
         for kept in range(100):
             write(arena, f"o_{kept}", bytes(4 << 20))
     assert 12 <= kept <= 16
-    assert sum(p.stat().st_size for p in folder.glob("o_*")) == arena.ledger.used_bytes <= LIMIT
+    assert sum(p.stat().st_size for p in folder.glob("o_*")) == arena.quota.used_bytes <= LIMIT
     assert not list(folder.glob("*.tmp"))
     arena.recycle("o_0")
     write(arena, "o_again", bytes(4 << 20))
     arena.recycle("o_1")
     (name,) = free_names(folder)
-    before = arena.ledger.used_bytes
-    assert arena.delete(folder / FREE / name) == before - arena.ledger.used_bytes > 4 << 20
+    before = arena.quota.used_bytes
+    assert arena.delete(folder / FREE / name) == before - arena.quota.used_bytes > 4 << 20
 
 
 def test_a_full_file_system_is_an_error_without_effect(
@@ -129,8 +129,8 @@ def test_a_full_file_system_is_an_error_without_effect(
     monkeypatch.setattr(extents.os, "posix_fallocate", full)
     with pytest.raises(ArenaFullError, match="file system"):
         write(arena, "o_1", bytes(1000))
-    assert arena.ledger.used_bytes == 0
-    assert {p.name for p in folder.iterdir()} == {FREE, LEDGER}
+    assert arena.quota.used_bytes == 0
+    assert {p.name for p in folder.iterdir()} == {FREE, QUOTA}
 
 
 def test_a_write_that_fails_leaves_no_object(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_memory_that_is_being_touched_is_counted(
     arena = Arena(folder)
     monkeypatch.setattr(extents.os, "posix_fallocate", slow)
     write(arena, "o_1", bytes(1 << 20))
-    assert seen == [arena.ledger.used_bytes]
+    assert seen == [arena.quota.used_bytes]
 
 
 @pytest.mark.parametrize("where", ["posix_fallocate", "fstat", "open"])
@@ -209,11 +209,11 @@ def test_an_interrupt_leaves_nothing(
     if where != "posix_fallocate":
         write(arena, "o_1", bytes(1 << 20))
         arena.recycle("o_1")
-    before = arena.ledger.used_bytes
+    before = arena.quota.used_bytes
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(extents.os, where, interrupted)
         write(arena, "o_2", bytes(1 << 20))
-    assert arena.ledger.used_bytes == before
+    assert arena.quota.used_bytes == before
     assert not list(folder.glob("*.tmp"))
     write(arena, "o_2", bytes(1 << 20))
 
@@ -227,16 +227,16 @@ def test_a_spilled_object_is_read_from_where_it_lies(folder: Path, tmp_path: Pat
     assert read(arena, "o_1") == (b"stream", [b"x" * 200_000])
 
 
-def test_a_ledger_whose_lock_is_stuck_goes_on(folder: Path) -> None:
-    ledger = Ledger(folder / LEDGER)
-    with open(folder / LEDGER) as other:
+def test_a_quota_whose_lock_is_stuck_goes_on(folder: Path) -> None:
+    quota = ByteQuota(folder / QUOTA)
+    with open(folder / QUOTA) as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        assert ledger.take(10)
-    assert ledger.used_bytes == 10
-    ledger.recount(5, before_bytes=11)
-    assert ledger.used_bytes == 10, "it changed during the count"
-    ledger.recount(5, before_bytes=10)
-    assert ledger.used_bytes == 5
+        assert quota.take(10)
+    assert quota.used_bytes == 10
+    quota.recount(5, before_bytes=11)
+    assert quota.used_bytes == 10, "it changed during the count"
+    quota.recount(5, before_bytes=10)
+    assert quota.used_bytes == 5
 
 
 # -- many processes ------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def test_no_extent_is_used_again_under_a_reader(
     arena = Arena(folder)
     assert not list(folder.glob("o_*")) and not list(folder.glob("*.tmp"))
     freed = sum(arena.delete(folder / FREE / name) for name in free_names(folder))
-    assert freed > 0 and arena.ledger.used_bytes == 0
+    assert freed > 0 and arena.quota.used_bytes == 0
 
 
 def test_the_churn_finds_reuse_without_locks(

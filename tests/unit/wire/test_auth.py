@@ -123,7 +123,7 @@ async def test_further_tokens_come_from_the_authenticator(cluster: Cluster) -> N
             return "alice" if token == "alices" else None
 
     service = cluster.service()
-    service.admission.authenticator = Tokens()
+    service.guard.authenticator = Tokens()
     service.route("GET", "/v1/who", whoami, reply=dict[str, str], summary="Who am I.")
     await cluster.start(service)
     client = cluster.client(service, token="alices")

@@ -1,14 +1,13 @@
-"""Logs are JSON lines off a terminal, and the standard logging comes out the same way."""
+"""Logs are JSON lines off a terminal and aligned text on one, whichever module logs."""
 
 from __future__ import annotations
 
 import io
 import json
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import structlog
 
 from stoker_wire.process import log
 
@@ -19,24 +18,68 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
+    names = ("stoker", "stoker_wire", "stoker_gcs", "stoker_scheduler", "stoker_nodelet")
+    loggers = [logging.getLogger(name) for name in (*names, "stoker_kernels", "asyncio")]
+    loggers += [logging.getLogger("stoker_migrations"), root]
+    handlers, levels = root.handlers[:], [logger.level for logger in loggers]
     yield
-    root.handlers[:], root.level = handlers, level
-    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def lines(stream: io.StringIO) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
 def test_lines_are_json_with_service_and_level() -> None:
     stream = io.StringIO()
     log.configure("info", stream=stream)
-    logger = log.get_logger("gcs")
+    logger = log.service_logger("gcs")
     logger.debug("hidden")
-    logger.info("job finished", job_id="job_1", seconds=1.5)
-    logging.getLogger("stoker.background").error("task %s crashed", "x")
-    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line["event"] for line in lines] == ["job finished", "task x crashed"]
-    assert (lines[0]["service"], lines[0]["job_id"], lines[0]["level"]) == ("gcs", "job_1", "info")
-    assert lines[1]["logger"] == "stoker.background"
-    assert all(line["at"].endswith("Z") for line in lines)
+    logger.info("job finished", extra={"job_id": "job_1", "seconds": 1.5})
+    logging.getLogger("stoker_wire.process.background").error("task %s crashed", "x")
+    first, second = lines(stream)
+    assert [first["event"], second["event"]] == ["job finished", "task x crashed"]
+    assert (first["service"], first["job_id"], first["level"]) == ("gcs", "job_1", "info")
+    assert first["seconds"] == 1.5
+    assert second["logger"] == "stoker_wire.process.background"
+    assert "service" not in second and "request_id" not in second
+    assert all(line["at"].endswith("Z") for line in (first, second))
+
+
+def test_modules_of_a_service_carry_its_name_and_the_request() -> None:
+    stream = io.StringIO()
+    log.configure("info", stream=stream)
+    token = log.REQUEST_ID.set("r_1")
+    try:
+        logging.getLogger("stoker_gcs.registry.nodes").info("node is back")
+    finally:
+        log.REQUEST_ID.reset(token)
+    (line,) = lines(stream)
+    assert (line["service"], line["request_id"]) == ("gcs", "r_1")
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "theirs", "loop"),
+    [
+        ("debug", True, False, False),
+        ("info", False, False, False),
+        ("error", False, False, False),
+    ],
+)
+def test_only_our_packages_log_below_info(level: str, ours: bool, theirs: bool, loop: bool) -> None:
+    log.configure(level, stream=io.StringIO())
+    for name in ("stoker.runtime.x", "stoker_wire.http.x", "stoker_gcs.x", "stoker_scheduler"):
+        assert logging.getLogger(name).isEnabledFor(logging.DEBUG) is ours
+    assert logging.getLogger("stoker_nodelet.x").isEnabledFor(logging.INFO) is (level != "error")
+    assert logging.getLogger("somebody.else").isEnabledFor(logging.DEBUG) is theirs
+    assert logging.getLogger("asyncio").isEnabledFor(logging.INFO) is loop
 
 
 def test_an_exception_is_one_line_with_its_trace() -> None:
@@ -45,7 +88,7 @@ def test_an_exception_is_one_line_with_its_trace() -> None:
     try:
         raise ValueError("broken")
     except ValueError as error:
-        log.get_logger("gcs").error("crashed", exc_info=error)
+        log.service_logger("gcs").error("crashed", exc_info=error)
     (line,) = stream.getvalue().splitlines()
     assert "ValueError: broken" in json.loads(line)["exception"]
 
@@ -53,6 +96,19 @@ def test_an_exception_is_one_line_with_its_trace() -> None:
 def test_text_is_for_people() -> None:
     stream = io.StringIO()
     log.configure("info", "text", stream=stream)
-    log.get_logger("gcs").info("listening", url="http://x")
-    assert "listening" in stream.getvalue()
-    assert "url=http://x" in stream.getvalue()
+    log.service_logger("gcs").info("listening", extra={"url": "http://x"})
+    assert "[info     ] listening" in stream.getvalue()
+    assert "[stoker_gcs] url=http://x" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_gets_text_in_colour() -> None:
+    stream = Terminal()
+    log.configure("info", stream=stream)
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        log.service_logger("gcs").exception("crashed")
+    first, *trace = stream.getvalue().splitlines()
+    assert "\x1b[31m" in first and "crashed" in first
+    assert trace[-1] == "ValueError: broken"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from stoker_wire.errors import CompactedError, NodeDiedError, StokerError, UnavailableError
-from stoker_wire.http.server import stream_response, watch_response
+from stoker_wire.http.server import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import Event, LogLine
 from stoker_wire.messages.events import EventQuery
 
@@ -296,3 +296,25 @@ async def test_plain_lines_can_be_streamed_and_end(cluster: Cluster) -> None:
     client = cluster.client(await cluster.start(service))
     texts = [line.text async for line in client.stream("/v1/logs", item=LogLine)]
     assert texts == ["one", long, "three"]
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("the node was silent"), ConnectionResetError("its peer is gone")]
+)
+async def test_bytes_that_are_cut_off_are_not_taken_for_a_whole_body(
+    cluster: Cluster, error: Exception
+) -> None:
+    service = cluster.service()
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"half of "
+        raise error
+
+    async def archive(req: Request) -> Any:
+        return await bytes_response(req, parts(), "application/x-tar")
+
+    service.route("GET", "/v1/archive", archive, stream=True, summary="Get the archive.")
+    client = cluster.client(await cluster.start(service))
+    with pytest.raises(UnavailableError, match="got no answer"):
+        async with client.open("GET", "/v1/archive") as response:
+            await response.read()

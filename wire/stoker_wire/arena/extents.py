@@ -7,10 +7,10 @@
     <arena>/free/<capacity>-<inode>      recycled: anybody may claim it, by renaming it
     <arena>/spill/<object id>            a sealed object on disk (``spill`` is a link to a folder)
 
-The kernel keeps the books of readers. A reader holds a shared ``flock`` for as long as its mapping
+The kernel counts the readers. A reader holds a shared ``flock`` for as long as its mapping
 lives (the lock belongs to the open file, which the mapping keeps open); a writer that reuses an
 extent must get the exclusive lock first. So an extent is filled again only after the last view is
-gone, and a process that dies, however it dies, lets go of its views and of what it was writing.
+gone, and a process that dies, however it dies, releases its views and what it was writing.
 
 First touches of pages cost ten times a copy. So a process keeps its mappings of extents that it has
 filled more than once: to put into one of these again is one ``memcpy``.
@@ -31,14 +31,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stoker_wire.arena.byte_quota import ByteQuota
 from stoker_wire.arena.layout import PREFIX_NBYTES, ObjectHead, id_of, pack_head, parts_of, split
-from stoker_wire.arena.ledger import Ledger
 from stoker_wire.arena.views import Views
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 
 FREE = "free"
 SPILL = "spill"
-LEDGER = ".ledger"
+QUOTA = ".ledger"
+"""The quota's file, under the name that processes of other versions know it by."""
 
 _PAGE = mmap.PAGESIZE
 _SLACK = 64 * 1024
@@ -81,13 +82,13 @@ class Extent:
 
     @property
     def fd(self) -> int:
-        """The open file, for those that have the kernel fill it; this object closes it."""
+        """The open file, for callers that have the kernel fill it; this object closes it."""
         return self._fd
 
     def seal(self, object_id: str) -> None:
-        """Make it visible as an object that is whole, in place of an earlier one of that name.
+        """Publish it as a complete object, in place of an earlier one of that name.
 
-        A task that is tried again makes its results again; what has the first ones goes on with them.
+        A task that is tried again makes its results again; readers of the first ones go on with them.
         """
         final = os.path.join(self._arena.path, object_id)
         if os.path.exists(final):
@@ -96,7 +97,7 @@ class Extent:
         self._close()
 
     def discard(self) -> None:
-        """Give it back, filled or not. Nothing happens if it has ended already."""
+        """Recycle it, filled or not. Nothing happens if it has ended already."""
         if self._fd >= 0:
             self._arena.recycle_file(self._path)
             self._close()
@@ -114,7 +115,7 @@ class Arena:
     def __init__(self, directory: str | Path) -> None:
         self.path = Path(directory)
         self._free = os.path.join(directory, FREE)
-        self._ledger: Ledger | None = None
+        self._quota: ByteQuota | None = None
         self._names = itertools.count()
         self._lock = threading.Lock()
         self._views = Views()
@@ -126,20 +127,20 @@ class Arena:
         What falls out is unmapped once no writer uses it."""
 
     def close(self) -> None:
-        """Let go of the mappings; views that were read stay."""
+        """Drop the mappings; views that were read stay."""
         with self._lock:
             self._filled.clear()
         self._views.clear()
-        if self._ledger is not None:
-            self._ledger.close()
-            self._ledger = None
+        if self._quota is not None:
+            self._quota.close()
+            self._quota = None
 
     @property
-    def ledger(self) -> Ledger:
-        """The count of bytes in use."""
-        if self._ledger is None:
-            self._ledger = Ledger(self.path / LEDGER)
-        return self._ledger
+    def quota(self) -> ByteQuota:
+        """The count of bytes in use, and their limit."""
+        if self._quota is None:
+            self._quota = ByteQuota(self.path / QUOTA)
+        return self._quota
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -169,7 +170,7 @@ class Arena:
     def write_to_disk(
         self, object_id: str, head: ObjectHead, data: Any, buffers: Sequence[memoryview]
     ) -> int:
-        """Store an object on disk at once, where spilled ones lie; return its length.
+        """Store an object on disk at once, among the spilled ones; return its length.
 
         Raises OSError, and has then no effect.
         """
@@ -216,7 +217,7 @@ class Arena:
         return extent
 
     def _mapping_of(self, extent: Extent) -> mmap.mmap | None:
-        """Return the mapping that is kept of an extent; one is made at its second filling."""
+        """Return the cached mapping of an extent; one is made at its second filling."""
         with self._lock:
             mapping: Any = self._filled.pop(extent.inode, _NEVER)
             if mapping is None:
@@ -229,17 +230,17 @@ class Arena:
         return mapping if isinstance(mapping, mmap.mmap) else None
 
     def _claim(self, nbytes: int) -> Extent | None:
-        """Take a recycled extent that nobody reads any more; warm mappings first, then the smallest.
+        """Take a recycled extent without readers; warm mappings first, then the smallest.
 
         What this process recycled itself is tried before it looks at what there is: looking costs
         as much as copying a megabyte.
         """
-        for known in (self._recycled.copy(), None):
-            found = known if known is not None else dict(map(_parsed, _names_in(self._free)))
+        for own in (self._recycled.copy(), None):
+            capacities = own if own is not None else dict(map(_parsed, _names_in(self._free)))
             most = nbytes + nbytes // 4 + _SLACK
             fitting = sorted(
                 (self._filled.get(inode) is None, capacity, inode)
-                for inode, capacity in found.items()
+                for inode, capacity in capacities.items()
                 if nbytes <= capacity <= most
             )
             for _, capacity, inode in fitting[:_CLAIMS]:
@@ -250,9 +251,9 @@ class Arena:
         return None
 
     def _take(self, name: str, nbytes: int) -> Extent | None:
-        found, path = os.path.join(self._free, name), self._temporary()
+        free, path = os.path.join(self._free, name), self._temporary()
         try:
-            os.rename(found, path)
+            os.rename(free, path)
         except FileNotFoundError:
             return None  # another process was faster
         fd = -1
@@ -262,7 +263,7 @@ class Arena:
             if status.st_size >= nbytes and _try_lock(fd, fcntl.LOCK_EX):
                 return Extent(self, fd, path, status.st_ino, status.st_size)
         except BaseException:
-            os.rename(path, found)
+            os.rename(path, free)
             if fd >= 0:
                 os.close(fd)
             raise
@@ -272,10 +273,10 @@ class Arena:
 
     def _fresh(self, nbytes: int) -> Extent:
         capacity = capacity_for(nbytes)
-        if not self.ledger.take(capacity):
+        if not self.quota.take(capacity):
             raise ArenaFullError(
                 f"no room for {nbytes} bytes in {self.path.name}\n"
-                f"{self.ledger.used_bytes} of {self.ledger.limit_bytes} bytes are in use"
+                f"{self.quota.used_bytes} of {self.quota.limit_bytes} bytes are in use"
             )
         path = self._temporary()
         fd = -1
@@ -287,7 +288,7 @@ class Arena:
             os.posix_fallocate(fd, 0, capacity)
             inode = os.fstat(fd).st_ino
         except BaseException as error:
-            self.ledger.give(capacity)
+            self.quota.give(capacity)
             if fd >= 0:
                 os.unlink(path)
                 os.close(fd)
@@ -304,16 +305,16 @@ class Arena:
     # -- reading ---------------------------------------------------------------------------------
 
     def open(self, object_id: str) -> int:
-        """Return a descriptor of an object's file under a shared lock, wherever it lies now.
+        """Return a descriptor of an object's file under a shared lock, in memory or spilled.
 
         The lock goes with the last descriptor and mapping of it. Raises :class:`ObjectLostError`.
         """
         deadline_s = time.monotonic() + _BUSY_S
         while True:
             there = False
-            for place in (self.path / object_id, self.path / SPILL / object_id):
+            for path in (self.path / object_id, self.path / SPILL / object_id):
                 try:
-                    fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 except (FileNotFoundError, NotADirectoryError):
                     continue
                 there = True
@@ -353,7 +354,7 @@ class Arena:
         return True
 
     def in_use(self, path: Path) -> bool:
-        """Whether some process reads or writes this file now."""
+        """Return whether some process reads or writes this file now."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -364,7 +365,7 @@ class Arena:
             os.close(fd)
 
     def delete(self, path: Path) -> int:
-        """Delete a recycled file unless somebody reads it; return the bytes that are free now."""
+        """Delete a recycled file unless it is read; return the bytes that this freed."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -377,11 +378,11 @@ class Arena:
                 os.unlink(path)
             except FileNotFoundError:
                 return 0  # claimed: its writer waits for nothing and tries the next
-            # Mappings that writers have kept would keep the pages.
+            # Mappings that writers cache would keep the pages.
             os.ftruncate(fd, 0)
         finally:
             os.close(fd)
-        self.ledger.give(nbytes)
+        self.quota.give(nbytes)
         return nbytes
 
 
@@ -404,7 +405,7 @@ def _try_lock(fd: int, kind: int) -> bool:
 
 
 def _holds(fd: int, object_id: str) -> bool:
-    """Whether the file is this object, and not yet another's."""
+    """Return whether the file is this object, and not yet another's."""
     return id_of(os.pread(fd, PREFIX_NBYTES, 0)) == object_id
 
 

@@ -1,10 +1,10 @@
-"""The bytes of one stored object. They describe themselves, so that a lost report can be made good.
+"""The bytes of one stored object. They describe themselves, so that an index can be rebuilt from the files.
 
 ::
 
     magic | id, padded | u32 head length | u64 total length | msgpack(ObjectHead) | data | pad | buffer 0 ...
 
-with every buffer at a multiple of 64 bytes. What lies behind the total length is an older object's.
+with every buffer at a multiple of 64 bytes. Bytes after the total length are an older object's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PREFIX_NBYTES = _PREFIX.size
 
 
 class ObjectHead(msgspec.Struct, frozen=True, array_like=True):
-    """Whose object it is, and the lengths of its pickle stream and of its raw buffers, in bytes."""
+    """Job and owner of an object, and the lengths of its pickle stream and of its raw buffers, in bytes."""
 
     job_id: str
     owner_id: str

@@ -1,7 +1,7 @@
 """Read-only views of objects: mapped once for each extent, pinned one by one.
 
-The pages of a mapping are found one fault at a time (10 GB/s); a mapping that is kept has been
-through that. But then the mapping says nothing of who reads: so each view of an object holds a
+The pages of a mapping are found one fault at a time (10 GB/s); a cached mapping has been
+through that. But a cached mapping does not say who reads: so each view of an object holds a
 descriptor of its own, with the shared lock, for as long as anything refers to its bytes. What can
 hold both is an array of numpy's; a process that has not loaded numpy gets a mapping for each view,
 made from the locked file, and pays the faults.
@@ -33,7 +33,7 @@ class _Pin:
         self._fd = fd
 
     def fileno(self) -> int:
-        """The open file: a mapping made of it holds the lock too."""
+        """Return the open file: a mapping made of it holds the lock too."""
         return self._fd
 
     def __del__(self) -> None:
@@ -41,7 +41,7 @@ class _Pin:
 
 
 class Views:
-    """This process's views of one arena. Any thread."""
+    """The views of one arena in this process. For any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,14 +51,14 @@ class Views:
         self._array_type: Any = None
 
     def clear(self) -> None:
-        """Let go of the mappings that nobody reads."""
+        """Drop the cached mappings; those that are read stay."""
         with self._lock:
             self._mappings.clear()
 
     def living(self) -> list[tuple[str, int]]:
         """Return (object id, bytes) of what this process has views of, the largest first."""
-        found = [(object_id, array.nbytes) for object_id, array in list(self._living.items())]
-        return sorted(found, key=lambda one: (-one[1], one[0]))
+        sizes = [(object_id, array.nbytes) for object_id, array in list(self._living.items())]
+        return sorted(sizes, key=lambda size: (-size[1], size[0]))
 
     def view(self, object_id: str, path: Path, open_locked: Callable[[str], int]) -> memoryview:
         """Return the bytes of an object. ``open_locked`` opens it under a shared lock."""

@@ -1,8 +1,8 @@
-"""A persistent, authenticated, two-way line between two runtimes: data frames over a WebSocket.
+"""A persistent, authenticated, two-way channel between two runtimes: data frames over a WebSocket.
 
-Opened by the sdk's peers (:func:`connect`) and accepted by their server (:func:`accept`). What is
-posted in one turn of the loop leaves as one frame, so a burst costs one system call; what arrives
-in one frame is handed over as one list, so a burst costs one wake-up.
+Opened (:func:`connect`) and accepted (:func:`accept`) by the sdk's runtimes. Messages are posted and
+handled in order. Those of one turn of the loop leave as one frame, so a burst costs one system call;
+a frame is handed over as one list, so a burst costs one wake-up.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from stoker_wire.messages.common import Address
 
-_log = logging.getLogger("stoker.channel")
+_log = logging.getLogger(__name__)
 PATH = "/v1/channel"
 _HANDSHAKE_S = 10.0
 _TCP_HEARTBEAT_S = 10.0
 
 
 class Channel:
-    """One line to one peer. ``post`` from the loop's thread only."""
+    """A channel to one peer. ``post`` from the loop's thread only."""
 
     def __init__(
         self,
@@ -45,9 +45,9 @@ class Channel:
         self.job_id = job_id
         self.closed = False
         self.templates: dict[int, Template] = {}
-        """Templates that came in on this line, by number."""
+        """Templates received on this channel, by number."""
         self.templates_sent: set[int] = set()
-        """Numbers of the templates that went out on it."""
+        """Numbers of the templates sent on it."""
         self.socket = socket
         self._codec = FrameCodec()
         self._reader_codec = FrameCodec()
@@ -55,13 +55,13 @@ class Channel:
         self._wake = asyncio.Event()
 
     def post(self, message: DataMessage) -> None:
-        """Send ``message`` with all others of this turn of the loop. Lost if the line is closed."""
+        """Send ``message`` with all others of this turn of the loop. Lost if the channel is closed."""
         self._outbox.append(message)
         if not self._wake.is_set():
             self._wake.set()
 
     async def run(self, on_messages: Callable[[Channel, list[DataMessage]], None]) -> None:
-        """Carry messages both ways until the line closes; then return."""
+        """Send and receive messages until the channel closes; then return."""
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(), name="channel.write")
@@ -75,7 +75,7 @@ class Channel:
             await self.socket.close()
 
     async def close(self) -> None:
-        """Send what is posted, then close."""
+        """Send the posted messages, then close."""
         if self._outbox and not self.closed:
             messages, self._outbox = self._outbox, []
             with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
@@ -103,7 +103,7 @@ def usable_path(address: Address, host_id: str) -> str:
 async def connect(
     session: ClientSession, url: str, *, me: Address, job_id: str, token: str, over_tcp: bool
 ) -> Channel:
-    """Open a line over ``session`` (which decides Unix or TCP) and shake hands."""
+    """Open a channel over ``session`` (which decides Unix or TCP) and shake hands."""
     try:
         socket = await session.ws_connect(
             url + PATH,
@@ -123,9 +123,9 @@ async def connect(
 async def accept(
     request: web.Request, *, me: Address, job_id: str
 ) -> tuple[web.WebSocketResponse, Channel | None]:
-    """Take an incoming line (already authenticated) and shake hands.
+    """Accept an incoming channel (already authenticated) and shake hands.
 
-    None in place of the line where the peer left meanwhile, as those do that are ended as they connect.
+    None in place of the channel if the peer left meanwhile, as one does that is killed as it connects.
     """
     over_tcp = request.transport is not None and isinstance(
         request.transport.get_extra_info("peername"), tuple
@@ -152,18 +152,18 @@ async def _shake_hands(
     try:
         await socket.send_bytes(codec.encode([hello]))
         first = await asyncio.wait_for(socket.receive_bytes(), _HANDSHAKE_S)
-        (theirs,) = codec.decode(first)
+        (answer,) = codec.decode(first)
     except (OSError, aiohttp.ClientError, TimeoutError, TypeError, ValueError) as error:
         await socket.close()
         raise UnavailableError(f"the data channel's handshake failed\n{error!r}") from None
-    if not isinstance(theirs, Hello):
+    if not isinstance(answer, Hello):
         await socket.close()
         raise UnavailableError("the data channel's handshake failed\nno Hello came first")
-    mine = version.PROTOCOL
-    if theirs.protocol[0] != mine[0] or abs(theirs.protocol[1] - mine[1]) > 1:
+    ours = version.PROTOCOL
+    if answer.protocol[0] != ours[0] or abs(answer.protocol[1] - ours[1]) > 1:
         await socket.close()
         raise ProtocolError(
-            f"{theirs.peer.peer_id} speaks protocol {theirs.protocol}, this process {mine}\n"
+            f"{answer.peer.peer_id} speaks protocol {answer.protocol}, this process {ours}\n"
             "they must be at most one minor version apart"
         )
-    return Channel(socket, theirs.peer, theirs.job_id)
+    return Channel(socket, answer.peer, answer.job_id)

@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import xxhash
 
 from stoker_wire.errors import InternalError, StokerError, UnavailableError
+from stoker_wire.http.exchange import client_headers
 from stoker_wire.http.problems import error_of
-from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT
 
 CHUNK_NBYTES = 16 << 20
 """Bytes that are asked for, checked and, where need be, sent again at once."""
@@ -26,14 +26,14 @@ CHECKSUM_HEADER = "Stoker-Xxh3"
 STALL_S = 10.0
 """A peer that has begun to send and then sends no byte for so long has failed."""
 ANSWER_S = 30.0
-"""A peer may take so long to begin: the request waits for its turn there."""
+"""A peer may take so long to begin: the request waits in a queue there."""
 
 _PIECE_NBYTES = 1 << 20
 """Bytes checked at once, while the processor's cache still has them."""
 
 
 class RangeReader:
-    """One kept connection to the nodelet at ``url``. For one thread, except :meth:`abort`."""
+    """A persistent connection to the nodelet at ``url``. For one thread, except :meth:`abort`."""
 
     def __init__(self, url: str, *, token: str, peer: str, stall_s: float = STALL_S) -> None:
         self._url = url
@@ -42,11 +42,7 @@ class RangeReader:
         self._http = http.client.HTTPConnection(
             parts.hostname or "", parts.port or 80, timeout=stall_s
         )
-        self._headers = {
-            "Authorization": f"Bearer {token}",
-            "Stoker-Peer": peer,
-            PROTOCOL_HEADER: PROTOCOL_TEXT,
-        }
+        self._headers = client_headers(token, peer)
         self._socket: socket.socket | None = None
         self._aborted = False
 
@@ -54,7 +50,7 @@ class RangeReader:
         """Fill ``into`` (writable bytes) from offset ``begin`` of an object; return its XXH3.
 
         UnavailableError if the connection broke or the bytes came corrupt; else the error that the
-        nodelet sent. What was filled until then is not to be trusted.
+        nodelet sent. What was filled until then must not be used.
         """
         end = begin + into.nbytes - 1
         what = f"bytes {begin}-{end} of {object_id} from {self._url}"
@@ -107,7 +103,7 @@ class RangeReader:
 
 
 def _notice_death(connection: socket.socket) -> None:
-    """Have the kernel probe a silent connection, so that a machine that vanished is noticed."""
+    """Enable TCP keep-alive, so that a machine that vanished is noticed."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 4)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)

@@ -1,9 +1,9 @@
-"""How task records travel from the process that made them to SQL: rows, frames and spool files.
+"""Task records on their way from the process that made them to SQL: rows, frames and spool files.
 
 A process appends the rows of one moment as one *frame* to a file of its own in its node's spool
-folder, which survives it. The nodelet forwards whole frames as they lie there, and the gcs stores
-the rows as they come: nobody between decodes a record. One :class:`SpoolWriter` per process, used
-by its loop thread only; it never waits for anybody, and never raises.
+folder, which survives it. The nodelet forwards whole frames as they are, and the gcs stores
+the rows as they come: no process between decodes a record. One :class:`SpoolWriter` per process, used
+by its loop thread only; it never waits for another process, and never raises.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_FRAME_BYTES = 64 << 20
 SEGMENT_BYTES = 1 << 20
 MAX_UNWRITTEN_BYTES = 4 << 20
 _ROWS_PER_FRAME = 1000
-_COMPLAIN_S = 10.0
+_WARN_S = 10.0
 
 TaskRow = tuple[str, int, str, str, str, str, str, int, bytes]
 """A row of the table ``tasks``: its columns in order, the last one packed :class:`TaskFacts`."""
@@ -44,11 +44,11 @@ RANKS = {
     TaskState.CANCELLED: 4,
 }
 
-_log = logging.getLogger("stoker.history")
+_log = logging.getLogger(__name__)
 
 
 class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
-    """What a task's row holds besides its columns; new members only at the end, with a default."""
+    """The part of a task's row that has no column; new members only at the end, with a default."""
 
     parent_task_id: str = ""
     submitted_at_s: float | None = None
@@ -70,7 +70,7 @@ _rows = msgspec.msgpack.Decoder(list[TaskRow]).decode
 
 
 def rank(record: TaskRecord) -> int:
-    """How far the attempt has come: 0 to 2 open, 3 ended as inferred, 4 ended as reported."""
+    """Return how far an attempt has come: 0 to 2 open, 3 ended as inferred, 4 ended as reported."""
     if record.error is not None and record.error.extra.get("inferred"):
         return INFERRED_RANK
     return RANKS[record.state]
@@ -175,17 +175,17 @@ def frame_nbytes(data: bytes, at: int = 0) -> int:
 
 def rows_in_frames(data: bytes) -> int:
     """Return the number of rows in whole frames, which are not decoded."""
-    at = found = 0
+    at = rows = 0
     while at < len(data):
         nbytes, count, _ = HEAD.unpack_from(data, at)
         at += HEAD.size + nbytes
-        found += count
-    return found
+        rows += count
+    return rows
 
 
 def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
     """Return the rows of whole frames, and how many their writers dropped; else BadRequestError."""
-    found: list[TaskRow] = []
+    rows: list[TaskRow] = []
     dropped = at = 0
     view = memoryview(data)
     try:
@@ -194,13 +194,13 @@ def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
             at = begin + frame_nbytes(data, at)
             if at > len(data):
                 raise ValueError("the last frame is torn")
-            found += _rows(view[begin:at])
+            rows += _rows(view[begin:at])
             dropped += HEAD.unpack_from(data, begin - HEAD.size)[2]
-        if any(row[3] not in RANKS for row in found):
+        if any(row[3] not in RANKS for row in rows):
             raise ValueError("a row is in no known state")
     except (struct.error, ValueError, msgspec.DecodeError) as error:
         raise BadRequestError(f"the body is no spool of task records\n{error}") from None
-    return found, dropped
+    return rows, dropped
 
 
 def spool_folder(session_dir: str | Path, node_id: str) -> Path:
@@ -222,22 +222,22 @@ class SpoolWriter:
         self._file = -1
         self._written = 0
         self._unwritten = bytearray()
-        self._untold = 0
-        self._complained_at_s = -_COMPLAIN_S
+        self._unreported = 0
+        self._warned_at_s = -_WARN_S
 
     def write(self, rows: list[TaskRow]) -> None:
         """Append rows; they are in the file when this returns, if the disk takes them."""
         if len(self._unwritten) > MAX_UNWRITTEN_BYTES:
             self.dropped += len(rows)
-            self._untold += len(rows)
+            self._unreported += len(rows)
         else:
-            self._unwritten += frames_of(rows, self._untold)
-            self._untold = 0
+            self._unwritten += frames_of(rows, self._unreported)
+            self._unreported = 0
         self.flush()
 
     @property
     def waits(self) -> bool:
-        """Whether the disk has refused something that :meth:`flush` shall try again."""
+        """Whether rows wait in memory for :meth:`flush`, because the disk refused them."""
         return bool(self._unwritten)
 
     def flush(self) -> None:
@@ -248,10 +248,10 @@ class SpoolWriter:
             while self._unwritten:
                 nbytes = os.write(self._file, self._unwritten)
                 self._written += nbytes
-                # A frame that went in part is finished later: what lies behind must start aright.
+                # A partly written frame is finished later: the next must start where it ends.
                 del self._unwritten[:nbytes]
         except OSError as error:
-            self._complain(error)
+            self._warn(error)
             return
         if self._written >= SEGMENT_BYTES:
             self.close()
@@ -267,14 +267,14 @@ class SpoolWriter:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             self._file = os.open(path, flags, 0o600)
-        except FileNotFoundError:  # another nodelet has cleared the folder of a dead one away
+        except FileNotFoundError:  # another nodelet has removed the folder of a dead one
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = os.open(path, flags, 0o600)
 
-    def _complain(self, error: OSError) -> None:
-        if time.monotonic() - self._complained_at_s < _COMPLAIN_S:
+    def _warn(self, error: OSError) -> None:
+        if time.monotonic() - self._warned_at_s < _WARN_S:
             return
-        self._complained_at_s = time.monotonic()
+        self._warned_at_s = time.monotonic()
         _log.warning(
             "task history cannot be written to %s: %s; %d bytes wait in memory, %d records dropped",
             self._folder,
@@ -285,6 +285,6 @@ class SpoolWriter:
 
 
 def writer_lives(path: Path) -> bool:
-    """Return whether the process that writes a spool file is there; ValueError for other files."""
+    """Return whether the process that writes a spool file is alive; ValueError for other files."""
     _, pid, started, _ = path.name.rsplit(".", 3)
     return start_time(int(pid)) == int(started)

@@ -1,4 +1,4 @@
-"""The bearer token: where it lies, how it is made, and how a request's token is checked.
+"""The bearer token: where it is stored, how it is made, and how a request's token is checked.
 
 Called by the entry points (to find or make the token), by the HTTP server base (to check) and by
 clients (to send). It must never log or print a token, and never compare one in variable time.
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 SHARED_PRINCIPAL = "cluster"
-"""Who a request with the cluster's own token comes from."""
+"""The principal of requests that carry the cluster's own token."""
 
 _LOOPBACK_NAMES = frozenset({"localhost", "::1", "[::1]"})
 
 
 class Authenticator(Protocol):
-    """Knows further tokens (the gcs: those in SQL)."""
+    """Verifier of further tokens (the gcs: those in SQL)."""
 
     async def principal(self, token: str) -> str | None:
         """Return who ``token`` belongs to, or None if it is unknown, expired or revoked."""
@@ -72,7 +72,7 @@ def find_token(settings: Settings, *, host: str | None = None) -> str:
     """Return the token to use: ``settings.token``, else the token file.
 
     With ``host``, the caller is about to listen there: on loopback a missing file is made; beyond
-    loopback it is an OpenBindError, since nobody else could know a token made now. Without
+    loopback it is an OpenBindError, since no other node could know a token made now. Without
     ``host`` (a client) a missing file is a StartError.
     """
     if settings.token:
@@ -90,7 +90,7 @@ def find_token(settings: Settings, *, host: str | None = None) -> str:
 
 
 def check(header: str | None, token: str) -> bool:
-    """Whether an ``Authorization`` header carries ``token``; takes the same time right or wrong."""
+    """Return whether an ``Authorization`` header carries ``token``, in constant time."""
     return hmac.compare_digest(bearer(header).encode(), token.encode())
 
 
@@ -103,7 +103,7 @@ def bearer(header: str | None) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` (a name or an address) can only be reached from this machine."""
+    """Return whether ``host`` (a name or an address) can only be reached from this machine."""
     return host in _LOOPBACK_NAMES or host.startswith("127.")
 
 
@@ -111,10 +111,10 @@ def private_dir(path: str | Path) -> Path:
     """Make ``path`` (and its parents) with mode 0700, or check that it is ours and private."""
     path = Path(path).expanduser()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.lstat()
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise StartError(f"{path} belongs to another user\nset STOKER_SESSION_ROOT to another one")
-    if stat.S_IMODE(facts.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         path.chmod(0o700)
     return path
 

@@ -1,47 +1,66 @@
-"""The HTTP client base: one pooled session to one peer, with retries, deadlines and typed errors.
+"""The HTTP client of every component: one pooled session to one peer, deadlines and typed errors.
 
-Used by every component to call another, and by the CLI. It must not import the server side, and it
-turns nothing into a guess: a peer's problem is raised as the error of its code, and a passed
-deadline says what was tried and what went wrong last.
+A call is repeated until its deadline, and a POST still happens once; streams and WebSockets are never
+repeated here. Nothing is guessed: a peer's problem is raised as the error of its code, and a passed
+deadline says what was tried and what went wrong last. The server side must not be imported.
 """
 
 from __future__ import annotations
 
 import asyncio
 import io
-import random
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any, Literal, Self, TypeVar, overload
 
+import aiohttp
 import msgspec
+from yarl import URL
 
 from stoker_wire.errors import (
     DeadlineExceededError,
-    InternalError,
     NotLeaderError,
     StokerError,
     UnavailableError,
     error_for,
 )
-from stoker_wire.http.codec import BYTES, MSGPACK, Codec, encode_msgpack
-from stoker_wire.http.connection import BROKEN, Connection, text_of
-from stoker_wire.http.problems import error_of
-from stoker_wire.http.request import REQUEST_ID
+from stoker_wire.http.codec import BYTES, MSGPACK, NDJSON, encode_msgpack
+from stoker_wire.http.exchange import (
+    TIMEOUT_HEADER,
+    ReplyReader,
+    check_status,
+    client_headers,
+    deadline_error,
+    encode_request,
+    query_texts,
+    retry_pause_s,
+)
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.control import Event
+from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.settings import Settings
 
-if TYPE_CHECKING:
-    from yarl import URL
-
-_LARGE_BYTES = 1 << 20
-_HURRIED_S = 0.05
 T = TypeVar("T")
 
+_BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
+"""What aiohttp raises when a connection cannot be made or breaks."""
 
-class Client(Connection):
-    """Calls one peer, see :class:`Connection`; ``retries`` counts what had to be tried again."""
+_SKIP = frozenset({"User-Agent", "Accept-Encoding"})
+_SILENCE = 3.5
+"""A stream that is silent for so many bookmark intervals is dead."""
+_LARGE_BYTES = 1 << 20
+_HURRIED_S = 0.05
+_MAX_URLS = 256
+
+
+class Client:
+    """A pooled session to ``base_url``; use as an async context manager, or ``close`` it.
+
+    ``peer`` is what this side calls itself (``"nodelet n_12"``), shown in the other's messages and
+    logs. With ``unix_path`` the connection goes over that socket and ``base_url`` only names it.
+    ``timeout_s`` is the deadline of a call that names none (default: the settings'). ``retries``
+    counts what was tried again.
+    """
 
     def __init__(
         self,
@@ -55,20 +74,38 @@ class Client(Connection):
         max_connections: int = 256,
     ) -> None:
         settings = settings or Settings()
-        super().__init__(
-            base_url,
-            token=token,
-            peer=peer,
-            timeout_s=timeout_s,
-            unix_path=unix_path,
-            settings=settings,
-            max_connections=max_connections,
-        )
+        self.base_url = base_url.rstrip("/")
+        self.timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
         self.retries = 0
+        self._unix_path = unix_path
+        self._max_connections = max_connections
+        self._silence_s = _SILENCE * settings.bookmark_s
         self._retry_initial_s = settings.retry_initial_s
         self._retry_max_s = settings.retry_max_s
+        self._headers = client_headers(token, peer)
         self._next_key = IdSource(Prefix.REQUEST)
-        self._codecs: dict[Any, Codec[Any]] = {}
+        self._replies = ReplyReader()
+        self._urls: dict[str, URL] = {}
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all connections, for good: a call that is tried again opens none."""
+        self._closed = True
+        if self._session is not None:
+            session, self._session = self._session, None
+            await session.close()
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        """The pooled session, with this client's headers; opened at first use, in its loop."""
+        return self._session or self._open_session()
 
     @overload
     async def call(
@@ -136,17 +173,13 @@ class Client(Connection):
         DeadlineExceededError names the last cause. A ``not_leader`` is raised at once, since
         another peer must be asked.
         """
-        if isinstance(body, (bytes, bytearray, memoryview)):
-            data, content_type = bytes(body), BYTES
-        elif body is None:
-            data, content_type = None, ""
-        else:
-            data, content_type = encode_msgpack(body), MSGPACK
-        headers = {"Accept": BYTES if raw else MSGPACK}
-        if content_type:
-            headers["Content-Type"] = content_type
-        if method == "POST":
-            headers["Idempotency-Key"] = idempotency_key or self._next_key()
+        data, headers = encode_request(
+            method,
+            body,
+            encoding=MSGPACK,
+            accept=BYTES if raw else MSGPACK,
+            key=idempotency_key or self._next_key(),
+        )
         request_id = REQUEST_ID.get()
         if request_id:
             headers["X-Request-Id"] = request_id
@@ -163,31 +196,31 @@ class Client(Connection):
                     left_s = deadline_s - loop.time()
                     # A little less than is left, so that the peer's answer "too late" (which says
                     # why) arrives before our own deadline passes.
-                    headers["Stoker-Timeout-S"] = f"{max(left_s - min(0.2, left_s * 0.1), 0):.3f}"
+                    headers[TIMEOUT_HEADER] = f"{max(left_s - min(0.2, left_s * 0.1), 0):.3f}"
                     try:
                         return await self._once(method, url, data, headers, reply, raw)
                     except StokerError as error:
                         again = retry and error.retryable and not self._closed
                         if not again or isinstance(error, NotLeaderError):
                             raise
-                        # A last try with no time left is told just that: the cause came before.
+                        # A last try with no time left only says so: the cause came before.
                         hurried = left_s < _HURRIED_S and isinstance(error, DeadlineExceededError)
                         cause = cause if hurried and cause is not None else error
-                    except BROKEN as error:
-                        cause = UnavailableError(f"{method} {url} got no answer\n{text_of(error)}")
+                    except _BROKEN as error:
+                        cause = UnavailableError(f"{method} {url} got no answer\n{_text_of(error)}")
                         if not retry:
                             raise cause from error
                     tries += 1
                     self.retries += 1
                     pause_s = self._pause_s(tries)
                     if loop.time() + pause_s >= deadline_s:
-                        raise self._too_late(method, url, timeout_s, tries, cause)
+                        raise deadline_error(method, url, timeout_s, tries, cause)
                     await asyncio.sleep(pause_s)
         except TimeoutError as error:
-            # A StokerError may be a TimeoutError too: it says more than we could.
+            # A StokerError may be a TimeoutError too, and says more than this one would.
             if isinstance(error, StokerError) or not deadline.expired():
                 raise
-            raise self._too_late(method, url, timeout_s, tries + 1, cause) from error
+            raise deadline_error(method, url, timeout_s, tries + 1, cause) from error
 
     async def _once(
         self,
@@ -205,28 +238,16 @@ class Client(Connection):
             method, url, data=body, headers=headers, allow_redirects=False
         ) as response:
             content = await response.read()
-            if response.status >= 300:
-                raise error_of(content, status=response.status, source=f"{method} {url}")
-            if raw:
-                return content
-            if reply is None:
-                return None
-            codec = self._codecs.get(reply)
-            if codec is None:
-                codec = self._codecs[reply] = Codec(reply)
-            try:
-                return codec.decode_reply(content, response.headers.get("Content-Type", ""))
-            except msgspec.DecodeError as error:
-                raise InternalError(
-                    f"{method} {url} answered what is no {reply!r}\n"
-                    f"{error}\n"
-                    "are both sides of the same version?"
-                ) from None
+            check_status(response.status, content, method=method, url=url)
+            if raw or reply is None:
+                return content if raw else None
+            content_type = response.headers.get("Content-Type", "")
+            return self._replies.decode(content, content_type, reply, method=method, url=url)
 
     async def watch(
         self, path: str, since: int = 0, query: Mapping[str, object] | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Yield events after ``since``, for ever; bookmarks are read and left out.
+        """Yield events after ``since`` without end; bookmarks are read and left out.
 
         A broken connection is opened again from the last sequence number seen. CompactedError
         means: list again, then watch from there. Leave early by ``contextlib.aclosing``.
@@ -252,20 +273,133 @@ class Client(Connection):
             await asyncio.sleep(self._pause_s(failures))
 
     def _pause_s(self, tries: int) -> float:
-        """Full jitter: uniform up to a bound that doubles with each try."""
-        bound_s = min(self._retry_max_s, self._retry_initial_s * 2.0 ** min(tries - 1, 20))
-        return random.uniform(0.0, bound_s)
+        return retry_pause_s(tries, initial_s=self._retry_initial_s, max_s=self._retry_max_s)
 
-    def _too_late(
-        self, method: str, url: URL, timeout_s: float, tries: int, cause: BaseException | None
-    ) -> DeadlineExceededError:
-        last = f"\nlast cause: {cause}" if cause is not None else "\nno answer came"
-        explain = cause.explain if isinstance(cause, StokerError) else None
-        return DeadlineExceededError(
-            f"{method} {url} passed its deadline of {timeout_s:g} s after {tries} "
-            f"{'try' if tries == 1 else 'tries'}{last}",
-            explain=explain,
+    @asynccontextmanager
+    async def open(
+        self,
+        method: str,
+        path: str,
+        *,
+        data: Any = None,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Send a request and yield the open response, for streams and ranges; never retried.
+
+        No deadline but the caller's. Problems are raised like those of :meth:`call`.
+        """
+        url = self.url_of(path, query)
+        session = self.session
+        try:
+            async with session.request(
+                method, url, data=data, headers=headers, allow_redirects=False
+            ) as response:
+                if response.status >= 300:
+                    content = await response.read()
+                    check_status(response.status, content, method=method, url=url)
+                yield response
+        except _BROKEN as error:
+            raise UnavailableError(f"{method} {url} got no answer\n{_text_of(error)}") from error
+
+    async def stream(
+        self,
+        path: str,
+        *,
+        item: type[T],
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        silence_s: float | None = None,
+    ) -> AsyncGenerator[T, None]:
+        """Yield the items of an NDJSON reply; ``body`` is a message to POST.
+
+        UnavailableError when the connection breaks.
+        """
+        silence_s = self._silence_s if silence_s is None else silence_s
+        decoder = msgspec.json.Decoder(item)
+        url = self.url_of(path, query)
+        headers, data = {"Accept": NDJSON}, None
+        if body is not None:
+            headers["Content-Type"], data = MSGPACK, encode_msgpack(body)
+        method = "GET" if data is None else "POST"
+        async with self.open(method, path, data=data, query=query, headers=headers) as response:
+            rest = b""
+            while True:
+                try:
+                    async with asyncio.timeout(silence_s):
+                        part = await response.content.readany()
+                except TimeoutError:
+                    raise UnavailableError(
+                        f"{method} {url} was silent for {silence_s:g} s"
+                    ) from None
+                if not part:
+                    return
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    if line:
+                        yield decoder.decode(line)
+
+    async def ws(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        max_msg_bytes: int = 0,
+        heartbeat_s: float | None = 15.0,
+        timeout_s: float | None = None,
+    ) -> aiohttp.ClientWebSocketResponse:
+        """Open a WebSocket; ``max_msg_bytes`` 0 means no limit. UnavailableError if it fails."""
+        url = self.url_of(path, query)
+        session = self.session
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await session.ws_connect(
+                    url, max_msg_size=max_msg_bytes, heartbeat=heartbeat_s, compress=0
+                )
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"opening a WebSocket to {url} passed its deadline of {timeout_s:g} s"
+            ) from None
+        except (aiohttp.WSServerHandshakeError, *_BROKEN) as error:
+            raise UnavailableError(
+                f"cannot open a WebSocket to {url}\n{_text_of(error)}"
+            ) from error
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise UnavailableError(f"the connections to {self.base_url} are closed")
+        if self._unix_path is not None:
+            connector: aiohttp.BaseConnector = aiohttp.UnixConnector(
+                self._unix_path, limit=self._max_connections, keepalive_timeout=60.0
+            )
+        else:
+            connector = aiohttp.TCPConnector(limit=self._max_connections, keepalive_timeout=60.0)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            skip_auto_headers=_SKIP,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5.0),
+            auto_decompress=False,
+            trust_env=False,
         )
+        return self._session
+
+    def url_of(self, path: str, query: Mapping[str, object] | None) -> URL:
+        """Return the URL of ``path``; query members that are None are left out."""
+        url = self._urls.get(path)
+        if url is None:
+            url = URL(self.base_url + path)
+            if len(self._urls) < _MAX_URLS:
+                self._urls[path] = url
+        if query:
+            url = url.with_query(query_texts(query))
+        return url
+
+
+def _text_of(error: BaseException) -> str:
+    return str(error) or type(error).__name__
 
 
 def _failure(event: Event) -> StokerError:

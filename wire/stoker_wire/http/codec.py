@@ -1,7 +1,7 @@
-"""JSON and msgpack at the edge: one place that turns bytes into messages, and failures into fields.
+"""JSON and msgpack bodies: the one place that turns bytes into messages, and failures into fields.
 
-Called by the HTTP server and client bases. A body that does not decode becomes a BadRequestError
-whose ``field`` is the path of the bad member and whose message names the nearest known field.
+Called by the HTTP server and the clients. A body that does not decode becomes a BadRequestError whose
+``field`` is the path of the bad member and whose message names the nearest known field.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Codec(Generic[T]):
             try:
                 return typed.decode(raw)
             except msgspec.ValidationError as error:
-                # A body may be both invalid and malformed behind that, which is found only here.
+                # A body may be invalid and, after that, malformed, which only this decoding finds.
                 raise explain_invalid(error, untyped(raw), self.type) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequestError(f"the body is not {name}\n{error}") from None
@@ -75,11 +75,11 @@ class Codec(Generic[T]):
 def explain_invalid(
     error: msgspec.ValidationError, document: object, type_: Any, *, lax: bool = False
 ) -> BadRequestError:
-    """Name the member of ``document`` that does not fit ``type_``, and how to mend it."""
+    """Return an error that names the member of ``document`` that does not fit ``type_``, and the fix."""
     text = str(error)
-    found = _PATH.search(text)
-    steps = _steps(found.group(1) if found else "", document, type_, text, lax)
-    reason = text[: found.start()] if found else text
+    path = _PATH.search(text)
+    steps = _steps(path.group(1) if path else "", document, type_, text, lax)
+    reason = text[: path.start()] if path else text
     field = ".".join(steps)
     unknown = _UNKNOWN.search(text)
     if unknown is not None:
@@ -143,7 +143,7 @@ def _with(document: Any, steps: list[str], value: object) -> Any:
 
 
 def _fields_at(type_: Any, steps: list[str]) -> list[str]:
-    """Field names of the struct at ``steps`` below ``type_``; of all members of a union."""
+    """Return the field names of the struct at ``steps`` below ``type_``; of all members of a union."""
     import msgspec.inspect as inspect
 
     level = [inspect.type_info(type_)]
@@ -165,13 +165,13 @@ def _unfold(types: list[Any]) -> tuple[list[Any], list[Any]]:
 
     structs, others, queue = [], [], list(types)
     while queue:
-        found = queue.pop()
-        if isinstance(found, inspect.UnionType):
-            queue.extend(found.types)
-        elif isinstance(found, inspect.Metadata):
-            queue.append(found.type)
-        elif isinstance(found, inspect.StructType):
-            structs.append(found)
+        info = queue.pop()
+        if isinstance(info, inspect.UnionType):
+            queue.extend(info.types)
+        elif isinstance(info, inspect.Metadata):
+            queue.append(info.type)
+        elif isinstance(info, inspect.StructType):
+            structs.append(info)
         else:
-            others.append(found)
+            others.append(info)
     return structs, others

@@ -1,7 +1,7 @@
-"""Answers one request by the rules of the protocol: admission, deadline, idempotency, errors.
+"""The way of one request through the protocol: its check, deadline, idempotency and errors.
 
-Called by the HTTP server base for every request, as its one middleware. It must let nothing out but
-a reply or a problem document, and must run a handler at most once per Idempotency-Key.
+Called by the HTTP server for every request, as its one middleware. Nothing leaves but a reply or a
+problem document, and a handler runs at most once per Idempotency-Key.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
-from stoker_wire.http.codec import BYTES, JSON, MSGPACK, PROBLEM, encode_json, encode_msgpack
+from stoker_wire.http.codec import BYTES, JSON, MSGPACK, encode_json, encode_msgpack
 from stoker_wire.http.idempotency import IdempotencyStore, StoredReply, fingerprint
-from stoker_wire.http.problems import problem_of
-from stoker_wire.http.request import REQUEST_ID, BoundRoute, Reply, Request
+from stoker_wire.http.problems import problem_response
+from stoker_wire.http.request import BoundRoute, Reply, Request
 from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol
 
 if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger
-
-    from stoker_wire.http.request_guard import Admission
+    from stoker_wire.http.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.settings import Settings
 
@@ -47,21 +46,21 @@ _NO_ROUTE = "(none)"
 
 
 class Dispatcher:
-    """Takes requests to their handlers. ``live`` are those in work, ``idle`` is set if none is."""
+    """Router of requests to handlers. ``live`` are those being answered, ``idle`` is set if none is."""
 
     def __init__(
         self,
         name: str,
         settings: Settings,
         *,
-        admission: Admission,
+        guard: RequestGuard,
         idempotency: IdempotencyStore,
         metrics: Metrics,
-        log: FilteringBoundLogger,
+        log: logging.Logger,
     ) -> None:
         self.name = name
         self.settings = settings
-        self.admission = admission
+        self.guard = guard
         self.idempotency = idempotency
         self.metrics = metrics
         self.log = log
@@ -73,7 +72,7 @@ class Dispatcher:
         self.live: dict[int, Request] = {}
         self._running = 0
         self._next_id = IdSource(Prefix.REQUEST)
-        self._log_requests = log.is_enabled_for(logging.DEBUG)
+        self._log_requests = log.isEnabledFor(logging.DEBUG)
         metrics.gauge("http_in_flight", "Requests being answered.").set_function(
             lambda: float(self._running)
         )
@@ -92,7 +91,7 @@ class Dispatcher:
         response: web.StreamResponse
         status = 499
         try:
-            principal = await self.admission.check(http.headers, http.path)
+            principal = await self.guard.check(http.headers, http.path)
             if route is None:
                 response = await handler(http)
             else:
@@ -117,15 +116,14 @@ class Dispatcher:
             where = route.path if route else _NO_ROUTE
             self.metrics.answered(http.method, where, status, seconds)
             if self._log_requests:
-                self.log.debug(
-                    "request",
-                    method=http.method,
-                    path=http.path,
-                    status=status,
-                    seconds=round(seconds, 6),
-                    request_id=request_id,
-                    peer=http.headers.get("Stoker-Peer", ""),
-                )
+                fields = {
+                    "method": http.method,
+                    "path": http.path,
+                    "status": status,
+                    "seconds": round(seconds, 6),
+                    "peer": http.headers.get("Stoker-Peer", ""),
+                }
+                self.log.debug("request", extra=fields)
         response.headers["X-Request-Id"] = request_id
         return response
 
@@ -134,7 +132,7 @@ class Dispatcher:
     ) -> Request:
         peer = http.headers.get("Stoker-Peer", "the caller")
         if "\0" in http.path or "%00" in http.query_string:
-            # No id or name holds one, and not every database can compare with it.
+            # No id or name holds one, and not every database can compare it.
             raise BadRequestError("the URL holds a NUL character")
         v1 = http.path.startswith("/v1")
         if v1:
@@ -194,23 +192,23 @@ class Dispatcher:
         except TimeoutError as error:
             if isinstance(error, StokerError) or not deadline.expired():
                 raise
-            waits = request.waits_for or f"{self.name} to finish it"
+            waiting = request.waits_for or f"{self.name} to finish it"
             raise DeadlineExceededError(
                 f"{route.method} {request.http.path} passed its deadline of "
-                f"{request.timeout_s:g} s while it waited for {waits}",
+                f"{request.timeout_s:g} s while it waited for {waiting}",
                 explain=request.explain,
             ) from None
 
     async def _once(self, request: Request, key: str) -> web.StreamResponse:
-        """Run the handler once per Idempotency-Key, and replay its reply after that."""
-        print_ = fingerprint(await request.read())
+        """Run the handler once per Idempotency-Key; replay its reply after that."""
+        body_hash = fingerprint(await request.read())
         scope = f"{request.principal} {request.http.rel_url.raw_path_qs} {key}"
-        kept = await self.idempotency.claim(scope, print_)
-        if kept is not None:
+        stored = await self.idempotency.claim(scope, body_hash)
+        if stored is not None:
             return web.Response(
-                body=kept.body,
-                status=kept.status,
-                headers={"Content-Type": kept.content_type, "Idempotency-Replayed": "true"},
+                body=stored.body,
+                status=stored.status,
+                headers={"Content-Type": stored.content_type, "Idempotency-Replayed": "true"},
             )
         finished = False
         try:
@@ -220,14 +218,14 @@ class Dispatcher:
                 content_type = response.headers.get("Content-Type", BYTES)
                 reply = StoredReply(response.status, content_type, body)
                 finished = True
-                await asyncio.shield(self.idempotency.finish(scope, print_, reply))
+                await asyncio.shield(self.idempotency.finish(scope, body_hash, reply))
             return response
         finally:
             if not finished:
                 await asyncio.shield(self.idempotency.abandon(scope))
 
     async def _call(self, request: Request) -> web.StreamResponse:
-        """Decode, call the handler, encode."""
+        """Decode the request, call the handler, encode its reply."""
         route, http = request.route, request.http
         request.query = route.decode_query(http.query) if http.query_string or route.query else None
         if route.codec is not None:
@@ -249,9 +247,8 @@ class Dispatcher:
             headers = {name: error.headers[name] for name in ("Allow",) if name in error.headers}
             error = self._of_aiohttp(error, http)
         elif not isinstance(error, StokerError):
-            self.log.error(
-                "crashed", method=http.method, path=http.path, request_id=request_id, exc_info=error
-            )
+            fields = {"method": http.method, "path": http.path}
+            self.log.error("crashed", exc_info=error, extra=fields)
             error = InternalError(
                 f"this is a bug in {self.name}\nits log has the trace under request id {request_id}"
             )
@@ -261,13 +258,14 @@ class Dispatcher:
             if http.transport is not None:
                 http.transport.abort()
             return request.response
-        problem = problem_of(error, request_id=request_id, status=status)
-        headers["Content-Type"] = PROBLEM
-        if problem.status == 503:
+        status, headers["Content-Type"], body = problem_response(
+            error, request_id=request_id, status=status
+        )
+        if status == 503:
             headers["Retry-After"] = "1"
-        elif problem.status == 401:
+        elif status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        return web.Response(body=encode_json(problem), status=problem.status, headers=headers)
+        return web.Response(body=body, status=status, headers=headers)
 
     def _of_aiohttp(self, error: web.HTTPException, http: web.Request) -> StokerError:
         if error.status == 404:
@@ -285,7 +283,7 @@ class Dispatcher:
         return UnavailableError(error.text or error.reason)
 
     async def sign(self, http: web.Request, response: web.StreamResponse) -> None:
-        """Note that the reply begins, and put our protocol on it."""
+        """Record that the reply begins, and add the protocol's headers."""
         request = self.live.get(id(http))
         if request is not None:
             request.response = response
@@ -294,7 +292,7 @@ class Dispatcher:
 
 
 def _has_left(http: web.Request, error: Exception) -> bool:
-    """Whether it went wrong because the peer is gone: there is nobody to answer, nor a fault of ours."""
+    """Return whether the peer is gone: there is nobody to answer, and no fault of this service."""
     if isinstance(error, StokerError):  # of a peer behind this service
         return False
     lost = http.transport is None or http.transport.is_closing()

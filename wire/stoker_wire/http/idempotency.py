@@ -1,6 +1,6 @@
-"""Makes a POST that is sent twice happen once: replies are kept under the sender's Idempotency-Key.
+"""Replies by Idempotency-Key, so that a POST that is sent twice happens once.
 
-Called by the HTTP server base around each POST with such a key. Only successes are kept: a failed
+Called by the HTTP server around each POST with such a key. Only successes are stored: a failed
 request changed nothing and may run again. The store in memory is the default; the gcs may put one
 over SQL in its place, so that a retry survives a restart.
 """
@@ -26,10 +26,10 @@ class StoredReply(msgspec.Struct, frozen=True):
 
 
 class IdempotencyStore(Protocol):
-    """Where keys and replies are kept. ``key`` already includes the caller and the path."""
+    """Storage of keys and replies. ``key`` already includes the caller and the path."""
 
     async def claim(self, key: str, fingerprint: bytes) -> StoredReply | None:
-        """Return the reply kept under ``key``, or None: the caller now holds the key.
+        """Return the reply stored under ``key``, or None: the caller now holds the key.
 
         If another request holds it, wait until that one ends. IdempotencyError if the key was used
         with another ``fingerprint``.
@@ -37,21 +37,21 @@ class IdempotencyStore(Protocol):
         ...
 
     async def finish(self, key: str, fingerprint: bytes, reply: StoredReply) -> None:
-        """Keep ``reply`` and give the key free."""
+        """Store ``reply`` and release the key."""
         ...
 
     async def abandon(self, key: str) -> None:
-        """Give the key free without a reply: the request failed, and may be tried again."""
+        """Release the key without a reply: the request failed, and may be tried again."""
         ...
 
 
 def fingerprint(body: bytes) -> bytes:
-    """Return what tells two bodies apart (16 bytes)."""
+    """Return a hash of a body (16 bytes)."""
     return blake2b(body, digest_size=16).digest()
 
 
 class MemoryStore:
-    """Keeps the most recent replies in memory, bounded by count and by bytes."""
+    """The most recent replies in memory, bounded by count and by bytes."""
 
     def __init__(self, max_replies: int = 10_000, max_nbytes: int = 64 * 1024 * 1024) -> None:
         self._max_replies = max_replies
@@ -61,7 +61,7 @@ class MemoryStore:
         self._running: dict[str, tuple[bytes, asyncio.Event]] = {}
 
     async def claim(self, key: str, fingerprint: bytes) -> StoredReply | None:
-        """See :class:`IdempotencyStore`."""
+        """Return the stored reply, or None and hold the key; waits for a request that holds it."""
         while True:
             done = self._done.get(key)
             if done is not None:
@@ -76,7 +76,7 @@ class MemoryStore:
             await running[1].wait()
 
     async def finish(self, key: str, fingerprint: bytes, reply: StoredReply) -> None:
-        """See :class:`IdempotencyStore`."""
+        """Store ``reply``, drop the oldest beyond the bounds, and release the key."""
         self._done[key] = (fingerprint, reply)
         self._nbytes += len(reply.body)
         while len(self._done) > self._max_replies or self._nbytes > self._max_nbytes:
@@ -85,14 +85,14 @@ class MemoryStore:
         await self.abandon(key)
 
     async def abandon(self, key: str) -> None:
-        """See :class:`IdempotencyStore`."""
+        """Release the key without a reply."""
         running = self._running.pop(key, None)
         if running is not None:
             running[1].set()
 
 
-def _check(kept: bytes, given: bytes) -> None:
-    if kept != given:
+def _check(stored: bytes, given: bytes) -> None:
+    if stored != given:
         raise IdempotencyError(
             "this Idempotency-Key was used before with another body\n"
             "use a new key for a new request",

@@ -1,6 +1,7 @@
 """The OpenAPI 3.1 document of a service, from the same types that decode its requests.
 
-Called by the HTTP server base at the first ``GET /openapi.json``.
+Called by the HTTP server at the first ``GET /openapi.json``, so that the document cannot differ from
+the code.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PART = re.compile(r"\{([^}:]+)(?::([^}]*))?\}")
 
 
 def document(title: str, version: str, routes: Iterable[BoundRoute]) -> dict[str, Any]:
-    """Describe ``routes``; every type appears once under ``components``."""
+    """Return the document of ``routes``; every type appears once under ``components``."""
     routes = list(routes)
     types = [
         type_

@@ -1,4 +1,4 @@
-"""Pages of lists that are held in memory; SQL-backed lists page by their own keys.
+"""Pages of lists in memory; lists in SQL page by their own keys.
 
 Used by handlers of list routes. A cursor is the sort key of the last item shown: it stays right
 while items come and go, which an offset would not.
@@ -61,7 +61,7 @@ def _parse(cursor: str) -> tuple[float, str]:
 
 
 def bad_cursor(cursor: str) -> BadRequestError:
-    """Return the error of a cursor that is none of this list in this order."""
+    """Return the error for a cursor that is not one of this list in this order."""
     return BadRequestError(
         f"cursor: {cursor!r} is none of this list in this order\n"
         "send the next_cursor of a page that was asked for with the same sort and order",

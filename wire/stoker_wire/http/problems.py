@@ -1,6 +1,7 @@
 """Errors as RFC 9457 problem documents, both ways: the only translation between the two.
 
-Called by the HTTP server base (error -> problem) and the client base (problem -> error).
+Called by whatever answers HTTP (error -> problem) and by the clients (problem -> error), so that an
+error is raised far away as the class that it had here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 from stoker_wire.errors import InternalError, StokerError, UnavailableError, error_for
+from stoker_wire.http.codec import PROBLEM, encode_json
 
 _TITLES = {
     400: "Bad request",
@@ -50,7 +52,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def problem_of(error: StokerError, *, request_id: str | None, status: int | None = None) -> Problem:
-    """Describe ``error``; ``status`` overrides the one of its class."""
+    """Return the document of ``error``; ``status`` overrides the one of its class."""
     status = status or error.status
     return Problem(
         type=f"urn:stoker:error:{error.code}",
@@ -66,8 +68,16 @@ def problem_of(error: StokerError, *, request_id: str | None, status: int | None
     )
 
 
+def problem_response(
+    error: StokerError, *, request_id: str | None = None, status: int | None = None
+) -> tuple[int, str, bytes]:
+    """Return the status, content type and body of the reply that carries ``error``."""
+    problem = problem_of(error, request_id=request_id, status=status)
+    return problem.status, PROBLEM, encode_json(problem)
+
+
 def error_of(raw: bytes, *, status: int, source: str) -> StokerError:
-    """Rebuild the error that a reply with ``status`` carries; ``source`` says who replied.
+    """Return the error that a reply with ``status`` carries; ``source`` says who replied.
 
     A body that is no problem document (a proxy's page) becomes UnavailableError for 502, 503 and
     504, which may be retried, else InternalError.

@@ -1,13 +1,13 @@
-"""What a handler gets: one request, decoded, with its deadline, and the route it came by.
+"""One decoded request with its deadline, as a handler gets it, and the registered route it came by.
 
-Made by the HTTP server base only. A Request lives as long as its handler runs.
+Made by the HTTP server only. A Request lives as long as its handler runs; a BoundRoute as long as its
+service.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,14 +17,12 @@ from stoker_wire.http.codec import Codec, explain_invalid
 from stoker_wire.suggestions import suggestion
 
 if TYPE_CHECKING:
+    import logging
+
     from aiohttp import web
     from multidict import MultiMapping
-    from structlog.typing import FilteringBoundLogger
 
     from stoker_wire.settings import Settings
-
-REQUEST_ID: ContextVar[str] = ContextVar("stoker_request_id", default="")
-"""Id of the request being answered: clients pass it on, so that one id follows a chain of calls."""
 
 Handler = Callable[["Request"], Awaitable[object]]
 SocketHandler = Callable[["Request", "web.WebSocketResponse"], Awaitable[None]]
@@ -39,11 +37,11 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 _MAY_BE_EMPTY = frozenset({"cursor", "prefix"})
-"""Members of a query that are no filters."""
+"""Members of a query that may be given empty: they filter nothing."""
 
 
 class BoundRoute:
-    """A registered route: what it takes, what it gives, and who answers."""
+    """A registered route: the types that it takes and returns, and its handler."""
 
     def __init__(
         self,
@@ -81,7 +79,7 @@ class BoundRoute:
         )
 
     def decode_query(self, given: MultiMapping[str]) -> Any:
-        """Convert a query string; an unknown or bad member is a BadRequestError that names it."""
+        """Return a query string as the route's type; BadRequestError names an unknown or bad member."""
         for name in given:
             if name not in self.query_names:
                 raise BadRequestError(
@@ -144,7 +142,7 @@ class Request:
         timeout_s: float,
         now_s: float,
         stopping: asyncio.Event,
-        log: FilteringBoundLogger,
+        log: logging.Logger,
     ) -> None:
         self.http = http
         self.route = route
@@ -172,7 +170,7 @@ class Request:
         return max(0.0, self.deadline_at_s - asyncio.get_running_loop().time())
 
     def waiting_for(self, what: str, *, explain: str | None = None) -> None:
-        """Say what the handler waits for; the problem sent when the deadline passes repeats it."""
+        """Record what the handler waits for; the problem sent when the deadline passes repeats it."""
         self.waits_for = what
         self.explain = explain
 

@@ -1,6 +1,6 @@
-"""Who may come in: the checks on a request's Host, Origin and token, before anything is decoded.
+"""The checks of a request's Host, Origin and token, before anything is decoded.
 
-Called by the HTTP server base for every request. The Host check keeps a web page that rebinds its
+Called by the HTTP server for every request. The Host check keeps a web page that rebinds its
 own name to this machine from talking to a service with the browser as its agent.
 """
 
@@ -25,8 +25,8 @@ OPEN_ON_LOOPBACK = frozenset({"/healthz", "/readyz", "/metrics", "/openapi.json"
 _ANY = frozenset({"0.0.0.0", "::", ""})
 
 
-class Admission:
-    """The rules of one service, fixed when it knows where it listens."""
+class RequestGuard:
+    """The rules of one service, fixed once it is known where it listens."""
 
     def __init__(
         self, settings: Settings, token: str, authenticator: auth.Authenticator | None = None
@@ -40,7 +40,7 @@ class Admission:
         self.listens_on(None)
 
     def listens_on(self, host: str | None) -> None:
-        """Fix the names that requests may use; ``host`` is None for a Unix socket alone."""
+        """Set the names that requests may use; ``host`` is None for a Unix socket alone."""
         self._any_address = host in _ANY
         loopback = host is None or auth.is_loopback(host)
         self._open = OPEN_ON_LOOPBACK if loopback else ALWAYS_OPEN

@@ -1,4 +1,4 @@
-"""The form of a route table: what a service answers, as data that reads like a table.
+"""The form of a route table: a service's routes as data that reads like a table.
 
 A module of routes ends with ``ROUTES = (Route(...), ...)``. Its handlers are plain functions (or
 methods named through their class) whose first argument is the *owner* of the table, the object that

@@ -1,9 +1,9 @@
-"""The HTTP server base: a Service is a set of typed routes with the protocol's rules around them.
+"""The HTTP server of every service: typed routes with the protocol's rules around them.
 
 Every service (gcs, scheduler, nodelet) makes one Service, adds its routes, and starts it. (The data
-path of a worker is no service: its sockets are the sdk's, :mod:`stoker.runtime.net.channels`.) The rules live
-here once: who may come in, ids, deadlines, idempotency, errors as problem documents, readiness,
-metrics, and the OpenAPI document. It must know nothing of what any service does.
+path of a worker is no service: its sockets are the sdk's, :mod:`stoker.runtime.net.channels`.) The rules are
+here once: authentication, ids, deadlines, idempotency, errors as problem documents, readiness,
+metrics, and the OpenAPI document. Nothing here knows what a service does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stoker_wire.http.codec import JSON, encode_json
 from stoker_wire.http.dispatch import Dispatcher, Endpoint
 from stoker_wire.http.idempotency import IdempotencyStore, MemoryStore
 from stoker_wire.http.request import BoundRoute, Handler, Reply, Request, SocketHandler
-from stoker_wire.http.request_guard import Admission, outward_address
+from stoker_wire.http.request_guard import RequestGuard, outward_address
 from stoker_wire.http.routes import Route, WebSocketRoute
 from stoker_wire.http.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
@@ -62,7 +62,7 @@ __all__ = (
 
 
 def _ours(record: logging.LogRecord) -> bool:
-    """Whether a record of aiohttp tells of more than bytes of a peer that are no HTTP."""
+    """Return whether a log record of aiohttp is about more than bytes of a peer that are no HTTP."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, HttpProcessingError)
 
@@ -76,7 +76,7 @@ class Service:
 
     Make it, add routes with :meth:`route` and :meth:`websocket`, ``await start(...)``, call
     :meth:`ready` when the service may be used, and ``await stop()`` at the end. ``metrics`` takes
-    the component's own counters, ``log`` is bound to the service's name.
+    the component's own counters, ``log`` is the service's logger.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class Service:
         self.port = 0
         self.unix_path: str | None = None
         self.metrics = Metrics()
-        self.log = log.get_logger(name)
+        self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
-        self.admission = Admission(settings, token, authenticator)
+        self.guard = RequestGuard(settings, token, authenticator)
         self.dispatcher = Dispatcher(
             name,
             settings,
-            admission=self.admission,
+            guard=self.guard,
             idempotency=idempotency or MemoryStore(),
             metrics=self.metrics,
             log=self.log,
@@ -229,7 +229,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where others reach this service; ``http://localhost`` if only by a Unix socket."""
+        """The URL by which others reach this service; ``http://localhost`` if only by a Unix socket."""
         if not self.port:
             return "http://localhost"
         host = self.settings.advertise_host or self.host
@@ -251,12 +251,12 @@ class Service:
     ) -> None:
         """Listen on ``host``:``port`` (0: a free one), on ``unix_path``, or on both.
 
-        PortInUseError and OpenBindError say how to mend it.
+        PortInUseError and StartError name the fix.
         """
         self._runner = web.AppRunner(
             self._app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
         )
-        self.admission.listens_on(host)
+        self.guard.listens_on(host)
         await self._runner.setup()
         try:
             if unix_path is not None:
@@ -268,10 +268,11 @@ class Service:
         except BaseException:
             await self._runner.cleanup()
             raise
-        self.log.info("listening", url=self.url if host else None, unix=self.unix_path)
+        where = {"url": self.url if host else None, "unix": self.unix_path}
+        self.log.info("listening", extra=where)
 
     async def stop(self, grace_s: float | None = None) -> None:
-        """Stop accepting, let requests finish for ``grace_s``, close watches and sockets."""
+        """Stop listening, let requests finish for ``grace_s``, close watches and sockets."""
         if self._runner is None:
             return
         runner, self._runner = self._runner, None
@@ -288,7 +289,8 @@ class Service:
                 await self.dispatcher.idle.wait()
         except TimeoutError:
             for request in list(self.dispatcher.live.values()):
-                self.log.warning("cut off", route=request.route.path, waits=request.waits_for)
+                waits = {"route": request.route.path, "waits": request.waits_for}
+                self.log.warning("cut off", extra=waits)
                 if request.task is not None:
                     request.task.cancel("the service stops")
         await runner.cleanup()
@@ -328,13 +330,13 @@ class Service:
             os.umask(before)
         await web.SockSite(runner, listener, backlog=1024).start()
 
-    # Routes of every service
+    # Routes that every service has
 
     def _add_own_routes(self) -> None:
-        self.route("GET", "/healthz", self._healthz, reply=Health, summary="Whether it is alive")
-        self.route("GET", "/readyz", self._readyz, reply=Health, summary="Whether it may be used")
-        self.route("GET", "/metrics", self._metrics, summary="Metrics, for Prometheus")
-        self.route("GET", "/openapi.json", self._document, summary="This API as OpenAPI 3.1")
+        self.route("GET", "/healthz", self._healthz, reply=Health, summary="Check liveness")
+        self.route("GET", "/readyz", self._readyz, reply=Health, summary="Check readiness")
+        self.route("GET", "/metrics", self._metrics, summary="Get metrics, for Prometheus")
+        self.route("GET", "/openapi.json", self._document, summary="Get this API as OpenAPI 3.1")
 
     async def _healthz(self, _: Request) -> Health:
         return Health(service=self.name, version=self.version, status="ok")
@@ -358,7 +360,7 @@ class Service:
 
 
 class Health(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``/healthz`` and ``/readyz`` say."""
+    """The answer of ``/healthz`` and ``/readyz``."""
 
     service: str
     version: str

@@ -1,4 +1,4 @@
-"""Streams of lines: watches of events with a cursor (NDJSON or SSE), and plain NDJSON.
+"""Streaming replies: watches of events with a cursor (NDJSON or SSE), items as NDJSON, and bytes.
 
 Called by handlers of routes with ``?watch=1`` or ``?follow=1``. A stream ends when its source ends,
 when the reader goes away, or when the service stops; it has no deadline, but a watch is never
@@ -42,13 +42,13 @@ async def watch_response(
     the reader gets status 410); an error in mid-stream is sent as a last event of kind ``error``.
     A source may itself yield events of kind ``bookmark`` to move the cursor over what it filtered.
     """
-    beat_s = req.settings.bookmark_s if bookmark_s is None else bookmark_s
+    interval_s = req.settings.bookmark_s if bookmark_s is None else bookmark_s
     sse = EVENT_STREAM in req.http.headers.get("Accept", "")
     encode: Callable[[Event], bytes] = _sse if sse else _line
     response = await _open(req, EVENT_STREAM if sse else NDJSON)
     seq = since
     try:
-        async with contextlib.aclosing(_beats(req, source, beat_s)) as events:
+        async with contextlib.aclosing(_with_keepalives(req, source, interval_s)) as events:
             async for event in events:
                 if event is None:
                     event = Event(seq=seq, at_s=time.time(), kind=BOOKMARK, subject="")
@@ -64,7 +64,7 @@ async def watch_response(
 
 
 def _left(error: Exception) -> bool:
-    """Whether the reader went away; an error of ours tells of a peer behind the source."""
+    """Return whether the reader went away; a StokerError is of a peer behind the source."""
     gone = isinstance(error, (ConnectionError, ClientConnectionResetError))
     return gone and not isinstance(error, StokerError)
 
@@ -73,7 +73,9 @@ async def stream_response(req: Request, source: AsyncIterator[T]) -> web.StreamR
     """Send each item of ``source`` as a line of JSON; empty lines keep it alive."""
     response = await _open(req, NDJSON)
     try:
-        async with contextlib.aclosing(_beats(req, source, req.settings.bookmark_s)) as items:
+        async with contextlib.aclosing(
+            _with_keepalives(req, source, req.settings.bookmark_s)
+        ) as items:
             async for item in items:
                 await response.write(b"\n" if item is None else _line(item))
     except Exception as error:
@@ -95,8 +97,11 @@ async def bytes_response(
             if part:
                 await response.write(part)
         await response.write_eof()
-    except (ConnectionError, ClientConnectionResetError):
-        return response
+    except Exception as error:
+        # A source may fail with a ConnectionError too: only a reader that is gone is no error.
+        if _left(error) and (req.http.transport is None or req.http.transport.is_closing()):
+            return response
+        raise
     return response
 
 
@@ -108,27 +113,27 @@ async def _open(req: Request, content_type: str) -> web.StreamResponse:
     return response
 
 
-async def _beats(
-    req: Request, source: AsyncIterator[T], beat_s: float
+async def _with_keepalives(
+    req: Request, source: AsyncIterator[T], interval_s: float
 ) -> AsyncGenerator[T | None, None]:
-    """Yield the items of ``source``, and None after each ``beat_s`` of silence.
+    """Yield the items of ``source``, and None after each ``interval_s`` of silence.
 
     Ends when the service stops or the reader goes away, and closes the source.
     """
     background = Background(f"watch {req.request_id}")
     stopping = background.spawn(req.stopping.wait(), name="stopping")
-    coming: asyncio.Task[T | _End] | None = None
+    pending: asyncio.Task[T | _End] | None = None
     try:
         while not stopping.done():
-            if coming is None:
-                coming = background.spawn(_next(source), name="next", report=False)
+            if pending is None:
+                pending = background.spawn(_next(source), name="next", report=False)
             await asyncio.wait(
-                (coming, stopping), timeout=beat_s, return_when=asyncio.FIRST_COMPLETED
+                (pending, stopping), timeout=interval_s, return_when=asyncio.FIRST_COMPLETED
             )
             if req.http.transport is None:
                 return
-            if coming.done():
-                done, coming = coming, None
+            if pending.done():
+                done, pending = pending, None
                 item = done.result()
                 if isinstance(item, _End):
                     if item.error is not None:
@@ -146,7 +151,7 @@ async def _beats(
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The end of a source: a value, so that nobody need fetch it from a task that is let go."""
+    """The end of a source: a value, so that it need not be fetched from a task that is dropped."""
 
     error: Exception | None
 
@@ -168,7 +173,7 @@ async def _send_failure(
     encode: Callable[[Event], bytes],
 ) -> None:
     if not isinstance(error, StokerError):
-        req.log.error("watch crashed", request_id=req.request_id, exc_info=error)
+        req.log.error("watch crashed", exc_info=error)
         error = InternalError(f"the watch failed\nsee request id {req.request_id} in the log")
     problem = problem_of(error, request_id=req.request_id)
     event = Event(

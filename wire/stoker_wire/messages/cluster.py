@@ -1,4 +1,8 @@
-"""Nodes, their devices and workers, and the leases that give a runtime the right to use a worker."""
+"""Nodes, their devices and workers, and the leases that give a runtime the right to use a worker.
+
+Spoken between gcs, scheduler, nodelets and owners of leases. Everything that a former node incarnation or
+scheduler might still send carries the incarnation or epoch that fences it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from stoker_wire.messages.common import (
 )
 
 MAX_WARM_KERNELS = 64
-"""Kernel sets that a node reports: those it used last."""
+"""Kernel sets that a node reports: the most recently used ones."""
 
 
 class NodeState(StrEnum):
@@ -48,7 +52,7 @@ class Device(Record):
 
 
 class RegisterNode(Message):
-    """A nodelet introduces itself. ``host_id`` is equal for processes that share a /dev/shm.
+    """Registration of a node by its nodelet. ``host_id`` is equal for processes that share a /dev/shm.
 
     ``warm_kernels`` are the kernel sets (``stoker_wire.messages.kernels.kernel_set``) that its cache holds.
     """
@@ -69,7 +73,7 @@ class RegisterNode(Message):
 
 
 class RegisteredNode(Record):
-    """The incarnation fences everything the nodelet says until it registers again."""
+    """Reply to a registration; the incarnation fences what the nodelet sends until it registers again."""
 
     node_id: str
     incarnation: int
@@ -77,9 +81,10 @@ class RegisteredNode(Record):
 
 
 class Heartbeat(Message):
-    """``usage`` are measured facts: cpu_percent, memory_bytes, workers, object_bytes, load1, ...
+    """Heartbeat of a node.
 
-    ``warm_kernels`` are the kernel sets in the node's cache, or None while they are as told before.
+    ``usage`` is measured: cpu_percent, memory_bytes, workers, object_bytes, load1, ...
+    ``warm_kernels`` are the kernel sets in the node's cache, or None while they are unchanged.
     """
 
     incarnation: int
@@ -114,18 +119,18 @@ class Node(Record):
 
     @property
     def death(self) -> str:
-        """Which node this is, since when it is dead, and why, as a clause for an error."""
+        """The clause of an error that says which node this is, since when it is dead, and why."""
         return self.end + (f" ({self.reason})" if self.reason else "")
 
     @property
     def end(self) -> str:
-        """Which node this is, and since when it is dead."""
+        """The clause of an error that says which node this is, and since when it is dead."""
         since = datetime.fromtimestamp(self.heartbeat_at_s, UTC).strftime("%H:%M:%S UTC")
         return f"node {self.node_id} on {self.hostname} is dead since {since}"
 
 
 class LeaseKind(StrEnum):
-    """What the leased worker is for."""
+    """Use of a leased worker."""
 
     TASK = "task"
     ACTOR = "actor"
@@ -133,10 +138,10 @@ class LeaseKind(StrEnum):
 
 
 class Demand(Message):
-    """What makes two tasks interchangeable to the scheduler: their scheduling class.
+    """Requirements of work; tasks with equal demands form a scheduling class and are interchangeable.
 
     ``label_selector`` maps a label to ``value``, ``!value``, ``in(a,b)`` or ``!in(a,b)``.
-    ``locality`` maps node ids to bytes of large arguments that already lie there.
+    ``locality`` maps node ids to bytes of large arguments that are already there.
     """
 
     job_id: str
@@ -152,7 +157,7 @@ class Demand(Message):
 
 
 class ActorSpec(Message):
-    """What a worker needs to become an actor; ``payload`` is opaque to all but the runtime."""
+    """Definition of the actor that a worker becomes; ``payload`` is opaque to all but the runtime."""
 
     actor_id: str
     incarnation: int
@@ -169,7 +174,7 @@ class DriverSpec(Message):
 
 
 class WorkerSpec(Message):
-    """What the nodelet starts for a lease."""
+    """The worker that the nodelet provides for a lease."""
 
     runtime_env: RuntimeEnv = RuntimeEnv()
     actor: ActorSpec | None = None
@@ -177,10 +182,10 @@ class WorkerSpec(Message):
 
 
 class LeaseRequest(Message):
-    """Ask for up to ``count`` workers; the reply comes when one is granted or ``wait_s`` passed.
+    """Request for up to ``count`` workers; the reply comes when one is granted or ``wait_s`` passed.
 
     A request that is sent again with the same ``request_id`` gets the same leases again.
-    ``task_ids`` are a few of the tasks that wait, for explanations.
+    ``task_ids`` are some of the waiting tasks, for explanations.
     """
 
     request_id: str
@@ -231,7 +236,7 @@ class LeaseReply(Record):
 
 
 class StartLease(Message):
-    """The scheduler tells a nodelet to give a worker to a lease. Fenced by ``epoch``."""
+    """Order of the scheduler to a nodelet to give a lease a worker. Fenced by ``epoch``."""
 
     lease: Lease
     epoch: int
@@ -264,7 +269,7 @@ class HeldLeases(Record):
 
 
 class ReleaseLeases(Message):
-    """Give leases back. ``kill`` ends the workers instead of returning them to the pool."""
+    """Request to release leases. ``kill`` ends the workers instead of returning them to the pool."""
 
     lease_ids: tuple[str, ...]
     kill: bool = False
@@ -273,7 +278,7 @@ class ReleaseLeases(Message):
 
 
 class OwnerPoll(Message):
-    """An owner renews ``lease_ids`` and waits up to ``wait_s`` for orders."""
+    """Renewal of ``lease_ids`` by their owner, which waits up to ``wait_s`` for orders."""
 
     lease_ids: tuple[str, ...] = ()
     idle_lease_ids: tuple[str, ...] = ()
@@ -281,14 +286,17 @@ class OwnerPoll(Message):
 
 
 class OwnerOrders(Record):
-    """``recall``: finish what runs and give back. ``lost``: gone already (expired, node dead)."""
+    """Orders to an owner of leases.
+
+    ``recall``: finish what runs and release. ``lost``: ended already (expired, node dead).
+    """
 
     recall: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
 
 
 class BlockLease(Message):
-    """The worker of a lease waits in ``get`` (its CPU is free to others), or runs again."""
+    """Report that the worker of a lease waits in ``get`` (its CPU is free to others), or runs again."""
 
     blocked: bool
 
@@ -303,7 +311,7 @@ class WorkerState(StrEnum):
 
 
 class RegisterWorker(Message):
-    """A forked worker is up and listens at ``address``."""
+    """Registration of a forked worker, which listens at ``address``."""
 
     worker_id: str
     pid: int
@@ -311,7 +319,7 @@ class RegisterWorker(Message):
 
 
 class WorkerBoot(Record):
-    """What a fork server hands to ``target(boot)`` in a worker that it has just forked.
+    """Start parameters that a fork server passes to ``target(boot)`` in a worker that it has just forked.
 
     The runtime environment is already applied: ``env_vars``, ``sys.path``, the current directory,
     and stdout and stderr go to ``log_path``. The worker listens on the Unix socket ``socket_path``
@@ -335,7 +343,7 @@ class WorkerBoot(Record):
 
 
 class WorkerSetup(Record):
-    """What a registered worker is told: who it is and, for an actor, what it becomes.
+    """Identity of a registered worker and, for an actor, its definition.
 
     The reply to its registration, and the body of ``POST <worker>/v1/assign`` for a worker of the
     pool. ``env_vars``, ``sys_path`` (see ``stoker_wire.process.search_path``) and ``cwd`` (empty:

@@ -1,4 +1,7 @@
-"""Parts that several messages share: resources, constraints, addresses, runtime environments."""
+"""Parts that several messages share: resources, constraints, addresses, runtime environments.
+
+A type is here once two modules of messages need it; it imports none of them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ Asked = Annotated[
     dict[str, float],
     msgspec.Meta(max_length=MAX_NAMES, description="name -> amount; memory in bytes"),
 ]
-"""Resources that somebody asks for."""
+"""Resources that a request asks for."""
 Labels = dict[str, str]
 Selector = Annotated[dict[str, str], msgspec.Meta(max_length=MAX_NAMES)]
 """Conditions on labels, or the labels of a node."""
@@ -36,16 +39,16 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class SpreadPolicy(StrEnum):
-    """How a demand chooses among feasible nodes."""
+    """Policy by which a demand chooses among feasible nodes."""
 
     HYBRID = "hybrid"
     """Pack nodes up to a utilisation threshold, then spread; CPU work avoids GPU nodes."""
     SPREAD = "spread"
-    """Take the feasible nodes in turns while they are at most half used, then the least loaded."""
+    """Take the feasible nodes round-robin while they are at most half used, then the least loaded."""
 
 
 class Strategy(Message):
-    """Where a demand may run. ``node_id`` pins it to a node; ``soft`` makes that a wish."""
+    """Placement of a demand. ``node_id`` pins it to a node; ``soft`` makes that a preference."""
 
     policy: SpreadPolicy = SpreadPolicy.HYBRID
     node_id: str | None = None
@@ -53,7 +56,7 @@ class Strategy(Message):
 
 
 class OnInfeasible(StrEnum):
-    """What to do with a demand that no node could ever satisfy."""
+    """Treatment of a demand that no node could ever satisfy."""
 
     ERROR = "error"
     WAIT = "wait"
@@ -74,7 +77,7 @@ class KernelSpec(Message):
 
 
 class RuntimeEnv(Message):
-    """What a worker's Python environment needs beyond the node's own.
+    """Additions to the node's own Python environment for a worker.
 
     ``working_dir`` and ``py_modules`` are content hashes of packages stored in the gcs
     (``PUT /v1/packages/{hash}``); a worker unpacks them and puts them on ``sys.path``
@@ -95,7 +98,7 @@ class RuntimeEnv(Message):
 
 
 class Address(msgspec.Struct, frozen=True, array_like=True):
-    """Where a runtime (driver or worker) listens for data-path connections.
+    """Address at which a runtime (driver or worker) listens for data-path connections.
 
     ``unix`` is preferred when the reader's ``host_id`` is the same, else ``url``.
     """
@@ -116,4 +119,4 @@ class ErrorInfo(Record):
 
 
 class Empty(Record):
-    """A reply with nothing to say."""
+    """An empty reply."""

@@ -50,11 +50,11 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
 
 class Sort(StrEnum):
-    """What a list is sorted by."""
+    """Sort key of a list."""
 
     ID = "id"
     CREATED = "created"
-    """The order in which the cluster learnt of the items."""
+    """The order in which the cluster learned of the items."""
 
 
 class Order(StrEnum):
@@ -87,7 +87,7 @@ class LeaseQuery(ListQuery):
 
 
 class IdQuery(Message):
-    """The beginning of an id, and how many matches to show at most."""
+    """The beginning of an id, and the most matches to show."""
 
     prefix: Annotated[str, msgspec.Meta(max_length=200)] = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
@@ -110,7 +110,7 @@ class IdMatches(Record):
 
 
 class Campaign(Message):
-    """A process asks to lead, or to go on leading (``epoch`` it holds)."""
+    """Request of a process to lead, or to go on leading (with the ``epoch`` that it holds)."""
 
     holder: str
     url: str
@@ -119,7 +119,7 @@ class Campaign(Message):
 
 
 class Leader(Record):
-    """Who leads; ``epoch`` grows with each change and fences the leaders before."""
+    """The current leader; ``epoch`` grows with each change and fences former leaders."""
 
     name: str
     holder: str
@@ -129,7 +129,7 @@ class Leader(Record):
 
 
 class CreateToken(Message):
-    """A further token; its secret is shown once, in the reply."""
+    """Request for a further token; its secret is shown once, in the reply."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     expires_in_s: float | None = None
@@ -161,7 +161,7 @@ what follows was printed, and by which task ('': the one that the worker's lease
 
 
 class LogStream(StrEnum):
-    """Where a line was printed to."""
+    """Stream that a line was printed to."""
 
     STDOUT = "stdout"
     STDERR = "stderr"
@@ -187,7 +187,7 @@ class LogLine(Record):
 
 
 class LogCursors(Message):
-    """What of the workers' output is wanted: what lies behind the last lines seen, up to now.
+    """Request for the workers' output after the last lines seen, up to now.
 
     ``cursors`` holds the cursor of the last line seen, by worker; of other workers everything is
     sent, or the last ``tail`` lines. A ``worker_id`` asks for one worker's.
@@ -199,7 +199,7 @@ class LogCursors(Message):
 
 
 class Fit(StrEnum):
-    """A node's verdict on a demand."""
+    """Result of a node's judgement on a demand."""
 
     FITS = "fits"
     BUSY = "busy"
@@ -209,7 +209,7 @@ class Fit(StrEnum):
 
 
 class Verdict(Record):
-    """Why a node does or does not take a demand: one named rule, and the numbers behind it."""
+    """Judgement of a node on a demand: one named rule, and the numbers behind it."""
 
     node_id: str
     fit: Fit
@@ -238,7 +238,7 @@ class WaitingGroup(Record):
 
 
 class Explanation(Record):
-    """Why something waits (or what became of it), and what would have to change.
+    """Reason why something waits (or its outcome), and what would have to change.
 
     ``cause`` says in a few words what the nodes lack, while something waits for them. ``waiting`` is,
     for a job, what of it waits, by cause.

@@ -1,6 +1,7 @@
-"""What runtimes say to each other on the data path: calls, results, and questions about objects.
+"""Messages between runtimes on the data path: calls, results, locations of objects, borrows.
 
-Array-like (field names do not travel) because these are sent by the hundred thousand. A frame holds
+Array-like (field names do not travel; new fields only at the end) because these are sent by the hundred
+thousand. A frame holds
 many of them and, behind its head, the raw buffers that their ``Inline`` values refer to in order.
 """
 
@@ -16,14 +17,14 @@ class _Part(msgspec.Struct, array_like=True, gc=False):
 
 
 class Ref(_Part):
-    """Names an object and where its owner listens."""
+    """An object's id and the address of its owner."""
 
     object_id: str
     owner: Address
 
 
 class Buffer:
-    """Raw bytes that travel behind a frame's head; in the head only their number appears."""
+    """Raw bytes that travel after a frame's head, which holds only their number."""
 
     __slots__ = ("view",)
 
@@ -40,7 +41,7 @@ class Inline(msgspec.Struct, array_like=True, tag=0):
 
 
 class Stored(_Part, tag=1):
-    """A value that lies in the arena of a node, under the id of its object."""
+    """A value in the arena of a node, under the id of its object."""
 
     nbytes: int
     node_id: str
@@ -50,8 +51,8 @@ class Stored(_Part, tag=1):
 
 
 class Failed(_Part, tag=2):
-    """Instead of a value: what went wrong. ``pickled`` is the user's exception, where it pickles;
-    ``refs`` are those inside of it.
+    """An error in place of a value. ``pickled`` is the user's exception, where it pickles; ``refs`` are
+    those inside of it.
     """
 
     code: str
@@ -74,7 +75,7 @@ class Dep(_Part):
 
 
 class Template(_Part):
-    """What many calls of one function share; sent once per connection, then named by number."""
+    """The common part of many calls of one function; sent once per channel, then named by number."""
 
     number: int
     function: str
@@ -87,11 +88,11 @@ class Template(_Part):
     group: str = ""
     retry_exceptions: bytes = b""
     history: bool = True
-    """Whether the task history keeps its calls."""
+    """Whether its calls are recorded in the task history."""
 
 
 class Call(_Part):
-    """One attempt of one task: what differs from its template."""
+    """One attempt of one task, without what its template says."""
 
     task_id: str
     template: int
@@ -103,7 +104,7 @@ class Call(_Part):
 
 
 class Hello(_Part, tag=1):
-    """First message in each direction: who speaks."""
+    """First message in each direction: the identity of the sender."""
 
     peer: Address
     job_id: str
@@ -111,14 +112,14 @@ class Hello(_Part, tag=1):
 
 
 class Run(_Part, tag=2):
-    """Run these, in order; ``templates`` are those that this connection has not carried yet."""
+    """Calls to run, in order; ``templates`` are those that this channel has not carried yet."""
 
     calls: list[Call]
     templates: list[Template] = []
 
 
 class Result(_Part):
-    """How an attempt ended. ``duration_s`` is the user's code alone.
+    """The outcome of an attempt. ``duration_s`` is the user's code alone.
 
     ``returns`` is one location per return value, or one ``Failed`` for all of them. ``retry`` says
     that the exception is one that the user asked to retry. ``escaped`` asks for a ``Release`` once
@@ -141,19 +142,19 @@ class Done(_Part, tag=3):
 
 
 class Returned(_Part, tag=4):
-    """Calls that the worker gives back without having started them."""
+    """Calls that the worker returns without having started them."""
 
     task_ids: list[str]
 
 
 class Revoke(_Part, tag=5):
-    """Give these back if they have not started."""
+    """Request to return these calls if they have not started."""
 
     task_ids: list[str]
 
 
 class Cancel(_Part, tag=6):
-    """Stop a task: raise in it, or with ``force`` end the worker."""
+    """Request to stop a task: raise in it, or with ``force`` end the worker."""
 
     task_id: str
     force: bool = False
@@ -170,14 +171,14 @@ class Item(_Part, tag=7):
 
 
 class Credit(_Part, tag=8):
-    """The caller has taken ``consumed`` items of a generator: the worker may run further ahead."""
+    """Flow control of a generator: the caller has taken ``consumed`` items, the worker may go on."""
 
     task_id: str
     consumed: int
 
 
 class Resolve(_Part, tag=9):
-    """Tell me where these are, each as soon as it is there."""
+    """Request for the locations of objects, each to be answered as soon as it exists."""
 
     object_ids: list[str]
 
@@ -190,34 +191,37 @@ class Resolved(_Part, tag=10):
 
 
 class Borrow(_Part, tag=11):
-    """I hold refs to these objects of yours; keep them until ``Unborrow`` or the end of the line."""
+    """Notice that the sender holds refs to objects of the receiver.
+
+    They are kept until ``ReleaseBorrow`` or the end of the channel.
+    """
 
     number: int
     object_ids: list[str]
 
 
 class Borrowed(_Part, tag=12):
-    """Answer to ``Borrow``; ``gone`` are those already freed."""
+    """Answer to ``Borrow``; ``gone`` are the objects already freed."""
 
     number: int
     gone: list[str] = []
 
 
-class Unborrow(_Part, tag=13):
-    """I no longer hold refs to these. Numbered with the ``Borrow`` messages of the same sender."""
+class ReleaseBorrow(_Part, tag=13):
+    """End of borrows: the sender holds no refs to these objects. Numbered with its ``Borrow`` messages."""
 
     object_ids: list[str]
     number: int = 0
 
 
 class Release(_Part, tag=14):
-    """The refs inside the results of these tasks are borrowed: no need to hold them for me."""
+    """Notice that the refs inside the results of these tasks are borrowed: the worker may drop its own."""
 
     task_ids: list[str]
 
 
 class Retire(_Part, tag=15):
-    """The worker will take no more calls (``max_calls`` reached): give its lease back."""
+    """Notice that the worker takes no more calls (``max_calls`` reached): its lease is to be released."""
 
 
 DataMessage = (
@@ -233,7 +237,7 @@ DataMessage = (
     | Resolved
     | Borrow
     | Borrowed
-    | Unborrow
+    | ReleaseBorrow
     | Release
     | Retire
 )

@@ -1,7 +1,7 @@
-"""What driver, scheduler and nodelet must agree on about compiled kernels and measured configurations.
+"""Names of compiled kernels and of measured configurations, equal for driver, scheduler and nodelet.
 
-Who asks for the same kernels names them by the same :func:`kernel_set`, so that the scheduler can tell
-which nodes have compiled them. Measured configurations lie in the gcs's key-value store, one key each.
+Equal requests for kernels have the same :func:`kernel_set`, by which the scheduler knows which nodes have
+compiled them. Measured configurations are in the gcs's key-value store, one key each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TUNING_NAMESPACE = "stoker.kernels"
 TABLE_VARIABLE = "STOKER_KERNELS_TUNING"
 """Names a file of TunedKernel records; stoker_kernels reads it on first use."""
 CPU_DEVICE = "cpu"
-"""The device name under which measurements without a GPU are kept."""
+"""The device name under which measurements without a GPU are stored."""
 DIGEST_LENGTH = 16
 
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
@@ -72,7 +72,7 @@ def digest_of(facts: object) -> str:
 
 
 def device_prefix(device: str) -> str:
-    """Return how the keys of all that was measured on ``device`` begin."""
+    """Return the prefix of the keys of all measurements on ``device``."""
     return f"{device}/"
 
 

@@ -1,4 +1,8 @@
-"""Jobs, actors, tasks and objects: what users make, and what the history keeps."""
+"""Jobs, actors, tasks and objects: the things that users make, and their records.
+
+Jobs and actors are owned by the gcs, tasks and objects by the process that submitted or made them; what the
+gcs has of tasks is history.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from stoker_wire.messages.common import (
 )
 
 DETACHED_JOB = "job_detached"
-"""The job that detached actors and their tasks count for: it never ends, nobody cleans up after it."""
+"""The job of detached actors and their tasks: it never ends, so nothing is cleaned up after it."""
 
 
 class JobState(StrEnum):
@@ -40,10 +44,10 @@ class JobState(StrEnum):
 
 
 class SubmitJob(Message):
-    """Run ``entrypoint`` (a shell command) on the cluster as a driver.
+    """Request to run ``entrypoint`` (a shell command) on the cluster as a driver.
 
     ``job_id`` may be chosen by the caller (submitting the same twice is then a conflict).
-    ``resources`` are what the driver process itself needs (default: nothing).
+    ``resources`` are those of the driver process itself (default: none).
     """
 
     entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536, pattern=r"^[^\x00]*$")]
@@ -57,7 +61,7 @@ class SubmitJob(Message):
 
 
 class NodeOutput(Record):
-    """What a job wrote into its output folder on one node; ``shared`` if all nodes see the same."""
+    """The files in a job's output folder on one node; ``shared`` if all nodes see the same folder."""
 
     node_id: str
     path: str
@@ -67,9 +71,9 @@ class NodeOutput(Record):
 
 
 class JobOutput(Record):
-    """Where the output of a job lies: on nodes that live, the driver's first.
+    """The output of a job on the living nodes, the driver's first.
 
-    ``lost`` says of the driver's node, if it is gone, why.
+    ``lost`` says why the driver's node is gone, if it is.
     """
 
     job_id: str
@@ -78,7 +82,7 @@ class JobOutput(Record):
 
 
 class AttachDriver(Message):
-    """A driver process joins the cluster: a new job, or the submitted job that it belongs to."""
+    """Request of a driver process to join the cluster: as a new job, or as the submitted job that it runs."""
 
     job_id: str | None = None
     entrypoint: str = ""
@@ -90,7 +94,7 @@ class AttachDriver(Message):
 
 
 class FinishJob(Message):
-    """The driver (or its nodelet) says how the job ended, and where it ran: its log lies there."""
+    """Report by the driver (or its nodelet) of how the job ended, and of the node that has its log."""
 
     state: JobState
     exit_code: int | None = None
@@ -146,11 +150,11 @@ class Owner(Record):
 
 
 class CreateActor(Message):
-    """Create an actor; ``payload`` (class, arguments, options) is opaque to the gcs.
+    """Request to create an actor; ``payload`` (class, arguments, options) is opaque to the gcs.
 
     ``name`` is unique per namespace; with ``get_if_exists`` the living one is returned instead
     of a conflict. ``max_restarts`` -1 means no limit. A ``detached`` actor outlives its job and its
-    ``owner``. With ``awaits_arguments`` it is kept, and started once :class:`SupplyArguments` gives
+    ``owner``. With ``awaits_arguments`` it is registered, and started once :class:`SupplyArguments` gives
     the payload.
     """
 
@@ -170,13 +174,13 @@ class CreateActor(Message):
 
 
 class SupplyArguments(Message):
-    """The constructor's arguments are there: start the actor. ``payload`` as in CreateActor."""
+    """The constructor's arguments, which start the actor. ``payload`` as in CreateActor."""
 
     payload: bytes
 
 
 class ReportActor(Message):
-    """The actor's worker tells how the constructor ended, or why the actor ends itself.
+    """Report by the actor's worker of how the constructor ended, or why the actor ends itself.
 
     ``incarnation`` fences old workers. ``restart``: it failed, so it starts again if it may.
     """
@@ -189,7 +193,7 @@ class ReportActor(Message):
 
 
 class KillActor(Message):
-    """End an actor; with ``no_restart`` false it may restart if restarts are left."""
+    """Request to end an actor; with ``no_restart`` false it may restart if restarts are left."""
 
     no_restart: bool = True
     reason: str = "killed by stoker.kill()"
@@ -227,7 +231,7 @@ class Actor(Record):
 
 
 class TaskState(StrEnum):
-    """What an attempt is doing; the last three are terminal."""
+    """State of an attempt; the last three are terminal."""
 
     WAITING = "WAITING"
     """An argument is not there yet."""
@@ -245,7 +249,7 @@ class TaskState(StrEnum):
 
 
 class TaskRecord(Record):
-    """What is known of one attempt. Reports merge by (task_id, attempt): later states win."""
+    """Record of one attempt. Reports merge by (task_id, attempt): later states win."""
 
     task_id: str
     attempt: int
@@ -265,7 +269,7 @@ class TaskRecord(Record):
     demand: Demand | None = None
     waiting_for: str = ""
     owner_id: str = ""
-    """The process that submitted it, where it was that which reported."""
+    """The process that submitted it, if that process reported it."""
 
 
 class ReportTasks(Message):
@@ -275,7 +279,7 @@ class ReportTasks(Message):
 
 
 class TaskHistoryStatus(Record):
-    """``dropped`` must be 0."""
+    """Count of task records that were stored; ``dropped`` must be 0."""
 
     accepted: int
     dropped: int = 0
@@ -298,25 +302,25 @@ class ObjectInfo(Record):
 
 
 class SealObjects(Message):
-    """A runtime tells its nodelet which objects it has written to the arena."""
+    """Report by a runtime to its nodelet of the objects that it has written to the arena."""
 
     objects: tuple[ObjectInfo, ...]
 
 
 class MakeRoom(Message):
-    """A runtime wants to write so many bytes and has found the node's shared memory full."""
+    """Request of a runtime for room for so many bytes in the node's full shared memory."""
 
     nbytes: Annotated[int, msgspec.Meta(gt=0)]
 
 
 class FreeObjects(Message):
-    """The owner no longer needs these."""
+    """Request of an owner to free its objects."""
 
     object_ids: tuple[str, ...]
 
 
 class PullObject(Message):
-    """Have a nodelet bring an object into its arena. ``node_id`` and ``url`` are of its home, the
+    """Request to a nodelet to pull an object into its arena. ``node_id`` and ``url`` are of its home, the
     node where it was made; ``nbytes`` is its length.
     """
 
@@ -326,7 +330,7 @@ class PullObject(Message):
 
 
 class FindSources(Message):
-    """A nodelet asks an object's home where to pull it from; ``failed`` are nodes that did not do."""
+    """Request of a nodelet to an object's home for sources to pull from; ``failed`` are nodes that failed."""
 
     node_id: str
     url: str
@@ -341,20 +345,20 @@ class ObjectSource(Record):
 
 
 class ObjectSources(Record):
-    """Where to pull an object from, best first; the home is always among them."""
+    """Sources to pull an object from, best first; the home is always among them."""
 
     object: ObjectInfo
     sources: tuple[ObjectSource, ...]
 
 
 class ReportCopy(Message):
-    """A pull of the home's object has ended: with a whole copy on that node, or without."""
+    """Report that a pull of the home's object has ended: with a whole copy on that node, or without."""
 
     node_id: str
     whole: bool
 
 
 class ReadyChunks(Record):
-    """How many chunks of an object a node has, counted from its start."""
+    """Number of chunks of an object that a node has, counted from its start."""
 
     chunks: int

@@ -1,1 +1,1 @@
-"""What a process of ours needs of its machine: event loop, logs, metrics, identity, background work."""
+"""Parts of every process: event loop, logs, metrics, host identity, background work."""

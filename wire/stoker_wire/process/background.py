@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_log = logging.getLogger("stoker.background")
+_log = logging.getLogger(__name__)
 
 
 class GeneratorTasks(asyncio.TaskGroup):
-    """A task group around the ``yield`` of an asynchronous generator, whose close is no error of it."""
+    """A task group around the ``yield`` of an asynchronous generator, whose close is not an error."""
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
@@ -29,7 +29,7 @@ class GeneratorTasks(asyncio.TaskGroup):
 
 
 class Background:
-    """Holds named tasks; ``on_crash`` (task name, error) is called when one fails.
+    """An owner of named tasks; ``on_crash`` (task name, error) is called when one fails.
 
     ``async with Background("nodelet") as background:`` closes it at the end.
     """
@@ -65,13 +65,13 @@ class Background:
         return task
 
     def close_later(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Start the close of something that is done with; :meth:`close` awaits it, uncancelled."""
+        """Start closing something in the background; :meth:`close` awaits it, uncancelled."""
         task = self.spawn(work, name=f"close-{name}")
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel all tasks and wait for their end; those that ignore it are logged by name."""
+        """Cancel all tasks and wait for their end; tasks that ignore it are logged by name."""
         self._closed = True
         current = asyncio.current_task()
         tasks = {task for task in self._tasks if task is not current}

@@ -1,16 +1,15 @@
-"""Imports of two packages without what they load for uses that we do not have.
+"""Imports of a large package without what it loads for uses that Stoker does not have.
 
-Entry points call these before anything imports the packages; whoever imports them first by other
+Entry points call this before anything imports the package; a process that imports it first by other
 ways gets the same, slower and larger. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import ssl
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,24 +20,24 @@ def import_aiohttp() -> None:
     """
     if "aiohttp" in sys.modules:
         return
-    made: list[tuple[Any, Callable[..., None], tuple[Any, ...]]] = []
+    calls: list[tuple[Any, Callable[..., None], tuple[Any, ...]]] = []
     plain: Any = ssl.SSLContext
-    kept = plain.load_default_certs
+    original = plain.load_default_certs
     inherited = plain.set_default_verify_paths
-    plain.load_default_certs = lambda context, *purpose: made.append((context, kept, purpose))
-    plain.set_default_verify_paths = lambda context: made.append((context, inherited, ()))
+    plain.load_default_certs = lambda context, *purpose: calls.append((context, original, purpose))
+    plain.set_default_verify_paths = lambda context: calls.append((context, inherited, ()))
     try:
         importlib.import_module("aiohttp")
     finally:
-        plain.load_default_certs = kept
+        plain.load_default_certs = original
         del plain.set_default_verify_paths
-    for context, read, how in made:
+    for context, read, how in calls:
         context.read_certificates = read, how
         context.__class__ = _LateContext
 
 
 class _LateContext(ssl.SSLContext):
-    """Reads the machine's certificates at the first handshake."""
+    """A TLS context that reads the machine's certificates at the first handshake."""
 
     read_certificates: tuple[Callable[..., None], tuple[Any, ...]] | None
 
@@ -55,16 +54,3 @@ class _LateContext(ssl.SSLContext):
             read, how = self.read_certificates
             read(self, *how)
             self.read_certificates = None
-
-
-@contextlib.contextmanager
-def without(name: str) -> Iterator[None]:
-    """Import what follows as if the package ``name`` were not there, unless it is loaded already."""
-    hidden = name not in sys.modules
-    if hidden:
-        sys.modules[name] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if hidden:
-            del sys.modules[name]

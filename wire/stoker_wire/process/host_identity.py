@@ -1,4 +1,4 @@
-"""Who shares memory with whom: one id for all processes that see the same /dev/shm.
+"""The identity of a host as far as memory is shared: one id for all processes that see the same /dev/shm.
 
 Two containers on one machine have different ids, two processes of one container the same. Used by
 nodelets when they register and by runtimes to choose Unix sockets and shared memory over TCP.
@@ -31,7 +31,7 @@ def host_id() -> str:
 def start_time(pid: int) -> int:
     """Return when ``pid`` started, in clock ticks since boot; 0 if it is gone or a zombie.
 
-    Together with the pid it names a process for ever: pids are used again, the pair is not.
+    Together with the pid it identifies a process: pids are used again, the pair is not.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -1,23 +1,19 @@
-"""Structured logs: JSON lines for machines, aligned text on a terminal, nothing when disabled.
+"""Logs of a process: JSON lines for machines, aligned text on a terminal, through the standard logging.
 
-Set up once per process by ``run_service`` or the CLI; services bind their name to their logger.
-Client-side modules use the standard ``logging`` (this module formats their records too), so that
-importing a client does not import structlog. Secrets and bodies are never logged.
+Every module logs to ``logging.getLogger(__name__)``; entry points (``run_service``, the head) call
+:func:`configure` once. A process that never does, such as a driver, shows warnings and errors as Python
+does by default. What a record carries in ``extra`` becomes fields of its line, and a line that is logged
+while a request is answered carries that request's id. Secrets and bodies are never logged.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
-from typing import TYPE_CHECKING, TextIO, cast
-
-from stoker_wire.process import fast_imports
-
-with fast_imports.without("rich"):  # 29 ms and 5 MB, for tracebacks in colour
-    import structlog
-
-if TYPE_CHECKING:
-    from structlog.typing import FilteringBoundLogger, Processor
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -27,57 +23,130 @@ LEVELS = {
     "critical": logging.CRITICAL,
 }
 
+REQUEST_ID: ContextVar[str] = ContextVar("stoker_request_id", default="")
+"""Id of the request being answered: logs and outgoing calls carry it, so that one id follows a chain."""
 
-_SHARED: tuple[Processor, ...] = (
-    structlog.contextvars.merge_contextvars,
-    structlog.processors.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
-)
+_SERVICE_PREFIX = "stoker_"
+_LIBRARIES = frozenset({"stoker_wire", "stoker_kernels", "stoker_migrations"})
+_ROOTS = ("stoker", "stoker_gcs", "stoker_scheduler", "stoker_nodelet", *sorted(_LIBRARIES))
+"""Loggers of our packages: these alone log below INFO, where the level says so."""
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_EVENT_WIDTH = 30
+_RESET, _BOLD, _DIM, _BLUE, _CYAN, _MAGENTA = (
+    "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[34m", "\x1b[36m", "\x1b[35m",
+)  # fmt: skip
+_LEVEL_COLOURS = {
+    "debug": "\x1b[32m",
+    "info": "\x1b[32m",
+    "warning": "\x1b[33m",
+    "error": "\x1b[31m",
+    "critical": "\x1b[31m",
+}
 
 
 def configure(level: str = "info", format: str = "auto", *, stream: TextIO | None = None) -> None:
-    """Set up structlog and the standard logging to write to ``stream`` (default: stderr).
+    """Send what is logged from ``level`` on to ``stream`` (default: stderr).
 
-    ``format`` is ``json``, ``text`` or ``auto`` (text if ``stream`` is a terminal). A method below
-    ``level`` costs one call of an empty function.
+    ``format`` is ``json``, ``text`` or ``auto`` (text if ``stream`` is a terminal). Packages that are
+    not ours log from INFO on at most, asyncio from WARNING on.
     """
     stream = sys.stderr if stream is None else stream
     number = LEVELS[level]
-    last = _renderers(stream, format)
-    _configure_structlog(number, last, stream)
+    is_terminal = stream.isatty()
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*_SHARED, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
-        )
-    )
+    if format == "text" or (format == "auto" and is_terminal):
+        handler.setFormatter(TextFormatter(colours=is_terminal))
+    else:
+        handler.setFormatter(JsonFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.INFO))
+    for name in _ROOTS:
+        logging.getLogger(name).setLevel(number)
     logging.getLogger("asyncio").setLevel(max(number, logging.WARNING))
 
 
-def get_logger(service: str) -> FilteringBoundLogger:
-    """Return a logger whose every line carries ``service``.
+def service_logger(service: str) -> logging.Logger:
+    """Return the logger of a service itself, the root of those of its modules."""
+    return logging.getLogger(_SERVICE_PREFIX + service)
 
-    In a process that never called :func:`configure` (a driver, a test) it tells warnings only.
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line: ``event``, ``level``, ``at``, ``logger``, and what the record adds.
+
+    ``service`` is there for loggers of a service, ``request_id`` while a request is answered,
+    ``exception`` for an error that was logged with its trace.
     """
-    if not structlog.is_configured():
-        _configure_structlog(logging.WARNING, _renderers(sys.stderr, "auto"), sys.stderr)
-    return cast("FilteringBoundLogger", structlog.get_logger().bind(service=service))
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a line."""
+        line: dict[str, Any] = {
+            "event": record.getMessage(),
+            "level": record.levelname.lower(),
+            "at": _time_of(record),
+            "logger": record.name,
+            **_fields_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack_info"] = self.formatStack(record.stack_info)
+        return json.dumps(line, default=str)
 
 
-def _renderers(stream: TextIO, format: str) -> list[Processor]:
-    if format == "text" or (format == "auto" and stream.isatty()):
-        return [structlog.dev.ConsoleRenderer(colors=stream.isatty(), timestamp_key="at")]
-    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+class TextFormatter(logging.Formatter):
+    """Aligned lines for people: time, level, event, logger and fields; a trace follows below."""
+
+    def __init__(self, *, colours: bool = False) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as a line, and the lines of its trace."""
+        paint = _painted if self._colours else _plain
+        level = record.levelname.lower()
+        line = " ".join(
+            [
+                paint(_time_of(record), _DIM),
+                f"[{paint(f'{level:<9}', _LEVEL_COLOURS.get(level, ''), _BOLD)}]",
+                paint(f"{record.getMessage():<{_EVENT_WIDTH}}", _BOLD),
+                f"[{paint(record.name, _BOLD, _BLUE)}]",
+                *(
+                    f"{paint(name, _CYAN)}={paint(str(value), _MAGENTA)}"
+                    for name, value in _fields_of(record).items()
+                    if name != "service"  # the logger's name says it
+                ),
+            ]
+        )
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        if record.stack_info:
+            line += "\n" + self.formatStack(record.stack_info)
+        return line
 
 
-def _configure_structlog(level: int, last: list[Processor], stream: TextIO) -> None:
-    structlog.configure(
-        processors=[*_SHARED, *last],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=stream),
-        cache_logger_on_first_use=False,
-    )
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields of a record besides those that every record has."""
+    fields: dict[str, Any] = {}
+    package = record.name.partition(".")[0]
+    if package.startswith(_SERVICE_PREFIX) and package not in _LIBRARIES:
+        fields["service"] = package.removeprefix(_SERVICE_PREFIX)
+    request_id = REQUEST_ID.get()
+    if request_id:
+        fields["request_id"] = request_id
+    fields.update((name, value) for name, value in vars(record).items() if name not in _STANDARD)
+    return fields
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _painted(text: str, *codes: str) -> str:
+    return "".join(codes) + text + _RESET
+
+
+def _plain(text: str, *_: str) -> str:
+    return text

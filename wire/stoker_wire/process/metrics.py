@@ -1,6 +1,6 @@
-"""Counters of one service, in a registry of its own (several services may share a process).
+"""Metrics of one service, in a registry of its own (several services may share a process).
 
-Made by the HTTP server base as ``service.metrics``; components add theirs through it, so that all
+Made by the HTTP server as ``service.metrics``; components add theirs through it, so that all
 names begin with ``stoker_`` and show up at ``/metrics``.
 """
 
@@ -31,7 +31,7 @@ LATENCY_BUCKETS = (
 
 
 class Metrics:
-    """Makes and renders the metrics of one service."""
+    """The metrics of one service."""
 
     content_type = CONTENT_TYPE_LATEST
 

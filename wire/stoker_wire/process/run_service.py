@@ -1,4 +1,4 @@
-"""The entry point of every service: event loop, logging, signals, and an orderly end.
+"""The entry point of every service: event loop, logging, signals, and a graceful stop.
 
 Called by each ``__main__.py`` and nothing else.
 """
@@ -19,10 +19,10 @@ from stoker_wire.settings import Settings
 
 
 class Stoppable(Protocol):
-    """What a service's ``serve`` returns."""
+    """A running service, as its ``serve`` returns it."""
 
     async def stop(self) -> None:
-        """Stop in good order."""
+        """Stop gracefully."""
         ...
 
 
@@ -45,17 +45,17 @@ def run_service(
 
 async def _run(main: Callable[[], Awaitable[Stoppable]]) -> None:
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    stopping = asyncio.Event()
 
     def on_signal() -> None:
-        if asked.is_set():
+        if stopping.is_set():
             os._exit(130)
-        asked.set()
+        stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     running = await main()
     try:
-        await asked.wait()
+        await stopping.wait()
     finally:
         await running.stop()

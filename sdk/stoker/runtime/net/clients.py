@@ -13,8 +13,8 @@ import msgspec
 
 from stoker.exceptions import NodeDiedError, OutOfMemoryError, StokerError, WorkerDiedError
 from stoker_wire.arena import Arena
-from stoker_wire.errors import DeadlineExceededError, NotLeaderError, UnavailableError
-from stoker_wire.http.client import Client
+from stoker_wire.errors import DeadlineExceededError, UnavailableError
+from stoker_wire.http.client_pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.control import Leader
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
@@ -22,6 +22,7 @@ from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
+    from stoker_wire.http.client import Client
     from stoker_wire.settings import Settings
 
 _FORENSICS_S = 5.0
@@ -40,8 +41,8 @@ class ClusterClients:
         self._identity = identity
         self._settings = settings
         self._io = io
-        self._clients: dict[str, Client] = {}
-        self._leader: Leader | None = None
+        self._pool = ClientPool(token=identity.token, peer=identity.peer_id, settings=settings)
+        self._leader = LeaderClient("scheduler", self._pool, self._leader_url)
         self._arenas: dict[str, Arena | None] = {}
         if identity.node is not None:
             self._arenas[identity.node.node_id] = arena
@@ -49,23 +50,18 @@ class ClusterClients:
 
     async def close(self) -> None:
         """Close all connections."""
-        for client in self._clients.values():
-            await client.close()
+        await self._pool.close()
         for arena in self._arenas.values():
             if arena is not None:
                 arena.close()
 
     def client_of(self, url: str) -> Client:
         """Return the client of a service (loop thread)."""
-        client = self._clients.get(url)
-        if client is None:
-            client = self._clients[url] = Client(
-                url,
-                token=self._identity.token,
-                peer=self._identity.peer_id,
-                settings=self._settings,
-            )
-        return client
+        return self._pool.client(url)
+
+    async def _leader_url(self, retry: bool) -> str:
+        leader = await self.gcs.call("GET", "/v1/leaders/scheduler", reply=Leader, retry=retry)
+        return leader.url
 
     async def reach_scheduler(self, within_s: float) -> None:
         """Raise UnavailableError, naming its URL, if the scheduler that leads cannot be reached.
@@ -110,27 +106,9 @@ class ClusterClients:
 
         Without ``retry`` the caller tries again, and learns at once what is wrong.
         """
-        for _ in range(3):
-            if self._leader is None:
-                self._leader = await self.gcs.call(
-                    "GET", "/v1/leaders/scheduler", reply=Leader, retry=retry
-                )
-            client = self.client_of(self._leader.url)
-            try:
-                return await client.call(
-                    "POST",
-                    path,
-                    body,
-                    reply=reply,
-                    timeout_s=timeout_s,
-                    retry=retry,
-                )
-            except NotLeaderError:
-                self._leader = None
-            except (DeadlineExceededError, UnavailableError):
-                self._leader = None
-                raise
-        raise NotLeaderError("no scheduler leads at the moment\nit is being elected")
+        return await self._leader.call(
+            "POST", path, body, reply=reply, timeout_s=timeout_s, retry=retry
+        )
 
     async def job_of(self, job_id: str, actor_id: str) -> Job:
         """Return the job that this worker works for.

@@ -1,15 +1,14 @@
-"""A small synchronous HTTP client for the CLI and ``stoker.jobs``, on the standard library.
+"""The synchronous HTTP client of the CLI and ``stoker.jobs``, on the standard library.
 
 The asyncio client (``stoker_wire.http.client``) costs 150 ms to import, which a command line tool cannot
-spend. Same rules: bearer token, deadline, typed errors, and a POST that is sent again happens once.
-The runtime does not use this.
+spend. Both are made of ``stoker_wire.http.exchange``, so the rules are the same: bearer token, deadline,
+typed errors, and a POST that is sent again happens once. The runtime does not use this.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
 import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -17,9 +16,18 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from stoker_wire.errors import BadRequestError, DeadlineExceededError, StokerError, UnavailableError
-from stoker_wire.http.problems import error_of
-from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, VERSION
+from stoker_wire.errors import BadRequestError, StokerError, UnavailableError
+from stoker_wire.http.codec import JSON, NDJSON
+from stoker_wire.http.exchange import (
+    TIMEOUT_HEADER,
+    ReplyReader,
+    check_status,
+    client_headers,
+    deadline_error,
+    encode_request,
+    query_texts,
+    retry_pause_s,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +41,7 @@ SILENCE_S = 35.0
 _RETRY_INITIAL_S = 0.05
 _RETRY_MAX_S = 1.0
 _PART_NBYTES = 256 * 1024
+_CANNOT_REACH = "cannot reach the cluster"
 _SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little longer than we wait
 
 
@@ -52,12 +61,8 @@ class HttpClient:
         self._host = parts.hostname or ""
         self._port = parts.port
         self._prefix = parts.path
-        self._headers = {
-            "Authorization": f"Bearer {token}",
-            "User-Agent": f"stoker/{VERSION}",
-            "Stoker-Peer": "client",
-            PROTOCOL_HEADER: PROTOCOL_TEXT,
-        }
+        self._headers = client_headers(token, "client")
+        self._replies = ReplyReader()
 
     def to(self, base_url: str) -> HttpClient:
         """Return a client of another server of the same cluster."""
@@ -106,33 +111,29 @@ class HttpClient:
         retryable problems are tried again until the deadline. Raises the error that the server
         sent, or UnavailableError with the address that did not answer.
         """
-        headers = dict(self._headers, Accept="application/json")
-        data: bytes | None = None
-        if isinstance(body, (bytes, memoryview)):
-            data, headers["Content-Type"] = bytes(body), "application/octet-stream"
-        elif body is not None:
-            data, headers["Content-Type"] = msgspec.json.encode(body), "application/json"
+        key = f"r_{os.urandom(8).hex()}"
+        data, own = encode_request(method, body, encoding=JSON, accept=JSON, key=key)
+        headers = self._headers | own
         if data is not None and sent is not None:
             headers["Content-Length"] = str(len(data))
-        if method == "POST":
-            headers["Idempotency-Key"] = f"r_{os.urandom(8).hex()}"
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + timeout_s
-        pause_s = _RETRY_INITIAL_S
+        tries = 0
         while True:
             try:
                 sending = data if data is None or sent is None else _Parts(data, sent)
-                raw = self._once(method, path, query, sending, headers, deadline_s)
+                return self._once(method, path, query, sending, headers, reply, deadline_s)
             except StokerError as error:
-                wait_s = random.uniform(0.0, pause_s)
+                tries += 1
+                pause_s = retry_pause_s(tries, initial_s=_RETRY_INITIAL_S, max_s=_RETRY_MAX_S)
                 if not error.retryable:
                     raise
-                if time.monotonic() + wait_s >= deadline_s:
-                    raise self._too_late(method, path, timeout_s, error) from error
-                time.sleep(wait_s)
-                pause_s = min(pause_s * 2, _RETRY_MAX_S)
-                continue
-            return None if reply is None else msgspec.json.decode(raw, type=reply)
+                if time.monotonic() + pause_s >= deadline_s:
+                    if error.message.startswith(_CANNOT_REACH):
+                        raise  # it says what to do already
+                    url = self.base_url + path
+                    raise deadline_error(method, url, timeout_s, tries, error) from error
+                time.sleep(pause_s)
 
     def exists(self, path: str, *, timeout_s: float | None = None) -> bool:
         """Whether ``HEAD path`` is answered with success; False for 404."""
@@ -141,8 +142,7 @@ class HttpClient:
             status = response.status
         if status == 404:
             return False
-        if status >= 300:
-            raise error_of(b"", status=status, source=f"HEAD {self.base_url}{path}")
+        check_status(status, b"", method="HEAD", url=self.base_url + path)
         return True
 
     def lines(
@@ -155,12 +155,9 @@ class HttpClient:
     ) -> Iterator[T]:
         """Yield the items of an NDJSON reply; UnavailableError when the connection breaks."""
         decode = msgspec.json.Decoder(item).decode
-        headers = dict(self._headers, Accept="application/x-ndjson")
+        headers = self._headers | {"Accept": NDJSON}
         with self._sent("GET", path, query, None, headers, silence_s) as response:
-            if response.status >= 300:
-                raise error_of(
-                    response.read(), status=response.status, source=f"GET {self.base_url}{path}"
-                )
+            self._check(response, "GET", path)
             while line := self._read_line(response, path, silence_s):
                 if stripped := line.strip():
                     yield decode(stripped)
@@ -177,12 +174,11 @@ class HttpClient:
 
         UnavailableError when the connection breaks, or is silent for ``silence_s``.
         """
-        headers = dict(self._headers, Accept="*/*")
+        headers = self._headers | {"Accept": "*/*"}
         with self._sent("GET", path, query, None, headers, silence_s) as response:
             source = f"GET {self.base_url}{path}"
             try:
-                if response.status >= 300:
-                    raise error_of(response.read(), status=response.status, source=source)
+                self._check(response, "GET", path)
                 yield response
             except TimeoutError as error:
                 if isinstance(error, StokerError):
@@ -209,16 +205,23 @@ class HttpClient:
         query: Mapping[str, object] | None,
         data: bytes | _Parts | None,
         headers: dict[str, str],
+        reply: Any,
         deadline_s: float,
-    ) -> bytes:
+    ) -> Any:
         left_s = max(deadline_s - time.monotonic(), 0.01)
-        timed = dict(headers, **{"Stoker-Timeout-S": f"{left_s:.3f}"})
+        timed = headers | {TIMEOUT_HEADER: f"{left_s:.3f}"}
         with self._sent(method, path, query, data, timed, left_s + _SLACK_S) as response:
-            content = response.read()
-            if response.status >= 300:
-                source = f"{method} {self.base_url}{path}"
-                raise error_of(content, status=response.status, source=source)
-            return content
+            content, url = response.read(), self.base_url + path
+            check_status(response.status, content, method=method, url=url)
+            if reply is None:
+                return None
+            content_type = response.getheader("Content-Type", "")
+            return self._replies.decode(content, content_type, reply, method=method, url=url)
+
+    def _check(self, response: HTTPResponse, method: str, path: str) -> None:
+        if response.status >= 300:
+            url = self.base_url + path
+            check_status(response.status, response.read(), method=method, url=url)
 
     @contextlib.contextmanager
     def _sent(
@@ -232,7 +235,7 @@ class HttpClient:
     ) -> Iterator[HTTPResponse]:
         target = self._prefix + quote(path, safe="/:@!$&'()*+,;=~-._%")
         if query:
-            target += "?" + urlencode({k: _text(v) for k, v in query.items() if v is not None})
+            target += "?" + urlencode(query_texts(query))
         connection = self._kind(self._host, self._port, timeout=timeout_s)
         try:
             try:
@@ -244,7 +247,7 @@ class HttpClient:
                 ) from None
             except (OSError, HTTPException) as error:
                 raise UnavailableError(
-                    f"cannot reach the cluster at {self.base_url}\n"
+                    f"{_CANNOT_REACH} at {self.base_url}\n"
                     f"{_reason(error)}\n"
                     "is it running? `stoker start --head` starts one, --address names another"
                 ) from None
@@ -252,20 +255,9 @@ class HttpClient:
         finally:
             connection.close()
 
-    def _too_late(
-        self, method: str, path: str, timeout_s: float, cause: StokerError
-    ) -> StokerError:
-        if isinstance(cause, UnavailableError) and str(cause).startswith("cannot reach"):
-            return cause
-        return DeadlineExceededError(
-            f"{method} {self.base_url}{path} passed its deadline of {timeout_s:g} s\n"
-            f"last cause: {cause}",
-            explain=cause.explain,
-        )
-
 
 class _Parts:
-    """A body that tells how much of it was sent, each time that it is."""
+    """A body in parts, with a callback after each that says how many bytes were sent."""
 
     def __init__(self, data: bytes, sent: Callable[[int], object]) -> None:
         self._data = memoryview(data)
@@ -293,12 +285,6 @@ def checked_url(url: str) -> str:
             field="address",
         )
     return url.rstrip("/")
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    return str(value)
 
 
 def _reason(error: Exception) -> str:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from stoker_wire.messages.data import Borrow, Unborrow
+from stoker_wire.messages.data import Borrow, ReleaseBorrow
 
 if TYPE_CHECKING:
     from stoker.runtime.objects.table import Entry, ObjectTable
@@ -75,7 +75,7 @@ class BorrowTable:
                 self.releasing[entry.object_id] = entry.channel
         return freed
 
-    def send_releases(self, object_ids: Iterable[str]) -> list[tuple[Hashable, Unborrow]]:
+    def send_releases(self, object_ids: Iterable[str]) -> list[tuple[Hashable, ReleaseBorrow]]:
         """Return what tells the owners that these are not needed; those adopted anew stay."""
         by_channel: dict[Hashable, list[str]] = {}
         for object_id in object_ids:
@@ -85,7 +85,7 @@ class BorrowTable:
         messages = []
         for channel, theirs in by_channel.items():
             self._number += 1
-            messages.append((channel, Unborrow(theirs, self._number)))
+            messages.append((channel, ReleaseBorrow(theirs, self._number)))
         return messages
 
     def lender_lost(self, channel: Hashable) -> list[Entry]:
@@ -114,7 +114,7 @@ class BorrowTable:
                 entry.borrowers += 1
         return gone
 
-    def release(self, channel: Hashable, message: Unborrow) -> list[Entry]:
+    def release(self, channel: Hashable, message: ReleaseBorrow) -> list[Entry]:
         """It holds no refs to these any more; return what is freed by that (removed)."""
         if not self._is_news(channel, message.number):
             return []

@@ -1,6 +1,6 @@
 """Refs to objects of other processes: borrowing them, asking where they are, giving them back.
 
-The owner keeps an object while it is lent: until ``Unborrow``, or a moment after the borrower's channel
+The owner keeps an object while it is lent: until ``ReleaseBorrow``, or a moment after the borrower's channel
 ended. Whoever holds a ref for somebody else (a caller for its call, a worker for what it returned)
 lets go only when the owner knows of the new borrower: because it has said so, or because the word
 that lets go travels behind the ``Borrow``, on the same channel.
@@ -26,9 +26,9 @@ from stoker_wire.messages.data import (
     Borrowed,
     Location,
     Release,
+    ReleaseBorrow,
     Resolve,
     Resolved,
-    Unborrow,
 )
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Borrowing:
             gone = self.borrows.lend(channel, message)
         channel.post(Borrowed(message.number, gone))
 
-    def on_unborrow(self, channel: Channel, message: Unborrow) -> None:
+    def on_release_borrow(self, channel: Channel, message: ReleaseBorrow) -> None:
         """Another process dropped its refs."""
         with self._objects.lock:
             freed = self.borrows.release(channel, message)

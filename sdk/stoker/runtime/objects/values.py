@@ -140,7 +140,7 @@ class ValueStore:
             except ArenaFullError as full:
                 full.with_traceback(None)  # it would keep this frame, and so the refs of callers
                 full.__cause__ = full.__context__ = None
-                if room.nbytes > arena.ledger.limit_bytes:
+                if room.nbytes > arena.quota.limit_bytes:
                     raise  # no reader of another node could have it in memory
                 return self._write_to_disk(object_id, head, packed, full), True
 

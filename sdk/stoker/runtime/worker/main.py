@@ -22,13 +22,13 @@ from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import ConflictError
 from stoker_wire.http.auth import is_loopback
-from stoker_wire.http.codec import PROBLEM, Codec
-from stoker_wire.http.problems import problem_of
+from stoker_wire.http.codec import Codec
+from stoker_wire.http.problems import problem_response
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Empty
 from stoker_wire.process import host_identity
 from stoker_wire.process.event_loop import loop_factory
-from stoker_wire.process.search_path import take_over
+from stoker_wire.process.search_path import apply_path
 from stoker_wire.settings import Settings
 
 _REGISTER_S = 30.0
@@ -116,17 +116,15 @@ class _Worker:
                 f"calls and {actors} living actors"
             )
             error = ConflictError(why, extra={"runs": self._execution.runs})
-            problem = problem_of(error, request_id=None)
-            return web.Response(
-                body=msgspec.json.encode(problem), status=problem.status, content_type=PROBLEM
-            )
+            status, content_type, body = problem_response(error)
+            return web.Response(body=body, status=status, content_type=content_type)
         self._execution.stop()
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
     def _apply(self, setup: WorkerSetup) -> None:
         lease = setup.lease
         os.environ.update(setup.env_vars)
-        take_over(setup.sys_path)
+        apply_path(setup.sys_path)
         if setup.cwd and os.path.isdir(setup.cwd):
             os.chdir(setup.cwd)
         if lease is None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.runtime.objects.borrow_table import BorrowTable
 from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker_wire.messages.common import Address
-from stoker_wire.messages.data import Borrow, Unborrow
+from stoker_wire.messages.data import Borrow, ReleaseBorrow
 
 OWNER = Address("p_owner", "n", "h", "", "")
 
@@ -24,8 +24,8 @@ def test_what_is_lent_lives_until_it_is_returned() -> None:
     entry = mine._table.create("o_1")
     assert mine.lend("line", Borrow(1, ["o_1", "o_gone"])) == ["o_gone"]
     assert mine.dropped([entry]) == []
-    assert mine.release("other", Unborrow(["o_1"], 1)) == [], "on the line of the loan only"
-    assert mine.release("line", Unborrow(["o_1", "o_gone"], 2)) == [entry]
+    assert mine.release("other", ReleaseBorrow(["o_1"], 1)) == [], "on the line of the loan only"
+    assert mine.release("line", ReleaseBorrow(["o_1", "o_gone"], 2)) == [entry]
     assert len(mine._table) == 0
 
 
@@ -35,12 +35,12 @@ def test_a_message_that_comes_twice_is_done_once() -> None:
     mine.lend("line", Borrow(1, ["o_1"]))
     mine.lend("line", Borrow(1, ["o_1"]))
     assert entry.borrowers == 1
-    mine.release("line", Unborrow(["o_1"], 2))
+    mine.release("line", ReleaseBorrow(["o_1"], 2))
     mine.lend("line", Borrow(3, ["o_1"]))
-    mine.release("line", Unborrow(["o_1"], 2))
+    mine.release("line", ReleaseBorrow(["o_1"], 2))
     assert entry.borrowers == 1, "the old word does not end the new loan"
     mine.lend("line", Borrow(1, ["o_1"]))
-    mine.release("line", Unborrow(["o_1"], 4))
+    mine.release("line", ReleaseBorrow(["o_1"], 4))
     assert entry.borrowers == 0, "and does not begin one"
 
 
@@ -48,7 +48,7 @@ def test_a_peer_that_numbers_no_unborrow_is_heard() -> None:
     mine = borrows()
     entry = mine._table.create("o_1")
     mine.lend("line", Borrow(7, ["o_1"]))
-    mine.release("line", Unborrow(["o_1"]))
+    mine.release("line", ReleaseBorrow(["o_1"]))
     assert entry.borrowers == 0
 
 
@@ -76,7 +76,7 @@ def test_adopting_announces_once_and_dropping_returns_once() -> None:
     assert mine.announce("line", [entry]) is None
     assert mine.dropped([entry]) == []
     assert mine.dropped([entry]) == [entry]
-    assert mine.send_releases(["o_1", "o_other"]) == [("line", Unborrow(["o_1"], 2))]
+    assert mine.send_releases(["o_1", "o_other"]) == [("line", ReleaseBorrow(["o_1"], 2))]
     assert mine.send_releases(["o_1"]) == []
 
 
@@ -97,7 +97,7 @@ def test_what_is_adopted_again_before_it_was_returned_is_kept() -> None:
     assert again is not entry
     assert mine.send_releases(["o_1"]) == [], "the loan goes on, without a word"
     assert mine.dropped([again]) == [again]
-    assert mine.send_releases(["o_1"]) == [("line", Unborrow(["o_1"], 2))]
+    assert mine.send_releases(["o_1"]) == [("line", ReleaseBorrow(["o_1"], 2))]
 
 
 def test_a_lost_lender_leaves_what_is_to_be_announced_anew() -> None:
@@ -147,7 +147,7 @@ def test_entries_live_exactly_as_long_as_something_holds_them(steps: list[Any]) 
             if entry is not None:
                 lent[object_id].add(line)
         elif what == "return":
-            freed += mine.release(line, Unborrow([object_id], number))
+            freed += mine.release(line, ReleaseBorrow([object_id], number))
             lent.get(object_id, set()).discard(line)
         elif what == "lost":
             freed += mine.borrower_lost(line)

@@ -1,7 +1,8 @@
-"""How many bytes of shared memory the arena's files take, counted where every process sees it.
+"""The bytes of shared memory that an arena's files take, counted where every process of the node sees it.
 
-A process that wants fresh memory takes it from the ledger first; whoever deletes files gives it
-back. The nodelet counts anew from time to time, for those that died in between.
+The count never passes the limit: a process that wants fresh memory takes it from the quota first, and
+whoever deletes files gives it back. The nodelet owns the file and recounts it from time to time, for
+processes that died in between.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ _LOCK_S = 0.1
 _AGAIN_S = 0.0005
 
 
-class Ledger:
-    """Bytes in use and the limit, in a mapped file of 16 bytes."""
+class ByteQuota:
+    """Bytes in use and their limit, in a mapped file of 16 bytes."""
 
     def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
-        """Open the ledger at ``path``; with ``limit_bytes`` make it, empty."""
+        """Open the quota at ``path``; with ``limit_bytes`` make it, with nothing in use."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if limit_bytes is not None else 0)
         self._fd = os.open(path, flags, 0o600)
         if limit_bytes is not None:
@@ -39,18 +40,18 @@ class Ledger:
             _FORM.pack_into(self._map, 0, 0, limit_bytes)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._map.close()
         os.close(self._fd)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that files of the arena take, objects and recycled ones alike."""
+        """Bytes that files of the arena take, recycled ones among them."""
         return int(_FORM.unpack_from(self._map)[0])
 
     @property
     def limit_bytes(self) -> int:
-        """Bytes that they may take."""
+        """Bytes that files of the arena may take."""
         return int(_FORM.unpack_from(self._map)[1])
 
     def take(self, nbytes: int) -> bool:
@@ -69,14 +70,14 @@ class Ledger:
             _FORM.pack_into(self._map, 0, max(0, used - nbytes), limit)
 
     def recount(self, used_bytes: int, before_bytes: int) -> None:
-        """Replace the count by what was found, unless it is no longer what it was before the search."""
+        """Set the count to ``used_bytes``, unless it has changed from ``before_bytes`` meanwhile."""
         with self._locked():
             if self.used_bytes == before_bytes:
                 _FORM.pack_into(self._map, 0, used_bytes, self.limit_bytes)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Exclude others, but not for ever: a process stopped in here must not stop all the rest."""
+        """Exclude others for a bounded time: a process stopped in here must not stop all the rest."""
         with self._thread_lock:
             deadline = time.monotonic() + _LOCK_S
             while True:
