@@ -38,7 +38,7 @@ _FORMER_LIFE_S = 10.0
 wait until its former life was silent for ``suspect_after_s``."""
 _KINDS = "job.finished,actor.died,worker.exited"
 
-_log = logging.getLogger("stoker.nodelet.membership")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

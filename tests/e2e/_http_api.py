@@ -7,14 +7,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker_gcs.api import actors, control, jobs, logs, nodes, outputs, scheduler_proxy, tasks
-from stoker_nodelet.api import Api as NodeletApi
-from stoker_nodelet.transfer import Transfer
+from stoker_nodelet import api as nodelet_api
+from stoker_nodelet import transfer
 from stoker_scheduler.api import Api as SchedulerApi
 from stoker_wire.http.server import Service
 from stoker_wire.settings import Settings
@@ -33,9 +32,8 @@ def declared() -> dict[str, Service]:
     for module in (nodes, jobs, actors, tasks, control, scheduler_proxy, logs, outputs):
         module.add_routes(made["gcs"], MagicMock())
     SchedulerApi(made["scheduler"], MagicMock(), lease_ttl_s=1.0)
-    parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool", "space"), MagicMock())
-    transfer = MagicMock(add_to=partial(Transfer.add_to, MagicMock()))
-    NodeletApi(**parts, transfer=transfer).add_to(made["nodelet"])
+    for table in (nodelet_api.ROUTES, transfer.ROUTES):
+        made["nodelet"].add_routes(table, MagicMock())
     return made
 
 

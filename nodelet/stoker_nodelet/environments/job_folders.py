@@ -31,7 +31,7 @@ from stoker_wire.messages.work import NodeOutput
 MAX_OUTPUT_BYTES = 64 << 30
 """The most that is sent away of a job on one node; more is better kept on storage that nodes share."""
 
-_log = logging.getLogger("stoker.nodelet.jobfolders")
+_log = logging.getLogger(__name__)
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 1 << 20
 _SWEEP_S = 60.0

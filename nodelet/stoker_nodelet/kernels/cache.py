@@ -37,7 +37,7 @@ _NETWORK = frozenset(
      "nfs4", "smb3", "smbfs"}
 )  # fmt: skip
 _SETTLED_S = 3600.0
-_log = logging.getLogger("stoker.nodelet.kernels")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

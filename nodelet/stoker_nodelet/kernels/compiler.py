@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_nodelet.kernels.cache import TRITON_VARIABLE, CompiledSet, KernelCache
-from stoker_nodelet.kernels.tuning_tables import TunedTables, triton_version
+from stoker_nodelet.kernels.tuning_tables import TuningTables, triton_version
 from stoker_wire.errors import RuntimeEnvSetupError
 from stoker_wire.messages.cluster import MAX_WARM_KERNELS, Device
 from stoker_wire.messages.kernels import CPU_DEVICE, TABLE_VARIABLE, digest_of, kernel_set
@@ -38,15 +38,15 @@ _LINES = 20
 _TAIL_BYTES = 1 << 16
 _POLL_S = 0.02
 _DECISIVE = ("TRITON_", "STOKER_KERNELS_", "LLVM_", "DISABLE_LLVM_OPT")
-_log = logging.getLogger("stoker.nodelet.kernels")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Kernels:
+class KernelCompiler:
     """The kernels of this node. ``arch`` is what is compiled for where no device says its own."""
 
     cache: KernelCache
-    tables: TunedTables
+    tables: TuningTables
     devices: dict[int, Device]
     arch: int
     timeout_s: float

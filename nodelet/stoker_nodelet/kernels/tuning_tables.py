@@ -24,7 +24,7 @@ from stoker_wire.version import VERSION
 
 _CALL_S = 5.0
 _PATH = f"/v1/kv/{TUNING_NAMESPACE}"
-_log = logging.getLogger("stoker.nodelet.kernels")
+_log = logging.getLogger(__name__)
 
 
 @cache
@@ -39,7 +39,7 @@ def triton_version() -> str:
 
 
 @dataclass(slots=True)
-class TunedTables:
+class TuningTables:
     """The tables of all devices, as far as they were asked for: device -> key -> (seq, value)."""
 
     gcs: Client

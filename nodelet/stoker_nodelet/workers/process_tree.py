@@ -1,7 +1,10 @@
-"""Walks the process tree under /proc: who descends from whom, and how much memory a tree holds.
+"""The process tree under /proc: who descends from whom, and how much memory a tree holds.
 
-The fork server uses it to leave nothing behind, the memory guard to measure a worker together with
-the processes that it started. It imports the standard library only and never waits.
+The fork server uses it to leave nothing behind, the OOM guard to measure a worker together with the
+processes that it started. It imports the standard library only and never waits.
+
+Not psutil: its ``children()`` reads every process of the machine (2.4 ms among 117 processes, against
+0.1 ms here, at each exit), and its import would cost the fork server tens of milliseconds and pages.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import os
 from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
-_TRACKER = b"resource_tracker import main"
+_TRACKER_COMMAND = b"resource_tracker import main"
 
 
 def children(pid: int) -> list[int]:
@@ -80,7 +83,7 @@ def rss_bytes(pid: int) -> int:
 
 
 def tree_bytes(pid: int) -> int:
-    """Return the memory of ``pid`` and all its descendants, counting shared pages once.
+    """Return the memory of ``pid`` and all its descendants, with shared pages counted once.
 
     Proportional set sizes where the kernel gives them (a forked worker shares most of its pages
     with the fork server), else resident sizes.
@@ -106,7 +109,7 @@ def is_resource_tracker(pid: int) -> bool:
     dead, and ends; killed before that, it leaves them in ``/dev/shm`` for good.
     """
     try:
-        return _TRACKER in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return _TRACKER_COMMAND in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

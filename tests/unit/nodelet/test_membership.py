@@ -39,7 +39,7 @@ def levels(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
 
     async def said(*script: StokerError) -> list[str]:
         workers = SimpleNamespace(kernels=SimpleNamespace(warm=()), dispatch=lambda event: None)
-        with caplog.at_level(logging.INFO, "stoker.nodelet.membership"):
+        with caplog.at_level(logging.INFO, "stoker_nodelet.membership"):
             node = Membership(NODE, Gcs(*script), workers, lambda there: None, heartbeat_s=0.01)  # type: ignore[arg-type]
             await node._register()
         assert node.joined.is_set()
