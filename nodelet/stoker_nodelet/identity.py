@@ -27,7 +27,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """Where other nodes and this node's workers reach the nodelet."""
+        """Return the URL by which other nodes and this node's workers reach the nodelet."""
         if not self._url:
             raise UnavailableError("this node does not listen yet")
         return self._url
@@ -56,7 +56,7 @@ class Identity:
 
     @property
     def url(self) -> str:
-        """Where other nodes and this node's workers reach the nodelet."""
+        """Return the URL by which other nodes and this node's workers reach the nodelet."""
         return self.endpoint.url
 
     @property

@@ -16,7 +16,7 @@ class WorkKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTerms:
-    """Whose lease it is, and what it takes; ``gpus`` maps a device index to the fraction held."""
+    """The owner of a lease and what it takes; ``gpus`` maps a device index to the fraction held."""
 
     lease_id: str
     job_id: str

@@ -56,7 +56,7 @@ class WorkerEntry:
 
     @property
     def fresh(self) -> bool:
-        """Whether no job's code has run in it."""
+        """Return whether no job's code has run in it."""
         return self.job_id == ""
 
 

@@ -202,7 +202,7 @@ class _Reader:
         return self._split(self._rest + chunk, final=final and read_to + len(chunk) >= end)
 
     def _split(self, data: bytes, *, final: bool) -> list[LogLine]:
-        found = []
+        lines = []
         start = 0
         while start < len(data):
             end = data.find(b"\n", start)
@@ -215,10 +215,10 @@ class _Reader:
             if text.startswith(OUTPUT_MARK):
                 self._stream, self._name = _parsed(text)
             else:
-                found.append(self._line(text))
+                lines.append(self._line(text))
             start = end + 1
         self._rest = data[start:]
-        return found
+        return lines
 
     def _line(self, text: str) -> LogLine:
         log = self._log

@@ -67,7 +67,7 @@ class TaskSpool:
 
     @property
     def folder(self) -> Path:
-        """Where the processes of this node write."""
+        """Return the folder that the processes of this node write to."""
         return spool_folder(self.session_dir, self.node_id)
 
     def open(self) -> None:

@@ -16,7 +16,7 @@ from stoker_wire.messages.work import ObjectSource
 FAN_OUT = 2
 
 _SILENT_S = 60.0
-"""A pull that nothing was heard of for so long no longer counts as a load."""
+"""A pull that was silent for so long no longer counts as a load."""
 
 
 @dataclass(slots=True)

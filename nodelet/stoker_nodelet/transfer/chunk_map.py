@@ -1,4 +1,4 @@
-"""The chunks of an object on its way into the arena: which are there, and who waits for the next.
+"""The chunks of an object on its way into the arena: those that are there, and the waits for others.
 
 Filled by a pull; read by ``RangeServer``, which passes chunks on to other nodes while later ones arrive.
 """
@@ -27,7 +27,7 @@ class ChunkMap:
 
     @property
     def whole(self) -> bool:
-        """Whether all chunks are there."""
+        """Return whether all chunks are there."""
         return self.ready == len(self.checksums)
 
     def claim(self) -> int | None:

@@ -18,11 +18,11 @@ _TRACKER_COMMAND = b"resource_tracker import main"
 
 def children(pid: int) -> list[int]:
     """Return the direct children of ``pid`` (of all its threads), without order."""
-    found: list[int] = []
+    pids: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return found
+        return pids
     for thread in threads:
         try:
             text = Path(f"/proc/{pid}/task/{thread}/children").read_text()
@@ -32,8 +32,8 @@ def children(pid: int) -> list[int]:
             return _children_by_scan(pid)
         except OSError:
             continue
-        found.extend(map(int, text.split()))
-    return found
+        pids.extend(map(int, text.split()))
+    return pids
 
 
 def _children_by_scan(pid: int) -> list[int]:
@@ -59,12 +59,12 @@ def _stat(pid: int) -> list[str]:
 
 def descendants(pid: int) -> list[int]:
     """Return all processes under ``pid``, parents before their children."""
-    found: list[int] = []
+    pids: list[int] = []
     frontier = children(pid)
     while frontier:
-        found.extend(frontier)
+        pids.extend(frontier)
         frontier = [grandchild for child in frontier for grandchild in children(child)]
-    return found
+    return pids
 
 
 def start_time(pid: int) -> int:
@@ -117,7 +117,7 @@ def is_resource_tracker(pid: int) -> bool:
 def marked(variable: str, value: str) -> list[int]:
     """Return the processes that were started with ``variable=value`` in their environment."""
     wanted = f"{variable}={value}".encode()
-    found = []
+    pids = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
             continue
@@ -126,5 +126,5 @@ def marked(variable: str, value: str) -> list[int]:
         except OSError:
             continue
         if wanted in environment.split(b"\0"):
-            found.append(int(name))
-    return found
+            pids.append(int(name))
+    return pids

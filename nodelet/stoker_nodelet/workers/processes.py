@@ -54,7 +54,7 @@ class Process:
     launch: LaunchSpec | None = None
     client: Client | None = None
     address: Address | None = None
-    """Where the worker listens; a driver never says."""
+    """The address at which the worker listens; a driver has none."""
     pid: int = 0
     oom: bool = False
     exited: asyncio.Event = field(default_factory=asyncio.Event)

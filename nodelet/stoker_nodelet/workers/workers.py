@@ -117,7 +117,7 @@ class Workers:
     leaving: bool = False
     _waiting: dict[str, asyncio.Future[StartedLease]] = field(default_factory=dict)
     _preparing: list[str] = field(default_factory=list)
-    """Jobs of the leases whose environments are being made."""
+    """Jobs of the leases whose environments are being built."""
     _oom_kills: int = field(default_factory=devices.oom_kills)
 
     def __post_init__(self, target: str) -> None:
@@ -178,7 +178,7 @@ class Workers:
                 lease=_terms_of(asked.lease),
                 epoch=asked.epoch,
                 env_key=environment.key,
-                adoptable=environment.late,
+                adoptable=environment.adoptable,
                 worker_id=new_id(Prefix.WORKER),
             )
         )
@@ -219,9 +219,9 @@ class Workers:
         process = self.processes.living.get(asked.worker_id)
         worker = self.state.workers.get(asked.worker_id)
         if process is None or worker is None:
-            raise NotFoundError(f"{asked.worker_id} is not a worker of this node: it shall exit")
+            raise NotFoundError(f"{asked.worker_id} is not a worker of this node: it must exit")
         if worker.phase is WorkerPhase.TERMINATING:
-            raise ConflictError(f"{asked.worker_id} shall exit: {worker.reason}")
+            raise ConflictError(f"{asked.worker_id} must exit: {worker.reason}")
         if worker.phase is WorkerPhase.STARTING:
             process.address = asked.address
         self.dispatch(

@@ -55,7 +55,7 @@ async def test_its_own_former_life_is_no_error(levels: Callable[..., Any]) -> No
 async def test_another_node_at_its_url_is_one_error(
     levels: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_FORMER_LIFE_S", 0.0)
+    monkeypatch.setattr(membership, "_READMISSION_S", 0.0)
     assert await levels(*[ConflictError("url: http://host:7620 is in use")] * 2) == ["ERROR"]
 
 
