@@ -65,20 +65,20 @@ class KernelCache:
 
     # Compiled sets
 
-    def note(self, key: str, made: CompiledSet) -> None:
+    def note(self, key: str, compiled: CompiledSet) -> None:
         """Record that the compilation ``key`` is done."""
-        self.write(self.root / "sets" / f"{key}.json", json.dumps(asdict(made)).encode())
+        self.write(self.root / "sets" / f"{key}.json", json.dumps(asdict(compiled)).encode())
 
     def find(self, key: str) -> CompiledSet | None:
         """Return the compilation ``key`` if all of its files are still there, and mark it as used."""
         path = self.root / "sets" / f"{key}.json"
-        made = _set_in(path)
-        if made is None or not _is_complete(made):
+        compiled = _set_in(path)
+        if compiled is None or not _is_complete(compiled):
             return None
-        for used in (path, *(Path(made.triton_dir, entry) for entry in made.entries)):
+        for used in (path, *(Path(compiled.triton_dir, entry) for entry in compiled.entries)):
             with contextlib.suppress(OSError):
                 os.utime(used)
-        return made
+        return compiled
 
     def names(self, version: str) -> list[str]:
         """Return the names of ``version``'s sets that are complete, the last used last.
@@ -91,11 +91,11 @@ class KernelCache:
         for path in notes[:-MAX_NOTES]:
             path.unlink(missing_ok=True)
         for path in notes[-MAX_NOTES:]:
-            made = _set_in(path)
-            if made is None or not _is_complete(made):
+            compiled = _set_in(path)
+            if compiled is None or not _is_complete(compiled):
                 path.unlink(missing_ok=True)
-            elif made.version == version:
-                last_used[made.name] = max(last_used.get(made.name, 0.0), _changed_s(path))
+            elif compiled.version == version:
+                last_used[compiled.name] = max(last_used.get(compiled.name, 0.0), _changed_s(path))
         return sorted(last_used, key=lambda name: (last_used[name], name))
 
     def table(self, name: str, content: bytes) -> Path:
@@ -258,11 +258,11 @@ def _set_in(path: Path) -> CompiledSet | None:
         return None
 
 
-def _is_complete(made: CompiledSet) -> bool:
-    folders = (Path(made.triton_dir, entry) for entry in made.entries)
+def _is_complete(compiled: CompiledSet) -> bool:
+    folders = (Path(compiled.triton_dir, entry) for entry in compiled.entries)
     return all(
         any(f.name.startswith(_GROUP) for f in _entries(folder)) for folder in folders
-    ) and all(_is_unchanged(path, changed_ns) for path, changed_ns in made.sources.items())
+    ) and all(_is_unchanged(path, changed_ns) for path, changed_ns in compiled.sources.items())
 
 
 def _is_unchanged(path: str, changed_ns: int) -> bool:

@@ -82,23 +82,23 @@ class KernelCompiler:
         self._warm = dict.fromkeys(warm[-MAX_WARM_KERNELS:])
 
     async def prepare(
-        self, wanted: RuntimeEnv, made: Environment, gpus: dict[int, float]
+        self, wanted: RuntimeEnv, environment: Environment, gpus: dict[int, float]
     ) -> Environment:
-        """Return ``made`` with what its kernels need; they are compiled for the lease's ``gpus``.
+        """Return ``environment`` with what its kernels need; they are compiled for the lease's ``gpus``.
 
         Without a GPU whose architecture is known nothing is compiled: there is nothing to compile for.
         """
         if not wanted.kernels:
-            return made
-        table = made.env_vars.get(TABLE_VARIABLE, "")
+            return environment
+        table = environment.env_vars.get(TABLE_VARIABLE, "")
         if not table:
             table = await self._table(gpus)
-            made = made.with_variables({TABLE_VARIABLE: table} if table else {})
+            environment = environment.with_variables({TABLE_VARIABLE: table} if table else {})
         known = (self.devices.get(index) for index in gpus)
         archs = {(device.arch if device else 0) or self.arch for device in known} or {self.arch}
         for arch in sorted(archs - {0}):
-            await self._compiled(wanted, made, arch)
-        return made
+            await self._ensure_compiled(wanted, environment, arch)
+        return environment
 
     async def _table(self, gpus: dict[int, float]) -> str:
         """Return the file of what was measured on the lease's devices, or nothing."""
@@ -109,25 +109,29 @@ class KernelCompiler:
         }
         return await self.tables.file(sorted(names)[0] if names else CPU_DEVICE)
 
-    async def _compiled(self, wanted: RuntimeEnv, made: Environment, arch: int) -> None:
+    async def _ensure_compiled(
+        self, wanted: RuntimeEnv, environment: Environment, arch: int
+    ) -> None:
         name = kernel_set(wanted)
-        triton_dir = made.env_vars.get(TRITON_VARIABLE, str(self.cache.triton_dir))
-        variables = _variables(made, triton_dir)
-        asked = digest_of((name, arch, made.python, _decisive(wanted, made, variables)))
-        if asked not in self._runs:
-            work = self._run(asked, wanted, made, arch, variables)
-            self._runs[asked] = self.background.spawn(work, name=f"compile-{asked}")
+        triton_dir = environment.env_vars.get(TRITON_VARIABLE, str(self.cache.triton_dir))
+        variables = _variables(environment, triton_dir)
+        request_key = digest_of(
+            (name, arch, environment.python, _key_parts(wanted, environment, variables))
+        )
+        if request_key not in self._runs:
+            work = self._run(request_key, wanted, environment, arch, variables)
+            self._runs[request_key] = self.background.spawn(work, name=f"compile-{request_key}")
         # A caller that gives up must not end the run of the others.
-        failure = await asyncio.shield(self._runs[asked])
+        failure = await asyncio.shield(self._runs[request_key])
         if failure is not None:
             raise RuntimeEnvSetupError(failure.message)
         self._note(name)
 
     async def _run(
         self,
-        asked: str,
+        request_key: str,
         wanted: RuntimeEnv,
-        made: Environment,
+        environment: Environment,
         arch: int,
         variables: dict[str, str],
     ) -> RuntimeEnvSetupError | None:
@@ -135,18 +139,18 @@ class KernelCompiler:
 
         def look() -> tuple[str, str, bool]:
             version = code_version()
-            key = digest_of((asked, version))
+            key = digest_of((request_key, version))
             return key, version, self.cache.find(key) is not None
 
         try:
             key, version, cached = await asyncio.to_thread(look)
             if not cached:
-                await self._compile(key, version, wanted, made, arch, variables)
+                await self._compile(key, version, wanted, environment, arch, variables)
         except RuntimeEnvSetupError as error:
             _log.info("compiling for sm_%d: %s", arch, error)  # the callers get the error
             return error
         finally:
-            del self._runs[asked]
+            del self._runs[request_key]
         return None
 
     async def _compile(
@@ -154,17 +158,17 @@ class KernelCompiler:
         key: str,
         version: str,
         wanted: RuntimeEnv,
-        made: Environment,
+        environment: Environment,
         arch: int,
         variables: dict[str, str],
     ) -> None:
         name, started_s = kernel_set(wanted), time.monotonic()
         _log.info("compiling %d kernel specs for sm_%d: %s", len(wanted.kernels), arch, name)
         lines = await compile_specs(
-            [made.python, "-P", "-m", "stoker_kernels.aot", "--arch", str(arch)],
+            [environment.python, "-P", "-m", "stoker_kernels.aot", "--arch", str(arch)],
             msgspec.json.encode([_spec(spec) for spec in wanted.kernels]),
             variables,
-            made.cwd or None,
+            environment.cwd or None,
             self.timeout_s,
         )
         made_here = [line for line in lines if "entry" in line]
@@ -208,16 +212,21 @@ def _variables(environment: Environment, triton_dir: str) -> dict[str, str]:
     return variables
 
 
-def _decisive(
-    wanted: RuntimeEnv, made: Environment, variables: dict[str, str]
+def _key_parts(
+    wanted: RuntimeEnv, environment: Environment, variables: dict[str, str]
 ) -> tuple[object, ...]:
     """Return what the compiled code depends on: everything for a user's function, little for an op."""
     if any(spec.call for spec in wanted.kernels):
-        return made.sys_path, made.cwd, sorted(made.env_vars.items()), *_decisive_of_ops(variables)
-    return _decisive_of_ops(variables)
+        return (
+            environment.sys_path,
+            environment.cwd,
+            sorted(environment.env_vars.items()),
+            *_key_parts_of_ops(variables),
+        )
+    return _key_parts_of_ops(variables)
 
 
-def _decisive_of_ops(variables: dict[str, str]) -> tuple[object, ...]:
+def _key_parts_of_ops(variables: dict[str, str]) -> tuple[object, ...]:
     return tuple(item for item in sorted(variables.items()) if item[0].startswith(_DECISIVE))
 
 

@@ -140,29 +140,29 @@ class Workers:
         self.leaving = True
         self.member.set()
 
-    async def start_lease(self, asked: StartLease) -> StartedLease:
+    async def start_lease(self, request: StartLease) -> StartedLease:
         """Return the worker for a lease; a repeated request returns the same one."""
         await self.member.wait()  # the scheduler may know of us before the gcs's reply is here
         try:
             if not self.leaving:
-                return await self._start_lease(asked)
+                return await self._start_lease(request)
         except StokerError:
             if not self.leaving:
                 raise
         raise ConflictError(f"node {self.identity.node_id} is leaving the cluster")
 
-    async def _start_lease(self, asked: StartLease) -> StartedLease:
-        wanted = asked.worker.runtime_env
-        job_id = asked.lease.job_id
+    async def _start_lease(self, request: StartLease) -> StartedLease:
+        wanted = request.worker.runtime_env
+        job_id = request.lease.job_id
         output_dir = self.folders.make_output_dir(job_id)
         self._preparing.append(job_id)
         try:
             environment = await self.environments.prepare(wanted, job_id)
             if wanted.kernels:
-                environment = await self.kernels.prepare(wanted, environment, asked.lease.gpus)
+                environment = await self.kernels.prepare(wanted, environment, request.lease.gpus)
         finally:
             self._preparing.remove(job_id)
-        lease_id = asked.lease.lease_id
+        lease_id = request.lease.lease_id
         waiting = self._waiting.get(lease_id)
         if waiting is None:
             waiting = asyncio.get_running_loop().create_future()
@@ -170,13 +170,13 @@ class Workers:
             self._waiting[lease_id] = waiting
         self.processes.launches.setdefault(
             lease_id,
-            LaunchSpec(asked.lease, asked.worker, environment, output_dir),
+            LaunchSpec(request.lease, request.worker, environment, output_dir),
         )
         self.dispatch(
             LeaseRequested(
                 at_s=time.monotonic(),
-                lease=_terms_of(asked.lease),
-                epoch=asked.epoch,
+                lease=_terms_of(request.lease),
+                epoch=request.epoch,
                 env_key=environment.key,
                 adoptable=environment.adoptable,
                 worker_id=new_id(Prefix.WORKER),
@@ -184,17 +184,17 @@ class Workers:
         )
         return await asyncio.shield(waiting)
 
-    async def release(self, asked: ReleaseLeases) -> None:
+    async def release(self, request: ReleaseLeases) -> None:
         """Release leases; return when the devices of their workers are free (or after 5 s)."""
-        entries = [self.state.leases.get(lease_id) for lease_id in asked.lease_ids]
+        entries = [self.state.leases.get(lease_id) for lease_id in request.lease_ids]
         names = [entry.worker_id for entry in entries if entry is not None]
         outcome = self.dispatch(
             LeasesReleased(
                 at_s=time.monotonic(),
-                lease_ids=asked.lease_ids,
-                epoch=asked.epoch,
-                kill=asked.kill,
-                reason=asked.reason,
+                lease_ids=request.lease_ids,
+                epoch=request.epoch,
+                kill=request.kill,
+                reason=request.reason,
             )
         )
         if outcome.fenced:
@@ -214,18 +214,18 @@ class Workers:
         phases = (WorkerPhase.TERMINATING, WorkerPhase.RETIRING)
         return worker is not None and worker.phase in phases and bool(worker.gpus)
 
-    def register(self, asked: RegisterWorker) -> WorkerSetup:
+    def register(self, request: RegisterWorker) -> WorkerSetup:
         """Accept a worker that is up; return its setup."""
-        process = self.processes.living.get(asked.worker_id)
-        worker = self.state.workers.get(asked.worker_id)
+        process = self.processes.living.get(request.worker_id)
+        worker = self.state.workers.get(request.worker_id)
         if process is None or worker is None:
-            raise NotFoundError(f"{asked.worker_id} is not a worker of this node: it must exit")
+            raise NotFoundError(f"{request.worker_id} is not a worker of this node: it must exit")
         if worker.phase is WorkerPhase.TERMINATING:
-            raise ConflictError(f"{asked.worker_id} must exit: {worker.reason}")
+            raise ConflictError(f"{request.worker_id} must exit: {worker.reason}")
         if worker.phase is WorkerPhase.STARTING:
-            process.address = asked.address
+            process.address = request.address
         self.dispatch(
-            WorkerRegistered(at_s=time.monotonic(), worker_id=asked.worker_id, pid=asked.pid)
+            WorkerRegistered(at_s=time.monotonic(), worker_id=request.worker_id, pid=request.pid)
         )
         return self.processes.setup_of(worker, process)
 
