@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     # Before the imports below: the fork server's own imports run beside them.
     forkserver = start_forkserver(target=options.target)
 
-    from stoker_nodelet.service import Running, serve
+    from stoker_nodelet.service import Nodelet, serve
     from stoker_wire.errors import BadRequestError
     from stoker_wire.http.auth import load_or_create_token
     from stoker_wire.http.server import run_service
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
 
     token_file = Path(settings.token_file).expanduser()
 
-    async def start() -> Running:
+    async def start() -> Nodelet:
         if not settings.gcs_url:
             raise BadRequestError(
                 "the node has no gcs to join\ngive --gcs-url or set STOKER_GCS_URL"

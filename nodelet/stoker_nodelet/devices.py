@@ -1,4 +1,4 @@
-"""What this machine has: CPUs, memory and GPUs, as far as its cgroup lets us use them.
+"""The resources of this machine: CPUs, memory and GPUs, as far as its cgroup lets us use them.
 
 Called once when the nodelet starts. NVML is imported only here and only on use; without the library
 or a driver there are simply no GPUs.
@@ -37,7 +37,7 @@ def _cpu_quota() -> float | None:
 
 
 def memory_limit_bytes() -> int:
-    """Return the memory that processes here can have at most: the cgroup's limit or the machine's."""
+    """Return the most memory that processes here can have: the cgroup's limit or the machine's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in (_own_cgroup("memory") / "memory.max", _CGROUP / "memory.max"):
         text = _read(path)
@@ -113,11 +113,11 @@ def find_devices(num_gpus: float | None = None, fake_gpus: int = 0) -> tuple[Dev
     ``num_gpus`` limits them; more than there are become fake ones, as do ``fake_gpus``, so that
     scheduling can be tried without hardware.
     """
-    found = [] if fake_gpus else list(_nvml_devices())
-    wanted = fake_gpus or (len(found) if num_gpus is None else int(num_gpus))
+    real = [] if fake_gpus else _nvml_devices()
+    wanted = fake_gpus or (len(real) if num_gpus is None else int(num_gpus))
     if num_gpus is not None:
         wanted = int(num_gpus)
-    devices = found[:wanted]
+    devices = real[:wanted]
     used = {device.index for device in devices}
     free = (index for index in range(wanted + len(used)) if index not in used)
     while len(devices) < wanted:
@@ -128,7 +128,7 @@ def find_devices(num_gpus: float | None = None, fake_gpus: int = 0) -> tuple[Dev
 
 def _nvml_devices() -> list[Device]:
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/dxg").exists():
-        return []  # spares the import where there is no driver
+        return []  # without a driver the import is wasted
     try:
         import pynvml
     except ImportError:
@@ -138,10 +138,10 @@ def _nvml_devices() -> list[Device]:
     except pynvml.NVMLError:
         return []
     try:
-        found = []
+        present = []
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(
+            present.append(
                 Device(
                     index=index,
                     uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
@@ -154,7 +154,7 @@ def _nvml_devices() -> list[Device]:
         return []
     finally:
         pynvml.nvmlShutdown()
-    return _visible(found)
+    return _visible(present)
 
 
 def _arch(capability: tuple[int, int]) -> int:
@@ -167,7 +167,7 @@ def _text(value: str | bytes) -> str:
 
 
 def _visible(devices: list[Device]) -> list[Device]:
-    """Keep those that our own CUDA_VISIBLE_DEVICES names, in its order."""
+    """Return those that our own CUDA_VISIBLE_DEVICES names, in its order."""
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         return devices

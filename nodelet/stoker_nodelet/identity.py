@@ -1,4 +1,8 @@
-"""Who this nodelet is and where its things lie: facts that do not change once it listens."""
+"""Names, folders and addresses of one nodelet: facts that never change, shared by all of its parts.
+
+The URL alone is known later than the rest, because a service has its routes before it listens. It has
+one place, the ``Endpoint``; to ask for it too early is an error, so nobody can keep a wrong copy.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,40 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
 
 NO_ADDRESS = Address("", "", "", "", "")
 """The address of a process that is no runtime of ours (a job's driver)."""
 
 
+class Endpoint:
+    """The nodelet's own URL, which ``serve`` sets once, as soon as the service listens."""
+
+    __slots__ = ("_url",)
+
+    def __init__(self) -> None:
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """Return the URL by which other nodes and this node's workers reach the nodelet."""
+        if not self._url:
+            raise UnavailableError("this node does not listen yet")
+        return self._url
+
+    def listens_at(self, url: str) -> None:
+        """Set the URL."""
+        self._url = url
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Names, URLs and folders of one nodelet. ``token`` never appears on a command line."""
+    """Names and folders of one nodelet. ``token`` never appears on a command line."""
 
     node_id: str
     host_id: str
-    url: str
+    endpoint: Endpoint
     unix: str
     gcs_url: str
     token: str
@@ -28,6 +53,11 @@ class Identity:
     fake_gpus: bool = False
     triton_dir: str = ""
     python: str = sys.executable
+
+    @property
+    def url(self) -> str:
+        """Return the URL by which other nodes and this node's workers reach the nodelet."""
+        return self.endpoint.url
 
     @property
     def log_dir(self) -> Path:

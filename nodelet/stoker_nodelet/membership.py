@@ -1,7 +1,7 @@
-"""Being a node of the cluster: registration, heartbeats, fencing, and the events that concern us.
+"""The node's membership in the cluster: registration, heartbeats, fencing, and events that end work here.
 
 While the gcs is away the node keeps running and keeps trying. When the gcs answers that this node's
-incarnation is over, what runs here belongs to nobody: it is killed, and the node registers anew.
+incarnation is over, the work that runs here belongs to nobody: it is killed, and the node registers anew.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from stoker_wire.messages.work import Job
 
 _LEAVE_S = 2.0
 _KILLED_S = 5.0
-_FORMER_LIFE_S = 10.0
+_READMISSION_S = 10.0
 """For so long it is no error that the URL is in use: a node that was killed and started again must
-wait until its former life was silent for ``suspect_after_s``."""
+wait until its former incarnation was silent for ``suspect_after_s``."""
 _KINDS = ",".join((EventKind.JOB_FINISHED, EventKind.ACTOR_DIED, EventKind.WORKER_EXITED))
 
-_log = logging.getLogger("stoker.nodelet.membership")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class Membership:
-    """One node's place in the cluster. ``on_member`` is called when it has one, or lost it."""
+    """One node's membership. ``on_member`` is called with True when it begins, with False when it is lost."""
 
     registration: RegisterNode
     gcs: Client
@@ -63,7 +63,7 @@ class Membership:
         while True:
             await self._register()
             with contextlib.suppress(FencedError, NotFoundError):
-                await self._beat()
+                await self._send_heartbeats()
             if self.leaving:
                 return
             _log.warning("the cluster gave this node up; killing its workers and registering anew")
@@ -74,7 +74,7 @@ class Membership:
         warm = self.workers.kernels.warm
         self.registration = structs.replace(self.registration, warm_kernels=warm)
         answer: RegisteredNode | None = None
-        told, began_s = "", time.monotonic()
+        logged, began_s = "", time.monotonic()
         while answer is None:
             try:
                 answer = await self.gcs.call(
@@ -84,11 +84,11 @@ class Membership:
                 if error.status >= 500:
                     _log.warning("the gcs does not answer yet: %s", error)
                 elif (
-                    isinstance(error, ConflictError) and time.monotonic() - began_s < _FORMER_LIFE_S
+                    isinstance(error, ConflictError) and time.monotonic() - began_s < _READMISSION_S
                 ):
                     _log.info("this node waits to be admitted: %s", error)
-                elif str(error) != told:
-                    told = str(error)
+                elif str(error) != logged:
+                    logged = str(error)
                     _log.error("the gcs refused this node, which goes on trying: %s", error)
                 await asyncio.sleep(self.heartbeat_s)
         self.heartbeat_s = answer.heartbeat_s
@@ -96,7 +96,7 @@ class Membership:
         self.joined.set()
         self.on_member(True)
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         path = f"/v1/nodes/{self.registration.node_id}/heartbeat"
         psutil.cpu_percent()  # the first call only starts the measurement
         while True:
@@ -104,34 +104,36 @@ class Membership:
             if self.leaving:
                 return
             warm = self.workers.kernels.warm
-            news = warm if warm != self.registration.warm_kernels else None
-            beat = Heartbeat(incarnation=self.incarnation, usage=self.usage(), warm_kernels=news)
+            changed = warm if warm != self.registration.warm_kernels else None
+            heartbeat = Heartbeat(
+                incarnation=self.incarnation, usage=self.usage(), warm_kernels=changed
+            )
             try:
                 # A late heartbeat is worthless: the next one follows.
                 await self.gcs.call(
-                    "POST", path, beat, timeout_s=max(1.0, self.heartbeat_s), retry=False
+                    "POST", path, heartbeat, timeout_s=max(1.0, self.heartbeat_s), retry=False
                 )
             except (FencedError, NotFoundError):
                 raise
             except StokerError as error:
                 _log.warning("heartbeat: %s", error)
                 continue
-            if news is not None:
-                self.registration = structs.replace(self.registration, warm_kernels=news)
+            if changed is not None:
+                self.registration = structs.replace(self.registration, warm_kernels=changed)
 
     async def _abandon_work(self) -> None:
-        gone = [process.exited for process in self.workers.processes.living.values()]
+        exits = [process.exited for process in self.workers.processes.living.values()]
         self.workers.dispatch(NodeFenced())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KILLED_S):
-                for exited in gone:
+                for exited in exits:
                     await exited.wait()
 
     def usage(self) -> dict[str, float]:
-        """Return measured facts for a heartbeat."""
+        """Return the measurements for a heartbeat."""
         state = self.workers.state
         memory = psutil.virtual_memory()
-        facts = {
+        measured = {
             "cpu_percent": psutil.cpu_percent(),
             "memory_bytes": float(memory.total - memory.available),
             "load1": os.getloadavg()[0],
@@ -141,11 +143,11 @@ class Membership:
             "object_bytes": float(self.workers.objects.nbytes),
         }
         for index, share in sorted(state.gpu_use().items()):
-            facts[f"gpu{index}_held"] = share
-        return facts
+            measured[f"gpu{index}_held"] = share
+        return measured
 
     async def leave(self) -> None:
-        """Say good-bye; a gcs that does not hear it will notice the missing heartbeats."""
+        """Deregister; a gcs that cannot be reached will notice the missing heartbeats."""
         self.leaving = True
         path = f"/v1/nodes/{self.registration.node_id}/leave"
         body = {"incarnation": self.incarnation}
@@ -153,22 +155,22 @@ class Membership:
             await self.gcs.call("POST", path, body, timeout_s=_LEAVE_S, retry=False)
 
     async def watch(self) -> None:
-        """Follow the events of the cluster that end something here, for ever."""
+        """Follow, for ever, the events of the cluster that end work here."""
         await self.joined.wait()
         while True:
             try:
                 page = await self.gcs.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1})
-                await self._ask_for_missed()
+                await self._check_jobs()
                 async for event in self.gcs.watch("/v1/events", page.seq, {"kind": _KINDS}):
-                    self._heard(event)
+                    self._on_event(event)
             except CompactedError:
                 continue
             except StokerError as error:
                 _log.warning("watching the cluster: %s", error)
                 await asyncio.sleep(self.heartbeat_s)
 
-    async def _ask_for_missed(self) -> None:
-        """Ask for the state of every job that has something here: its end may be long past."""
+    async def _check_jobs(self) -> None:
+        """Ask for the state of every job that has something here: the event of its end may be missed."""
         workers = self.workers.state.workers.values()
         here = {worker.job_id for worker in workers} | self.workers.objects.job_ids()
         here |= self.workers.folders.job_ids()
@@ -178,7 +180,7 @@ class Membership:
                 if job.state.terminal:
                     self.workers.finish_job(job_id)
 
-    def _heard(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         match event.kind:
             case EventKind.JOB_FINISHED:
                 self.workers.finish_job(event.subject)
@@ -189,7 +191,7 @@ class Membership:
                 self.workers.objects.free_owner(worker_id)
 
     def _end_actor(self, actor_id: str) -> None:
-        """Normally its worker is gone or being killed; this is for a lost order to kill it."""
+        """Kill the worker of a dead actor, if the order to kill it was lost: normally it is gone."""
         for worker in list(self.workers.state.workers.values()):
             if worker.actor_id == actor_id:
                 self.workers.kill(worker.worker_id, f"{actor_id} is dead")

@@ -1,7 +1,9 @@
-"""Puts a nodelet together and runs it: ``serve`` returns once it listens.
+"""The composition root of a nodelet: ``serve`` makes all parts, listens, and joins the cluster.
 
-Called by ``__main__`` and by the composition root. The order matters: the fork server first (it
-imports while the rest starts), then the folders and sockets, then the cluster.
+Called by ``__main__`` and by the composition root of a local cluster. Every part gets what it needs by
+its constructor, in the order of the builders below; none is replaced afterwards. The order in
+``serve`` matters: the fork server first (it imports while the rest starts), then folders and sockets,
+then the cluster, which is told the URL (see ``Endpoint``).
 """
 
 from __future__ import annotations
@@ -10,31 +12,28 @@ import asyncio
 import contextlib
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import structs
-
-from stoker_nodelet import devices
-from stoker_nodelet.api import Api
+from stoker_nodelet import api, devices
 from stoker_nodelet.core import Policy, State
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
-from stoker_nodelet.identity import Identity
+from stoker_nodelet.identity import Endpoint, Identity
 from stoker_nodelet.kernels.cache import KernelCache, open_cache
-from stoker_nodelet.kernels.compiler import Kernels
-from stoker_nodelet.kernels.tuning_tables import TunedTables
+from stoker_nodelet.kernels.compiler import KernelCompiler
+from stoker_nodelet.kernels.tuning_tables import TuningTables
 from stoker_nodelet.membership import Membership
 from stoker_nodelet.objects import arena
-from stoker_nodelet.objects.eviction import Space, prepare
-from stoker_nodelet.telemetry.driver_reports import Jobs
+from stoker_nodelet.objects.eviction import ArenaEvictor, create_arena
+from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import Exits
 from stoker_nodelet.telemetry.logs import Logs
-from stoker_nodelet.telemetry.oom_guard import MemoryGuard
-from stoker_nodelet.telemetry.task_spool import Spool
+from stoker_nodelet.telemetry.oom_guard import OomGuard
+from stoker_nodelet.telemetry.task_spool import TaskSpool
+from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
-from stoker_nodelet.workers.fork_client import ForkServers
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.http.client import Client
@@ -51,55 +50,73 @@ if TYPE_CHECKING:
 _TICK_S = 0.5
 _STOP_S = 2.0
 _REPORT_S = 5.0
+_DOWNLOAD_S = 120.0
+_ARENA_SHARE = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The resources and labels that a node offers, where they differ from settings and machine."""
+
+    num_cpus: float | None = None
+    num_gpus: float | None = None
+    memory: int | None = None
+    resources: dict[str, float] | None = None
+    labels: dict[str, str] | None = None
 
 
 @dataclass(slots=True)
-class Running:
-    """A nodelet that listens."""
+class Parts:
+    """The parts of a nodelet, made and not yet at work."""
 
+    identity: Identity
     service: Service
-    workers: Workers
-    membership: Membership
-    space: Space
-    transfer: Transfer
-    spool: Spool
-    exits: Exits
-    forks: ForkServers
     gcs: Client
     background: Background
+    workers: Workers
+    exits: Exits
+    spool: TaskSpool
+    evictor: ArenaEvictor
+    transfer: Transfer
+
+
+@dataclass(slots=True)
+class Nodelet:
+    """A nodelet that listens."""
+
+    parts: Parts
+    membership: Membership
 
     @property
     def url(self) -> str:
-        return self.service.url
+        return self.parts.service.url
 
     @property
     def identity(self) -> Identity:
-        return self.workers.processes.identity
+        return self.parts.identity
 
     @property
     def node_id(self) -> str:
         return self.identity.node_id
 
     def begin(self, forkserver: ForkServerHandle) -> None:
-        """Start to work: the service listens, so this node's URL is known."""
-        url = self.service.url
-        self.transfer.listens_at(url)
-        self.spool.open()
-        self.workers.processes.identity = replace(self.identity, url=url)
-        self.membership.registration = structs.replace(self.membership.registration, url=url)
-        self.forks.adopt(forkserver)
+        """Start to work."""
+        parts = self.parts
+        workers = parts.workers
+        parts.spool.open()
+        workers.forks.adopt(forkserver)
         for name, work in (
-            ("kernels", self.workers.kernels.run()),
+            ("kernels", workers.kernels.run()),
             ("membership", self.membership.run()),
             ("watch", self.membership.watch()),
-            ("exits", self.exits.run()),
-            ("spool", self.spool.run()),
-            ("space", self.space.run()),
-            ("memory", MemoryGuard(self.workers).run()),
-            ("ticks", _tick(self.workers)),
-            ("folders", self.workers.sweep_folders()),
+            ("exits", parts.exits.run()),
+            ("spool", parts.spool.run()),
+            ("eviction", parts.evictor.run()),
+            ("memory", OomGuard(workers).run()),
+            ("ticks", _tick(workers)),
+            ("folders", workers.sweep_folders()),
         ):
-            self.background.spawn(work, name=name)
+            parts.background.spawn(work, name=name)
 
     async def joined(self, timeout_s: float = 30.0) -> None:
         """Wait until the gcs knows this node."""
@@ -107,21 +124,22 @@ class Running:
             await self.membership.joined.wait()
 
     async def stop(self) -> None:
-        """Leave the cluster, kill the workers, and remove what lies in memory and sockets."""
-        self.service.ready(False)
-        self.workers.leave()
+        """Leave the cluster, end the workers, and remove what lies in memory and sockets."""
+        parts = self.parts
+        parts.service.ready(False)
+        parts.workers.leave()
         await self.membership.leave()
-        await self.forks.stop()
+        await parts.workers.forks.stop()
         # From here on nobody else flushes: two at once would count a batch twice.
-        await self.background.close()
+        await parts.background.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_S):
-                await self.exits.flush()
-        await self.spool.close(_STOP_S)
-        await self.service.stop(grace_s=0.5)
-        await self.transfer.close()
-        await self.gcs.close()
-        self.space.arena.close()
+                await parts.exits.flush()
+        await parts.spool.close(_STOP_S)
+        await parts.service.stop(grace_s=0.5)
+        await parts.transfer.close()
+        await parts.gcs.close()
+        parts.evictor.arena.close()
         arena.remove_owned(self.identity.arena_dir)
         if self.identity.socket_dir.parent == arena.SOCKETS:
             arena.remove_owned(self.identity.socket_dir)
@@ -143,11 +161,12 @@ async def serve(
     forkserver: ForkServerHandle | None = None,
     target: str = DEFAULT_TARGET,
     node_id: str | None = None,
-) -> Running:
+) -> Nodelet:
     """Start a nodelet on ``host``:``port`` (0: a free one) that joins the gcs at ``gcs_url``.
 
     ``num_cpus``, ``num_gpus`` and ``memory`` (bytes) default to the settings, then to what the
-    machine has. ``forkserver`` is one that was started earlier; ``target`` what workers run.
+    machine has. ``forkserver`` is one that was started earlier; ``target`` is the function that
+    workers run.
     """
     node_id = node_id or new_id(Prefix.NODE)
     session_dir, socket_dir = _make_folders(session_dir, node_id)
@@ -156,97 +175,61 @@ async def serve(
         forkserver = start_forkserver(
             target=target, log_path=session_dir / "logs" / f"forkserver-{node_id}.log"
         )
-    arena_dir = arena.arena_path(session_dir, node_id)
-    arena.sweep()
-    arena.sweep(arena.SOCKETS, "stoker-sock-*")
-    arena.create_owned(arena_dir)
-    space = prepare(
-        arena_dir,
-        node_id,
-        settings,
-        spill_dir=Path(settings.spill_dir or session_dir / "spill") / arena_dir.name,
-        limit_bytes=settings.arena_max_bytes or int(devices.memory_limit_bytes() * 0.3),
+    arena_dir = _make_arena_folder(session_dir, node_id)
+    offer = Offer(num_cpus, num_gpus, memory, resources, labels)
+    gpus = devices.find_devices(
+        settings.num_gpus if num_gpus is None else num_gpus, settings.fake_gpus
     )
-
-    num_gpus = settings.num_gpus if num_gpus is None else num_gpus
-    found = devices.find_devices(num_gpus, settings.fake_gpus)
+    service = Service("nodelet", settings, token=token)
     identity = Identity(
         node_id=node_id,
         host_id=host_id(),
-        url="",
+        endpoint=Endpoint(),
         unix=str(socket_dir / f"{node_id}.sock"),
         gcs_url=gcs_url,
         token=token,
         session_dir=session_dir,
         arena_dir=arena_dir,
         socket_dir=socket_dir,
-        fake_gpus=any(device.fake for device in found),
+        fake_gpus=any(device.fake for device in gpus),
         triton_dir=str(kernel_cache.triton_dir),
     )
-    registration = RegisterNode(
-        node_id=node_id,
-        url="",
-        unix=identity.unix,
-        hostname=socket.gethostname(),
-        host_id=identity.host_id,
-        pid=os.getpid(),
-        resources=_offered(settings, num_cpus, memory, resources, found),
-        devices=found,
-        labels={**devices.accelerator_labels(found), **settings.labels, **(labels or {})},
-        version=VERSION,
-        arena_dir=str(arena_dir),
-        session_dir=str(session_dir),
-    )
-    running = _assemble(settings, identity, registration, forkserver.target, space, kernel_cache)
+    parts = _build_parts(settings, identity, service, forkserver.target, gpus, kernel_cache)
     try:
-        await running.service.start(host, port, identity.unix)
+        await service.start(host, port, identity.unix)
     except BaseException:
         forkserver.sock.close()
         arena.remove_owned(arena_dir)
         raise
-    running.begin(forkserver)
-    return running
+    identity.endpoint.listens_at(service.url)
+    nodelet = Nodelet(
+        parts, _build_membership(parts, _registration(identity, settings, offer, gpus))
+    )
+    nodelet.begin(forkserver)
+    return nodelet
 
 
-def _assemble(
+def _build_parts(
     settings: Settings,
     identity: Identity,
-    registration: RegisterNode,
+    service: Service,
     target: str,
-    space: Space,
+    gpus: tuple[Device, ...],
     kernel_cache: KernelCache,
-) -> Running:
-    """Make all parts and routes; nothing runs yet."""
+) -> Parts:
+    """Make all parts but the membership, and the routes that lead to them."""
     node_id = identity.node_id
-    service = Service("nodelet", settings, token=identity.token)
+    background = Background(f"nodelet-{node_id}")
     gcs = Client(
         identity.gcs_url, token=identity.token, peer=f"nodelet {node_id}", settings=settings
     )
-    background = Background(f"nodelet-{node_id}")
     state = State(
         policy=Policy(worker_idle_s=settings.worker_idle_s, warm_workers=settings.prestart_workers)
     )
-
-    async def report_exits(exits: tuple[WorkerExit, ...]) -> None:
-        body = WorkersExited(exits=exits, incarnation=state.incarnation)
-        await gcs.call("POST", "/v1/workers/exited", body, timeout_s=_REPORT_S)
-
-    async def report_tasks(frames: bytes) -> None:
-        await gcs.call("POST", "/v1/tasks/spooled", frames, timeout_s=_REPORT_S)
-
-    async def download(package: str) -> bytes:
-        return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=120.0)
-
+    exits = _build_exits(gcs, state)
+    evictor = _build_evictor(settings, identity, state, exits)
+    spool = _build_spool(identity, gcs)
     logs = Logs(node_id)
-    exits = Exits(report_exits)
-    spool = Spool(identity.session_dir, node_id, report_tasks)
-    forks = ForkServers(
-        target,
-        identity.log_dir,
-        lambda told: workers.on_exit(told),
-        background,
-        (identity.arena_dir, identity.socket_dir),
-    )
     folders = JobFolders(
         identity.session_dir / "jobs",
         settings.job_dir_keep_s,
@@ -255,51 +238,108 @@ def _assemble(
     workers = Workers(
         identity=identity,
         state=state,
-        forks=forks,
-        environments=Environments(
-            identity.session_dir / "runtime_env", download, background, folders
-        ),
+        target=target,
+        environments=_build_environments(identity, gcs, background, folders),
         folders=folders,
-        kernels=Kernels(
+        kernels=KernelCompiler(
             cache=kernel_cache,
-            tables=TunedTables(gcs, kernel_cache),
-            devices={device.index: device for device in registration.devices},
+            tables=TuningTables(gcs, kernel_cache),
+            devices={device.index: device for device in gpus},
             arch=settings.kernel_arch,
             timeout_s=settings.kernel_compile_timeout_s,
             background=background,
         ),
         exits=exits,
         logs=logs,
-        objects=space.objects,
-        jobs=Jobs(gcs, background),
+        objects=evictor.objects,
+        driver_reports=DriverReports(gcs, background),
         background=background,
     )
-    space.is_over = lambda job_id, owner_id: (
-        job_id in state.finished_jobs or exits.get(owner_id) is not None
+    object_transfer = Transfer(
+        node_id,
+        identity.endpoint,
+        evictor,
+        token=identity.token,
+        settings=settings,
+        gcs=gcs,
+        background=background,
     )
-    transfer = Transfer(
-        node_id, space, token=identity.token, settings=settings, gcs=gcs, background=background
+    handlers = api.Api(workers, exits, evictor.objects, logs, spool, evictor, object_transfer)
+    service.add_routes(api.ROUTES, handlers)
+    service.add_routes(TRANSFER_ROUTES, object_transfer)
+    return Parts(
+        identity=identity,
+        service=service,
+        gcs=gcs,
+        background=background,
+        workers=workers,
+        exits=exits,
+        spool=spool,
+        evictor=evictor,
+        transfer=object_transfer,
     )
-    Api(workers, exits, space.objects, logs, spool, space, transfer).add_to(service)
+
+
+def _build_exits(gcs: Client, state: State) -> Exits:
+    async def report(exits: tuple[WorkerExit, ...]) -> None:
+        body = WorkersExited(exits=exits, incarnation=state.incarnation)
+        await gcs.call("POST", "/v1/workers/exited", body, timeout_s=_REPORT_S)
+
+    return Exits(report)
+
+
+def _build_evictor(
+    settings: Settings, identity: Identity, state: State, exits: Exits
+) -> ArenaEvictor:
+    def has_ended(job_id: str, owner_id: str) -> bool:
+        return job_id in state.finished_jobs or exits.get(owner_id) is not None
+
+    spill_root = Path(settings.spill_dir or identity.session_dir / "spill")
+    return create_arena(
+        identity.arena_dir,
+        identity.node_id,
+        settings,
+        spill_dir=spill_root / identity.arena_dir.name,
+        limit_bytes=settings.arena_max_bytes or int(devices.memory_limit_bytes() * _ARENA_SHARE),
+        has_ended=has_ended,
+    )
+
+
+def _build_spool(identity: Identity, gcs: Client) -> TaskSpool:
+    async def forward(frames: bytes) -> None:
+        await gcs.call("POST", "/v1/tasks/spooled", frames, timeout_s=_REPORT_S)
+
+    return TaskSpool(identity.session_dir, identity.node_id, forward)
+
+
+def _build_environments(
+    identity: Identity, gcs: Client, background: Background, folders: JobFolders
+) -> Environments:
+    async def download(package: str) -> bytes:
+        return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=_DOWNLOAD_S)
+
+    return Environments(identity.session_dir / "runtime_env", download, background, folders)
+
+
+def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
+    service, workers = parts.service, parts.workers
 
     def on_member(is_member: bool) -> None:
         service.ready(is_member)
         (workers.member.set if is_member else workers.member.clear)()
 
-    membership = Membership(registration, gcs, workers, on_member)
-    return Running(
-        service, workers, membership, space, transfer, spool, exits, forks, gcs, background
-    )
+    return Membership(registration, parts.gcs, workers, on_member)
 
 
 async def _tick(workers: Workers) -> None:
     while True:
         workers.tick()
-        workers.logs.look()
+        workers.logs.poll()
         await asyncio.sleep(_TICK_S)
 
 
 def _make_folders(session_dir: Path, node_id: str) -> tuple[Path, Path]:
+    """Make the folders of the session and of the sockets; return both."""
     session_dir = session_dir.absolute()
     socket_dir = arena.socket_folder(session_dir, node_id)
     for folder in (session_dir, session_dir / "logs"):
@@ -311,21 +351,46 @@ def _make_folders(session_dir: Path, node_id: str) -> tuple[Path, Path]:
     return session_dir, socket_dir
 
 
-def _offered(
-    settings: Settings,
-    num_cpus: float | None,
-    memory: int | None,
-    resources: dict[str, float] | None,
-    found: tuple[Device, ...],
+def _make_arena_folder(session_dir: Path, node_id: str) -> Path:
+    """Remove the folders of dead nodelets; make and return that of this one."""
+    arena_dir = arena.arena_path(session_dir, node_id)
+    arena.sweep()
+    arena.sweep(arena.SOCKETS, "stoker-sock-*")
+    arena.create_owned(arena_dir)
+    return arena_dir
+
+
+def _registration(
+    identity: Identity, settings: Settings, offer: Offer, gpus: tuple[Device, ...]
+) -> RegisterNode:
+    """Return the message by which the node introduces itself; it must listen by now."""
+    return RegisterNode(
+        node_id=identity.node_id,
+        url=identity.url,
+        unix=identity.unix,
+        hostname=socket.gethostname(),
+        host_id=identity.host_id,
+        pid=os.getpid(),
+        resources=_offered_resources(settings, offer, gpus),
+        devices=gpus,
+        labels={**devices.accelerator_labels(gpus), **settings.labels, **(offer.labels or {})},
+        version=VERSION,
+        arena_dir=str(identity.arena_dir),
+        session_dir=str(identity.session_dir),
+    )
+
+
+def _offered_resources(
+    settings: Settings, offer: Offer, gpus: tuple[Device, ...]
 ) -> dict[str, float]:
-    num_cpus = settings.num_cpus if num_cpus is None else num_cpus
-    memory = settings.memory if memory is None else memory
+    num_cpus = settings.num_cpus if offer.num_cpus is None else offer.num_cpus
+    memory = settings.memory if offer.memory is None else offer.memory
     offered = {
         "CPU": devices.usable_cpus() if num_cpus is None else num_cpus,
         "memory": float(devices.schedulable_memory_bytes() if memory is None else memory),
         **settings.resources,
-        **(resources or {}),
+        **(offer.resources or {}),
     }
-    if found:
-        offered["GPU"] = float(len(found))
+    if gpus:
+        offered["GPU"] = float(len(gpus))
     return offered

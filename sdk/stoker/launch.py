@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from stoker_nodelet.service import Running as RunningNodelet
+    from stoker_nodelet.service import Nodelet
     from stoker_nodelet.workers.forkserver import ForkServerHandle
 
 __all__ = (
@@ -199,7 +199,7 @@ async def _serve_head(
         await _until_ready("scheduler", scheduler.url, token)
         return scheduler
 
-    async def nodelet_ready() -> RunningNodelet:
+    async def nodelet_ready() -> Nodelet:
         nodelet = await _start_nodelet(settings, token, gcs.url, 0, session, forkserver)
         running.append(nodelet)
         await _until_ready("nodelet", nodelet.url, token)
@@ -245,7 +245,7 @@ async def _start_nodelet(
     port: int,
     session: Path,
     forkserver: ForkServerHandle,
-) -> RunningNodelet:
+) -> Nodelet:
     from stoker_nodelet.service import serve
 
     return await serve(
@@ -289,7 +289,7 @@ def _info(
     role: str,
     gcs_url: str,
     scheduler_url: str,
-    nodelet: RunningNodelet,
+    nodelet: Nodelet,
     embedded: bool,
 ) -> LocalInfo:
     return LocalInfo(

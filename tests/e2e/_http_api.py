@@ -7,14 +7,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock
 from urllib.parse import quote, urlencode, urlsplit
 
 from stoker_gcs.api.routes import ROUTES as GCS_ROUTES
-from stoker_nodelet.api import Api as NodeletApi
-from stoker_nodelet.transfer import Transfer
+from stoker_nodelet.api import ROUTES as NODELET_ROUTES
+from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_scheduler.api import ROUTES as SCHEDULER_ROUTES
 from stoker_wire.http.server import Service
 from stoker_wire.settings import Settings
@@ -30,11 +29,14 @@ TIMEOUT_S = 40.0
 def declared() -> dict[str, Service]:
     """The three services with all their routes and nothing behind them."""
     made = {name: Service(name, Settings(), token="t") for name in ("gcs", "scheduler", "nodelet")}
-    made["gcs"].add_routes(GCS_ROUTES, MagicMock())
-    made["scheduler"].add_routes(SCHEDULER_ROUTES, MagicMock())
-    parts = dict.fromkeys(("workers", "exits", "objects", "logs", "spool", "space"), MagicMock())
-    transfer = MagicMock(add_to=partial(Transfer.add_to, MagicMock()))
-    NodeletApi(**parts, transfer=transfer).add_to(made["nodelet"])
+    tables = {
+        "gcs": (GCS_ROUTES,),
+        "scheduler": (SCHEDULER_ROUTES,),
+        "nodelet": (NODELET_ROUTES, TRANSFER_ROUTES),
+    }
+    for name, service in made.items():
+        for table in tables[name]:
+            service.add_routes(table, MagicMock())
     return made
 
 

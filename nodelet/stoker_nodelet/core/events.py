@@ -1,11 +1,10 @@
-"""What the lease machine is told (past tense) and what it asks for (imperative)."""
+"""Events of the lease machine, its only input: each names something that has happened."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stoker_wire.messages.cluster import Lease
-from stoker_wire.messages.common import Address
+from stoker_nodelet.core.leases import LeaseTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,19 +16,19 @@ class NodeRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFenced:
-    """The gcs gave this node up: what it ran belongs to nobody."""
+    """The gcs declared this incarnation over: the work that ran here belongs to nobody."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequested:
-    """The scheduler wants a worker. ``worker_id`` is used if one must be forked.
+    """The scheduler asked for a worker. ``worker_id`` is used if one must be forked.
 
     ``env_key`` names the runtime environment; ``adoptable`` says that a fresh worker can still
     take it on.
     """
 
     at_s: float
-    lease: Lease
+    lease: LeaseTerms
     epoch: int
     env_key: str
     adoptable: bool
@@ -38,7 +37,7 @@ class LeaseRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesReleased:
-    """The scheduler gives leases back. ``kill`` ends their workers."""
+    """The scheduler gave leases back. ``kill`` ends their workers."""
 
     at_s: float
     lease_ids: tuple[str, ...]
@@ -58,7 +57,7 @@ class WorkerForked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkFailed:
-    """The process could not be made. ``code`` is that of the error which says so."""
+    """The process could not be made. ``code`` is the code of the error that says so."""
 
     worker_id: str
     reason: str
@@ -67,17 +66,16 @@ class ForkFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRegistered:
-    """The worker is up and listens."""
+    """The worker registered itself: it is up and listens."""
 
     at_s: float
     worker_id: str
     pid: int
-    address: Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAssigned:
-    """The worker took the lease on."""
+    """The worker accepted the lease."""
 
     worker_id: str
     lease_id: str
@@ -85,7 +83,7 @@ class WorkerAssigned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignFailed:
-    """The worker did not take the lease on. ``worker_id`` of another one may be forked."""
+    """The worker did not accept the lease, or did not answer."""
 
     at_s: float
     worker_id: str
@@ -103,8 +101,8 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCondemned:
-    """Somebody wants the worker dead: an operator, the memory guard."""
+class WorkerKillRequested:
+    """An operator, the OOM guard or the shell asked for the end of the worker."""
 
     at_s: float
     worker_id: str
@@ -120,7 +118,7 @@ class WorkerSpent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetireAnswered:
-    """The worker leaves, or stays because others need what it owns.
+    """The worker leaves, or stays because others need objects that it owns.
 
     ``uses_gpus``: it stays and cannot let go of its GPUs: it runs a call or has opened a device.
     """
@@ -133,7 +131,7 @@ class RetireAnswered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
-    """Nothing of the job shall run any more, except detached actors (the gcs ends the others)."""
+    """The job ended: nothing of it may run any more, except actors (the gcs ends those that must)."""
 
     at_s: float
     job_id: str
@@ -158,59 +156,9 @@ Event = (
     | WorkerAssigned
     | AssignFailed
     | WorkerExited
-    | WorkerCondemned
+    | WorkerKillRequested
     | WorkerSpent
     | RetireAnswered
     | JobFinished
     | Ticked
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForkWorker:
-    """Fork a worker; ``lease_id`` is empty for a warm one."""
-
-    worker_id: str
-    lease_id: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssignWorker:
-    """Tell a registered worker which lease it serves; answer WorkerAssigned or AssignFailed."""
-
-    worker_id: str
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KillWorker:
-    """End the worker and its descendants; a driver is asked to leave first."""
-
-    worker_id: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetireWorker:
-    """Ask the worker to leave; answer RetireAnswered."""
-
-    worker_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnounceLease:
-    """The lease has its worker: answer who waits for it."""
-
-    lease_id: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseLease:
-    """The lease does not get a worker: answer with the error of ``code``."""
-
-    lease_id: str
-    code: str
-    message: str
-
-
-Command = ForkWorker | AssignWorker | KillWorker | RetireWorker | AnnounceLease | RefuseLease

@@ -1,54 +1,65 @@
-"""``step``: the one place where leases meet workers.
+"""The transition function: all decisions about which worker serves which lease.
 
 A worker that ran a job's code serves only that job again; one that had a GPU serves nobody again
 (its CUDA context holds the device's memory, and its visible devices are fixed). A GPU is free only
-when the process that used it is gone, so a lease may be parked until then.
+when the process that used it is gone, so a lease may have to await its devices until then.
+
+Handlers change the state that they are given and return commands; they read no clock and no wire type.
 """
 
 from __future__ import annotations
 
 from typing import assert_never
 
-from stoker_nodelet.core.events import (
+from stoker_nodelet.core.commands import (
     AnnounceLease,
-    AssignFailed,
     AssignWorker,
     Command,
+    ForkWorker,
+    Outcome,
+    RefuseLease,
+    RetireWorker,
+    TerminateWorker,
+)
+from stoker_nodelet.core.events import (
+    AssignFailed,
     Event,
     ForkFailed,
-    ForkWorker,
     JobFinished,
-    KillWorker,
     LeaseRequested,
     LeasesReleased,
     NodeFenced,
     NodeRegistered,
-    RefuseLease,
     RetireAnswered,
-    RetireWorker,
     Ticked,
     WorkerAssigned,
-    WorkerCondemned,
     WorkerExited,
     WorkerForked,
+    WorkerKillRequested,
     WorkerRegistered,
     WorkerSpent,
 )
+from stoker_nodelet.core.leases import WorkKind
 from stoker_nodelet.core.state import (
     GPU_SLACK,
-    HeldLease,
+    LeaseEntry,
     LeasePhase,
     Policy,
     State,
-    Worker,
+    WorkerEntry,
     WorkerPhase,
     remember,
 )
-from stoker_wire.messages.cluster import LeaseKind
 
 
-def step(state: State, event: Event) -> list[Command]:
-    """Apply ``event`` to ``state`` and return what is to be done, in order."""
+def step(state: State, event: Event) -> Outcome:
+    """Apply ``event`` to ``state``; return the commands that follow from it."""
+    if isinstance(event, LeasesReleased) and event.epoch < state.epoch:
+        return Outcome(fenced=_stale(event.epoch, state.epoch))
+    return Outcome(_apply(state, event))
+
+
+def _apply(state: State, event: Event) -> list[Command]:
     match event:
         case NodeRegistered():
             state.incarnation = event.incarnation
@@ -62,7 +73,7 @@ def step(state: State, event: Event) -> list[Command]:
         case WorkerForked():
             return _forked(state, event)
         case ForkFailed():
-            return _gone(state, event.worker_id, 0.0, event.reason, code=event.code)
+            return _exited(state, event.worker_id, 0.0, event.reason, code=event.code)
         case WorkerRegistered():
             return _registered(state, event)
         case WorkerAssigned():
@@ -70,9 +81,9 @@ def step(state: State, event: Event) -> list[Command]:
         case AssignFailed():
             return _assign_failed(state, event)
         case WorkerExited():
-            return _gone(state, event.worker_id, event.at_s, event.cause)
-        case WorkerCondemned():
-            return _condemn(state, event.worker_id, event.at_s, event.reason)
+            return _exited(state, event.worker_id, event.at_s, event.cause)
+        case WorkerKillRequested():
+            return _request_kill(state, event.worker_id, event.at_s, event.reason)
         case WorkerSpent():
             if event.worker_id in state.workers:
                 state.workers[event.worker_id].spent = True
@@ -88,47 +99,53 @@ def step(state: State, event: Event) -> list[Command]:
 
 
 def _requested(state: State, event: LeaseRequested) -> list[Command]:
-    lease = event.lease
-    lease_id = lease.lease_id
+    terms = event.lease
+    lease_id = terms.lease_id
 
     def refuse(code: str, message: str) -> list[Command]:
         return [RefuseLease(lease_id=lease_id, code=code, message=message)]
 
-    if lease.node_incarnation != state.incarnation:
+    if terms.node_incarnation != state.incarnation:
         return refuse(
             "fenced",
-            f"{lease_id} is for incarnation {lease.node_incarnation} of this node, "
+            f"{lease_id} is for incarnation {terms.node_incarnation} of this node, "
             f"which is now incarnation {state.incarnation}",
         )
     if event.epoch < state.epoch:
         return refuse("fenced", _stale(event.epoch, state.epoch))
     state.epoch = event.epoch
-    if lease_id in state.ended:
+    if lease_id in state.ended_leases:
         return refuse("conflict", f"{lease_id} has ended on this node")
     if lease_id in state.leases:
         ready = state.leases[lease_id].phase is LeasePhase.READY
         return [AnnounceLease(lease_id=lease_id)] if ready else []
-    if lease.job_id in state.finished_jobs and lease.kind is not LeaseKind.ACTOR:
-        return refuse("conflict", f"{lease.job_id} has finished")
-    over = _overcommitted(state, lease.gpus, with_dying=False)
+    if terms.job_id in state.finished_jobs and terms.kind is not WorkKind.ACTOR:
+        return refuse("conflict", f"{terms.job_id} has finished")
+    over = _overcommitted(state, terms.gpus, with_ending=False)
     if over:
         return refuse("conflict", f"{lease_id}: {over}")
-    held = HeldLease(lease, LeasePhase.PARKED, event.env_key, event.adoptable, event.worker_id)
-    state.leases[lease_id] = held
-    return _place(state, held, event.at_s)
+    lease = LeaseEntry(
+        terms, LeasePhase.AWAITING_DEVICES, event.env_key, event.adoptable, event.worker_id
+    )
+    state.leases[lease_id] = lease
+    return _give_worker(state, lease, event.at_s)
 
 
 def _stale(epoch: int, seen: int) -> str:
-    return f"the scheduler of epoch {epoch} no longer leads: this node has heard epoch {seen}"
+    return f"the scheduler of epoch {epoch} no longer leads: this node has seen epoch {seen}"
 
 
-def _overcommitted(state: State, gpus: dict[int, float], *, with_dying: bool) -> str:
-    """Why ``gpus`` do not fit; a new lease counts those that wait for dying workers as well."""
-    use = state.gpu_use(with_dying=with_dying)
-    if not with_dying:
-        for held in state.leases.values():
-            if held.phase is LeasePhase.PARKED:
-                for index, share in held.lease.gpus.items():
+def _overcommitted(state: State, gpus: dict[int, float], *, with_ending: bool) -> str:
+    """Return why ``gpus`` do not fit, or nothing.
+
+    Without ``with_ending`` the devices of ending workers count as free, but not those that a lease
+    already awaits: a new lease may queue behind workers, not behind leases.
+    """
+    use = state.gpu_use(with_ending=with_ending)
+    if not with_ending:
+        for lease in state.leases.values():
+            if lease.phase is LeasePhase.AWAITING_DEVICES:
+                for index, share in lease.terms.gpus.items():
                     use[index] = use.get(index, 0.0) + share
     for index, share in gpus.items():
         if use.get(index, 0.0) + share > 1.0 + GPU_SLACK:
@@ -142,47 +159,47 @@ def _overcommitted(state: State, gpus: dict[int, float], *, with_dying: bool) ->
     return ""
 
 
-def _place(state: State, held: HeldLease, at_s: float) -> list[Command]:
-    """Give a parked lease a worker, unless a dying one still holds its devices."""
-    if _overcommitted(state, held.lease.gpus, with_dying=True):
+def _give_worker(state: State, lease: LeaseEntry, at_s: float) -> list[Command]:
+    """Give a lease a worker, unless one that ends still holds its devices."""
+    if _overcommitted(state, lease.terms.gpus, with_ending=True):
         return []
-    held.phase = LeasePhase.STARTING
-    worker = _pick(state, held)
+    lease.phase = LeasePhase.STARTING
+    worker = _choose_worker(state, lease)
     if worker is None:
-        worker = Worker(held.next_worker_id, WorkerPhase.STARTING, at_s, at_s)
+        worker = WorkerEntry(lease.next_worker_id, WorkerPhase.STARTING, at_s, at_s)
         state.workers[worker.worker_id] = worker
-        _bind(worker, held)
-        return [ForkWorker(worker_id=worker.worker_id, lease_id=held.lease.lease_id)]
-    _bind(worker, held)
+        _bind(worker, lease)
+        return [ForkWorker(worker_id=worker.worker_id, lease_id=lease.terms.lease_id)]
+    _bind(worker, lease)
     if worker.phase is WorkerPhase.STARTING:
         return []  # the reply to its registration carries the lease
     worker.phase = WorkerPhase.LEASED
     worker.since_s = at_s
-    return [AssignWorker(worker_id=worker.worker_id, lease_id=held.lease.lease_id)]
+    return [AssignWorker(worker_id=worker.worker_id, lease_id=lease.terms.lease_id)]
 
 
-def _bind(worker: Worker, held: HeldLease) -> None:
-    lease = held.lease
-    held.worker_id = worker.worker_id
-    worker.lease_id = lease.lease_id
-    worker.kind = lease.kind
-    worker.job_id = lease.job_id
-    worker.env_key = held.env_key
-    worker.actor_id = lease.actor_id
-    worker.gpus = dict(lease.gpus)
+def _bind(worker: WorkerEntry, lease: LeaseEntry) -> None:
+    terms = lease.terms
+    lease.worker_id = worker.worker_id
+    worker.lease_id = terms.lease_id
+    worker.kind = terms.kind
+    worker.job_id = terms.job_id
+    worker.env_key = lease.env_key
+    worker.actor_id = terms.actor_id
+    worker.gpus = dict(terms.gpus)
 
 
-def _pick(state: State, held: HeldLease) -> Worker | None:
-    """The best worker there is: one of the job (the last used), else a fresh one."""
-    lease = held.lease
-    if lease.kind is LeaseKind.DRIVER:
+def _choose_worker(state: State, lease: LeaseEntry) -> WorkerEntry | None:
+    """Return the best worker there is: one of the job (the last used), else a fresh one."""
+    terms = lease.terms
+    if terms.kind is WorkKind.DRIVER:
         return None
     idle = [w for w in state.workers.values() if w.phase is WorkerPhase.IDLE and not w.spent]
-    if lease.kind is LeaseKind.TASK and not lease.gpus:
-        same = [w for w in idle if w.job_id == lease.job_id and w.env_key == held.env_key]
+    if terms.kind is WorkKind.TASK and not terms.gpus:
+        same = [w for w in idle if w.job_id == terms.job_id and w.env_key == lease.env_key]
         if same:
             return max(same, key=lambda worker: worker.since_s)
-    if not held.adoptable:
+    if not lease.adoptable:
         return None
     fresh = [worker for worker in idle if worker.fresh]
     if fresh:
@@ -192,26 +209,23 @@ def _pick(state: State, held: HeldLease) -> Worker | None:
 
 
 def _released(state: State, event: LeasesReleased) -> list[Command]:
-    if event.epoch < state.epoch:
-        first = event.lease_ids[0] if event.lease_ids else ""
-        return [
-            RefuseLease(lease_id=first, code="fenced", message=_stale(event.epoch, state.epoch))
-        ]
     state.epoch = event.epoch
     commands: list[Command] = []
     for lease_id in event.lease_ids:
-        held = state.leases.get(lease_id)
-        if held is None:
-            remember(state.ended, lease_id)  # a start that comes after its release is refused
+        lease = state.leases.get(lease_id)
+        if lease is None:
+            remember(
+                state.ended_leases, lease_id
+            )  # a start that comes after its release is refused
             continue
-        commands += _end_lease(state, held, event.reason or "its lease was released")
-        worker = state.workers.get(held.worker_id)
+        commands += _end_lease(state, lease, event.reason or "its lease was released")
+        worker = state.workers.get(lease.worker_id)
         if worker is None:
             continue
-        assigning = worker.phase is WorkerPhase.LEASED and held.phase is not LeasePhase.READY
+        assigning = worker.phase is WorkerPhase.LEASED and lease.phase is not LeasePhase.READY
         starting = worker.phase is WorkerPhase.STARTING and worker.gpus
-        if event.kill or held.lease.kind is not LeaseKind.TASK or assigning or starting:
-            commands += _kill(worker, event.at_s, event.reason or "its lease was released")
+        if event.kill or lease.terms.kind is not WorkKind.TASK or assigning or starting:
+            commands += _terminate(worker, event.at_s, event.reason or "its lease was released")
             continue
         worker.lease_id = ""
         worker.spent = worker.spent or bool(worker.gpus)
@@ -223,38 +237,38 @@ def _released(state: State, event: LeasesReleased) -> list[Command]:
     return commands
 
 
-def _retire(worker: Worker, at_s: float) -> list[Command]:
+def _retire(worker: WorkerEntry, at_s: float) -> list[Command]:
     worker.phase = WorkerPhase.RETIRING
     worker.since_s = at_s
     return [RetireWorker(worker_id=worker.worker_id)]
 
 
-def _end_lease(state: State, held: HeldLease, reason: str) -> list[Command]:
-    lease_id = held.lease.lease_id
+def _end_lease(state: State, lease: LeaseEntry, reason: str) -> list[Command]:
+    lease_id = lease.terms.lease_id
     del state.leases[lease_id]
-    remember(state.ended, lease_id)
-    if held.phase is LeasePhase.READY:
+    remember(state.ended_leases, lease_id)
+    if lease.phase is LeasePhase.READY:
         return []
     return [RefuseLease(lease_id=lease_id, code="conflict", message=f"{lease_id}: {reason}")]
 
 
-def _kill(worker: Worker, at_s: float, reason: str) -> list[Command]:
-    if worker.phase is WorkerPhase.DYING:
+def _terminate(worker: WorkerEntry, at_s: float, reason: str) -> list[Command]:
+    if worker.phase is WorkerPhase.TERMINATING:
         return []
-    worker.phase = WorkerPhase.DYING
+    worker.phase = WorkerPhase.TERMINATING
     worker.since_s = at_s
     worker.reason = reason
-    return [KillWorker(worker_id=worker.worker_id, reason=reason)]
+    return [TerminateWorker(worker_id=worker.worker_id, reason=reason)]
 
 
-def _condemn(state: State, worker_id: str, at_s: float, reason: str) -> list[Command]:
+def _request_kill(state: State, worker_id: str, at_s: float, reason: str) -> list[Command]:
     worker = state.workers.get(worker_id)
     if worker is None:
         return []
-    held = state.leases.get(worker.lease_id)
-    serves = held is not None and held.worker_id == worker_id
-    ended = _end_lease(state, held, reason) if held is not None and serves else []
-    return ended + _kill(worker, at_s, reason)
+    lease = state.leases.get(worker.lease_id)
+    serves = lease is not None and lease.worker_id == worker_id
+    ended = _end_lease(state, lease, reason) if lease is not None and serves else []
+    return ended + _terminate(worker, at_s, reason)
 
 
 def _forked(state: State, event: WorkerForked) -> list[Command]:
@@ -262,88 +276,89 @@ def _forked(state: State, event: WorkerForked) -> list[Command]:
     if worker is None:
         return []
     worker.pid = event.pid
-    held = state.leases.get(worker.lease_id)
-    if held is None or worker.kind is not LeaseKind.DRIVER:
+    lease = state.leases.get(worker.lease_id)
+    if lease is None or worker.kind is not WorkKind.DRIVER:
         return []
     worker.phase = WorkerPhase.LEASED
     worker.since_s = event.at_s
-    held.phase = LeasePhase.READY
-    return [AnnounceLease(lease_id=held.lease.lease_id)]
+    lease.phase = LeasePhase.READY
+    return [AnnounceLease(lease_id=lease.terms.lease_id)]
 
 
 def _registered(state: State, event: WorkerRegistered) -> list[Command]:
     worker = state.workers.get(event.worker_id)
     if worker is None or worker.phase is not WorkerPhase.STARTING:
-        return []  # said twice, or it is to die
+        return []  # it registered twice, or is to end
     worker.pid = event.pid
-    worker.address = event.address
     worker.since_s = event.at_s
-    held = state.leases.get(worker.lease_id)
-    if held is None:
+    lease = state.leases.get(worker.lease_id)
+    if lease is None:
         worker.phase = WorkerPhase.IDLE
         return []
     worker.phase = WorkerPhase.LEASED
-    held.phase = LeasePhase.READY
-    return [AnnounceLease(lease_id=held.lease.lease_id)]
+    lease.phase = LeasePhase.READY
+    return [AnnounceLease(lease_id=lease.terms.lease_id)]
 
 
 def _assigned(state: State, event: WorkerAssigned) -> list[Command]:
-    held = state.leases.get(event.lease_id)
-    if held is None or not _is_being_assigned(state, held, event.worker_id):
+    lease = state.leases.get(event.lease_id)
+    if lease is None or not _is_being_assigned(state, lease, event.worker_id):
         return []
-    held.phase = LeasePhase.READY
+    lease.phase = LeasePhase.READY
     return [AnnounceLease(lease_id=event.lease_id)]
 
 
 def _assign_failed(state: State, event: AssignFailed) -> list[Command]:
-    """The worker is of no use; the lease gets one more try, with a worker of its own."""
-    held = state.leases.get(event.lease_id)
+    """End the worker; the lease gets one more try, with a worker of its own."""
+    lease = state.leases.get(event.lease_id)
     worker = state.workers.get(event.worker_id)
-    if held is None or worker is None or not _is_being_assigned(state, held, event.worker_id):
+    if lease is None or worker is None or not _is_being_assigned(state, lease, event.worker_id):
         return []
-    if held.retried or held.lease.gpus:
-        return _end_lease(state, held, event.reason) + _kill(worker, event.at_s, event.reason)
-    commands = _kill(worker, event.at_s, event.reason)
-    held.retried = True
-    held.adoptable = False
-    held.phase = LeasePhase.PARKED
-    held.worker_id = ""
-    return commands + _place(state, held, event.at_s)
+    if lease.retried or lease.terms.gpus:
+        return _end_lease(state, lease, event.reason) + _terminate(worker, event.at_s, event.reason)
+    commands = _terminate(worker, event.at_s, event.reason)
+    lease.retried = True
+    lease.adoptable = False
+    lease.phase = LeasePhase.AWAITING_DEVICES
+    lease.worker_id = ""
+    return commands + _give_worker(state, lease, event.at_s)
 
 
-def _is_being_assigned(state: State, held: HeldLease, worker_id: str) -> bool:
+def _is_being_assigned(state: State, lease: LeaseEntry, worker_id: str) -> bool:
     worker = state.workers.get(worker_id)
     return (
         worker is not None
-        and held.worker_id == worker_id
-        and held.phase is LeasePhase.STARTING
+        and lease.worker_id == worker_id
+        and lease.phase is LeasePhase.STARTING
         and worker.phase is WorkerPhase.LEASED
     )
 
 
-def _gone(
+def _exited(
     state: State, worker_id: str, at_s: float, cause: str, *, code: str = "worker_died"
 ) -> list[Command]:
     worker = state.workers.pop(worker_id, None)
     if worker is None:
         return []
     commands: list[Command] = []
-    held = state.leases.get(worker.lease_id)
-    if held is not None and held.worker_id == worker_id:
-        starting = held.phase is not LeasePhase.READY
-        _end_lease(state, held, cause)
+    lease = state.leases.get(worker.lease_id)
+    if lease is not None and lease.worker_id == worker_id:
+        starting = lease.phase is not LeasePhase.READY
+        _end_lease(state, lease, cause)
         if starting:
             message = f"the worker died before it served its lease\n{cause}"
-            if code == "runtime_env_failed":  # it would fail again: the caller must hear of it
+            if code == "runtime_env_failed":  # it would fail again: the caller must know
                 message = cause
             commands.append(RefuseLease(lease_id=worker.lease_id, code=code, message=message))
-    return commands + _place_parked(state, at_s)
+    return commands + _retry_awaiting(state, at_s)
 
 
-def _place_parked(state: State, at_s: float) -> list[Command]:
+def _retry_awaiting(state: State, at_s: float) -> list[Command]:
     commands: list[Command] = []
-    for parked in [h for h in state.leases.values() if h.phase is LeasePhase.PARKED]:
-        commands += _place(state, parked, at_s)
+    for waiting in [
+        one for one in state.leases.values() if one.phase is LeasePhase.AWAITING_DEVICES
+    ]:
+        commands += _give_worker(state, waiting, at_s)
     return commands
 
 
@@ -352,45 +367,47 @@ def _retire_answered(state: State, event: RetireAnswered) -> list[Command]:
     if worker is None or worker.phase is not WorkerPhase.RETIRING:
         return []
     if worker.gpus and (event.leaves or event.uses_gpus):  # quickly: others wait for its devices
-        return _kill(worker, event.at_s, "its lease of GPUs was released")
-    worker.phase = WorkerPhase.DYING if event.leaves else WorkerPhase.IDLE
+        return _terminate(worker, event.at_s, "its lease of GPUs was released")
+    worker.phase = WorkerPhase.TERMINATING if event.leaves else WorkerPhase.IDLE
     worker.since_s = event.at_s
     worker.reason = "max_calls reached" if worker.spent else "idle"
-    worker.asked += 1
+    worker.refused_to_retire += 1
     if not worker.gpus:
         return []
     worker.gpus = {}
-    return _place_parked(state, event.at_s)
+    return _retry_awaiting(state, event.at_s)
 
 
 def _job_finished(state: State, event: JobFinished) -> list[Command]:
     remember(state.finished_jobs, event.job_id)
     reason = f"{event.job_id} finished"
     commands: list[Command] = []
-    for held in list(state.leases.values()):
-        if held.lease.job_id == event.job_id and held.lease.kind is not LeaseKind.ACTOR:
-            commands += _end_lease(state, held, reason)
+    for lease in list(state.leases.values()):
+        if lease.terms.job_id == event.job_id and lease.terms.kind is not WorkKind.ACTOR:
+            commands += _end_lease(state, lease, reason)
     for worker in state.workers.values():
-        if worker.job_id == event.job_id and worker.kind is not LeaseKind.ACTOR:
-            commands += _kill(worker, event.at_s, reason)
+        if worker.job_id == event.job_id and worker.kind is not WorkKind.ACTOR:
+            commands += _terminate(worker, event.at_s, reason)
     return commands
 
 
 def _fenced(state: State) -> list[Command]:
     reason = "the cluster gave this node up"
     commands: list[Command] = []
-    for held in list(state.leases.values()):
-        commands += _end_lease(state, held, reason)
+    for lease in list(state.leases.values()):
+        commands += _end_lease(state, lease, reason)
     for worker in state.workers.values():
-        commands += _kill(worker, worker.since_s, reason)
+        commands += _terminate(worker, worker.since_s, reason)
     return commands
 
 
-def _patience_s(policy: Policy, worker: Worker) -> float:
-    """How long an idle worker is left alone before it is asked to leave."""
+def _idle_limit_s(policy: Policy, worker: WorkerEntry) -> float:
+    """Return how long an idle worker is left alone before it is asked to leave."""
     if not worker.spent:
         return policy.worker_idle_s
-    return min(policy.spent_ask_s * 2.0 ** min(worker.asked, 16), policy.spent_ask_max_s)
+    return min(
+        policy.spent_retire_s * 2.0 ** min(worker.refused_to_retire, 16), policy.spent_retire_max_s
+    )
 
 
 def _ticked(state: State, event: Ticked) -> list[Command]:
@@ -399,18 +416,20 @@ def _ticked(state: State, event: Ticked) -> list[Command]:
     warm = 0
     for worker in list(state.workers.values()):
         waited_s = event.at_s - worker.since_s
-        if worker.phase is WorkerPhase.DYING and waited_s > policy.worker_end_s:
+        if worker.phase is WorkerPhase.TERMINATING and waited_s > policy.worker_end_s:
             worker.since_s = event.at_s
-            commands.append(KillWorker(worker_id=worker.worker_id, reason=worker.reason))
+            commands.append(TerminateWorker(worker_id=worker.worker_id, reason=worker.reason))
         elif worker.phase is WorkerPhase.STARTING and waited_s > policy.worker_start_s:
             reason = f"it did not register within {policy.worker_start_s:g} s"
-            commands += _condemn(state, worker.worker_id, event.at_s, reason)
+            commands += _request_kill(state, worker.worker_id, event.at_s, reason)
         elif worker.fresh and worker.phase in (WorkerPhase.STARTING, WorkerPhase.IDLE):
             warm += 1
-        elif worker.phase is WorkerPhase.IDLE and waited_s >= _patience_s(policy, worker):
+        elif worker.phase is WorkerPhase.IDLE and waited_s >= _idle_limit_s(policy, worker):
             commands += _retire(worker, event.at_s)
     unused = [worker_id for worker_id in event.worker_ids if worker_id not in state.workers]
     for worker_id in unused[: max(0, policy.warm_workers - warm)]:
-        state.workers[worker_id] = Worker(worker_id, WorkerPhase.STARTING, event.at_s, event.at_s)
+        state.workers[worker_id] = WorkerEntry(
+            worker_id, WorkerPhase.STARTING, event.at_s, event.at_s
+        )
         commands.append(ForkWorker(worker_id=worker_id))
     return commands

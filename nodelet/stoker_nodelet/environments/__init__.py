@@ -1,1 +1,1 @@
-"""Runtime environments of workers, and the folders of jobs."""
+"""Runtime environments of workers, and the folders of jobs on this node's disk."""

@@ -1,7 +1,7 @@
-"""Makes runtime environments real on this node: packages unpacked once, one venv per ``pip`` list.
+"""Runtime environments on this node's disk: packages unpacked once, one venv per ``pip`` list.
 
-Builds are shared: whoever asks for the same thing at the same time waits for the same build, and a
-finished build is kept for the session. Failures are RuntimeEnvSetupError with the reason.
+Builds are shared: requests for the same thing at the same time wait for the same build, and a finished
+build stays for the session. Failures are RuntimeEnvSetupError with the reason.
 """
 
 from __future__ import annotations
@@ -39,10 +39,7 @@ Download = Callable[[str], Awaitable[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A runtime environment as paths and variables; ``key`` says which workers share it.
-
-    ``late`` means that a worker which was forked without it can still take it on.
-    """
+    """A runtime environment as paths and variables; workers of the same ``key`` share it."""
 
     key: str = ""
     python: str = sys.executable
@@ -52,23 +49,24 @@ class Environment:
     cwd: str = ""
 
     @property
-    def late(self) -> bool:
+    def adoptable(self) -> bool:
+        """Return whether a worker that was forked without it can still adopt it."""
         return self.python == sys.executable and not self.preload
 
     def keyed(self) -> Environment:
-        """Return this with the key that its other fields call for."""
+        """Return this environment with the key that follows from its other fields."""
         variables = sorted(self.env_vars.items())
-        facts = (self.python, self.preload, variables, self.sys_path, self.cwd)
-        return replace(self, key=hashlib.sha256(repr(facts).encode()).hexdigest()[:16])
+        fields = (self.python, self.preload, variables, self.sys_path, self.cwd)
+        return replace(self, key=hashlib.sha256(repr(fields).encode()).hexdigest()[:16])
 
     def with_variables(self, more: dict[str, str]) -> Environment:
-        """Return this environment with ``more`` variables; those it has stay."""
+        """Return this environment with ``more`` variables; its own take precedence."""
         return replace(self, env_vars={**more, **self.env_vars}).keyed() if more else self
 
 
 @dataclass(slots=True)
 class Environments:
-    """Prepares environments under ``root``; ``download`` fetches a package by its hash.
+    """The environments under ``root``; ``download`` fetches a package by its hash.
 
     A working_dir is copied into the job's own folder among ``folders``, where it may be written to.
     """
@@ -80,7 +78,7 @@ class Environments:
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
 
     async def prepare(self, wanted: RuntimeEnv, job_id: str) -> Environment:
-        """Return ``wanted`` made real for a job."""
+        """Build ``wanted`` for a job, as far as it is not there; return it."""
         sys_path = list(wanted.sys_path)
         cwd = wanted.cwd or ""
         for package in reversed(wanted.py_modules):
@@ -101,7 +99,7 @@ class Environments:
     async def _package(self, package: str) -> Path:
         _check_hash(package)
         path = self.root / "packages" / package
-        await self._built(path, lambda: self._unpack(package, path))
+        await self._build_once(path, lambda: self._unpack(package, path))
         return path
 
     async def _working_dir(self, job_id: str, package: str) -> Path:
@@ -113,9 +111,9 @@ class Environments:
 
         try:
             if not path.exists():
-                await self._built(path, copy)
+                await self._build_once(path, copy)
         except OSError as error:
-            if isinstance(error, StokerError):  # of the download, which may be tried again
+            if isinstance(error, StokerError):  # of the download, which may be retried
                 raise
             raise RuntimeEnvSetupError(
                 f"working_dir: it cannot be copied to {path} for {job_id}\n{error}"
@@ -137,10 +135,10 @@ class Environments:
     async def _venv(self, requirements: tuple[str, ...]) -> Path:
         text = "\n".join(requirements) + f"\n{sys.version}\n{sys.prefix}"
         path = self.root / "venvs" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        await self._built(path, lambda: _make_venv(path, requirements))
+        await self._build_once(path, lambda: _make_venv(path, requirements))
         return path / "bin" / "python"
 
-    async def _built(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
+    async def _build_once(self, path: Path, build: Callable[[], Awaitable[None]]) -> None:
         """Wait for the one build of ``path``; a failed one may be tried again."""
         if path not in self._builds:
             if _is_there(path):
@@ -155,7 +153,7 @@ class Environments:
             self._builds[path] = self.background.spawn(
                 run(), name=f"build-{path.name}", report=False
             )
-        # A waiter that gives up must not end the build of the others.
+        # A caller that gives up must not end the build of the others.
         await asyncio.shield(self._builds[path])
 
 
@@ -188,8 +186,8 @@ def _extract(content: bytes, target: Path, package: str) -> None:
     except RuntimeEnvSetupError:
         raise
     except Exception as error:
-        # zipfile raises whatever it meets: of the disk, of encryption, of unknown methods, of noise.
-        # Each is the package's fault or this disk's, and no reason to try again for ever.
+        # zipfile raises errors of many kinds: of the disk, of encryption, of unknown methods, of noise.
+        # Each is the fault of the package or of this disk, and no reason to retry for ever.
         why = f"{error}" or type(error).__name__
         raise RuntimeEnvSetupError(
             f"package {_short(package)} cannot be unpacked\n{why}\nits full hash is {package}"
@@ -244,7 +242,7 @@ async def _make_venv(path: Path, requirements: tuple[str, ...]) -> None:
     except RuntimeEnvSetupError:
         await asyncio.to_thread(shutil.rmtree, partial, True)
         raise
-    # Nothing but the interpreter is run from it, and that finds itself: the rename is safe.
+    # Only the interpreter is run from it, and that finds its own prefix: the rename is safe.
     partial.rename(path)
 
 
@@ -266,9 +264,9 @@ async def _run(command: list[str], what: str) -> None:
             raise RuntimeEnvSetupError(f"{what} was not done within {_PIP_S:g} s") from None
         raise
     if process.returncode != 0:
-        said = output.decode(errors="replace").splitlines()[-_PIP_LINES:]
-        errors = [line for line in said if line.startswith("ERROR: ")] or said
+        lines = output.decode(errors="replace").splitlines()[-_PIP_LINES:]
+        errors = [line for line in lines if line.startswith("ERROR: ")] or lines
         why = errors[-1].removeprefix("ERROR: ") if errors else "it said nothing"
         raise RuntimeEnvSetupError(
-            "\n".join((f"{what} failed (exit code {process.returncode})", why, *said))
+            "\n".join((f"{what} failed (exit code {process.returncode})", why, *lines))
         )

@@ -1,4 +1,4 @@
-"""What jobs have on this node's disk: a private copy of each working_dir, and the output folder.
+"""The folders of jobs on this node's disk: a private copy of each working_dir, and the output folder.
 
 ::
 
@@ -29,9 +29,9 @@ from stoker_wire.ids import Prefix, is_id
 from stoker_wire.messages.work import NodeOutput
 
 MAX_OUTPUT_BYTES = 64 << 30
-"""The most that is sent away of a job on one node; more is better kept on storage that nodes share."""
+"""Upper bound of a job's output that one node sends; more belongs on storage that the nodes share."""
 
-_log = logging.getLogger("stoker.nodelet.jobfolders")
+_log = logging.getLogger(__name__)
 _FICLONE = 0x40049409
 _CHUNK_BYTES = 1 << 20
 _SWEEP_S = 60.0
@@ -41,8 +41,8 @@ _SWEEP_S = 60.0
 class JobFolders:
     """Folders of jobs under ``root``, kept for ``keep_s`` after a job's end and last process here.
 
-    ``shared_output`` is a folder that all nodes share: then output lies there, and is nobody's to
-    remove but the user's.
+    ``shared_output`` is a folder that all nodes share: then output lies there, and only the user
+    removes it.
     """
 
     root: Path
@@ -63,7 +63,7 @@ class JobFolders:
         return self.root / job_id / "output"
 
     def make_output_dir(self, job_id: str) -> str:
-        """Return the job's output folder, made if need be; nothing where it cannot be made."""
+        """Make and return the job's output folder; return nothing where it cannot be made."""
         made = self._outputs.get(job_id)
         if made is None:
             folder = self.output_dir(job_id)
@@ -81,12 +81,12 @@ class JobFolders:
         return self._outputs.keys() - self._ended_at_s.keys()
 
     def ended(self, job_id: str) -> None:
-        """Note a job's end: from now on its folder is kept for ``keep_s``."""
+        """Record a job's end: from now on its folder stays for ``keep_s``."""
         if job_id in self._outputs:
             self._ended_at_s.setdefault(job_id, time.monotonic())
 
     def over(self, in_use: Collection[str]) -> list[str]:
-        """Return the jobs whose folder has been kept long enough; those ``in_use`` stay.
+        """Return the jobs whose folder is to be removed; those ``in_use`` stay.
 
         An actor may outlive its job and be restarted: the time begins anew when it was last here.
         """
@@ -99,17 +99,17 @@ class JobFolders:
         ]
 
     async def sweep(
-        self, in_use: Collection[str], is_over: Callable[[str], Awaitable[bool]]
+        self, in_use: Collection[str], has_ended: Callable[[str], Awaitable[bool]]
     ) -> None:
-        """Remove what has been kept long enough; of jobs that have left, ask ``is_over`` once.
+        """Remove the folders whose time is over; ask ``has_ended`` once about jobs that left this node.
 
-        A folder may be made after its job's end was told, or by a node that was never told.
+        A folder may be made after the event of its job's end, or on a node that missed the event.
         """
         left = self.job_ids().difference(in_use)
         for job_id in self.over(in_use):
             await self.remove(job_id)
         for job_id in sorted(left - self._asked):
-            if await is_over(job_id):
+            if await has_ended(job_id):
                 self.ended(job_id)
         self._asked = left
 
@@ -121,14 +121,14 @@ class JobFolders:
 
     @property
     def sweep_s(self) -> float:
-        """Seconds between two looks for folders to remove."""
+        """Seconds between two sweeps."""
         return min(_SWEEP_S, max(0.1, self.keep_s / 4))
 
-    # Output on its way to the user
+    # Download of output
 
     def summary(self, job_id: str, node_id: str) -> NodeOutput:
-        """Return how much a job wrote here; blocks while it looks."""
-        files = [info for _, info in _entries(self._found(job_id)) if info.isreg()]
+        """Return how much a job wrote here; blocks."""
+        files = [info for _, info in _entries(self._existing_output(job_id)) if info.isreg()]
         return NodeOutput(
             node_id=node_id,
             path=str(self.output_dir(job_id)),
@@ -142,7 +142,7 @@ class JobFolders:
 
         NotFoundError if the job has no folder here; PayloadTooLargeError beyond MAX_OUTPUT_BYTES.
         """
-        folder = self._found(job_id)
+        folder = self._existing_output(job_id)
         entries = await asyncio.to_thread(lambda: list(_entries(folder)))
         nbytes = sum(info.size for _, info in entries)
         if nbytes > MAX_OUTPUT_BYTES:
@@ -153,7 +153,7 @@ class JobFolders:
             )
         return _tar(entries)
 
-    def _found(self, job_id: str) -> Path:
+    def _existing_output(self, job_id: str) -> Path:
         # Only an id may become part of a path.
         folder = self.output_dir(job_id) if is_id(job_id, Prefix.JOB) else None
         if folder is None or not folder.is_dir():
@@ -166,7 +166,7 @@ class JobFolders:
 
 
 def copy_private(source: Path, target: Path) -> None:
-    """Copy a folder so that the copy can be written to: blocks are shared where the disk can."""
+    """Copy a folder so that the copy can be written to; blocks are shared where the disk can do that."""
     partial = target.with_name(f"{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, copy_function=_clone, symlinks=True)
@@ -185,7 +185,7 @@ def _clone(source: str, target: str) -> str:
 
 def _entries(folder: Path) -> list[tuple[Path, tarfile.TarInfo]]:
     """Return folders, files, and links that stay inside, in an order that a reader can unpack."""
-    found = []
+    entries = []
     root = folder.resolve()
     for parent, folders, files in os.walk(root):
         folders.sort()
@@ -193,14 +193,14 @@ def _entries(folder: Path) -> list[tuple[Path, tarfile.TarInfo]]:
             path = Path(parent, name)
             with contextlib.suppress(OSError):
                 if info := _entry(path, root):
-                    found.append((path, info))
-    return found
+                    entries.append((path, info))
+    return entries
 
 
 def _entry(path: Path, root: Path) -> tarfile.TarInfo | None:
-    facts = path.lstat()
+    status = path.lstat()
     info = tarfile.TarInfo(str(path.relative_to(root)))
-    info.mtime, info.mode = facts.st_mtime, facts.st_mode & 0o777
+    info.mtime, info.mode = status.st_mtime, status.st_mode & 0o777
     if path.is_symlink():
         target = os.readlink(path)
         if os.path.isabs(target) or not path.resolve().is_relative_to(root):
@@ -209,7 +209,7 @@ def _entry(path: Path, root: Path) -> tarfile.TarInfo | None:
     elif path.is_dir():
         info.type = tarfile.DIRTYPE
     elif path.is_file():
-        info.size = facts.st_size
+        info.size = status.st_size
     else:
         return None
     return info
@@ -222,14 +222,14 @@ async def _tar(entries: list[tuple[Path, tarfile.TarInfo]]) -> AsyncIterator[byt
             continue
         try:
             file = await asyncio.to_thread(path.open, "rb")
-        except OSError as error:  # it went meanwhile, or may not be read: the rest is still wanted
+        except OSError as error:  # it was removed, or may not be read: the rest is still wanted
             _log.info("%s is left out of the output: %s", path, error)
             continue
         with file:
             yield info.tobuf(tarfile.PAX_FORMAT)
             left = info.size
             while left:
-                # A file that shrinks meanwhile is filled up: its size was told already.
+                # A file that shrinks meanwhile is padded: its size was sent already.
                 part = await asyncio.to_thread(file.read, min(_CHUNK_BYTES, left))
                 part = part or bytes(min(_CHUNK_BYTES, left))
                 left -= len(part)

@@ -1,1 +1,1 @@
-"""Kernels that are compiled before a worker starts: compiler, cache, measured configurations."""
+"""The kernels that are compiled before a worker starts: compiler, cache, measured configurations."""

@@ -3,7 +3,7 @@
 ``triton/`` is Triton's cache (``TRITON_CACHE_DIR`` of every worker), ``sets/`` notes which of its
 entries each finished compilation used, ``tuned/`` holds the tables of measured configurations. It
 outlives sessions and is shared by the nodelets of one user on one machine. Everything here blocks;
-``kernels.py`` calls it in threads.
+``KernelCompiler`` calls it in threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TRITON_VARIABLE = "TRITON_CACHE_DIR"
 DYING_S = 600.0
-"""An entry that nobody can find any more is kept so long, for those who found it before."""
+"""A hidden entry is removed after so long: a process that found it before may still read it."""
 MAX_NOTES = 4096
 _GROUP = "__grp__"
 _NETWORK = frozenset(
@@ -37,12 +37,12 @@ _NETWORK = frozenset(
      "nfs4", "smb3", "smbfs"}
 )  # fmt: skip
 _SETTLED_S = 3600.0
-_log = logging.getLogger("stoker.nodelet.kernels")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledSet:
-    """What one compilation left: the kernel set's name, and the entries of ``triton_dir`` it used.
+    """The result of one compilation: the kernel set's name, and the entries of ``triton_dir`` it used.
 
     ``version`` is that of the code that compiled; ``sources`` are the files of a user's function with
     the nanosecond at which each was last changed.
@@ -57,46 +57,46 @@ class CompiledSet:
 
 @dataclass(frozen=True, slots=True)
 class KernelCache:
-    """The folder. What lies in ``triton_dir`` is removed only if it is inside ``root``."""
+    """The cache folder. Files in ``triton_dir`` are removed only if it is inside ``root``."""
 
     root: Path
     triton_dir: Path
     max_bytes: int
 
-    # What has been compiled
+    # Compiled sets
 
-    def note(self, key: str, made: CompiledSet) -> None:
-        """Remember that the compilation ``key`` is done."""
-        self.write(self.root / "sets" / f"{key}.json", json.dumps(asdict(made)).encode())
+    def note(self, key: str, compiled: CompiledSet) -> None:
+        """Record that the compilation ``key`` is done."""
+        self.write(self.root / "sets" / f"{key}.json", json.dumps(asdict(compiled)).encode())
 
     def find(self, key: str) -> CompiledSet | None:
-        """Return the compilation ``key`` if all that it made is still there, and mark it as used."""
+        """Return the compilation ``key`` if all of its files are still there, and mark it as used."""
         path = self.root / "sets" / f"{key}.json"
-        made = _set_in(path)
-        if made is None or not _is_whole(made):
+        compiled = _set_in(path)
+        if compiled is None or not _is_complete(compiled):
             return None
-        for used in (path, *(Path(made.triton_dir, entry) for entry in made.entries)):
+        for used in (path, *(Path(compiled.triton_dir, entry) for entry in compiled.entries)):
             with contextlib.suppress(OSError):
                 os.utime(used)
-        return made
+        return compiled
 
     def names(self, version: str) -> list[str]:
-        """Return the names of ``version``'s sets that are whole, the last used last.
+        """Return the names of ``version``'s sets that are complete, the last used last.
 
-        Notes of sets that are not whole are removed, and the oldest of too many.
+        Notes of sets that are not complete are removed, and the oldest of too many.
         """
-        found: dict[str, float] = {}
+        last_used: dict[str, float] = {}
         notes = [path for path in _entries(self.root / "sets") if path.suffix == ".json"]
         notes.sort(key=_changed_s)
         for path in notes[:-MAX_NOTES]:
             path.unlink(missing_ok=True)
         for path in notes[-MAX_NOTES:]:
-            made = _set_in(path)
-            if made is None or not _is_whole(made):
+            compiled = _set_in(path)
+            if compiled is None or not _is_complete(compiled):
                 path.unlink(missing_ok=True)
-            elif made.version == version:
-                found[made.name] = max(found.get(made.name, 0.0), _changed_s(path))
-        return sorted(found, key=lambda name: (found[name], name))
+            elif compiled.version == version:
+                last_used[compiled.name] = max(last_used.get(compiled.name, 0.0), _changed_s(path))
+        return sorted(last_used, key=lambda name: (last_used[name], name))
 
     def table(self, name: str, content: bytes) -> Path:
         """Keep a table of measured configurations under its digest; return its path."""
@@ -108,7 +108,7 @@ class KernelCache:
         return path
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write a file of ours so that nobody reads half of it."""
+        """Write a file atomically: nobody reads half of it."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Two threads may write the same table at once, and so may two nodelets.
         partial = path.with_name(f".{path.name}.{token_hex(8)}")
@@ -120,19 +120,19 @@ class KernelCache:
                 partial.unlink()
             raise
 
-    # Its size
+    # Size
 
     def trim(self, now_s: float | None = None) -> int:
         """Remove the entries used least recently until the rest fits; return the bytes removed.
 
         An entry is hidden first (Triton finds it by its group file) and removed ten minutes later, so
-        that a process that has found it can read it. Whoever needs it meanwhile compiles it again.
+        that a process that has found it can read it. A process that needs it meanwhile compiles it again.
         """
         now_s = time.time() if now_s is None else now_s
-        with self._alone() as alone:
-            if not alone:
+        with self._exclusive() as exclusive:
+            if not exclusive:
                 return 0
-            self._drop_old_files(now_s)
+            self._remove_old_files(now_s)
             return self._trim(now_s) if self.triton_dir.is_relative_to(self.root) else 0
 
     def _trim(self, now_s: float) -> int:
@@ -159,19 +159,19 @@ class KernelCache:
             excess -= nbytes
         return removed
 
-    def _drop_old_files(self, now_s: float) -> None:
-        """What writers that were killed left, and tables that no worker can be about to read: a day
-        old, and not the newest few."""
+    def _remove_old_files(self, now_s: float) -> None:
+        """Remove files of killed writers, and tables that no worker can be about to read: a day old, and
+        not the newest few."""
         ours = [path for name in ("sets", "tuned") for path in _entries(self.root / name)]
-        halves = [path for path in ours if path.name.startswith(".")]
-        tables = [path for path in ours if path.parent.name == "tuned" and path not in halves]
-        for path in (*halves, *sorted(tables, key=lambda one: (_changed_s(one), one))[:-16]):
+        partials = [path for path in ours if path.name.startswith(".")]
+        tables = [path for path in ours if path.parent.name == "tuned" and path not in partials]
+        for path in (*partials, *sorted(tables, key=lambda one: (_changed_s(one), one))[:-16]):
             if now_s - _changed_s(path) > 24 * _SETTLED_S:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[bool]:
-        """Whether no other nodelet trims the same folder now."""
+    def _exclusive(self) -> Iterator[bool]:
+        """Hold the right to trim; yield False if another nodelet trims the same folder now."""
         descriptor = os.open(self.root / ".trimming", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -212,13 +212,13 @@ def open_cache(settings: Settings, session_dir: Path) -> KernelCache:
 
 
 def _problem_with(folder: Path) -> str:
-    """Make ``folder``; say why it must not hold code that others of this user will run."""
+    """Make ``folder``; return why it must not hold code that this user will run, or nothing."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         return str(error)
-    if found.st_uid != os.getuid() or found.st_mode & 0o022:
+    if status.st_uid != os.getuid() or status.st_mode & 0o022:
         return "it is not ours alone to write"
     if not os.access(folder, os.W_OK | os.X_OK):
         return "it cannot be written"
@@ -258,11 +258,11 @@ def _set_in(path: Path) -> CompiledSet | None:
         return None
 
 
-def _is_whole(made: CompiledSet) -> bool:
-    folders = (Path(made.triton_dir, entry) for entry in made.entries)
+def _is_complete(compiled: CompiledSet) -> bool:
+    folders = (Path(compiled.triton_dir, entry) for entry in compiled.entries)
     return all(
         any(f.name.startswith(_GROUP) for f in _entries(folder)) for folder in folders
-    ) and all(_is_unchanged(path, changed_ns) for path, changed_ns in made.sources.items())
+    ) and all(_is_unchanged(path, changed_ns) for path, changed_ns in compiled.sources.items())
 
 
 def _is_unchanged(path: str, changed_ns: int) -> bool:

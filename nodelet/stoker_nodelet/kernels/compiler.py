@@ -1,8 +1,8 @@
-"""Compiles the kernels that a runtime environment names before its worker starts, once per node.
+"""Compilation of the kernels that a runtime environment names, once per node, before its worker starts.
 
 The work is done by ``python -m stoker_kernels.aot`` in the environment's own Python: no torch and no
-Triton is imported here. Whoever asks for the same kernels at the same time waits for one run; what is in
-the cache already costs a look at its files. A failure is the environment's: RuntimeEnvSetupError with
+Triton is imported here. Requests for the same kernels at the same time share one run; kernels that
+are in the cache cost a look at their files. A failure is the environment's: RuntimeEnvSetupError with
 the last lines that the compiler wrote.
 """
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_nodelet.kernels.cache import TRITON_VARIABLE, CompiledSet, KernelCache
-from stoker_nodelet.kernels.tuning_tables import TunedTables, triton_version
+from stoker_nodelet.kernels.tuning_tables import TuningTables, triton_version
 from stoker_wire.errors import RuntimeEnvSetupError
 from stoker_wire.messages.cluster import MAX_WARM_KERNELS, Device
 from stoker_wire.messages.kernels import CPU_DEVICE, TABLE_VARIABLE, digest_of, kernel_set
@@ -38,15 +38,15 @@ _LINES = 20
 _TAIL_BYTES = 1 << 16
 _POLL_S = 0.02
 _DECISIVE = ("TRITON_", "STOKER_KERNELS_", "LLVM_", "DISABLE_LLVM_OPT")
-_log = logging.getLogger("stoker.nodelet.kernels")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Kernels:
-    """The kernels of this node. ``arch`` is what is compiled for where no device says its own."""
+class KernelCompiler:
+    """Compiler and cache of this node's kernels. ``arch`` is used where no device names its own."""
 
     cache: KernelCache
-    tables: TunedTables
+    tables: TuningTables
     devices: dict[int, Device]
     arch: int
     timeout_s: float
@@ -60,10 +60,10 @@ class Kernels:
         return tuple(sorted(self._warm))
 
     async def run(self) -> None:
-        """Learn what earlier sessions compiled; keep the cache within its size, for ever."""
+        """Index what earlier sessions compiled; keep the cache within its size, for ever."""
         while True:
             try:
-                await self._look_around()
+                await self._refresh_warm()
                 await asyncio.sleep(TRIM_S)
                 removed = await asyncio.to_thread(self.cache.trim)
             except OSError as error:
@@ -73,32 +73,32 @@ class Kernels:
             if removed:
                 _log.info("removed %d bytes of compiled kernels", removed)
 
-    async def _look_around(self) -> None:
+    async def _refresh_warm(self) -> None:
         before = dict(self._warm)
         names = await asyncio.to_thread(lambda: self.cache.names(code_version()))
-        # What was noted while the files were looked at is the latest.
-        noted = [n for n in self._warm if n in names or n not in before]
-        kept = [n for n in names if n not in noted] + noted
-        self._warm = dict.fromkeys(kept[-MAX_WARM_KERNELS:])
+        # Sets that were added while the files were read are the latest.
+        added = [n for n in self._warm if n in names or n not in before]
+        warm = [n for n in names if n not in added] + added
+        self._warm = dict.fromkeys(warm[-MAX_WARM_KERNELS:])
 
     async def prepare(
-        self, wanted: RuntimeEnv, made: Environment, gpus: dict[int, float]
+        self, wanted: RuntimeEnv, environment: Environment, gpus: dict[int, float]
     ) -> Environment:
-        """Return ``made`` with what its kernels need; they are compiled for the lease's ``gpus``.
+        """Return ``environment`` with what its kernels need; they are compiled for the lease's ``gpus``.
 
         Without a GPU whose architecture is known nothing is compiled: there is nothing to compile for.
         """
         if not wanted.kernels:
-            return made
-        table = made.env_vars.get(TABLE_VARIABLE, "")
+            return environment
+        table = environment.env_vars.get(TABLE_VARIABLE, "")
         if not table:
             table = await self._table(gpus)
-            made = made.with_variables({TABLE_VARIABLE: table} if table else {})
+            environment = environment.with_variables({TABLE_VARIABLE: table} if table else {})
         known = (self.devices.get(index) for index in gpus)
         archs = {(device.arch if device else 0) or self.arch for device in known} or {self.arch}
         for arch in sorted(archs - {0}):
-            await self._compiled(wanted, made, arch)
-        return made
+            await self._ensure_compiled(wanted, environment, arch)
+        return environment
 
     async def _table(self, gpus: dict[int, float]) -> str:
         """Return the file of what was measured on the lease's devices, or nothing."""
@@ -109,44 +109,48 @@ class Kernels:
         }
         return await self.tables.file(sorted(names)[0] if names else CPU_DEVICE)
 
-    async def _compiled(self, wanted: RuntimeEnv, made: Environment, arch: int) -> None:
+    async def _ensure_compiled(
+        self, wanted: RuntimeEnv, environment: Environment, arch: int
+    ) -> None:
         name = kernel_set(wanted)
-        triton_dir = made.env_vars.get(TRITON_VARIABLE, str(self.cache.triton_dir))
-        variables = _variables(made, triton_dir)
-        asked = digest_of((name, arch, made.python, _decisive(wanted, made, variables)))
-        if asked not in self._runs:
-            work = self._run(asked, wanted, made, arch, variables)
-            self._runs[asked] = self.background.spawn(work, name=f"compile-{asked}")
-        # A waiter that gives up must not end the run of the others.
-        failure = await asyncio.shield(self._runs[asked])
+        triton_dir = environment.env_vars.get(TRITON_VARIABLE, str(self.cache.triton_dir))
+        variables = _variables(environment, triton_dir)
+        request_key = digest_of(
+            (name, arch, environment.python, _key_parts(wanted, environment, variables))
+        )
+        if request_key not in self._runs:
+            work = self._run(request_key, wanted, environment, arch, variables)
+            self._runs[request_key] = self.background.spawn(work, name=f"compile-{request_key}")
+        # A caller that gives up must not end the run of the others.
+        failure = await asyncio.shield(self._runs[request_key])
         if failure is not None:
             raise RuntimeEnvSetupError(failure.message)
         self._note(name)
 
     async def _run(
         self,
-        asked: str,
+        request_key: str,
         wanted: RuntimeEnv,
-        made: Environment,
+        environment: Environment,
         arch: int,
         variables: dict[str, str],
     ) -> RuntimeEnvSetupError | None:
-        """Compile unless it is all there. A failure is returned: it is no crash of ours."""
+        """Compile unless everything is in the cache. A failure is returned: it is no crash of ours."""
 
         def look() -> tuple[str, str, bool]:
             version = code_version()
-            key = digest_of((asked, version))
+            key = digest_of((request_key, version))
             return key, version, self.cache.find(key) is not None
 
         try:
-            key, version, found = await asyncio.to_thread(look)
-            if not found:
-                await self._compile(key, version, wanted, made, arch, variables)
+            key, version, cached = await asyncio.to_thread(look)
+            if not cached:
+                await self._compile(key, version, wanted, environment, arch, variables)
         except RuntimeEnvSetupError as error:
-            _log.info("compiling for sm_%d: %s", arch, error)  # whoever asked for it is told
+            _log.info("compiling for sm_%d: %s", arch, error)  # the callers get the error
             return error
         finally:
-            del self._runs[asked]
+            del self._runs[request_key]
         return None
 
     async def _compile(
@@ -154,17 +158,17 @@ class Kernels:
         key: str,
         version: str,
         wanted: RuntimeEnv,
-        made: Environment,
+        environment: Environment,
         arch: int,
         variables: dict[str, str],
     ) -> None:
         name, started_s = kernel_set(wanted), time.monotonic()
         _log.info("compiling %d kernel specs for sm_%d: %s", len(wanted.kernels), arch, name)
         lines = await compile_specs(
-            [made.python, "-P", "-m", "stoker_kernels.aot", "--arch", str(arch)],
+            [environment.python, "-P", "-m", "stoker_kernels.aot", "--arch", str(arch)],
             msgspec.json.encode([_spec(spec) for spec in wanted.kernels]),
             variables,
-            made.cwd or None,
+            environment.cwd or None,
             self.timeout_s,
         )
         made_here = [line for line in lines if "entry" in line]
@@ -195,7 +199,7 @@ def _spec(spec: Any) -> dict[str, Any]:
 
 
 def _variables(environment: Environment, triton_dir: str) -> dict[str, str]:
-    """The variables of the compiler: those of the worker to come, but no GPU and no interpreter."""
+    """Return the compiler's variables: those of the worker, but without GPU and Triton's interpreter."""
     known = {**os.environ, **environment.env_vars}
     path = (*environment.sys_path, known.get("PYTHONPATH", ""))
     variables = {
@@ -208,21 +212,26 @@ def _variables(environment: Environment, triton_dir: str) -> dict[str, str]:
     return variables
 
 
-def _decisive(
-    wanted: RuntimeEnv, made: Environment, variables: dict[str, str]
+def _key_parts(
+    wanted: RuntimeEnv, environment: Environment, variables: dict[str, str]
 ) -> tuple[object, ...]:
-    """What decides which code is compiled: of a user's function everything may, of an op little."""
+    """Return what the compiled code depends on: everything for a user's function, little for an op."""
     if any(spec.call for spec in wanted.kernels):
-        return made.sys_path, made.cwd, sorted(made.env_vars.items()), *_decisive_of_ops(variables)
-    return _decisive_of_ops(variables)
+        return (
+            environment.sys_path,
+            environment.cwd,
+            sorted(environment.env_vars.items()),
+            *_key_parts_of_ops(variables),
+        )
+    return _key_parts_of_ops(variables)
 
 
-def _decisive_of_ops(variables: dict[str, str]) -> tuple[object, ...]:
+def _key_parts_of_ops(variables: dict[str, str]) -> tuple[object, ...]:
     return tuple(item for item in sorted(variables.items()) if item[0].startswith(_DECISIVE))
 
 
 def code_version() -> str:
-    """Return what changes when Triton or our kernels do, without importing either."""
+    """Return a digest that changes when Triton or our kernels do, without importing either."""
     spec = importlib.util.find_spec("stoker_kernels")
     times = []
     for folder in spec.submodule_search_locations or () if spec else ():
@@ -241,8 +250,8 @@ async def compile_specs(
 ) -> list[dict[str, Any]]:
     """Run the compiler to its end and return its lines: one per kernel, and the sources of functions.
 
-    Its standard input is the lifeline: the process ends itself when we are gone. What it has started
-    ends with it.
+    Its standard input is the lifeline: the process ends itself when we are gone. Its children end
+    with it.
     """
     try:
         process = await asyncio.create_subprocess_exec(
@@ -263,10 +272,10 @@ async def compile_specs(
     try:
         async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
             process.stdin.write(specs + b"\n")
-            said = group.create_task(process.stdout.read())
-            complaints = group.create_task(_tail(process.stderr))
-            code = await _ended(process)
-            _kill_group(process.pid)  # whoever is left would hold the pipes
+            stdout = group.create_task(process.stdout.read())
+            stderr = group.create_task(_tail(process.stderr))
+            code = await _wait_for_exit(process)
+            _kill_group(process.pid)  # a child that is left would hold the pipes
     except TimeoutError:
         raise RuntimeEnvSetupError(
             f"runtime_env.kernels: not compiled within {timeout_s:g} s\n"
@@ -276,35 +285,35 @@ async def compile_specs(
         process.stdin.close()
         if process.returncode is None:
             _kill_group(process.pid)
-            await _ended(process)
+            await _wait_for_exit(process)
     if code != 0:
-        tail = complaints.result().decode(errors="replace").splitlines()[-_LINES:]
+        tail = stderr.result().decode(errors="replace").splitlines()[-_LINES:]
         raise RuntimeEnvSetupError(
             "runtime_env." + tail[0].removeprefix("error: ").replace("; ", "\n", 1)
             if code == 2 and len(tail) == 1
             else f"runtime_env.kernels: the compiler ended with code {code}\n" + "\n".join(tail)
         )
     try:
-        return [msgspec.json.decode(line, type=dict) for line in said.result().splitlines()]
+        return [msgspec.json.decode(line, type=dict) for line in stdout.result().splitlines()]
     except msgspec.MsgspecError as error:
         raise RuntimeEnvSetupError(
             f"runtime_env.kernels: the compiler's records cannot be read\n{error}"
         ) from None
 
 
-async def _ended(process: asyncio.subprocess.Process) -> int:
-    """Return the exit code at once: ``wait`` would wait for whoever else holds the pipes, too."""
-    while process.returncode is None:  # noqa: ASYNC110  nothing else tells
+async def _wait_for_exit(process: asyncio.subprocess.Process) -> int:
+    """Return the exit code at once: ``wait`` would also wait for others that hold the pipes."""
+    while process.returncode is None:  # noqa: ASYNC110  there is no event
         await asyncio.sleep(_POLL_S)
     return process.returncode
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:
-    """Read ``stream`` to its end and return the last of it: a user's function may print for ever."""
-    kept = b""
+    """Read ``stream`` to its end and return the last of it: a user's function may print without end."""
+    last = b""
     while chunk := await stream.read(_TAIL_BYTES):
-        kept = (kept + chunk)[-_TAIL_BYTES:]
-    return kept
+        last = (last + chunk)[-_TAIL_BYTES:]
+    return last
 
 
 def _kill_group(pid: int) -> None:

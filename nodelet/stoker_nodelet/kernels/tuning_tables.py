@@ -1,6 +1,6 @@
 """Measured configurations of kernels: read from the gcs, handed to workers as a file.
 
-Only environments that name kernels cause a look, so that other workers start as fast as before. The
+They are read only for environments that name kernels, so that other workers start without delay. The
 table is a convenience: while the gcs does not answer, the one known last is used.
 """
 
@@ -24,13 +24,16 @@ from stoker_wire.version import VERSION
 
 _CALL_S = 5.0
 _PATH = f"/v1/kv/{TUNING_NAMESPACE}"
-_log = logging.getLogger("stoker.nodelet.kernels")
+_log = logging.getLogger(__name__)
 
 
 @cache
 def triton_version() -> str:
     """Return the version of the node's Triton, without importing it; empty without one."""
-    from importlib.metadata import PackageNotFoundError, version  # 10 ms that a start can spare
+    from importlib.metadata import (  # 10 ms that a start need not spend
+        PackageNotFoundError,
+        version,
+    )
 
     try:
         return version("triton")
@@ -39,8 +42,8 @@ def triton_version() -> str:
 
 
 @dataclass(slots=True)
-class TunedTables:
-    """The tables of all devices, as far as they were asked for: device -> key -> (seq, value)."""
+class TuningTables:
+    """The tables of the devices that were asked for: device -> key -> (seq, value)."""
 
     gcs: Client
     cache: KernelCache
@@ -61,9 +64,9 @@ class TunedTables:
             except msgspec.MsgspecError as error:
                 _log.warning("%s/%s is no measurement: %s", TUNING_NAMESPACE, key, error)
                 continue
-            # What another Triton found to be fast, or to fit at all, need not be so here.
+            # A configuration that another Triton measured may be slow here, or not fit at all.
             if record.version == VERSION and record.triton in ("", triton):
-                # No times: measuring again without another outcome shall change nothing.
+                # Without times: a new measurement with the same outcome changes nothing.
                 records.append(
                     {"kernel": record.kernel, "key": record.key, "config": record.config}
                 )
@@ -87,9 +90,9 @@ class TunedTables:
                 "GET", _PATH, reply=Page[KvEntry], query=query, timeout_s=_CALL_S
             )
             for entry in page.items:
-                kept = before.get(entry.key)
-                if kept is not None and kept[0] == entry.seq:
-                    now[entry.key] = kept
+                cached = before.get(entry.key)
+                if cached is not None and cached[0] == entry.seq:
+                    now[entry.key] = cached
                     continue
                 try:
                     value = await self.gcs.call(

@@ -1,4 +1,4 @@
-"""The node's shared-memory folder: made private, marked with its owner, swept when that is dead.
+"""The node's shared-memory folder: private, marked with its owner, swept when that is dead.
 
 A nodelet that was killed with SIGKILL cannot clean up. So each arena holds an ``.owner`` file that
 names its process for ever (pid namespace, pid and start time), and every nodelet that starts removes
@@ -63,15 +63,15 @@ def sweep(root: Path = SHM, pattern: str = "stoker-*") -> list[Path]:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove one folder if its nodelet is dead; of a session's, the sockets that nobody hears."""
+    """Remove one folder if its nodelet is dead; in a session's folder, the sockets without a listener."""
     if not (path / _OWNER).exists():
         for name in path.glob("*.sock"):
-            _remove_deaf(name)
+            _remove_without_listener(name)
     elif _is_abandoned(path):
         remove_owned(path)
 
 
-def _remove_deaf(path: Path) -> None:
+def _remove_without_listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(os.fspath(path))

@@ -1,7 +1,8 @@
-"""Keeps the arena within its limit: trims what is recycled, spills what is old, sweeps what is left.
+"""Eviction from the arena: recycled extents are trimmed, old objects spilled, orphaned files swept.
 
-Writers take memory from the quota by themselves; they ask here (``make_room``) when it is used up.
-An object that somebody reads stays where it is: to spill it would free nothing.
+The arena's use stays within its limit. Writers take memory from the quota by themselves; they ask for
+more here (``make_room``) when it is used up. An object that somebody reads stays where it is: to spill
+it would free nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker_nodelet.objects.index import Objects
+from stoker_nodelet.objects.index import ObjectIndex
 from stoker_wire.arena import Arena, ByteQuota, read_head
 from stoker_wire.arena.extents import FREE, QUOTA, SPILL
 from stoker_wire.arena.layout import id_of
@@ -35,27 +36,27 @@ _MOST_RECYCLED = 256
 _ORPHAN_S = 10.0
 """A half-written file younger than this may have a writer that has not locked it yet."""
 _UNREPORTED_S = 2.0
-"""An object that was not reported for so long is taken for that of a writer that died."""
+"""An object that was not reported for so long is taken for one of a dead writer."""
 _REPORT_S = 2.0
-"""What was just written cannot be spilled before it is reported; so long that is waited for."""
+"""An object cannot be spilled before it is reported; so long that is waited for."""
 _AGAIN_S = 0.02
 _LARGEST = 3
 
-_log = logging.getLogger("stoker.space")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Space:
-    """The arena's housekeeping. ``warm_bytes``: recycled extents that are kept while work goes on."""
+class ArenaEvictor:
+    """Keeper of the arena's limit. ``warm_bytes`` of recycled extents are kept for the next writers."""
 
-    objects: Objects
+    objects: ObjectIndex
     spill_dir: Path
     warm_bytes: int
     spill_at: float
-    """Share of the limit above which the oldest objects go to disk."""
-    is_over: Callable[[str, str], bool] = lambda *_: False
+    """Share of the limit above which the oldest objects are spilled."""
+    has_ended: Callable[[str, str], bool]
     """Whether a job (its id) or an owner (its id) is known to have ended."""
-    _one_at_a_time: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def arena(self) -> Arena:
@@ -70,10 +71,10 @@ class Space:
                 self.trim()
                 quota = self.arena.quota
                 if quota.used_bytes > quota.limit_bytes * self.spill_at:
-                    async with self._one_at_a_time:
-                        await self._lower_to(int(quota.limit_bytes * self.spill_at))
+                    async with self._lock:
+                        await self._evict_to(int(quota.limit_bytes * self.spill_at))
             except OSError:
-                _log.exception("the arena's housekeeping failed; it is tried again")
+                _log.exception("the arena's eviction failed; it is tried again")
 
     async def make_room(self, nbytes: int) -> None:
         """Free memory so that ``nbytes`` more can be taken; raises :class:`ArenaFullError`."""
@@ -87,8 +88,8 @@ class Space:
             )
         deadline_s = time.monotonic() + _REPORT_S
         while True:
-            async with self._one_at_a_time:
-                obstacle = await self._lower_to(quota.limit_bytes - nbytes)
+            async with self._lock:
+                obstacle = await self._evict_to(quota.limit_bytes - nbytes)
             waits = self._unreported() and time.monotonic() < deadline_s
             if quota.used_bytes + nbytes <= quota.limit_bytes or not waits:
                 break
@@ -109,12 +110,12 @@ class Space:
             )
 
     def _unreported(self) -> bool:
-        """Whether there are files that are being written or whose report is on its way."""
+        """Return whether files are being written, or reports of them are on their way."""
         names = (entry.name for entry in _entries(self.arena.path) if entry.is_file())
         return any(name[0] != "." and name not in self.objects for name in names)
 
-    async def _lower_to(self, target_bytes: int) -> str:
-        """Bring the arena down to ``target_bytes``; return what stood in the way, if anything did."""
+    async def _evict_to(self, target_bytes: int) -> str:
+        """Evict until the arena uses ``target_bytes``; return the obstacle if it cannot."""
         quota = self.arena.quota
         self._delete_recycled(lambda: quota.used_bytes > target_bytes)
         # Copies of other nodes' objects first: they can be had again, and cost no disk.
@@ -151,7 +152,7 @@ class Space:
             raise
         finally:
             os.close(fd)
-        if not self.objects.spilled(one):
+        if not self.objects.mark_spilled(one):
             final.unlink(missing_ok=True)
             return
         self.arena.recycle(one.object_id)
@@ -159,23 +160,23 @@ class Space:
             "spilled %s, %d bytes, in %.2f s", one.object_id, one.nbytes, time.monotonic() - began
         )
 
-    # -- what is recycled ------------------------------------------------------------------------
+    # -- recycled extents ------------------------------------------------------------------------
 
     def recycled(self) -> list[tuple[float, int, Path]]:
         """Return (when recycled, bytes, path) of the extents that wait to be claimed, oldest first."""
-        found = []
+        extents = []
         for entry in _entries(self.arena.path / FREE):
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
-                found.append((status.st_ctime, status.st_size, Path(entry.path)))
-        return sorted(found)
+                extents.append((status.st_ctime, status.st_size, Path(entry.path)))
+        return sorted(extents)
 
     def trim(self) -> None:
         """Delete recycled extents that are too old, too many or too large together."""
-        found = self.recycled()
-        total, count = sum(nbytes for _, nbytes, _ in found), len(found)
+        extents = self.recycled()
+        total, count = sum(nbytes for _, nbytes, _ in extents), len(extents)
         before_s = time.time() - _IDLE_S
-        for recycled_s, nbytes, path in found:
+        for recycled_s, nbytes, path in extents:
             if recycled_s > before_s and total <= self.warm_bytes and count <= _MOST_RECYCLED:
                 return
             self.arena.delete(path)
@@ -188,12 +189,12 @@ class Space:
                 if not wanted():
                     return
 
-    # -- what the dead left ----------------------------------------------------------------------
+    # -- orphaned files --------------------------------------------------------------------------
 
     def sweep(self) -> None:
-        """Recycle what dead writers left half done, index what was never reported, count anew."""
+        """Recycle half-written files of dead writers, index unreported objects, recount the bytes in use."""
         half_done_s, unreported_s = time.time() - _ORPHAN_S, time.time() - _UNREPORTED_S
-        lost = []
+        orphans = []
         counted = self.arena.quota.used_bytes
         used = 0
         for entry in _entries(self.arena.path):
@@ -207,13 +208,13 @@ class Space:
             path = Path(entry.path)
             since_s = half_done_s if path.suffix == ".tmp" else unreported_s
             if status.st_ctime < since_s and entry.name not in self.objects:
-                lost.append(path)
+                orphans.append(path)
         with contextlib.suppress(FileNotFoundError):
             for entry in _entries(self.arena.path / SPILL):
                 self._sweep_disk(entry, half_done_s)
         # After the others: what is recycled meanwhile is counted twice, not never.
         used += sum(nbytes for _, nbytes, _ in self.recycled())
-        for path in lost:
+        for path in orphans:
             if path.suffix != ".tmp":
                 self._index_again(path)
             elif not self.arena.in_use(path):
@@ -221,7 +222,7 @@ class Space:
         self.arena.quota.recount(used, counted)
 
     def _sweep_disk(self, entry: os.DirEntry[str], before_s: float) -> None:
-        """Look after a file that a writer left on disk: half done, or never reported."""
+        """Remove or index a file that a writer left on disk half-written or unreported."""
         with contextlib.suppress(FileNotFoundError):
             if entry.name in self.objects or entry.stat().st_mtime >= before_s:
                 return
@@ -231,7 +232,7 @@ class Space:
                 self._index_again(Path(entry.path), spilled=True)
 
     def _index_again(self, path: Path, *, spilled: bool = False) -> None:
-        """Take an object into the index by what its own head says."""
+        """Add an object to the index by what its own head says."""
         try:
             with path.open("rb") as file:
                 start = file.read(1 << 16)
@@ -239,8 +240,8 @@ class Space:
         except (FileNotFoundError, ValueError):
             return
         if id_of(start) != path.name:
-            return  # it was freed and filled again while it was looked at
-        if self.is_over(head.job_id, head.owner_id):
+            return  # it was freed and written again meanwhile
+        if self.has_ended(head.job_id, head.owner_id):
             if spilled:
                 self.arena.drop_from_disk(path.name)
             else:
@@ -259,17 +260,25 @@ class Space:
             )
 
 
-def prepare(
-    arena_dir: Path, node_id: str, settings: Settings, *, spill_dir: Path, limit_bytes: int
-) -> Space:
-    """Lay out an empty arena in a folder. Its limit is at most what the file system has."""
+def create_arena(
+    arena_dir: Path,
+    node_id: str,
+    settings: Settings,
+    *,
+    spill_dir: Path,
+    limit_bytes: int,
+    has_ended: Callable[[str, str], bool],
+) -> ArenaEvictor:
+    """Create an empty arena in a folder; its limit is at most the size of the file system."""
     status = os.statvfs(arena_dir)
     (arena_dir / FREE).mkdir(mode=0o700)
     spill_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     (arena_dir / SPILL).symlink_to(spill_dir)
     ByteQuota(arena_dir / QUOTA, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
-    objects = Objects(Arena(arena_dir), node_id)
-    return Space(objects, spill_dir, settings.arena_warm_bytes, settings.arena_spill_at)
+    objects = ObjectIndex(Arena(arena_dir), node_id)
+    return ArenaEvictor(
+        objects, spill_dir, settings.arena_warm_bytes, settings.arena_spill_at, has_ended
+    )
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

@@ -1,8 +1,8 @@
-"""The index of objects that lie in this node's arena or were spilled from it.
+"""The index of the objects that lie in this node's arena or were spilled from it.
 
 Runtimes write, read and free the files themselves; the nodelet knows which exist and whom they
-belong to, and frees what is left: when the owner is on another node or gone, when the job has
-finished. Making room is the work of :mod:`stoker_nodelet.objects.eviction`.
+belong to, and frees those that remain: when the owner is on another node or gone, when the job has
+finished. Room is made by :mod:`stoker_nodelet.objects.eviction`.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from stoker_wire.messages.work import ObjectInfo
 
 
 @dataclass(slots=True)
-class Objects:
-    """Object id -> what is known of it, the oldest first. ``nbytes`` is the sum of those in memory."""
+class ObjectIndex:
+    """Object id -> its entry, the oldest first. ``nbytes`` is the sum of those in memory."""
 
     arena: Arena
     node_id: str
@@ -37,16 +37,16 @@ class Objects:
         return object_id in self._index
 
     def seal(self, objects: Iterable[ObjectInfo]) -> None:
-        """Take objects into the index. Those that their owner has freed by now are passed over.
+        """Add objects to the index; those that their owner has freed by now are skipped.
 
-        One that is known was made again, by another attempt at its task.
+        A known id was written again, by another attempt at its task.
         """
         for one in objects:
             object_id = check_id(one.object_id, Prefix.OBJECT, field="objects.object_id")
             folder = self.arena.path / SPILL if one.spilled else self.arena.path
             if not (folder / object_id).exists():
                 continue
-            self._forget(object_id, keep_file=one.spilled)
+            self._remove(object_id, keep_file=one.spilled)
             self._index[object_id] = msgspec.structs.replace(
                 one, node_id=self.node_id, created_at_s=time.time()
             )
@@ -56,17 +56,17 @@ class Objects:
                 self.nbytes += one.nbytes
 
     def free(self, object_ids: Iterable[str]) -> int:
-        """Free objects; ids that are unknown here are passed over. Return how many were known."""
+        """Free objects; unknown ids are skipped. Return how many were known."""
         count = 0
         for object_id in object_ids:
             check_id(object_id, Prefix.OBJECT, field="object_ids")
-            known = self._forget(object_id)
+            known = self._remove(object_id)
             here = self.arena.recycle(object_id)  # the owner, if on this machine, has done it
             count += known or here
         return count
 
-    def _forget(self, object_id: str, *, keep_file: bool = False) -> bool:
-        """Take an object out of the index, and off the disk; return whether it was known."""
+    def _remove(self, object_id: str, *, keep_file: bool = False) -> bool:
+        """Remove an object from the index, and from the disk; return whether it was known."""
         known = self._index.pop(object_id, None)
         if known is None:
             return False
@@ -89,11 +89,11 @@ class Objects:
         )
 
     def free_owner(self, owner_id: str) -> int:
-        """Free what an owner that is gone has left."""
+        """Free the objects of an owner that is gone."""
         return self.free([o.object_id for o in self._index.values() if o.owner_id == owner_id])
 
     def get(self, object_id: str) -> ObjectInfo:
-        """Return what is known of an object."""
+        """Return the entry of an object."""
         try:
             return self._index[object_id]
         except KeyError:
@@ -112,8 +112,8 @@ class Objects:
         """Iterate over the objects that are not spilled, the oldest first."""
         return (one for one in list(self._index.values()) if not one.spilled)
 
-    def spilled(self, one: ObjectInfo) -> bool:
-        """Note that an object lies on disk now; False if it was freed or made again meanwhile."""
+    def mark_spilled(self, one: ObjectInfo) -> bool:
+        """Record that an object lies on disk; False if it was freed or written again meanwhile."""
         if self._index.get(one.object_id) is not one:
             return False
         self._index[one.object_id] = msgspec.structs.replace(one, spilled=True)

@@ -1,1 +1,1 @@
-"""What a nodelet knows of what happened: logs, exits, memory, task history."""
+"""Observations that a nodelet makes and passes on: logs, exits, memory use, task history."""

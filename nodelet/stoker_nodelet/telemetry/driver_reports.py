@@ -1,4 +1,4 @@
-"""Tells the gcs how the drivers of submitted jobs ended, until it has heard, and asks it of others."""
+"""Reports of how the drivers of submitted jobs ended, repeated until the gcs has acknowledged them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 _AWAY_S = 0.5
 _SHOWN_LINES = 20
 
-_log = logging.getLogger("stoker.nodelet.jobs")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Jobs:
-    """Reports of ended drivers on their way to the gcs."""
+class DriverReports:
+    """Reporter of drivers' ends; it also asks the gcs whether other jobs have ended."""
 
     gcs: Client
     background: Background
 
-    async def is_over(self, job_id: str) -> bool:
+    async def has_ended(self, job_id: str) -> bool:
         """Ask the gcs whether a job has ended, or is forgotten already."""
         try:
             job = await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)
@@ -36,39 +36,39 @@ class Jobs:
             return True
         return job.state.terminal
 
-    def driver_exited(self, one: WorkerExit) -> None:
+    def report_exit(self, driver_exit: WorkerExit) -> None:
         """Start to report a driver's end."""
-        self.background.spawn(self._finish(one), name=f"finish-{one.job_id}")
+        self.background.spawn(self._report(driver_exit), name=f"finish-{driver_exit.job_id}")
 
-    async def _finish(self, one: WorkerExit) -> None:
+    async def _report(self, driver_exit: WorkerExit) -> None:
         report = FinishJob(
-            state=ended_as(one),
-            exit_code=one.exit_code,
-            message=message_of(one),
-            node_id=one.node_id,
+            state=final_state(driver_exit),
+            exit_code=driver_exit.exit_code,
+            message=message_of(driver_exit),
+            node_id=driver_exit.node_id,
         )
         while True:
             try:
-                await self.gcs.call("POST", f"/v1/jobs/{one.job_id}/finish", report)
+                await self.gcs.call("POST", f"/v1/jobs/{driver_exit.job_id}/finish", report)
             except StokerError as error:
                 if error.status < 500:
-                    _log.warning("the gcs refused the end of %s: %s", one.job_id, error)
+                    _log.warning("the gcs refused the end of %s: %s", driver_exit.job_id, error)
                     return
                 await asyncio.sleep(_AWAY_S)
             else:
                 return
 
 
-def ended_as(one: WorkerExit) -> JobState:
-    """Return the state of a job whose driver ended so: what it was told to do is no failure."""
-    if one.expected:
+def final_state(driver_exit: WorkerExit) -> JobState:
+    """Return the state of a job whose driver ended so: an end that was ordered is no failure."""
+    if driver_exit.expected:
         return JobState.STOPPED
-    return JobState.SUCCEEDED if one.exit_code == 0 else JobState.FAILED
+    return JobState.SUCCEEDED if driver_exit.exit_code == 0 else JobState.FAILED
 
 
-def message_of(one: WorkerExit) -> str:
-    """Say how it ended; a failure shows the last lines it wrote."""
-    if one.exit_code == 0 and not one.expected:
+def message_of(driver_exit: WorkerExit) -> str:
+    """Return how the driver ended, in words; a failure shows the last lines it wrote."""
+    if driver_exit.exit_code == 0 and not driver_exit.expected:
         return ""
-    lines = one.last_log_lines[-_SHOWN_LINES:]
-    return "\n".join((f"the driver {one.cause}" if not one.expected else one.cause, *lines))
+    cause = driver_exit.cause if driver_exit.expected else f"the driver {driver_exit.cause}"
+    return "\n".join((cause, *driver_exit.last_log_lines[-_SHOWN_LINES:]))

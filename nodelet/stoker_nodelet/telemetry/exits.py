@@ -1,7 +1,7 @@
-"""Exit forensics: what ended a worker, said in one sentence with its evidence.
+"""Exit forensics: the cause of a worker's end, in one sentence with its evidence.
 
-``describe`` is pure. ``Exits`` keeps the last thousand, lets callers wait for one, and tells the
-gcs of each until that has acknowledged it.
+``describe`` is pure. ``Exits`` keeps the last thousand, lets callers wait for one, and reports each to
+the gcs until that has acknowledged it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import WorkerExit
 
 LOG_LINES = 50
-_KEPT = 1000
+_MAX_EXITS = 1000
 _BATCH = 100
 _AWAY_S = 0.5
 
 Report = Callable[[tuple[WorkerExit, ...]], Awaitable[None]]
 
-_log = logging.getLogger("stoker.nodelet.exits")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Outcome:
 
 
 def describe(status: int, *, killed_for: str = "", kernel_oom: bool = False) -> Outcome:
-    """Name the cause of an exit: why we killed it, else the kernel's reason, else what it did."""
+    """Return the outcome; its cause is why we killed it, else the kernel's reason, else what it did."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -56,22 +56,22 @@ def describe(status: int, *, killed_for: str = "", kernel_oom: bool = False) -> 
 
 @dataclass(slots=True)
 class Exits:
-    """The exits of this node's workers."""
+    """The exits of this node's workers, known here and on their way to the gcs."""
 
     report: Report
     _known: dict[str, WorkerExit] = field(default_factory=dict)
-    _untold: deque[WorkerExit] = field(default_factory=deque)
-    _came: asyncio.Event = field(default_factory=asyncio.Event)
+    _unreported: deque[WorkerExit] = field(default_factory=deque)
+    _added: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: dict[str, asyncio.Event] = field(default_factory=dict)
 
-    def add(self, one: WorkerExit) -> None:
-        """Keep an exit, wake who waits for it, and have it told to the gcs."""
-        self._known[one.worker_id] = one
-        if len(self._known) > _KEPT:
+    def add(self, worker_exit: WorkerExit) -> None:
+        """Keep an exit, wake those who wait for it, and have it reported to the gcs."""
+        self._known[worker_exit.worker_id] = worker_exit
+        if len(self._known) > _MAX_EXITS:
             del self._known[next(iter(self._known))]
-        self._untold.append(one)
-        self._came.set()
-        waiting = self._waiting.pop(one.worker_id, None)
+        self._unreported.append(worker_exit)
+        self._added.set()
+        waiting = self._waiting.pop(worker_exit.worker_id, None)
         if waiting is not None:
             waiting.set()
 
@@ -90,26 +90,26 @@ class Exits:
         return self._known.get(worker_id)
 
     async def run(self) -> None:
-        """Tell the gcs of exits for ever, in order."""
+        """Report exits to the gcs for ever, in order."""
         while True:
-            await self._came.wait()
-            self._came.clear()
+            await self._added.wait()
+            self._added.clear()
             if not await self.flush():
                 await asyncio.sleep(_AWAY_S)
-                self._came.set()
+                self._added.set()
 
     async def flush(self) -> bool:
-        """Tell the gcs what it does not know yet; return False if it did not take it."""
-        while self._untold:
-            batch = tuple(self._untold)[:_BATCH]
+        """Report the exits that the gcs has not acknowledged; return False if it does not accept them now."""
+        while self._unreported:
+            batch = tuple(self._unreported)[:_BATCH]
             try:
                 await self.report(batch)
             except StokerError as error:
-                if error.status < 500:  # the gcs will never take these
+                if error.status < 500:  # the gcs will never accept these
                     _log.error("the gcs refused %d exits: %s", len(batch), error)
                 else:
                     _log.warning("exits wait for the gcs: %s", error)
                     return False
             for _ in batch:
-                self._untold.popleft()
+                self._unreported.popleft()
         return True

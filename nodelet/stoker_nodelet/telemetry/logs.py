@@ -1,7 +1,7 @@
-"""Reads the log files of workers and drivers: tails for forensics, pages and live lines for readers.
+"""The log files of workers and drivers: tails for forensics, pages and live lines for readers.
 
-A cursor is the byte offset behind a line. Files are looked at twice a second, which says when their
-lines were written, and more often while somebody follows them.
+A cursor is the byte offset behind a line. The size of each file is polled twice a second, which dates
+its lines, and more often while somebody follows it.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from pathlib import Path
 from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
 
 _POLL_S = 0.05
-_KEPT = 1000
+_MAX_ENDED = 1000
 _CHUNK = 1 << 18
 _LONGEST_LINE = 1 << 16
 _TAIL_BYTES = 1 << 16
 _MARK_BYTES = 1 << 19
-"""A worker says at least this often whose output follows (see ``stoker.runtime.worker.output``)."""
+"""A worker repeats at least this often whose output follows (``stoker.runtime.worker.output``)."""
 _TIMES = 512
 _MARK = OUTPUT_MARK.encode()
 
 
 class WriteTimes:
-    """When the bytes of a file were written: its size at so many times, the file's own."""
+    """Times at which a file had grown to given sizes: they date its lines."""
 
     def __init__(self) -> None:
         self._sizes = array("q")
         self._at_s = array("d")
 
-    def note(self, nbytes: int, at_s: float) -> None:
-        """The file had ``nbytes``, the last of them written at ``at_s``."""
+    def record(self, nbytes: int, at_s: float) -> None:
+        """Record that the file had ``nbytes``, the last of them written at ``at_s``."""
         if self._sizes and nbytes <= self._sizes[-1]:
             return
         self._sizes.append(nbytes)
         self._at_s.append(at_s)
-        if len(self._sizes) > _TIMES:  # every second one goes: lines become a little too young
+        if len(self._sizes) > _TIMES:  # drop every second one: lines get a slightly later time
             del self._sizes[0:-1:2], self._at_s[0:-1:2]
 
     def at(self, offset: int) -> float:
@@ -63,33 +63,33 @@ class LogFile:
     ended: bool = False
     times: WriteTimes = field(default_factory=WriteTimes)
 
-    def look(self) -> int:
-        """Return the file's size, and remember since when it has it."""
+    def poll(self) -> int:
+        """Return the file's size, and record since when it has it."""
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except FileNotFoundError:
             return 0
-        self.times.note(found.st_size, found.st_mtime)
-        return found.st_size
+        self.times.record(status.st_size, status.st_mtime)
+        return status.st_size
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which files: ``kind`` is ``worker``, ``driver`` or empty for both."""
+    """A choice of files: ``kind`` is ``worker``, ``driver`` or empty for both."""
 
     job_id: str = ""
     worker_id: str = ""
     kind: str = ""
 
-    def takes(self, log: LogFile) -> bool:
+    def matches(self, log: LogFile) -> bool:
         return (
             self.job_id in ("", log.job_id)
             and self.worker_id in ("", log.worker_id)
             and self.kind in ("", "driver" if log.driver else "worker")
         )
 
-    def is_whole(self, logs: list[LogFile]) -> bool:
-        """Whether no other process can come: one was named, or a job's driver, which is one."""
+    def is_complete(self, logs: list[LogFile]) -> bool:
+        """Return whether no other process can match: one was named, or a job's driver, which is one."""
         return bool(self.worker_id or (self.job_id and self.kind == "driver" and logs))
 
 
@@ -101,26 +101,26 @@ class Logs:
     _files: dict[str, LogFile] = field(default_factory=dict)
 
     def add(self, log: LogFile) -> None:
-        """Make a new process's output known."""
+        """Add the log of a new process."""
         self._files[log.worker_id] = log
-        for worker_id in [w for w, known in self._files.items() if known.ended][:-_KEPT]:
+        for worker_id in [w for w, known in self._files.items() if known.ended][:-_MAX_ENDED]:
             del self._files[worker_id]
 
     def get(self, worker_id: str) -> LogFile | None:
         return self._files.get(worker_id)
 
     def end(self, worker_id: str) -> None:
-        """A process is gone, with all that it started."""
+        """Mark a log as ended: its process is gone, with all that it started."""
         log = self._files.get(worker_id)
         if log is not None:
-            log.look()
+            log.poll()
             log.ended = True
 
-    def look(self) -> None:
-        """Notice what was written since the last look; called twice a second."""
+    def poll(self) -> None:
+        """Record the sizes of all files that may still grow; called twice a second."""
         for log in self._files.values():
             if not log.ended:
-                log.look()
+                log.poll()
 
     def tail(self, worker_id: str, count: int) -> tuple[str, ...]:
         """Return the last ``count`` lines of a process's output."""
@@ -147,8 +147,8 @@ class Logs:
         readers: dict[str, _Reader] = {}
         while True:
             batch: list[LogLine] = []
-            logs = [log for log in self._files.values() if chosen.takes(log)]
-            open_ended = not chosen.is_whole(logs)
+            logs = [log for log in self._files.values() if chosen.matches(log)]
+            open_ended = not chosen.is_complete(logs)
             for log in logs:
                 reader = readers.get(log.worker_id)
                 if reader is None:
@@ -161,7 +161,7 @@ class Logs:
             if batch:
                 yield batch
                 continue
-            if not follow and all(reader.over for reader in readers.values()):
+            if not follow and all(reader.at_end for reader in readers.values()):
                 return
             if follow:
                 if not open_ended:
@@ -170,39 +170,39 @@ class Logs:
 
 
 class _Reader:
-    """A place in one file. Without ``whole`` the file ends for it where it ends now."""
+    """A reader's position in one file. Without ``whole`` it stops where the file ends now."""
 
     def __init__(self, node_id: str, log: LogFile, since: int, last: int, *, whole: bool) -> None:
         self._node_id = node_id
         self._log = log
-        size = log.look()
+        size = log.poll()
         self._limit = None if whole else size
         self._offset = min(since, size) or (_offset_of_last(log.path, last) if last else 0)
         self._rest = b""
         self._stream, self._name = _mark_before(log.path, self._offset)
-        self.over = False
+        self.at_end = False
 
     def lines(self, *, final: bool) -> list[LogLine]:
-        """Return what came since; with ``final`` nothing comes after what is there."""
-        if self.over:
+        """Return the lines since the last call; with ``final`` the file grows no more."""
+        if self.at_end:
             return []
         read_to = self._offset + len(self._rest)
-        size = self._log.look()
+        size = self._log.poll()
         end = size if self._limit is None else min(size, self._limit)
         if end <= read_to and not (final and self._rest):
-            self.over = final
-            return []  # asked often, and a look costs a fifth of opening the file
+            self.at_end = final
+            return []  # a poll is frequent, and costs a fifth of opening the file
         try:
             with self._log.path.open("rb") as file:
                 file.seek(read_to)
                 chunk = file.read(min(_CHUNK, max(0, end - read_to)))
         except FileNotFoundError:
-            self.over = final
+            self.at_end = final
             return []
         return self._split(self._rest + chunk, final=final and read_to + len(chunk) >= end)
 
     def _split(self, data: bytes, *, final: bool) -> list[LogLine]:
-        found = []
+        lines = []
         start = 0
         while start < len(data):
             end = data.find(b"\n", start)
@@ -215,10 +215,10 @@ class _Reader:
             if text.startswith(OUTPUT_MARK):
                 self._stream, self._name = _parsed(text)
             else:
-                found.append(self._line(text))
+                lines.append(self._line(text))
             start = end + 1
         self._rest = data[start:]
-        return found
+        return lines
 
     def _line(self, text: str) -> LogLine:
         log = self._log
@@ -260,7 +260,7 @@ def _parsed(mark: str) -> tuple[LogStream, str]:
 
 
 def _mark_before(path: Path, offset: int) -> tuple[LogStream, str]:
-    """Return what the last mark before ``offset`` says, for a reader that begins there."""
+    """Return the stream and name of the last mark before ``offset``, for a reader that begins there."""
     try:
         with path.open("rb") as file:
             data, start = b"", offset

@@ -1,8 +1,8 @@
-"""The memory guard: ends a worker before the kernel has to choose a victim.
+"""The OOM guard: a worker is ended before the kernel has to choose a victim.
 
 A worker whose lease declares ``memory`` may use that much, together with the processes it started.
-When the whole node runs full, the largest task worker goes (a task can be tried again; an actor's
-state cannot).
+When the whole node runs full, the largest task worker is killed (a task can be retried; an actor's
+state is lost).
 """
 
 from __future__ import annotations
@@ -12,87 +12,88 @@ import logging
 from dataclasses import dataclass
 
 from stoker_nodelet import devices
+from stoker_nodelet.core import WorkKind
 from stoker_nodelet.workers import process_tree
 from stoker_nodelet.workers.workers import Workers
-from stoker_wire.messages.cluster import LeaseKind
 
 PERIOD_S = 0.5
 
-_log = logging.getLogger("stoker.nodelet.memory")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """A worker as the guard sees it; ``limit_bytes`` 0 means that it declared nothing."""
+class MonitoredWorker:
+    """A worker with its limit; ``limit_bytes`` 0 means that its lease declared none."""
 
     worker_id: str
     pid: int
     limit_bytes: int
-    kind: LeaseKind
+    kind: WorkKind
 
 
 @dataclass(frozen=True, slots=True)
-class Offender:
-    """A worker that is to die, and why."""
+class Victim:
+    """A worker that is to be killed, and why."""
 
     worker_id: str
     reason: str
 
 
 @dataclass(slots=True)
-class MemoryGuard:
-    """Measures every half second. ``node_share`` is how full the node may be before work dies."""
+class OomGuard:
+    """Periodic measurement. ``node_share`` of the node's memory may be used before a worker is killed."""
 
     workers: Workers
     node_share: float = 0.95
 
     async def run(self) -> None:
-        """Watch for ever."""
+        """Measure for ever, and kill the victims."""
         while True:
             await asyncio.sleep(PERIOD_S)
-            watched = self._watched()
-            if watched:
-                for offender in await asyncio.to_thread(find_offenders, watched, self.node_share):
-                    _log.warning("%s: %s", offender.worker_id, offender.reason)
-                    if offender.worker_id in self.workers.state.workers:
-                        self.workers.kill(offender.worker_id, offender.reason, oom=True)
+            monitored = self._monitored()
+            if monitored:
+                for victim in await asyncio.to_thread(find_victims, monitored, self.node_share):
+                    _log.warning("%s: %s", victim.worker_id, victim.reason)
+                    if victim.worker_id in self.workers.state.workers:
+                        self.workers.kill(victim.worker_id, victim.reason, oom=True)
 
-    def _watched(self) -> list[Watched]:
+    def _monitored(self) -> list[MonitoredWorker]:
         state = self.workers.state
-        found = []
-        for held in state.leases.values():
-            worker = state.workers.get(held.worker_id)
+        launches = self.workers.processes.launches
+        monitored = []
+        for lease_id, entry in state.leases.items():
+            worker = state.workers.get(entry.worker_id)
             if worker is not None and worker.pid:
-                limit = int(held.lease.resources.get("memory", 0))
-                found.append(Watched(worker.worker_id, worker.pid, limit, worker.kind))
-        return found
+                limit = int(launches[lease_id].lease.resources.get("memory", 0))
+                monitored.append(MonitoredWorker(worker.worker_id, worker.pid, limit, worker.kind))
+        return monitored
 
 
-def find_offenders(watched: list[Watched], node_share: float) -> list[Offender]:
-    """Return who must die now; measures, so call it in a thread."""
-    found = []
-    for one in watched:
+def find_victims(monitored: list[MonitoredWorker], node_share: float) -> list[Victim]:
+    """Return the workers to kill now; it measures, so call it in a thread."""
+    victims = []
+    for one in monitored:
         if not one.limit_bytes or _resident(one.pid) <= one.limit_bytes:
             continue  # resident sizes are cheap to read, and never less than proportional ones
         used = process_tree.tree_bytes(one.pid)
         if used > one.limit_bytes:
-            found.append(
-                Offender(one.worker_id, f"exceeded memory={one.limit_bytes} bytes (used {used})")
+            victims.append(
+                Victim(one.worker_id, f"exceeded memory={one.limit_bytes} bytes (used {used})")
             )
     total = devices.memory_limit_bytes()
     used = used_bytes(total)
-    if not found and used > node_share * total:
-        tasks = [one for one in watched if one.kind is LeaseKind.TASK]
+    if not victims and used > node_share * total:
+        tasks = [one for one in monitored if one.kind is WorkKind.TASK]
         if tasks:
             victim = max(tasks, key=lambda one: (_resident(one.pid), one.worker_id))
-            found.append(
-                Offender(
+            victims.append(
+                Victim(
                     victim.worker_id,
                     f"the node is out of memory ({used} of {total} bytes used) and this worker "
                     f"was the largest ({_resident(victim.pid)} bytes)",
                 )
             )
-    return found
+    return victims
 
 
 def _resident(pid: int) -> int:

@@ -1,13 +1,13 @@
-"""Carries task history from the processes of this node to the gcs, at least once, through any absence.
+"""The task history of this node on its way to the gcs: at least once, however long that is away.
 
 Each process appends frames of rows to a file of its own in the node's spool folder (see
-:mod:`stoker_wire.data.spool`); a record is there before the result that it tells of leaves its worker,
-so a killed worker takes none with it. The loop here forwards whole frames as they lie on disk, every
+:mod:`stoker_wire.data.spool`); a record is written before the result of its task leaves the worker,
+so none is lost with a killed worker. The loop here forwards whole frames as they lie on disk, every
 ``POLL_S``, and deletes a file when all of it is acknowledged and its writer has left it. While the
 gcs is away nothing is read: the disk is the buffer, memory holds one batch at most.
 
-A nodelet that starts adopts the folders of dead nodelets of its session. What a nodelet had forwarded
-and not yet deleted when it died is sent again; the gcs merges. There is no fsync: the files survive
+A nodelet that starts takes over the folders of dead nodelets of its session. Frames that were
+forwarded and not yet deleted at a death are sent again; the gcs merges. There is no fsync: the files survive
 the processes, not the machine.
 """
 
@@ -38,45 +38,45 @@ POLL_S = 0.2
 BATCH_BYTES = 1 << 20
 _FILE_BYTES = 256 << 10
 _AWAY_S = 0.5  # pause between tries while the gcs is away
-_BURY_S = 2.0  # how often the writers of files that have been read are looked for
+_REAP_S = 2.0  # pause between checks for files whose writers are gone
 _OWNER = ".owner"
 _BROKEN = ".broken"
 _DOTS = 3  # in the name of a spool file
 
 Forward = Callable[[bytes], Awaitable[None]]
 
-_log = logging.getLogger("stoker.nodelet.spool")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Spool:
-    """The task history of one node on its way; the nodelets of a session share ``session_dir``."""
+class TaskSpool:
+    """Forwarder of one node's task history; the nodelets of a session share ``session_dir``."""
 
     session_dir: Path
     node_id: str
     forward: Forward
     forwarded: int = 0
     dropped: int = 0
-    _told: dict[Path, int] = field(default_factory=dict)
-    """How far each file is acknowledged."""
-    _adopted: list[Path] = field(default_factory=list)
-    _untold: int = 0
+    _acknowledged: dict[Path, int] = field(default_factory=dict)
+    """The offset up to which the gcs has acknowledged each file."""
+    _taken_over: list[Path] = field(default_factory=list)
+    _unreported_drops: int = 0
     _away: bool = False
-    _buried_at_s: float = 0.0
+    _reaped_at_s: float = 0.0
     _flushing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def folder(self) -> Path:
-        """Where the processes of this node write."""
+        """Return the folder that the processes of this node write to."""
         return spool_folder(self.session_dir, self.node_id)
 
     def open(self) -> None:
-        """Make the folder, and find those that dead nodelets have left."""
+        """Make the folder, and take over those of dead nodelets."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         pid = os.getpid()
         (self.folder / _OWNER).write_text(f"{pid} {process_tree.start_time(pid)}")
         others = (path for path in self.folder.parent.iterdir() if path != self.folder)
-        self._adopted = [path for path in sorted(others) if _is_abandoned(path)]
+        self._taken_over = [path for path in sorted(others) if _is_abandoned(path)]
 
     async def run(self) -> None:
         """Forward for ever."""
@@ -85,59 +85,59 @@ class Spool:
             await self.flush()
 
     async def flush(self) -> bool:
-        """Forward all that lies there; return False if the gcs does not take it now."""
+        """Forward everything that is there; return False if the gcs does not accept it now."""
         async with self._flushing:
             try:
                 while batch := self._read():
-                    await self._tell(batch)
+                    await self._send(batch)
             except (StokerError, OSError) as error:
                 if not self._away:
                     _log.warning("task history waits on disk: %s", error)
                 self._away = True
                 return False
             self._away = False
-            if time.monotonic() - self._buried_at_s > _BURY_S:
-                self._bury()
+            if time.monotonic() - self._reaped_at_s > _REAP_S:
+                self._reap()
             return True
 
     async def close(self, timeout_s: float) -> None:
-        """Forward what is left, or leave it on disk for the next nodelet."""
+        """Forward the rest, or leave it on disk for the next nodelet."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.flush()
-        self._bury()
+        self._reap()
         _remove_if_empty(self.folder)
 
-    async def _tell(self, batch: dict[Path, bytes]) -> None:
+    async def _send(self, batch: dict[Path, bytes]) -> None:
         body = b"".join(batch.values())
-        if self._untold:
-            body += frames_of((), self._untold)
+        if self._unreported_drops:
+            body += frames_of((), self._unreported_drops)
         nrows = rows_in_frames(body)
         try:
             await self.forward(body)
             self.forwarded += nrows
-            self._untold = 0
+            self._unreported_drops = 0
         except BadRequestError as error:
-            # It would be refused for ever, and hold up all that comes behind it.
+            # It would be refused for ever, and block everything behind it.
             _log.error("%d task records are lost, the gcs refuses them: %s", nrows, error)
             self.dropped += nrows
-            self._untold += nrows
+            self._unreported_drops += nrows
         for path, data in batch.items():
-            self._told[path] = self._told.get(path, 0) + len(data)
+            self._acknowledged[path] = self._acknowledged.get(path, 0) + len(data)
 
     def _read(self) -> dict[Path, bytes]:
         """Return the next whole frames of each file, up to a batch."""
         batch: dict[Path, bytes] = {}
         room = BATCH_BYTES
         for path, size in self._files():
-            offset = self._told.get(path, 0)
+            offset = self._acknowledged.get(path, 0)
             if size > offset and room > 0 and (data := self._frames(path, offset)):
                 batch[path] = data
                 room -= len(data)
         return batch
 
     def _files(self) -> Iterator[tuple[Path, int]]:
-        for folder in (self.folder, *self._adopted):
+        for folder in (self.folder, *self._taken_over):
             with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
                 for entry in sorted(entries, key=lambda entry: entry.name):
                     if entry.name.count(".") == _DOTS:
@@ -154,27 +154,27 @@ class Spool:
                     nbytes = whole_frames(data)
                 return data[:nbytes]
         except FileNotFoundError:
-            return b""  # another nodelet of the session has adopted the same folder
+            return b""  # another nodelet of the session has taken over the same folder
         except ValueError as error:
             _log.error("the rest of %s is unreadable and put aside: %s", path, error)
             self.dropped += 1
-            self._untold += 1
+            self._unreported_drops += 1
             path.rename(path.with_name(path.name + _BROKEN))
             return b""
 
-    def _bury(self) -> None:
-        """Delete the files that are told of and that nobody will add to."""
-        self._buried_at_s = time.monotonic()
-        found = [path for path, _ in self._files()]
-        for path, after in zip(found, [*found[1:], None], strict=False):
+    def _reap(self) -> None:
+        """Delete the files that are acknowledged and that nobody will append to."""
+        self._reaped_at_s = time.monotonic()
+        paths = [path for path, _ in self._files()]
+        for path, after in zip(paths, [*paths[1:], None], strict=False):
             left = after is not None and after.stem == path.stem
             if not left and writer_lives(path):
                 continue
-            # Only now its size is final. What no whole frame follows is told of, or torn.
-            if not self._frames(path, self._told.get(path, 0)):
+            # Only now its size is final. Without another whole frame, the rest is torn or there is none.
+            if not self._frames(path, self._acknowledged.get(path, 0)):
                 path.unlink(missing_ok=True)
-                self._told.pop(path, None)
-        for folder in self._adopted:
+                self._acknowledged.pop(path, None)
+        for folder in self._taken_over:
             _remove_if_empty(folder)
 
 
@@ -189,5 +189,5 @@ def _is_abandoned(folder: Path) -> bool:
     try:
         pid, started = (folder / _OWNER).read_text().split()
     except (OSError, ValueError):
-        return False  # in the making
+        return False  # it is being made
     return process_tree.start_time(int(pid)) != int(started)

@@ -1,6 +1,6 @@
-"""An object on its way into the arena: which chunks are there, and who waits for the next.
+"""The chunks of an object on its way into the arena: those that are there, and the waits for others.
 
-Filled by a pull; read by ``Serving``, which passes chunks on to other nodes while later ones come.
+Filled by a pull; read by ``RangeServer``, which passes chunks on to other nodes while later ones arrive.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ import heapq
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 
 
-class Incoming:
-    """``fd`` is the extent's; a chunk with a checksum is whole and was verified."""
+class ChunkMap:
+    """State of each chunk. ``fd`` is the extent's; a chunk with a checksum was received and verified."""
 
     def __init__(self, nbytes: int, fd: int) -> None:
         self.nbytes = nbytes
         self.fd = fd
         self.checksums: list[int | None] = [None] * count_chunks(nbytes)
         self.ready = 0
-        """Chunks that are there, counted from the start without a gap."""
+        """The number of chunks that are there, counted from the start without a gap."""
         self.arrived_nbytes = 0
         self._missing = list(range(len(self.checksums)))
         self._changed = asyncio.Event()
 
     @property
     def whole(self) -> bool:
-        """Whether all chunks are there."""
+        """Return whether all chunks are there."""
         return self.ready == len(self.checksums)
 
     def claim(self) -> int | None:
-        """Return the first chunk that nobody fetches yet."""
+        """Claim and return the first chunk that nobody fetches yet."""
         return heapq.heappop(self._missing) if self._missing else None
 
-    def unclaim(self, chunk: int) -> None:
-        """The chunk did not come; somebody else may fetch it."""
+    def give_back(self, chunk: int) -> None:
+        """Return a claimed chunk that did not arrive; another stream may fetch it."""
         heapq.heappush(self._missing, chunk)
 
-    def arrived(self, chunk: int, checksum: int) -> None:
-        """A chunk was received and verified."""
+    def add(self, chunk: int, checksum: int) -> None:
+        """Record a chunk that was received and verified."""
         self.checksums[chunk] = checksum
         self.arrived_nbytes += span_of(chunk, self.nbytes)[1]
         while self.ready < len(self.checksums) and self.checksums[self.ready] is not None:
@@ -48,7 +48,7 @@ class Incoming:
         self._changed = asyncio.Event()
 
     async def wait_for(self, chunk: int, wait_s: float) -> None:
-        """Wait until ``chunk`` and all before it are there, at most so long."""
+        """Wait until ``chunk`` and all before it are there, at most ``wait_s``."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self.ready <= chunk:

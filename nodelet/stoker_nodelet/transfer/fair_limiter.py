@@ -1,7 +1,7 @@
-"""Who may move bytes now: a bounded number of chunks at once, and every object in its turn.
+"""Fair concurrency limit for chunk transfers: N slots, handed out round-robin over keys (objects).
 
-Used by both ends of a transfer, each with a ``Turns`` of its own. Small objects have places of
-their own, so that they never wait for a large one to get on.
+Each end of a node's transfers has a limiter of its own. Small chunks have slots of their own, so that
+they never wait for large ones.
 """
 
 from __future__ import annotations
@@ -14,83 +14,82 @@ from contextlib import asynccontextmanager
 SMALL_NBYTES = 1 << 20
 
 
-class Turns:
-    """Places for chunks: so many at once for large ones, and as many for small ones."""
+class FairLimiter:
+    """``slots`` chunks at once, of at most ``nbytes`` together; as many small ones besides."""
 
-    def __init__(self, places: int, nbytes: int) -> None:
-        self.places = places
-        self._large = _Line(places, nbytes)
-        self._small = _Line(places, nbytes)
+    def __init__(self, slots: int, nbytes: int) -> None:
+        self._large = _FairQueue(slots, nbytes)
+        self._small = _FairQueue(slots, nbytes)
 
     @asynccontextmanager
-    async def turn(self, flow: str, nbytes: int) -> AsyncIterator[None]:
-        """Wait for a place to move ``nbytes``; places go round among ``flow`` s (object ids)."""
-        line = self._small if nbytes <= SMALL_NBYTES else self._large
-        await line.enter(flow, nbytes)
+    async def slot(self, key: str, nbytes: int) -> AsyncIterator[None]:
+        """Hold a slot to move ``nbytes``; waits until one is free, in turn with other keys."""
+        queue = self._small if nbytes <= SMALL_NBYTES else self._large
+        await queue.acquire(key, nbytes)
         try:
             yield
         finally:
-            line.leave(nbytes)
+            queue.release(nbytes)
 
     @property
     def nbytes_moving(self) -> int:
-        """Bytes of the chunks that have a place."""
+        """Bytes of the chunks that hold a slot."""
         return self._large.nbytes + self._small.nbytes
 
 
-class _Line:
-    """Waits in turn by flow; bounded by a count and by bytes, but one chunk always fits."""
+class _FairQueue:
+    """Round-robin queue over keys, bounded by a count and by bytes; one chunk always fits."""
 
-    def __init__(self, places: int, max_nbytes: int) -> None:
+    def __init__(self, slots: int, max_nbytes: int) -> None:
         self.nbytes = 0
         self._taken = 0
-        self._places = places
+        self._slots = slots
         self._max_nbytes = max_nbytes
         self._waiting: OrderedDict[str, deque[tuple[asyncio.Future[None], int]]] = OrderedDict()
 
-    async def enter(self, flow: str, nbytes: int) -> None:
+    async def acquire(self, key: str, nbytes: int) -> None:
         if not self._waiting and self._fits(nbytes):
             self._take(nbytes)
             return
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(flow, deque()).append((place, nbytes))
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, deque()).append((slot, nbytes))
         try:
-            await place
+            await slot
         except BaseException:
-            if place.done() and not place.cancelled():
-                self.leave(nbytes)  # it was given in the moment of the cancel
+            if slot.done() and not slot.cancelled():
+                self.release(nbytes)  # it was granted in the moment of the cancel
             else:
-                place.cancel()
-                self._hand_on()
+                slot.cancel()
+                self._grant_next()
             raise
 
-    def leave(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         self._taken -= 1
         self.nbytes -= nbytes
-        self._hand_on()
+        self._grant_next()
 
-    def _hand_on(self) -> None:
+    def _grant_next(self) -> None:
         while self._waiting:
-            flow, queue = next(iter(self._waiting.items()))
+            key, queue = next(iter(self._waiting.items()))
             while queue and queue[0][0].cancelled():
                 queue.popleft()
             if not queue:
-                del self._waiting[flow]
+                del self._waiting[key]
                 continue
-            place, nbytes = queue[0]
+            slot, nbytes = queue[0]
             if not self._fits(nbytes):
                 return
             queue.popleft()
             if queue:
-                self._waiting.move_to_end(flow)
+                self._waiting.move_to_end(key)
             else:
-                del self._waiting[flow]
+                del self._waiting[key]
             self._take(nbytes)
-            place.set_result(None)
+            slot.set_result(None)
 
     def _fits(self, nbytes: int) -> bool:
         return self._taken == 0 or (
-            self._taken < self._places and self.nbytes + nbytes <= self._max_nbytes
+            self._taken < self._slots and self.nbytes + nbytes <= self._max_nbytes
         )
 
     def _take(self, nbytes: int) -> None:

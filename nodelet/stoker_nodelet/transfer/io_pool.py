@@ -1,4 +1,7 @@
-"""The threads that move bytes: sending, receiving and checksums, which hold no interpreter lock."""
+"""The threads that move bytes: sending, receiving and checksums, none of which holds the interpreter lock.
+
+Both ends of a node's transfers share one pool.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class TransferThreads:
-    """A bounded pool. Work in it is never left behind: a cancelled call waits for its thread."""
+class IoPool:
+    """A bounded pool of threads. A cancelled call waits for its thread, so no work is left behind."""
 
     def __init__(self, count: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, work: Callable[[], T], abort: Callable[[], None] | None = None) -> T:
-        """Return ``work()``. A cancel calls ``abort()``, which must make it end soon, and waits for
-        that: it writes to memory that the caller gives back next.
+        """Return ``work()``, computed in a thread.
+
+        A cancel calls ``abort()``, which must make the work end soon, and waits for its end: the work
+        writes to memory that the caller gives back next.
         """
         future = self._pool.submit(work)
         waiter = asyncio.wrap_future(future)
@@ -29,7 +34,7 @@ class TransferThreads:
             if abort is not None:
                 abort()
             if not future.cancel():
-                await _end_of(waiter)
+                await _wait_for_end(waiter)
             raise
 
     def close(self) -> None:
@@ -37,9 +42,9 @@ class TransferThreads:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-async def _end_of(waiter: asyncio.Future[T]) -> None:
+async def _wait_for_end(waiter: asyncio.Future[T]) -> None:
     while not waiter.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([waiter])
     if not waiter.cancelled():
-        waiter.exception()  # seen: the cancel is what counts
+        waiter.exception()  # mark it as retrieved: the cancel is what counts

@@ -1,1 +1,1 @@
-"""Worker processes: the fork server, what it starts, and what becomes of it."""
+"""Worker processes: their life cycle, and the fork server that makes them."""

@@ -1,7 +1,8 @@
-"""The asyncio side of fork servers: forks as awaitable calls, exits as callbacks.
+"""The nodelet's side of fork servers: forks as awaitable calls, exits as callbacks.
 
-``ForkServer`` speaks to one fork server process; ``ForkServers`` keeps one per (python, preloaded
-modules) and starts further ones on demand. Only ``workers.py`` uses them.
+``ForkServer`` speaks to one fork server process; ``ForkServerPool`` keeps one per (python, preloaded
+modules) and starts further ones on demand. The ``Workers`` of a node own the pool. An exit is always
+reported behind the fork that it belongs to.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class ForkExit:
-    """A child and all that it started are gone. ``status`` is as wait(2) gives it."""
+    """The end of a child and of all that it started. ``status`` is as wait(2) gives it."""
 
     worker_id: str
     pid: int
@@ -53,7 +54,7 @@ OnExit = Callable[[ForkExit], None]
 
 @dataclass(slots=True)
 class ForkServer:
-    """One fork server process. If it dies, its workers die with it: ``on_exit`` tells of each."""
+    """One fork server process. If it dies, so do its workers: ``on_exit`` is called for each."""
 
     handle: ForkServerHandle
     on_exit: OnExit
@@ -62,18 +63,18 @@ class ForkServer:
     lost: bool = False
     _waiting: dict[str, asyncio.Future[int]] = field(default_factory=dict)
     _pids: dict[str, int] = field(default_factory=dict)
-    _failure: str = ""
+    _import_error: str = ""
     _writer: asyncio.StreamWriter | None = None
-    _early: list[bytes] = field(default_factory=list)
+    _unsent: list[bytes] = field(default_factory=list)
 
     def start(self) -> None:
-        """Begin to listen to the process; forks may be asked for at once."""
+        """Begin to read what the process says; forks may be asked for at once."""
         self.background.spawn(self._listen(), name=f"forkserver-{self.handle.proc.pid}")
 
     async def fork(self, request: ForkRequest) -> int:
         """Return the pid of the new child."""
         if self.lost:
-            raise UnavailableError(self._failure or "the fork server is gone")
+            raise UnavailableError(self._import_error or "the fork server is gone")
         waiting: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[request.worker_id] = waiting
         self._send({"op": "fork", **_fields(request)})
@@ -91,15 +92,15 @@ class ForkServer:
         if not self.lost:
             self._send({"op": "signal", "worker_id": worker_id, "signum": int(signum)})
 
-    def remove_at_end(self, path: Path) -> None:
+    def add_cleanup_path(self, path: Path) -> None:
         """Have a folder of ours removed if this process is killed."""
         if not self.lost:
-            self._send({"op": "remains", "path": str(path)})
+            self._send({"op": "cleanup_path", "path": str(path)})
 
     async def stop(self) -> None:
         """Close the control socket; the process kills all that it forked and ends."""
         if not self.lost:
-            self._send({"op": "dismiss"})
+            self._send({"op": "shutdown"})
         if self._writer is not None:
             self._writer.close()
         else:
@@ -114,31 +115,33 @@ class ForkServer:
         body = msgspec.msgpack.encode(message)
         frame = HEAD.pack(len(body)) + body
         if self._writer is None:
-            self._early.append(frame)
+            self._unsent.append(frame)
         elif not self._writer.is_closing():  # else it ends, and kills what it forked
             self._writer.write(frame)
 
     async def _listen(self) -> None:
         reader, self._writer = await asyncio.open_connection(sock=self.handle.sock)
-        for frame in self._early:
+        for frame in self._unsent:
             self._writer.write(frame)
-        self._early.clear()
+        self._unsent.clear()
         try:
             while True:
                 (nbytes,) = HEAD.unpack(await reader.readexactly(HEAD.size))
-                self._heard(msgspec.msgpack.decode(await reader.readexactly(nbytes)))
+                self._on_message(msgspec.msgpack.decode(await reader.readexactly(nbytes)))
         except (asyncio.IncompleteReadError, OSError):
             self._on_lost()
         finally:
             self._writer.close()
 
-    def _heard(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         match message["ev"]:
             case "ready":
                 self.import_s = message["import_s"]
             case "import_failed":
                 target = self.handle.target
-                self._failure = f"the fork server could not import {target}\n{message['error']}"
+                self._import_error = (
+                    f"the fork server could not import {target}\n{message['error']}"
+                )
             case "forked":
                 self._pids[message["worker_id"]] = message["pid"]
                 self._settle(message["worker_id"], message["pid"])
@@ -146,14 +149,14 @@ class ForkServer:
                 self._settle(message["worker_id"], RuntimeEnvSetupError(message["error"]))
             case "exited":
                 self._pids.pop(message["worker_id"], None)
-                told = ForkExit(
+                fork_exit = ForkExit(
                     message["worker_id"],
                     message["pid"],
                     message["status"],
                     message["peak_rss_bytes"],
                 )
-                # Behind whoever waits for its fork: a child may end before that is told.
-                asyncio.get_running_loop().call_soon(self.on_exit, told)
+                # After the one who awaits the fork has run: a child may end before that.
+                asyncio.get_running_loop().call_soon(self.on_exit, fork_exit)
 
     def _settle(self, worker_id: str, outcome: int | Exception) -> None:
         waiting = self._waiting.get(worker_id)
@@ -165,11 +168,11 @@ class ForkServer:
             waiting.set_result(outcome)
 
     def _on_lost(self) -> None:
-        """The process died: its children died with it, but not what *they* had started."""
+        """Report that all children are gone; kill what *they* had started, which did not die with them."""
         self.lost = True
-        error = RuntimeEnvSetupError if self._failure else UnavailableError
+        error = RuntimeEnvSetupError if self._import_error else UnavailableError
         for worker_id in list(self._waiting):
-            self._settle(worker_id, error(self._failure or "the fork server died"))
+            self._settle(worker_id, error(self._import_error or "the fork server died"))
         for worker_id, pid in list(self._pids.items()):
             for orphan in process_tree.marked("STOKER_WORKER_ID", worker_id):
                 if process_tree.is_resource_tracker(orphan):
@@ -185,17 +188,17 @@ def _fields(request: ForkRequest) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class ForkServers:
+class ForkServerPool:
     """The fork servers of this node, by python executable and preloaded modules.
 
-    ``remains`` are the folders that they clear away if this process is killed.
+    ``cleanup_paths`` are the folders that they remove if this process is killed.
     """
 
     target: str
     log_dir: Path
     on_exit: OnExit
     background: Background
-    remains: tuple[Path, ...] = ()
+    cleanup_paths: tuple[Path, ...] = ()
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
 
     def adopt(self, handle: ForkServerHandle) -> None:
@@ -224,6 +227,6 @@ class ForkServers:
         server = ForkServer(handle, self.on_exit, self.background)
         self._servers[key] = server
         server.start()
-        for path in self.remains:
-            server.remove_at_end(path)
+        for path in self.cleanup_paths:
+            server.add_cleanup_path(path)
         return server

@@ -1,5 +1,7 @@
 """The fork server: a small single-threaded process that forks workers from warm imports.
 
+Both of its ends are here: how the nodelet starts it, its loop, and the first steps of a child.
+
 ``python -m stoker_nodelet.workers.forkserver`` is started by the nodelet through :func:`start_forkserver`;
 the composition root, which has imported much of what workers need by then, forks it instead
 (:func:`fork_forkserver`) and shares those pages with it. The process imports the worker's target
@@ -11,16 +13,18 @@ the tree under a living worker stays whole, and at a worker's death all that it 
 a child that is no known worker: that is killed. An exit is reported when nothing of the worker is
 left, except resource trackers: they unlink what the worker had in shared memory, end by themselves,
 and are killed only if that takes long. When the control socket closes (the nodelet is gone, however
-it died) everything else is killed at once, and what a killed nodelet leaves in shared memory and
-sockets is removed.
+it died) everything else is killed at once, and the folders of a killed nodelet in shared memory
+and of its sockets are removed.
 
-It must never start a thread or initialise CUDA: both do not survive a fork.
+It must never start a thread or initialise CUDA: neither survives a fork. For the same reason nothing
+here relies on a thread.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import os
 import select
@@ -36,22 +40,24 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_nodelet.objects import arena
 from stoker_nodelet.workers import process_tree
-from stoker_nodelet.workers.child import PR_SET_CHILD_SUBREAPER, prctl, run_child
+from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 DEFAULT_TARGET = "stoker.runtime.worker.main:main"
 HEAD = struct.Struct("!I")
-_SWEEP_S = 1.0  # an exit is reported at the latest after this, even if its orphans do not die
-_TRACKER_S = 2.0  # how long a dead worker's resource tracker may take to clean up
-_END_S = 4.0  # how long the end may take before the fork server leaves all the same
-_REMAINS_S = 1.0
+_ORPHANS_S = 1.0  # an exit is reported at the latest after this, even if its orphans do not die
+_TRACKER_S = 2.0  # the time that a dead worker's resource tracker may take to clean up
+_END_S = 4.0  # after this the fork server exits, whatever still lives
+_OWNER_S = 1.0  # the time in which a killed nodelet must count as dead
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
-class Forked:
-    """A child that was forked, as far as it is like a ``Popen``."""
+class ForkedProcess:
+    """A child that was forked, with the part of ``Popen``'s interface that is used."""
 
     pid: int
 
@@ -69,9 +75,9 @@ class Forked:
 
 @dataclass(frozen=True, slots=True)
 class ForkServerHandle:
-    """A started fork server: its process, and our end of its control socket."""
+    """A started fork server: its process, and the nodelet's end of its control socket."""
 
-    proc: subprocess.Popen[bytes] | Forked
+    proc: subprocess.Popen[bytes] | ForkedProcess
     sock: socket.socket
     target: str
     preload: tuple[str, ...]
@@ -114,7 +120,7 @@ def start_forkserver(
 
 
 def fork_forkserver(log_path: Path, *, target: str = DEFAULT_TARGET) -> ForkServerHandle:
-    """Fork a fork server from this process, which has one thread: it shares what is imported."""
+    """Fork a fork server from this process, which has one thread: they share the imported pages."""
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -127,11 +133,11 @@ def fork_forkserver(log_path: Path, *, target: str = DEFAULT_TARGET) -> ForkServ
         finally:
             os._exit(1)
     theirs.close()
-    return ForkServerHandle(Forked(pid), ours, target, (), sys.executable)
+    return ForkServerHandle(ForkedProcess(pid), ours, target, (), sys.executable)
 
 
 def _detach(kept_fd: int, log_path: Path) -> None:
-    """Keep nothing of the parent's but a socket."""
+    """Leave the parent's session and close all that is its, but one socket."""
     os.setsid()
     with open(os.devnull, "rb") as null, log_path.open("ab") as log:
         os.dup2(null.fileno(), 0)
@@ -162,28 +168,28 @@ def _serve(sock: socket.socket, target: str, preload: Sequence[str]) -> None:
         sock.set_inheritable(False)
         started_at_s = time.monotonic()
         try:
-            function = _imported(target, preload)
+            function = _import_target(target, preload)
         except BaseException as error:
             import traceback
 
             text = "".join(traceback.format_exception_only(error)).strip()
             _send(sock, {"ev": "import_failed", "error": text})
             raise
-        _Forks(sock, function).serve(time.monotonic() - started_at_s)
+        _ForkLoop(sock, function).serve(time.monotonic() - started_at_s)
 
 
-def _imported(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
+def _import_target(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
     import importlib
 
-    for module in preload:
-        importlib.import_module(module)
+    for extra in preload:
+        importlib.import_module(extra)
     name, _, function = target.partition(":")
-    home = importlib.import_module(name)
-    found: Callable[[Any], None] = getattr(home, function)
+    module = importlib.import_module(name)
+    entry: Callable[[Any], None] = getattr(module, function)
     importlib.import_module("stoker_wire.messages.cluster")
-    if (prepare := getattr(home, "prepare", None)) is not None:
+    if (prepare := getattr(module, "prepare", None)) is not None:
         prepare()
-    return found
+    return entry
 
 
 def _send(sock: socket.socket, message: dict[str, Any]) -> None:
@@ -193,8 +199,8 @@ def _send(sock: socket.socket, message: dict[str, Any]) -> None:
     sock.sendall(HEAD.pack(len(body)) + body)
 
 
-class _Forks:
-    """The loop: requests in, forks and exits out."""
+class _ForkLoop:
+    """The loop of the process: requests in, forks and exits out."""
 
     def __init__(self, sock: socket.socket, target: Callable[[Any], None]) -> None:
         self._sock = sock
@@ -203,30 +209,31 @@ class _Forks:
         self._names: dict[int, str] = {}
         self._exits: list[tuple[float, dict[str, Any]]] = []
         self._trackers: dict[int, float] = {}
-        """Resource trackers of dead workers, and since when."""
+        """Resource trackers of dead workers, and when each was first seen."""
         self._buffer = bytearray()
-        self._over = False
-        self._dismissed = False
-        self._remains: list[Path] = []
-        """What a nodelet that is killed leaves in shared memory."""
+        self._ends = False
+        self._shutdown = False
+        """The nodelet stops in good order, and removes its folders itself."""
+        self._cleanup_paths: list[Path] = []
+        """Folders that a killed nodelet leaves behind."""
         self._owner = os.getppid()
-        # Whatever the imports started (a resource tracker) is not an orphan.
-        self._ours = set(process_tree.children(os.getpid()))
+        # A process that the imports started (a resource tracker) is not an orphan.
+        self._helpers = set(process_tree.children(os.getpid()))
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._terminated)
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
 
     def _terminated(self, *_: object) -> None:
-        self._over = True
+        self._ends = True
 
     def serve(self, import_s: float) -> None:
-        self._tell({"ev": "ready", "import_s": import_s})
+        self._report({"ev": "ready", "import_s": import_s})
         # Objects that exist now never move to another generation, so their pages stay shared.
         gc.collect()
         gc.freeze()
         gc.disable()
-        while not self._over:
+        while not self._ends:
             timeout_s = 0.05 if self._exits or self._trackers else None
             control = self._sock.fileno()
             readable, _, _ = select.select([control, self._wake_r], [], [], timeout_s)
@@ -238,8 +245,8 @@ class _Forks:
             self._reap()
         self._end()
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(ConnectionError):  # its end is read where its requests end
+    def _report(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionError):  # the end of the socket is seen by _receive
             _send(self._sock, message)
 
     def _receive(self) -> None:
@@ -250,7 +257,7 @@ class _Forks:
         except ConnectionError:
             chunk = b""
         if not chunk:
-            self._over = True
+            self._ends = True
             return
         self._buffer += chunk
         while len(self._buffer) >= HEAD.size:
@@ -262,10 +269,10 @@ class _Forks:
             request = msgspec.msgpack.decode(body)
             if request["op"] == "fork":
                 self._fork(request)
-            elif request["op"] == "remains":
-                self._remains.append(Path(request["path"]))
-            elif request["op"] == "dismiss":
-                self._dismissed = True
+            elif request["op"] == "cleanup_path":
+                self._cleanup_paths.append(Path(request["path"]))
+            elif request["op"] == "shutdown":
+                self._shutdown = True
             else:
                 self._signal(request["worker_id"], request["signum"])
 
@@ -274,30 +281,29 @@ class _Forks:
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             error = "CUDA is initialised in the fork server (by a preloaded module); cannot fork"
-            self._tell({"ev": "fork_failed", "worker_id": worker_id, "error": error})
+            self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as failure:
             error = f"fork: {failure.strerror}"
-            self._tell({"ev": "fork_failed", "worker_id": worker_id, "error": error})
+            self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
         if pid == 0:
             self._sock.close()
             os.close(self._wake_r)
             os.close(self._wake_w)
-            run_child(request, self._target, parent)
+            _run_child(request, self._target, parent)
         self._workers[worker_id] = pid
         self._names[pid] = worker_id
-        self._tell({"ev": "forked", "worker_id": worker_id, "pid": pid})
+        self._report({"ev": "forked", "worker_id": worker_id, "pid": pid})
 
     def _signal(self, worker_id: str, signum: int) -> None:
         pid = self._workers.get(worker_id)
         if pid is None:
             return
-        # Not reaped yet, so the pid is still this worker's. Children first: a parent's death
-        # would move them here, and cost another round.
+        # It is not reaped yet, so the pid is still this worker's.
         _signal_tree(pid, signum)
 
     def _reap(self) -> None:
@@ -308,7 +314,7 @@ class _Forks:
                 break
             if pid == 0:
                 break
-            self._ours.discard(pid)
+            self._helpers.discard(pid)
             worker_id = self._names.pop(pid, None)
             if worker_id is not None:
                 del self._workers[worker_id]
@@ -316,28 +322,28 @@ class _Forks:
                 message["peak_rss_bytes"] = usage.ru_maxrss * 1024
                 self._exits.append((time.monotonic(), message))
         if self._exits or self._trackers:
-            self._sweep()
+            self._kill_orphans()
 
-    def _sweep(self) -> None:
-        """Kill what dead workers left; report their exits once nothing is left (or it is late)."""
+    def _kill_orphans(self) -> None:
+        """Kill the orphans of dead workers; report the exits once none is left, or it is late."""
         now_s = time.monotonic()
-        orphans = set(process_tree.children(os.getpid())) - self._names.keys() - self._ours
+        orphans = set(process_tree.children(os.getpid())) - self._names.keys() - self._helpers
         trackers = filter(process_tree.is_resource_tracker, orphans)
         self._trackers = {pid: self._trackers.get(pid, now_s) for pid in trackers}
         orphans -= {pid for pid, at_s in self._trackers.items() if now_s - at_s < _TRACKER_S}
         for orphan in orphans:
             _signal_tree(orphan, signal.SIGKILL)
-        held = []
+        pending = []
         for at_s, message in self._exits:
-            if orphans and at_s > now_s - _SWEEP_S:
-                held.append((at_s, message))
+            if orphans and at_s > now_s - _ORPHANS_S:
+                pending.append((at_s, message))
             else:
-                self._tell(message)
-        self._exits = held
+                self._report(message)
+        self._exits = pending
 
     def _end(self) -> None:
         signal.set_wakeup_fd(-1)
-        _close_all_but(self._sock.fileno())  # a tracker that the imports started ends by that
+        _close_all_but(self._sock.fileno())  # this ends a tracker that the imports started
         started_at_s = time.monotonic()
         while (passed_s := time.monotonic() - started_at_s) < _END_S:
             alive = process_tree.descendants(os.getpid())
@@ -352,33 +358,116 @@ class _Forks:
             if not alive:
                 break
             time.sleep(0.005)
-        if not self._dismissed:
-            self._remove_remains()
+        if not self._shutdown:
+            self._clean_up()
         os._exit(0)
 
-    def _remove_remains(self) -> None:
-        """Clean up after a nodelet that was killed, or that ended before it could say what is its.
+    def _clean_up(self) -> None:
+        """Remove the folders of a nodelet that was killed, or that ended before it named them.
 
-        The socket closes a moment before its owner counts as dead, which our new parent shows.
+        The socket closes a moment before its owner counts as dead; from then on we have another parent.
         """
-        deadline_s = time.monotonic() + _REMAINS_S
+        deadline_s = time.monotonic() + _OWNER_S
         while os.getppid() == self._owner and time.monotonic() < deadline_s:
             time.sleep(0.005)
-        for path in self._remains:
+        for path in self._cleanup_paths:
             arena.remove_abandoned(path)
-        if not self._remains:
+        if not self._cleanup_paths:
             arena.sweep()
             arena.sweep(arena.SOCKETS, "stoker-sock-*")
 
 
 def _signal_tree(pid: int, signum: int) -> None:
-    """Signal a process and its descendants, children first; trackers below it live on."""
+    """Signal a process and its descendants, except resource trackers.
+
+    Children first: a parent's death would make them children of the fork server, for another round.
+    """
     below = [
         one for one in process_tree.descendants(pid) if not process_tree.is_resource_tracker(one)
     ]
     for member in (*reversed(below), pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signum)
+
+
+def prctl(option: int, value: int) -> None:
+    """Call prctl(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: int) -> None:
+    """Turn the forked process into a worker (or, with ``argv``, another program). Never returns."""
+    code = 1
+    try:
+        _apply_request(request, parent)
+        if request["argv"]:
+            os.execvpe(request["argv"][0], request["argv"], os.environ)
+        _reset_interpreter(request)
+        import msgspec
+
+        from stoker_wire.messages.cluster import WorkerBoot
+
+        target(msgspec.msgpack.decode(request["boot"], type=WorkerBoot))
+        code = 0
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+        if isinstance(exit_.code, str):
+            sys.stderr.write(f"{exit_.code}\n")
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        _exit(code)
+
+
+def _apply_request(request: dict[str, Any], parent: int) -> None:
+    """Take a session of our own, end with the fork server, open the log, set environment and cwd."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    if os.getppid() != parent:
+        os._exit(1)
+    signal.set_wakeup_fd(-1)
+    for signum in (signal.SIGCHLD, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    log = os.open(request["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.close(null)
+    os.environ.update(request["env"])
+    if request["cwd"]:
+        os.chdir(request["cwd"])
+
+
+def _reset_interpreter(request: dict[str, Any]) -> None:
+    """Undo what a fork copies and a started interpreter would have of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    gc.enable()
+    apply_path(request["sys_path"])
+    if "random" in sys.modules:
+        sys.modules["random"].seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+
+
+def _exit(code: int) -> None:
+    import atexit
+
+    try:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 if __name__ == "__main__":

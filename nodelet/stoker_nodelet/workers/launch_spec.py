@@ -1,4 +1,7 @@
-"""What a fork needs: turns a lease and its environment into a request to the fork server."""
+"""The launch of a process: a lease and its environment, turned into a request to the fork server.
+
+The environment variables of workers and drivers are decided here and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """A lease with all that its worker needs to know."""
+class LaunchSpec:
+    """A lease with everything that its worker needs to know."""
 
     lease: Lease
     spec: WorkerSpec
@@ -30,13 +33,13 @@ class Order:
 
     @property
     def name(self) -> str:
-        """What the worker's output is labelled with."""
+        """The label of the worker's output."""
         if self.spec.driver is not None:
             return "driver"
         return self.spec.actor.class_name if self.spec.actor else self.lease.name
 
     def variables(self, identity: Identity) -> dict[str, str]:
-        """Return the environment variables of the lease: its devices, threads and cache, the job's own."""
+        """Return the environment variables: of devices, threads and cache, then the job's own."""
         cpus = self.lease.resources.get("CPU", 0.0)
         variables = {"CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus)}
         if self.lease.gpus and not identity.fake_gpus:
@@ -50,7 +53,7 @@ class Order:
         return {**variables, **self.environment.env_vars}
 
 
-def _names(identity: Identity, worker_id: str) -> dict[str, str]:
+def _id_variables(identity: Identity, worker_id: str) -> dict[str, str]:
     return {
         "STOKER_NODE_ID": identity.node_id,
         "STOKER_WORKER_ID": worker_id,
@@ -58,10 +61,10 @@ def _names(identity: Identity, worker_id: str) -> dict[str, str]:
     }
 
 
-def worker_request(identity: Identity, worker_id: str, order: Order | None) -> ForkRequest:
-    """Return the fork of a worker; without an order it is a fresh one, to be assigned later."""
-    environment = order.environment if order else Environment()
-    variables = order.variables(identity) if order else {"CUDA_VISIBLE_DEVICES": ""}
+def worker_fork(identity: Identity, worker_id: str, launch: LaunchSpec | None) -> ForkRequest:
+    """Return the fork of a worker; without a launch spec it is a fresh one, to be assigned later."""
+    environment = launch.environment if launch else Environment()
+    variables = launch.variables(identity) if launch else {"CUDA_VISIBLE_DEVICES": ""}
     log_path = identity.worker_log(worker_id)
     boot = WorkerBoot(
         worker_id=worker_id,
@@ -75,41 +78,41 @@ def worker_request(identity: Identity, worker_id: str, order: Order | None) -> F
         arena_dir=str(identity.arena_dir),
         socket_path=str(identity.socket_path(worker_id)),
         log_path=str(log_path),
-        job_id=order.lease.job_id if order else "",
-        **({"runtime_env": order.spec.runtime_env} if order else {}),
+        job_id=launch.lease.job_id if launch else "",
+        **({"runtime_env": launch.spec.runtime_env} if launch else {}),
     )
     return ForkRequest(
         worker_id=worker_id,
         log_path=str(log_path),
-        env={**variables, **_names(identity, worker_id)},
+        env={**variables, **_id_variables(identity, worker_id)},
         cwd=environment.cwd,
         sys_path=environment.sys_path,
         boot=msgspec.msgpack.encode(boot),
     )
 
 
-def driver_request(identity: Identity, worker_id: str, order: Order) -> ForkRequest:
+def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkRequest:
     """Return the start of a job's entrypoint, run by a shell in a process group of its own."""
-    driver = order.spec.driver
+    driver = launch.spec.driver
     if driver is None:
-        raise BadRequestError(f"{order.lease.lease_id} has no entrypoint", field="worker.driver")
-    environment = order.environment
+        raise BadRequestError(f"{launch.lease.lease_id} has no entrypoint", field="worker.driver")
+    environment = launch.environment
     parts = (*environment.sys_path, os.environ.get("PYTHONPATH", ""))
     path = os.pathsep.join(part for part in parts if part)
     variables = {
         "PYTHONUNBUFFERED": "1",
-        **order.variables(identity),
+        **launch.variables(identity),
         "STOKER_ADDRESS": identity.gcs_url,
         "STOKER_JOB_ID": driver.job_id,
         "STOKER_TOKEN": identity.token,
-        **_names(identity, worker_id),
+        **_id_variables(identity, worker_id),
         **driver.env,
     }
     if path:
         variables["PYTHONPATH"] = path
     # `python` in an entrypoint is the one that has stoker, even if the node's shell knows another.
-    known = variables.get("PATH", os.environ.get("PATH", os.defpath))
-    variables["PATH"] = f"{os.path.dirname(environment.python)}{os.pathsep}{known}"
+    path_before = variables.get("PATH", os.environ.get("PATH", os.defpath))
+    variables["PATH"] = f"{os.path.dirname(environment.python)}{os.pathsep}{path_before}"
     return ForkRequest(
         worker_id=worker_id,
         log_path=str(identity.driver_log(driver.job_id)),

@@ -1,6 +1,7 @@
-"""Carries the lease machine's commands out on processes: fork, assign, retire, kill, bury.
+"""The living processes of a node: the lease machine's commands applied to them, one at a time.
 
-Only ``workers.py`` calls it. Outcomes go back to the machine as events through ``dispatch``.
+Owned by ``Workers``, which alone calls it. Outcomes go back to the lease machine as events through
+``dispatch``; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -11,23 +12,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker_nodelet import devices
-from stoker_nodelet.core import State, WorkerPhase
+from stoker_nodelet.core import State, WorkerEntry, WorkerPhase
 from stoker_nodelet.core.events import (
     AssignFailed,
     Event,
     ForkFailed,
     RetireAnswered,
     WorkerAssigned,
-    WorkerCondemned,
     WorkerForked,
+    WorkerKillRequested,
 )
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
-from stoker_nodelet.workers.fork_client import ForkServer, ForkServers
-from stoker_nodelet.workers.launch_spec import Order, driver_request, worker_request
+from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
+from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
 from stoker_wire.errors import (
     ConflictError,
     RuntimeEnvSetupError,
@@ -36,11 +36,8 @@ from stoker_wire.errors import (
 )
 from stoker_wire.http.client import Client
 from stoker_wire.messages.cluster import WorkerSetup
-from stoker_wire.messages.common import Empty
+from stoker_wire.messages.common import Address, Empty
 from stoker_wire.process.background import Background
-
-if TYPE_CHECKING:
-    from stoker_nodelet.core.state import Worker as CoreWorker
 
 _ASSIGN_S = 10.0
 _RETIRE_S = 5.0
@@ -49,55 +46,57 @@ _DRIVER_END_S = 3.0
 
 @dataclass(slots=True)
 class Process:
-    """What the shell knows of a worker beyond the core's state."""
+    """One worker's process: the facts that the lease machine does not need."""
 
     server: ForkServer
     log_path: Path
     socket_path: Path | None = None
-    order: Order | None = None
+    launch: LaunchSpec | None = None
     client: Client | None = None
+    address: Address | None = None
+    """The address at which the worker listens; a driver has none."""
     pid: int = 0
     oom: bool = False
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it holds no GPU any more: it has exited, or stays without them."""
+    """Set when it holds no GPU any longer: it has exited, or stays without them."""
 
 
 @dataclass(slots=True)
 class Processes:
-    """The living processes of this node, by worker id; ``orders`` are those of held leases."""
+    """The living processes of this node, by worker id; ``launches`` has one entry per lease held."""
 
     identity: Identity
     state: State
-    forks: ForkServers
+    forks: ForkServerPool
     logs: Logs
     background: Background
     dispatch: Callable[[Event], object]
     living: dict[str, Process] = field(default_factory=dict)
-    orders: dict[str, Order] = field(default_factory=dict)
+    launches: dict[str, LaunchSpec] = field(default_factory=dict)
 
-    async def fork(self, worker_id: str, order: Order | None) -> None:
-        """Start the worker of an order, or a fresh one."""
+    async def fork(self, worker_id: str, launch: LaunchSpec | None) -> None:
+        """Start the process of a launch, or a fresh worker."""
         identity = self.identity
         try:
-            if order is not None and order.spec.driver is not None:
-                request = driver_request(identity, worker_id, order)
+            if launch is not None and launch.spec.driver is not None:
+                request = driver_fork(identity, worker_id, launch)
                 socket_path = None
             else:
-                request = worker_request(identity, worker_id, order)
+                request = worker_fork(identity, worker_id, launch)
                 socket_path = identity.socket_path(worker_id)
-            environment = order.environment if order else None
+            environment = launch.environment if launch else None
             server = self.forks.get(
                 environment.python if environment else identity.python,
                 environment.preload if environment else (),
             )
             log_path = Path(request.log_path)
-            process = Process(server, log_path, socket_path, order)
+            process = Process(server, log_path, socket_path, launch)
             self.living[worker_id] = process
-            self._log_of(worker_id, log_path, order)
+            self._add_log(worker_id, log_path, launch)
             pid = await server.fork(request)
         except (StokerError, OSError) as error:
-            self.forget(worker_id)
+            self.remove(worker_id)
             code = error.code if isinstance(error, RuntimeEnvSetupError) else "worker_died"
             self.dispatch(ForkFailed(worker_id=worker_id, reason=str(error), code=code))
             return
@@ -107,31 +106,31 @@ class Processes:
             log.pid = pid
         self.dispatch(WorkerForked(at_s=time.monotonic(), worker_id=worker_id, pid=pid))
         worker = self.state.workers.get(worker_id)
-        if worker is not None and worker.phase is WorkerPhase.DYING:
+        if worker is not None and worker.phase is WorkerPhase.TERMINATING:
             self.kill(worker_id)
 
-    def _log_of(self, worker_id: str, path: Path, order: Order | None) -> None:
+    def _add_log(self, worker_id: str, path: Path, launch: LaunchSpec | None) -> None:
         log = LogFile(worker_id, path)
-        if order is not None:
-            log.job_id = order.lease.job_id
-            log.name = order.name
-            log.driver = order.spec.driver is not None
+        if launch is not None:
+            log.job_id = launch.lease.job_id
+            log.name = launch.name
+            log.driver = launch.spec.driver is not None
         self.logs.add(log)
 
     async def assign(self, worker_id: str, lease_id: str) -> None:
-        """Tell a worker of the pool which lease it serves now."""
+        """Tell a worker of the pool which lease it serves from now on."""
         worker = self.state.workers.get(worker_id)
         process = self.living.get(worker_id)
-        order = self.orders.get(lease_id)
+        launch = self.launches.get(lease_id)
         try:
-            if worker is None or process is None or order is None:
+            if worker is None or process is None or launch is None:
                 raise UnavailableError(f"{worker_id} is gone")
-            process.order = None  # the environment was not applied by the fork
-            setup = self.setup(worker, process)
+            process.launch = None  # the environment was not applied by the fork
+            setup = self.setup_of(worker, process)
             client = self._client(process)
             await client.call("POST", "/v1/assign", setup, reply=Empty, timeout_s=_ASSIGN_S)
         except StokerError as error:
-            reason = f"{worker_id} did not take {lease_id} on: {error}"
+            reason = f"{worker_id} did not accept {lease_id}: {error}"
             self.dispatch(
                 AssignFailed(
                     at_s=time.monotonic(), worker_id=worker_id, lease_id=lease_id, reason=reason
@@ -140,23 +139,23 @@ class Processes:
             return
         self.dispatch(WorkerAssigned(worker_id=worker_id, lease_id=lease_id))
 
-    def setup(self, worker: CoreWorker, process: Process) -> WorkerSetup:
-        """Return what a worker is told; the environment only if its fork did not apply it."""
-        order = self.orders.get(worker.lease_id)
-        late = order is not None and process.order is None
+    def setup_of(self, worker: WorkerEntry, process: Process) -> WorkerSetup:
+        """Return the setup of a worker; with the environment only if its fork did not apply it."""
+        launch = self.launches.get(worker.lease_id)
+        late = launch is not None and process.launch is None
         log = self.logs.get(worker.worker_id)
-        if order is not None and log is not None:
-            log.job_id = order.lease.job_id
-            log.name = order.name
-        environment = order.environment if order is not None and late else None
+        if launch is not None and log is not None:
+            log.job_id = launch.lease.job_id
+            log.name = launch.name
+        environment = launch.environment if launch is not None and late else None
         return WorkerSetup(
             worker_id=worker.worker_id,
             node_id=self.identity.node_id,
-            lease=order.lease if order else None,
-            actor=order.spec.actor if order else None,
-            runtime_env=order.spec.runtime_env if order else None,
+            lease=launch.lease if launch else None,
+            actor=launch.spec.actor if launch else None,
+            runtime_env=launch.spec.runtime_env if launch else None,
             arena_dir=str(self.identity.arena_dir),
-            env_vars=order.variables(self.identity) if order is not None and late else {},
+            env_vars=launch.variables(self.identity) if launch is not None and late else {},
             sys_path=environment.sys_path if environment else (),
             cwd=environment.cwd if environment else "",
         )
@@ -177,7 +176,7 @@ class Processes:
             if worker_id in self.state.workers:
                 reason = f"idle, and it does not answer: {error}"
                 self.dispatch(
-                    WorkerCondemned(at_s=time.monotonic(), worker_id=worker_id, reason=reason)
+                    WorkerKillRequested(at_s=time.monotonic(), worker_id=worker_id, reason=reason)
                 )
             return
         self.dispatch(
@@ -204,7 +203,7 @@ class Processes:
         process = self.living.get(worker_id)
         if process is None:
             return
-        if process.order is not None and process.order.spec.driver is not None:
+        if process.launch is not None and process.launch.spec.driver is not None:
             self.background.spawn(self._stop_driver(worker_id, process), name=f"stop-{worker_id}")
         else:
             process.server.signal(worker_id, signal.SIGKILL)
@@ -217,8 +216,8 @@ class Processes:
         except TimeoutError:
             process.server.signal(worker_id, signal.SIGKILL)
 
-    def forget(self, worker_id: str) -> None:
-        """Drop what is kept of a worker that is gone."""
+    def remove(self, worker_id: str) -> None:
+        """Drop a process that has exited, with its socket and its client."""
         process = self.living.pop(worker_id, None)
         if process is None:
             return

@@ -1,7 +1,8 @@
-"""The shell around the lease machine: it forks, assigns, kills and buries the node's processes.
+"""Worker life cycle: fork, assign, retire, terminate, reap.
 
-Handlers of ``api.py`` and the loops of ``service.py`` call it; it turns what happens into events of
-``core`` and carries out the commands. Decisions are the core's alone.
+This is the shell around the lease machine: it owns the machine's state, turns messages, exits and time
+into events of ``core``, and executes the commands that come back. Decisions are the core's alone; here
+types of the wire become types of the core, and back.
 """
 
 from __future__ import annotations
@@ -14,36 +15,46 @@ from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
 from stoker_nodelet import devices
-from stoker_nodelet.core import State, WorkerPhase, step
-from stoker_nodelet.core.events import (
+from stoker_nodelet.core import (
+    LeaseTerms,
+    Outcome,
+    State,
+    WorkerEntry,
+    WorkerPhase,
+    WorkKind,
+    step,
+)
+from stoker_nodelet.core.commands import (
     AnnounceLease,
     AssignWorker,
     Command,
-    Event,
     ForkWorker,
-    JobFinished,
-    KillWorker,
-    LeaseRequested,
-    LeasesReleased,
     RefuseLease,
     RetireWorker,
+    TerminateWorker,
+)
+from stoker_nodelet.core.events import (
+    Event,
+    JobFinished,
+    LeaseRequested,
+    LeasesReleased,
     Ticked,
-    WorkerCondemned,
     WorkerExited,
+    WorkerKillRequested,
     WorkerRegistered,
     WorkerSpent,
 )
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.identity import NO_ADDRESS, Identity
-from stoker_nodelet.kernels.compiler import Kernels
-from stoker_nodelet.objects.index import Objects
-from stoker_nodelet.telemetry.driver_reports import Jobs
+from stoker_nodelet.kernels.compiler import KernelCompiler
+from stoker_nodelet.objects.index import ObjectIndex
+from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
 from stoker_nodelet.workers import process_tree
-from stoker_nodelet.workers.fork_client import ForkExit, ForkServers
-from stoker_nodelet.workers.launch_spec import Order
+from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
+from stoker_nodelet.workers.launch_spec import LaunchSpec
 from stoker_nodelet.workers.processes import Process, Processes
 from stoker_wire.errors import (
     ConflictError,
@@ -56,7 +67,7 @@ from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
     HeldLease,
     HeldLeases,
-    LeaseKind,
+    Lease,
     RegisterWorker,
     ReleaseLeases,
     StartedLease,
@@ -64,143 +75,159 @@ from stoker_wire.messages.cluster import (
     Worker,
     WorkerExit,
     WorkerSetup,
+    WorkerState,
 )
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from stoker_nodelet.core.state import Worker as CoreWorker
+    from stoker_wire.messages.common import Address
 
 _RELEASE_S = 5.0
+_REPORTED_STATE = {
+    WorkerPhase.STARTING: WorkerState.STARTING,
+    WorkerPhase.IDLE: WorkerState.IDLE,
+    WorkerPhase.LEASED: WorkerState.LEASED,
+    WorkerPhase.RETIRING: WorkerState.IDLE,
+    WorkerPhase.TERMINATING: WorkerState.DEAD,
+}
 
 
 @dataclass(slots=True)
 class Workers:
-    """The processes of this node."""
+    """The workers and drivers of this node.
 
-    identity: InitVar[Identity]
+    ``target`` is the function that forked workers run.
+    """
+
+    identity: Identity
     state: State
-    forks: ForkServers
+    target: InitVar[str]
     environments: Environments
     folders: JobFolders
-    kernels: Kernels
+    kernels: KernelCompiler
     exits: Exits
     logs: Logs
-    objects: Objects
-    jobs: Jobs
+    objects: ObjectIndex
+    driver_reports: DriverReports
     background: Background
+    forks: ForkServerPool = field(init=False)
     processes: Processes = field(init=False)
     member: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the gcs counts this node in, and from when it leaves."""
+    """Set while this node is registered with the gcs, and from when it leaves."""
     leaving: bool = False
     _waiting: dict[str, asyncio.Future[StartedLease]] = field(default_factory=dict)
     _preparing: list[str] = field(default_factory=list)
-    """Jobs of the leases whose environments are being made."""
+    """Jobs of the leases whose environments are being built."""
     _oom_kills: int = field(default_factory=devices.oom_kills)
 
-    def __post_init__(self, identity: Identity) -> None:
+    def __post_init__(self, target: str) -> None:
+        identity = self.identity
+        self.forks = ForkServerPool(
+            target,
+            identity.log_dir,
+            self.on_exit,
+            self.background,
+            (identity.arena_dir, identity.socket_dir),
+        )
         self.processes = Processes(
             identity, self.state, self.forks, self.logs, self.background, self.dispatch
         )
 
-    # What others ask for
+    # Requests
 
     def leave(self) -> None:
-        """Take no lease any more."""
+        """Accept no more leases."""
         self.leaving = True
         self.member.set()
 
-    async def start_lease(self, asked: StartLease) -> StartedLease:
-        """Return the worker for a lease; asking again gives the same one."""
-        await self.member.wait()  # the scheduler may know a moment before the gcs's answer is here
+    async def start_lease(self, request: StartLease) -> StartedLease:
+        """Return the worker for a lease; a repeated request returns the same one."""
+        await self.member.wait()  # the scheduler may know of us before the gcs's reply is here
         try:
             if not self.leaving:
-                return await self._start_lease(asked)
+                return await self._start_lease(request)
         except StokerError:
             if not self.leaving:
                 raise
-        raise ConflictError(f"node {self.processes.identity.node_id} is leaving the cluster")
+        raise ConflictError(f"node {self.identity.node_id} is leaving the cluster")
 
-    async def _start_lease(self, asked: StartLease) -> StartedLease:
-        wanted = asked.worker.runtime_env
-        job_id = asked.lease.job_id
+    async def _start_lease(self, request: StartLease) -> StartedLease:
+        wanted = request.worker.runtime_env
+        job_id = request.lease.job_id
         output_dir = self.folders.make_output_dir(job_id)
         self._preparing.append(job_id)
         try:
             environment = await self.environments.prepare(wanted, job_id)
             if wanted.kernels:
-                environment = await self.kernels.prepare(wanted, environment, asked.lease.gpus)
+                environment = await self.kernels.prepare(wanted, environment, request.lease.gpus)
         finally:
             self._preparing.remove(job_id)
-        lease_id = asked.lease.lease_id
+        lease_id = request.lease.lease_id
         waiting = self._waiting.get(lease_id)
         if waiting is None:
             waiting = asyncio.get_running_loop().create_future()
-            waiting.add_done_callback(_retrieved)
+            waiting.add_done_callback(_mark_retrieved)
             self._waiting[lease_id] = waiting
-        self.processes.orders.setdefault(
+        self.processes.launches.setdefault(
             lease_id,
-            Order(asked.lease, asked.worker, environment, output_dir),
+            LaunchSpec(request.lease, request.worker, environment, output_dir),
         )
         self.dispatch(
             LeaseRequested(
                 at_s=time.monotonic(),
-                lease=asked.lease,
-                epoch=asked.epoch,
+                lease=_terms_of(request.lease),
+                epoch=request.epoch,
                 env_key=environment.key,
-                adoptable=environment.late,
+                adoptable=environment.adoptable,
                 worker_id=new_id(Prefix.WORKER),
             )
         )
         return await asyncio.shield(waiting)
 
-    async def release(self, asked: ReleaseLeases) -> None:
-        """Take leases back. Returns when the devices of their workers are free (or after 5 s)."""
-        held = [self.state.leases.get(lease_id) for lease_id in asked.lease_ids]
-        names = [one.worker_id for one in held if one is not None]
-        commands = self.dispatch(
+    async def release(self, request: ReleaseLeases) -> None:
+        """Release leases; return when the devices of their workers are free (or after 5 s)."""
+        entries = [self.state.leases.get(lease_id) for lease_id in request.lease_ids]
+        names = [entry.worker_id for entry in entries if entry is not None]
+        outcome = self.dispatch(
             LeasesReleased(
                 at_s=time.monotonic(),
-                lease_ids=asked.lease_ids,
-                epoch=asked.epoch,
-                kill=asked.kill,
-                reason=asked.reason,
+                lease_ids=request.lease_ids,
+                epoch=request.epoch,
+                kill=request.kill,
+                reason=request.reason,
             )
         )
-        for command in commands:
-            if isinstance(command, RefuseLease) and command.code == FencedError.code:
-                raise FencedError(command.message)
-        dying = [
+        if outcome.fenced:
+            raise FencedError(outcome.fenced)
+        ending = [
             self.processes.living[name].gpus_free
             for name in names
             if name in self.processes.living and self._holds_devices(name)
         ]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_S):
-                for gpus_free in dying:
+                for gpus_free in ending:
                     await gpus_free.wait()
 
     def _holds_devices(self, worker_id: str) -> bool:
         worker = self.state.workers.get(worker_id)
-        ending = (WorkerPhase.DYING, WorkerPhase.RETIRING)
-        return worker is not None and worker.phase in ending and bool(worker.gpus)
+        phases = (WorkerPhase.TERMINATING, WorkerPhase.RETIRING)
+        return worker is not None and worker.phase in phases and bool(worker.gpus)
 
-    def register(self, asked: RegisterWorker) -> WorkerSetup:
-        """Note that a worker is up, and tell it what it is."""
-        process = self.processes.living.get(asked.worker_id)
-        worker = self.state.workers.get(asked.worker_id)
+    def register(self, request: RegisterWorker) -> WorkerSetup:
+        """Accept a worker that is up; return its setup."""
+        process = self.processes.living.get(request.worker_id)
+        worker = self.state.workers.get(request.worker_id)
         if process is None or worker is None:
-            raise NotFoundError(f"{asked.worker_id} is not a worker of this node: it shall exit")
-        if worker.phase is WorkerPhase.DYING:
-            raise ConflictError(f"{asked.worker_id} shall exit: {worker.reason}")
+            raise NotFoundError(f"{request.worker_id} is not a worker of this node: it must exit")
+        if worker.phase is WorkerPhase.TERMINATING:
+            raise ConflictError(f"{request.worker_id} must exit: {worker.reason}")
+        if worker.phase is WorkerPhase.STARTING:
+            process.address = request.address
         self.dispatch(
-            WorkerRegistered(
-                at_s=time.monotonic(),
-                worker_id=asked.worker_id,
-                pid=asked.pid,
-                address=asked.address,
-            )
+            WorkerRegistered(at_s=time.monotonic(), worker_id=request.worker_id, pid=request.pid)
         )
-        return self.processes.setup(worker, process)
+        return self.processes.setup_of(worker, process)
 
     def kill(self, worker_id: str, reason: str, *, oom: bool = False) -> None:
         """End a worker and all that it started; its exit will say ``reason``."""
@@ -210,36 +237,38 @@ class Workers:
             return
         if oom and worker_id in self.processes.living:
             self.processes.living[worker_id].oom = True
-        self.dispatch(WorkerCondemned(at_s=time.monotonic(), worker_id=worker_id, reason=reason))
+        self.dispatch(
+            WorkerKillRequested(at_s=time.monotonic(), worker_id=worker_id, reason=reason)
+        )
 
-    def spent(self, worker_id: str) -> None:
-        """A worker says that it takes no more calls: it gets no other lease."""
+    def mark_spent(self, worker_id: str) -> None:
+        """Give a worker no other lease: it takes no more calls."""
         self.dispatch(WorkerSpent(worker_id=worker_id))
 
     def finish_job(self, job_id: str) -> None:
-        """Clear away what a finished job has left here."""
+        """End the processes of a finished job and free its objects."""
         self.dispatch(JobFinished(at_s=time.monotonic(), job_id=job_id))
         self.objects.free_job(job_id, keep_owners=self._actor_owners())
         self.folders.ended(job_id)
 
     async def sweep_folders(self) -> None:
-        """Remove the folders of jobs that ended long ago and have nothing here, for ever."""
+        """Remove, again and again, the folders of jobs that ended long ago and run nothing here."""
         while True:
             await asyncio.sleep(self.folders.sweep_s)
             with contextlib.suppress(StokerError):  # the gcs is away, and is asked again
-                await self.folders.sweep(self.jobs_here(), self.jobs.is_over)
+                await self.folders.sweep(self.jobs_here(), self.driver_reports.has_ended)
 
     def jobs_here(self) -> set[str]:
         """Return the jobs that have a process or a lease here, or are about to."""
         workers = {worker.job_id for worker in self.state.workers.values()}
-        leases = {held.lease.job_id for held in self.state.leases.values()}
+        leases = {entry.terms.job_id for entry in self.state.leases.values()}
         return workers | leases | set(self._preparing)
 
     def _actor_owners(self) -> set[str]:
         owners = set()
         for worker in self.state.workers.values():
-            if worker.kind is LeaseKind.ACTOR and worker.lease_id:
-                owners |= _owner_ids(worker)
+            if worker.kind is WorkKind.ACTOR and worker.lease_id:
+                owners |= self._owner_ids(worker.worker_id)
         return owners
 
     def tick(self) -> None:
@@ -247,32 +276,32 @@ class Workers:
         ids = tuple(new_id(Prefix.WORKER) for _ in range(self.state.policy.warm_workers))
         self.dispatch(Ticked(at_s=time.monotonic(), worker_ids=ids))
 
-    def held(self) -> HeldLeases:
+    def held_leases(self) -> HeldLeases:
         """Return all leases, for a scheduler that rebuilds its view."""
         leases = []
-        for one in self.state.leases.values():
-            worker = self.state.workers.get(one.worker_id)
+        for lease_id, entry in self.state.leases.items():
+            worker = self.state.workers.get(entry.worker_id)
             leases.append(
                 HeldLease(
-                    lease=one.lease,
-                    worker_id=one.worker_id,
-                    address=(worker and worker.address) or NO_ADDRESS,
+                    lease=self.processes.launches[lease_id].lease,
+                    worker_id=entry.worker_id,
+                    address=self._address_of(entry.worker_id),
                     pid=worker.pid if worker else 0,
                 )
             )
         return HeldLeases(
-            node_id=self.processes.identity.node_id,
+            node_id=self.identity.node_id,
             incarnation=self.state.incarnation,
             leases=tuple(leases),
         )
 
-    def describe(self, worker: CoreWorker) -> Worker:
-        """Return a worker as others see it."""
+    def describe(self, worker: WorkerEntry) -> Worker:
+        """Return a worker as the API lists it."""
         return Worker(
             worker_id=worker.worker_id,
-            node_id=self.processes.identity.node_id,
+            node_id=self.identity.node_id,
             pid=worker.pid,
-            state=worker.phase.reported,
+            state=_REPORTED_STATE[worker.phase],
             lease_id=worker.lease_id,
             job_id=worker.job_id,
             actor_id=worker.actor_id,
@@ -282,22 +311,22 @@ class Workers:
 
     # Commands
 
-    def dispatch(self, event: Event) -> list[Command]:
-        """Step the core and carry out what it wants."""
-        commands = step(self.state, event)
-        for command in commands:
-            self._carry_out(command)
-        if len(self.processes.orders) > len(self.state.leases):
-            self.processes.orders = {
-                k: v for k, v in self.processes.orders.items() if k in self.state.leases
+    def dispatch(self, event: Event) -> Outcome:
+        """Step the lease machine and execute its commands; return the outcome."""
+        outcome = step(self.state, event)
+        for command in outcome.commands:
+            self._execute(command)
+        if len(self.processes.launches) > len(self.state.leases):
+            self.processes.launches = {
+                k: v for k, v in self.processes.launches.items() if k in self.state.leases
             }
-        return commands
+        return outcome
 
-    def _carry_out(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         match command:
             case ForkWorker():
                 work = self.processes.fork(
-                    command.worker_id, self.processes.orders.get(command.lease_id)
+                    command.worker_id, self.processes.launches.get(command.lease_id)
                 )
                 self.background.spawn(work, name=f"fork-{command.worker_id}")
             case AssignWorker():
@@ -306,7 +335,7 @@ class Workers:
             case RetireWorker():
                 work = self.processes.retire(command.worker_id)
                 self.background.spawn(work, name=f"retire-{command.worker_id}")
-            case KillWorker():
+            case TerminateWorker():
                 self.processes.kill(command.worker_id)
             case AnnounceLease():
                 self._announce(command.lease_id)
@@ -319,66 +348,84 @@ class Workers:
 
     def _announce(self, lease_id: str) -> None:
         waiting = self._waiting.pop(lease_id, None)
-        held = self.state.leases.get(lease_id)
-        if waiting is None or waiting.done() or held is None:
+        entry = self.state.leases.get(lease_id)
+        if waiting is None or waiting.done() or entry is None:
             return
-        worker = self.state.workers[held.worker_id]
-        address = worker.address or NO_ADDRESS
+        worker = self.state.workers[entry.worker_id]
+        address = self._address_of(worker.worker_id)
         waiting.set_result(
             StartedLease(worker_id=worker.worker_id, address=address, pid=worker.pid)
         )
 
+    def _address_of(self, worker_id: str) -> Address:
+        process = self.processes.living.get(worker_id)
+        return (process and process.address) or NO_ADDRESS
+
+    def _owner_ids(self, worker_id: str) -> set[str]:
+        """Return the ids under which a worker owns objects: its own, and its runtime's."""
+        process = self.processes.living.get(worker_id)
+        peer = {process.address.peer_id} if process and process.address else set()
+        return peer | {worker_id}
+
     # Exits
 
-    def on_exit(self, told: ForkExit) -> None:
-        """Bury a worker: forensics, events, its log, its socket and its objects."""
-        worker = self.state.workers.get(told.worker_id)
-        process = self.processes.living.get(told.worker_id)
+    def on_exit(self, fork_exit: ForkExit) -> None:
+        """Reap a worker: forensics, events, its log, its socket and its objects."""
+        worker_id = fork_exit.worker_id
+        worker = self.state.workers.get(worker_id)
+        process = self.processes.living.get(worker_id)
         if worker is None or process is None:
             return
-        one = self._forensics(told, worker, process)
-        self.logs.end(told.worker_id)
-        self.processes.forget(told.worker_id)
-        for owner_id in _owner_ids(worker):
+        worker_exit = self._forensics(fork_exit, worker, process)
+        owner_ids = self._owner_ids(worker_id)
+        self.logs.end(worker_id)
+        self.processes.remove(worker_id)
+        for owner_id in owner_ids:
             self.objects.free_owner(owner_id)
-        cause = "\n".join((one.cause, *one.last_log_lines[-10:]))
-        self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=told.worker_id, cause=cause))
-        self.exits.add(one)
-        if worker.kind is LeaseKind.DRIVER:
-            self.jobs.driver_exited(one)
+        cause = "\n".join((worker_exit.cause, *worker_exit.last_log_lines[-10:]))
+        self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=worker_id, cause=cause))
+        self.exits.add(worker_exit)
+        if worker.kind is WorkKind.DRIVER:
+            self.driver_reports.report_exit(worker_exit)
 
-    def _forensics(self, told: ForkExit, worker: CoreWorker, process: Process) -> WorkerExit:
-        expected = worker.phase is WorkerPhase.DYING and not process.oom
-        killed_for = worker.reason if worker.phase is WorkerPhase.DYING else ""
+    def _forensics(self, fork_exit: ForkExit, worker: WorkerEntry, process: Process) -> WorkerExit:
+        expected = worker.phase is WorkerPhase.TERMINATING and not process.oom
+        killed_for = worker.reason if worker.phase is WorkerPhase.TERMINATING else ""
         kernel_oom = False
-        if told.status == signal.SIGKILL and not killed_for:
+        if fork_exit.status == signal.SIGKILL and not killed_for:
             count = devices.oom_kills()
             kernel_oom, self._oom_kills = count > self._oom_kills, count
-        outcome = describe(told.status, killed_for=killed_for, kernel_oom=kernel_oom)
+        outcome = describe(fork_exit.status, killed_for=killed_for, kernel_oom=kernel_oom)
         return WorkerExit(
-            worker_id=told.worker_id,
-            node_id=self.processes.identity.node_id,
+            worker_id=fork_exit.worker_id,
+            node_id=self.identity.node_id,
             job_id=worker.job_id,
             lease_id=worker.lease_id,
             actor_id=worker.actor_id,
-            pid=told.pid,
+            pid=fork_exit.pid,
             exit_code=outcome.exit_code,
             signal=outcome.signal,
             oom=process.oom or kernel_oom,
             expected=expected,
-            peak_rss_bytes=told.peak_rss_bytes,
+            peak_rss_bytes=fork_exit.peak_rss_bytes,
             at_s=time.time(),
             cause=outcome.cause,
-            last_log_lines=self.logs.tail(told.worker_id, LOG_LINES),
+            last_log_lines=self.logs.tail(fork_exit.worker_id, LOG_LINES),
         )
 
 
-def _owner_ids(worker: CoreWorker) -> set[str]:
-    peer = {worker.address.peer_id} if worker.address else set()
-    return peer | {worker.worker_id}
+def _terms_of(lease: Lease) -> LeaseTerms:
+    return LeaseTerms(
+        lease_id=lease.lease_id,
+        job_id=lease.job_id,
+        kind=WorkKind(lease.kind),
+        node_incarnation=lease.node_incarnation,
+        gpus=lease.gpus,
+        actor_id=lease.actor_id,
+    )
 
 
-def _retrieved(waiting: asyncio.Future[StartedLease]) -> None:
-    """A refusal that nobody waits for any more is no crash."""
+def _mark_retrieved(waiting: asyncio.Future[StartedLease]) -> None:
+    """Note a refusal that nobody awaits any longer: asyncio would log it as a crash."""
     if not waiting.cancelled():
         waiting.exception()

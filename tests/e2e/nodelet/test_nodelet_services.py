@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from stoker_nodelet.api import ArenaUsage, Freed
 from stoker_wire.arena import Arena, ObjectHead, split
 from stoker_wire.data.spool import SpoolWriter, row_of, spool_folder
 from stoker_wire.errors import (
@@ -22,6 +21,7 @@ from stoker_wire.errors import (
 )
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import LogLine, Page
+from stoker_wire.messages.node_api import ArenaUsage, Freed
 from stoker_wire.messages.work import (
     FreeObjects,
     ObjectInfo,

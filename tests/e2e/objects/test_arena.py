@@ -11,7 +11,7 @@ import pytest
 
 import stoker
 from stoker.exceptions import ArenaFullError
-from stoker_nodelet.api import ArenaUsage
+from stoker_wire.messages.node_api import ArenaUsage
 from tests.services import until
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ import tarfile
 import zipfile
 from collections.abc import Awaitable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -143,11 +144,14 @@ async def test_a_job_whose_environment_is_being_made_is_here(tmp_path: Path) -> 
             raise RuntimeEnvSetupError(f"no room for {job_id}")
 
     others: dict[str, Any] = dict.fromkeys(
-        ("identity", "forks", "kernels", "exits", "logs", "objects", "jobs", "background")
+        ("target", "kernels", "exits", "logs", "objects", "driver_reports", "background")
     )
     folders = JobFolders(tmp_path, keep_s=0.0)
     slow: Any = Slow()
-    workers = Workers(state=State(), environments=slow, folders=folders, **others)
+    identity: Any = SimpleNamespace(log_dir=tmp_path, arena_dir=tmp_path, socket_dir=tmp_path)
+    workers = Workers(
+        identity=identity, state=State(), environments=slow, folders=folders, **others
+    )
     workers.member.set()
     lease = Lease(
         lease_id="l_1", owner_id="gcs", job_id="job_1", kind=LeaseKind.ACTOR, node_id="n_1",

@@ -93,8 +93,8 @@ def test_launchers_have_no_group_and_stay(tmp_path: Path) -> None:
 def test_one_nodelet_trims_at_a_time(tmp_path: Path) -> None:
     cache = a_cache(tmp_path, max_bytes=0)
     entry = make_entry(cache, "e", age_s=300)
-    with cache._alone() as alone:
-        assert alone
+    with cache._exclusive() as exclusive:
+        assert exclusive
         cache.trim(NOW_S)
         assert is_found(entry)
     cache.trim(NOW_S)

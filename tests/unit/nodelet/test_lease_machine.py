@@ -10,50 +10,59 @@ from pathlib import Path
 import pytest
 
 import stoker_nodelet.core
-from stoker_nodelet.core import Policy, State, WorkerPhase, step
-from stoker_nodelet.core.events import (
+from stoker_nodelet.core import LeaseTerms, Outcome, Policy, State, WorkerPhase, WorkKind, step
+from stoker_nodelet.core.commands import (
     AnnounceLease,
-    AssignFailed,
     AssignWorker,
     Command,
+    ForkWorker,
+    RefuseLease,
+    RetireWorker,
+    TerminateWorker,
+)
+from stoker_nodelet.core.events import (
+    AssignFailed,
     Event,
     ForkFailed,
-    ForkWorker,
     JobFinished,
-    KillWorker,
     LeaseRequested,
     LeasesReleased,
     NodeFenced,
     NodeRegistered,
-    RefuseLease,
     RetireAnswered,
-    RetireWorker,
     Ticked,
     WorkerAssigned,
-    WorkerCondemned,
     WorkerExited,
     WorkerForked,
+    WorkerKillRequested,
     WorkerRegistered,
     WorkerSpent,
 )
-from stoker_wire.messages.cluster import Lease, LeaseKind
-from stoker_wire.messages.common import Address
 
-IMPURE = {"asyncio", "os", "time", "random", "pathlib", "socket", "threading", "subprocess"}
+IMPURE = {
+    "stoker_wire",
+    "asyncio",
+    "os",
+    "time",
+    "random",
+    "pathlib",
+    "socket",
+    "threading",
+    "subprocess",
+}
 
 
 def lease(
     lease_id: str,
     *,
     job: str = "job_1",
-    kind: LeaseKind = LeaseKind.TASK,
+    kind: WorkKind = WorkKind.TASK,
     gpus: dict[int, float] | None = None,
     incarnation: int = 1,
-) -> Lease:
-    return Lease(
-        lease_id=lease_id, owner_id="p", job_id=job, kind=kind, node_id="n",
-        node_incarnation=incarnation, resources={}, gpus=gpus or {},
-    )  # fmt: skip
+) -> LeaseTerms:
+    return LeaseTerms(
+        lease_id=lease_id, job_id=job, kind=kind, node_incarnation=incarnation, gpus=gpus or {}
+    )
 
 
 class Machine:
@@ -67,12 +76,17 @@ class Machine:
         self(NodeRegistered(incarnation=1))
 
     def __call__(self, event: Event) -> list[Command]:
-        self.log.append(event)
-        commands = step(self.state, event)
-        assert self.state.violations() == [], event
-        return commands
+        outcome = self.apply(event)
+        assert not outcome.fenced, event
+        return outcome.commands
 
-    def ask(self, one: Lease, *, epoch: int = 1, adoptable: bool = True, env: str = ""):
+    def apply(self, event: Event) -> Outcome:
+        self.log.append(event)
+        outcome = step(self.state, event)
+        assert self.state.violations() == [], event
+        return outcome
+
+    def ask(self, one: LeaseTerms, *, epoch: int = 1, adoptable: bool = True, env: str = ""):
         self.count += 1
         return self(LeaseRequested(
             at_s=self.at_s, lease=one, epoch=epoch, env_key=env, adoptable=adoptable,
@@ -81,8 +95,7 @@ class Machine:
 
     def up(self, worker_id: str) -> list[Command]:
         self(WorkerForked(at_s=self.at_s, worker_id=worker_id, pid=7))
-        address = Address(worker_id, "n", "h", "u", "")
-        return self(WorkerRegistered(at_s=self.at_s, worker_id=worker_id, pid=7, address=address))
+        return self(WorkerRegistered(at_s=self.at_s, worker_id=worker_id, pid=7))
 
     def release(self, *lease_ids: str, kill: bool = False, epoch: int = 1) -> list[Command]:
         return self(LeasesReleased(at_s=self.at_s, lease_ids=lease_ids, epoch=epoch, kill=kill))
@@ -117,10 +130,10 @@ def test_a_worker_of_the_same_job_and_environment_is_used_again() -> None:
 
 @pytest.mark.parametrize(
     "one",
-    [lease("l_1"), lease("l_1", kind=LeaseKind.ACTOR), lease("l_1", gpus={0: 1.0})],
+    [lease("l_1"), lease("l_1", kind=WorkKind.ACTOR), lease("l_1", gpus={0: 1.0})],
     ids=["a task", "an actor", "a task with a GPU"],
 )
-def test_a_warm_worker_is_adopted_by(one: Lease) -> None:
+def test_a_warm_worker_is_adopted_by(one: LeaseTerms) -> None:
     m = Machine(Policy(warm_workers=1))
     assert m.tick(1.0) == [ForkWorker(worker_id="w_warm1")]
     m.up("w_warm1")
@@ -144,18 +157,18 @@ def test_an_environment_that_needs_another_interpreter_is_never_adopted_late() -
     assert asked == [ForkWorker(worker_id="w_1", lease_id="l_1")]
 
 
-@pytest.mark.parametrize("kind", [LeaseKind.ACTOR, LeaseKind.DRIVER])
-def test_actors_and_drivers_are_never_pooled(kind: LeaseKind) -> None:
+@pytest.mark.parametrize("kind", [WorkKind.ACTOR, WorkKind.DRIVER])
+def test_actors_and_drivers_are_never_pooled(kind: WorkKind) -> None:
     m = Machine()
     m.ask(lease("l_1", kind=kind))
     m.up("w_1")
-    assert [type(c) for c in m.release("l_1")] == [KillWorker]
+    assert [type(c) for c in m.release("l_1")] == [TerminateWorker]
     assert m.release("l_1") == []
 
 
 def test_a_driver_serves_its_lease_once_it_is_forked() -> None:
     m = Machine()
-    m.ask(lease("l_1", kind=LeaseKind.DRIVER))
+    m.ask(lease("l_1", kind=WorkKind.DRIVER))
     forked = m(WorkerForked(at_s=0.0, worker_id="w_1", pid=3))
     assert forked == [AnnounceLease(lease_id="l_1")]
 
@@ -183,11 +196,13 @@ def test_stale_senders_are_fenced_and_late_starts_refused() -> None:
     for commands in (
         m.ask(lease("l_2"), epoch=2),
         m.ask(lease("l_2", incarnation=9), epoch=3),
-        m.release("l_1", epoch=2),
     ):
         (refused,) = commands
         assert isinstance(refused, RefuseLease)
         assert refused.code == "fenced"
+    stale = m.apply(LeasesReleased(at_s=0.0, lease_ids=("l_1",), epoch=2))
+    assert not stale.commands and "epoch 2 no longer leads" in stale.fenced
+    assert "l_1" in m.state.leases
     m.release("l_7", epoch=3)
     (refused,) = m.ask(lease("l_7"), epoch=3)
     assert isinstance(refused, RefuseLease)
@@ -202,7 +217,7 @@ def test_a_failed_assignment_gets_one_worker_of_its_own() -> None:
     m.ask(lease("l_2"))
     commands = m(AssignFailed(at_s=0.0, worker_id="w_1", lease_id="l_2", reason="no answer"))
     assert commands == [
-        KillWorker(worker_id="w_1", reason="no answer"),
+        TerminateWorker(worker_id="w_1", reason="no answer"),
         ForkWorker(worker_id="w_2", lease_id="l_2"),
     ]
     assert m.up("w_2") == [AnnounceLease(lease_id="l_2")]
@@ -211,13 +226,13 @@ def test_a_failed_assignment_gets_one_worker_of_its_own() -> None:
 def test_the_end_of_a_job_spares_actors_only() -> None:
     m = Machine()
     m.ask(lease("l_1"))
-    m.ask(lease("l_2", kind=LeaseKind.ACTOR))
-    m.ask(lease("l_3", kind=LeaseKind.DRIVER))
+    m.ask(lease("l_2", kind=WorkKind.ACTOR))
+    m.ask(lease("l_3", kind=WorkKind.DRIVER))
     m.ask(lease("l_4", job="job_2"))
     for worker_id in ("w_1", "w_2", "w_3", "w_4"):
         m.up(worker_id)
     killed = m(JobFinished(at_s=0.0, job_id="job_1"))
-    assert [c.worker_id for c in killed if isinstance(c, KillWorker)] == ["w_1", "w_3"]
+    assert [c.worker_id for c in killed if isinstance(c, TerminateWorker)] == ["w_1", "w_3"]
     (refused,) = m.ask(lease("l_5"))
     assert isinstance(refused, RefuseLease)
 
@@ -233,7 +248,7 @@ def test_idle_workers_are_asked_to_leave_and_killed_if_they_linger() -> None:
     assert m.state.workers["w_1"].phase is WorkerPhase.IDLE
     assert m.tick(20.0) == [RetireWorker(worker_id="w_1")]
     m(RetireAnswered(at_s=20.0, worker_id="w_1", leaves=True))
-    assert m.tick(26.0) == [KillWorker(worker_id="w_1", reason="idle")]
+    assert m.tick(26.0) == [TerminateWorker(worker_id="w_1", reason="idle")]
 
 
 def test_a_spent_worker_serves_nobody_again_and_stays_while_it_is_needed() -> None:
@@ -251,7 +266,7 @@ def test_a_spent_worker_serves_nobody_again_and_stays_while_it_is_needed() -> No
     assert 4 < len(asked) < 12, "it is asked again, more and more seldom"
     assert m.tick(200.0) == [RetireWorker(worker_id="w_1")]
     assert m(RetireAnswered(at_s=200.0, worker_id="w_1", leaves=True)) == []
-    assert m.state.workers["w_1"].phase is WorkerPhase.DYING
+    assert m.state.workers["w_1"].phase is WorkerPhase.TERMINATING
 
 
 def test_a_worker_that_had_a_gpu_stays_without_it_while_others_need_what_it_owns() -> None:
@@ -273,7 +288,7 @@ def test_a_worker_that_uses_its_gpu_ends_with_its_lease(leaves: bool, uses_gpus:
     m.up("w_1")
     m.release("l_1")
     answer = RetireAnswered(at_s=0.0, worker_id="w_1", leaves=leaves, uses_gpus=uses_gpus)
-    assert [type(c) for c in m(answer)] == [KillWorker]
+    assert [type(c) for c in m(answer)] == [TerminateWorker]
 
 
 def test_a_worker_that_never_registers_is_killed_and_its_lease_refused() -> None:
@@ -281,7 +296,7 @@ def test_a_worker_that_never_registers_is_killed_and_its_lease_refused() -> None
     m.ask(lease("l_1"))
     refused, killed = m.tick(6.0)
     assert isinstance(refused, RefuseLease)
-    assert isinstance(killed, KillWorker)
+    assert isinstance(killed, TerminateWorker)
     assert "did not register within 5 s" in refused.message
 
 
@@ -308,7 +323,7 @@ def random_event(rng: random.Random, m: Machine) -> Event:
     match rng.randrange(15):
         case 0 | 1 | 2:
             m.count += 1
-            kind = rng.choices(list(LeaseKind), (6, 2, 1))[0]
+            kind = rng.choices(list(WorkKind), (6, 2, 1))[0]
             gpus = rng.choice([{}, {}, {0: 0.5}, {1: 1.0}, {0: 1.0, 1: 0.25}, {2: 1 / 3}])
             one = lease(
                 lease_ids[0], job=f"job_{rng.randrange(3)}", kind=kind, gpus=gpus,
@@ -326,8 +341,7 @@ def random_event(rng: random.Random, m: Machine) -> Event:
         case 5:
             return WorkerForked(at_s=at_s, worker_id=worker_id, pid=1)
         case 6 | 7:
-            address = Address(worker_id, "n", "h", "u", "")
-            return WorkerRegistered(at_s=at_s, worker_id=worker_id, pid=1, address=address)
+            return WorkerRegistered(at_s=at_s, worker_id=worker_id, pid=1)
         case 8:
             return WorkerAssigned(worker_id=worker_id, lease_id=lease_id)
         case 9:
@@ -345,7 +359,7 @@ def random_event(rng: random.Random, m: Machine) -> Event:
             return WorkerSpent(worker_id=worker_id)
         case _:
             rare: list[Event] = [
-                WorkerCondemned(at_s=at_s, worker_id=worker_id, reason="x"),
+                WorkerKillRequested(at_s=at_s, worker_id=worker_id, reason="x"),
                 JobFinished(at_s=at_s, job_id=f"job_{rng.randrange(3)}"),
                 NodeRegistered(incarnation=1),
                 NodeFenced(),

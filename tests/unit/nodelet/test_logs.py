@@ -36,9 +36,9 @@ async def test_a_line_says_its_stream_its_task_and_when_it_was_written(tmp_path:
     path = tmp_path / "w_1.log"
     logs = logs_of(path)
     write(path, "early\n", 100.0)
-    logs.look()
+    logs.poll()
     write(path, f"{OUTPUT_MARK}stderr:f\nwrong\n", 200.0)
-    logs.look()
+    logs.poll()
     write(path, f"{OUTPUT_MARK}stdout:g\nright\nunfinished", 300.0)
     lines = await read(logs)
     seen = [(line.text, line.stream, line.name, line.at_s) for line in lines]
@@ -93,7 +93,7 @@ async def test_a_drivers_output_ends_with_its_process(tmp_path: Path) -> None:
 def test_what_is_kept_of_write_times_is_bounded_and_errs_to_the_late_side() -> None:
     times = WriteTimes()
     for second in range(1, 100_000):
-        times.note(second * 10, float(second))
+        times.record(second * 10, float(second))
     assert len(times._sizes) <= 512
     assert times.at(999_990) == 99_999.0
     for offset in (1, 5_000, 123_456, 999_989):

@@ -39,7 +39,7 @@ def levels(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
 
     async def said(*script: StokerError) -> list[str]:
         workers = SimpleNamespace(kernels=SimpleNamespace(warm=()), dispatch=lambda event: None)
-        with caplog.at_level(logging.INFO, "stoker.nodelet.membership"):
+        with caplog.at_level(logging.INFO, "stoker_nodelet.membership"):
             node = Membership(NODE, Gcs(*script), workers, lambda there: None, heartbeat_s=0.01)  # type: ignore[arg-type]
             await node._register()
         assert node.joined.is_set()
@@ -55,7 +55,7 @@ async def test_its_own_former_life_is_no_error(levels: Callable[..., Any]) -> No
 async def test_another_node_at_its_url_is_one_error(
     levels: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_FORMER_LIFE_S", 0.0)
+    monkeypatch.setattr(membership, "_READMISSION_S", 0.0)
     assert await levels(*[ConflictError("url: http://host:7620 is in use")] * 2) == ["ERROR"]
 
 

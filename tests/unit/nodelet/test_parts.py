@@ -16,8 +16,8 @@ from stoker_nodelet import devices
 from stoker_nodelet.environments.environments import Environments, _extract, _run
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.objects import arena
-from stoker_nodelet.objects.index import Objects
-from stoker_nodelet.telemetry.driver_reports import ended_as, message_of
+from stoker_nodelet.objects.index import ObjectIndex
+from stoker_nodelet.telemetry.driver_reports import final_state, message_of
 from stoker_nodelet.telemetry.exits import Exits, describe
 from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs
 from stoker_nodelet.workers import process_tree
@@ -53,10 +53,10 @@ def test_a_drivers_exit_is_the_jobs_end() -> None:
     def exit_of(**facts: object) -> WorkerExit:
         return WorkerExit(worker_id="w", node_id="n", **facts)  # type: ignore[arg-type]
 
-    assert ended_as(exit_of(exit_code=0)) is JobState.SUCCEEDED
-    assert ended_as(exit_of(exit_code=1)) is JobState.FAILED
-    assert ended_as(exit_of(signal=9)) is JobState.FAILED
-    assert ended_as(exit_of(exit_code=0, expected=True)) is JobState.STOPPED
+    assert final_state(exit_of(exit_code=0)) is JobState.SUCCEEDED
+    assert final_state(exit_of(exit_code=1)) is JobState.FAILED
+    assert final_state(exit_of(signal=9)) is JobState.FAILED
+    assert final_state(exit_of(exit_code=0, expected=True)) is JobState.STOPPED
     assert message_of(exit_of(exit_code=0)) == ""
     failed = exit_of(exit_code=2, cause="exited with code 2", last_log_lines=("a", "b"))
     assert message_of(failed) == "the driver exited with code 2\na\nb"
@@ -128,7 +128,7 @@ def test_an_arena_is_private_and_swept_only_when_its_owner_is_dead(tmp_path: Pat
 
 def test_objects_count_their_bytes_and_go_with_their_job(tmp_path: Path) -> None:
     (tmp_path / "free").mkdir()
-    objects = Objects(Arena(tmp_path), "n_1")
+    objects = ObjectIndex(Arena(tmp_path), "n_1")
     for index in range(4):
         (tmp_path / f"o_{index}").write_bytes(b"x" * index)
         info = ObjectInfo(

@@ -34,7 +34,7 @@ async def test_many_who_wait_cause_one_transfer_and_one_who_leaves_ends_nothing(
     tmp_path: Path,
 ) -> None:
     async with nodes(tmp_path, "a", "b") as (_, a, b), Line(a.url) as line:
-        a.transfer.listens_at(line.url)
+        a.endpoint.listens_at(line.url)
         made = a.put(THREE_CHUNKS)
         line.hold_after(CHUNK_NBYTES)
         first = asyncio.ensure_future(b.pull(made, a, line.url))
@@ -45,26 +45,26 @@ async def test_many_who_wait_cause_one_transfer_and_one_who_leaves_ends_nothing(
         copies = await asyncio.gather(*others)
         assert {copy.object_id for copy in copies} == {made.object_id}
         # The sender counts a chunk a moment after the receiver has it.
-        await until(lambda: a.transfer.serving.sent_nbytes >= made.nbytes, "all is counted")
-        assert a.transfer.serving.sent_nbytes == made.nbytes
+        await until(lambda: a.transfer.server.sent_nbytes >= made.nbytes, "all is counted")
+        assert a.transfer.server.sent_nbytes == made.nbytes
         assert b.bytes_of(made.object_id) == a.bytes_of(made.object_id)
 
 
 async def test_a_corrupt_chunk_is_fetched_again_and_only_that(tmp_path: Path) -> None:
     async with nodes(tmp_path, "a", "b") as (_, a, b), Line(a.url) as line:
-        a.transfer.listens_at(line.url)
+        a.endpoint.listens_at(line.url)
         made = a.put(THREE_CHUNKS)
         line.flip_at = CHUNK_NBYTES + 5_000_000
         await b.pull(made, a, line.url)
         assert line.flips == 1
         assert b.bytes_of(made.object_id) == a.bytes_of(made.object_id)
-        await until(lambda: a.transfer.serving.sent_nbytes > made.nbytes, "all is counted")
-        assert a.transfer.serving.sent_nbytes <= made.nbytes + 2 * CHUNK_NBYTES
+        await until(lambda: a.transfer.server.sent_nbytes > made.nbytes, "all is counted")
+        assert a.transfer.server.sent_nbytes <= made.nbytes + 2 * CHUNK_NBYTES
 
 
 async def test_a_broken_line_costs_no_chunk_that_had_come(tmp_path: Path) -> None:
     async with nodes(tmp_path, "a", "b") as (_, a, b), Line(a.url) as line:
-        a.transfer.listens_at(line.url)
+        a.endpoint.listens_at(line.url)
         made = a.put(8 * CHUNK_NBYTES)
         line.cut_at = 5 * CHUNK_NBYTES
         await b.pull(made, a, line.url)
@@ -76,7 +76,7 @@ async def test_a_broken_line_costs_no_chunk_that_had_come(tmp_path: Path) -> Non
 
 async def test_a_pull_goes_on_from_another_node_when_its_source_dies(tmp_path: Path) -> None:
     async with nodes(tmp_path, "a", "b", "c") as (gcs, a, b, c), Line(a.url) as line:
-        a.transfer.listens_at(line.url)
+        a.endpoint.listens_at(line.url)
         made = a.put(6 * CHUNK_NBYTES)
         await b.pull(made, a)
         expected = a.bytes_of(made.object_id)
@@ -89,7 +89,7 @@ async def test_a_pull_goes_on_from_another_node_when_its_source_dies(tmp_path: P
         line.hold_at = None
         await pulling
         assert c.bytes_of(made.object_id) == expected
-        assert 0 < b.transfer.serving.sent_nbytes < made.nbytes
+        assert 0 < b.transfer.server.sent_nbytes < made.nbytes
 
 
 async def test_an_object_that_cannot_be_had_says_why(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ async def test_a_pull_waits_for_the_report_of_what_was_just_written(tmp_path: Pa
 
 async def test_to_free_an_object_frees_its_copies_and_stops_its_pulls(tmp_path: Path) -> None:
     async with nodes(tmp_path, "a", "b", "c") as (_, a, b, c), Line(a.url) as line:
-        a.transfer.listens_at(line.url)
+        a.endpoint.listens_at(line.url)
         made = a.put(THREE_CHUNKS)
         await b.pull(made, a)
         line.hold_after(CHUNK_NBYTES // 2)
@@ -146,22 +146,22 @@ async def test_further_pullers_get_it_from_those_who_are_getting_it(tmp_path: Pa
             assert node.bytes_of(made.object_id) == a.bytes_of(made.object_id)
         served = [a, *others]
         await until(
-            lambda: sum(n.transfer.serving.sent_nbytes for n in served) >= 4 * made.nbytes,
+            lambda: sum(n.transfer.server.sent_nbytes for n in served) >= 4 * made.nbytes,
             "all is counted",
         )
-        assert a.transfer.serving.sent_nbytes == 2 * made.nbytes
-        assert sum(n.transfer.serving.sent_nbytes for n in others) == 2 * made.nbytes
+        assert a.transfer.server.sent_nbytes == 2 * made.nbytes
+        assert sum(n.transfer.server.sent_nbytes for n in others) == 2 * made.nbytes
 
 
 async def test_a_small_object_does_not_wait_behind_large_ones(tmp_path: Path) -> None:
     async with nodes(tmp_path, "a", "b") as (_, a, b), Line(a.url) as line:
-        a.transfer.listens_at(line.url)
+        a.endpoint.listens_at(line.url)
         line.hold_after(8_000_000)
         large = [a.put(2 * CHUNK_NBYTES) for _ in range(10)]
         pulls = [asyncio.ensure_future(b.pull(one, a, line.url)) for one in large]
         await until(lambda: b.transfer._receiving.nbytes_moving >= 4 * CHUNK_NBYTES, "all is taken")
         small = a.put(1_000)
-        a.transfer.listens_at(a.url)
+        a.endpoint.listens_at(a.url)
         await asyncio.wait_for(b.pull(small, a), 40)
         assert not any(pull.done() for pull in pulls)
         line.hold_at = None

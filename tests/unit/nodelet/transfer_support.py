@@ -10,8 +10,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from stoker_nodelet.objects.eviction import prepare
-from stoker_nodelet.transfer import Transfer
+from stoker_nodelet.identity import Endpoint
+from stoker_nodelet.objects.eviction import create_arena
+from stoker_nodelet.transfer import ROUTES, Transfer
 from stoker_wire.arena import ObjectHead
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, UnavailableError
@@ -46,14 +47,15 @@ class Node:
         arena_dir = folder / name
         arena_dir.mkdir(mode=0o700)
         self.node_id = f"n_{name}"
-        self.space = prepare(
+        self.evictor = create_arena(
             arena_dir,
             self.node_id,
             Settings(arena_warm_bytes=limit_bytes),
             spill_dir=folder / f"{name}-spill",
             limit_bytes=limit_bytes,
+            has_ended=lambda job_id, owner_id: False,
         )
-        self.objects = self.space.objects
+        self.objects = self.evictor.objects
         self.arena = self.objects.arena
         self.background = Background(name)
         self.service = Service("nodelet", Settings(), token=TOKEN)
@@ -61,22 +63,24 @@ class Node:
 
     async def start(self, gcs_url: str) -> None:
         self.gcs = Client(gcs_url, token=TOKEN, peer=self.node_id)
+        self.endpoint = Endpoint()
         self.transfer = Transfer(
             self.node_id,
-            self.space,
+            self.endpoint,
+            self.evictor,
             token=TOKEN,
             settings=Settings(),
             gcs=self.gcs,
             background=self.background,
         )
-        self.transfer.add_to(self.service)
+        self.service.add_routes(ROUTES, self.transfer)
         self.service.route(
             "POST", "/v1/objects/free", self.free, body=FreeObjects, summary="Delete objects"
         )
         await self.service.start("127.0.0.1")
         self.service.ready()
         self.url = self.service.url
-        self.transfer.listens_at(self.url)
+        self.endpoint.listens_at(self.url)
         self.client = Client(self.url, token=TOKEN, peer="test")
 
     async def stop(self) -> None:
@@ -89,7 +93,7 @@ class Node:
 
     async def free(self, req: Request) -> None:
         self.objects.free(req.body.object_ids)
-        self.transfer.freed(req.body.object_ids)
+        self.transfer.on_freed(req.body.object_ids)
 
     def put(self, nbytes: int, *, seal: bool = True) -> ObjectInfo:
         """Store an object of random bytes, as a runtime does."""

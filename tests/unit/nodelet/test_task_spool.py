@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker_nodelet.telemetry import task_spool as nodelet_spool
-from stoker_nodelet.telemetry.task_spool import Spool
+from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_wire.data import spool as wire_spool
 from stoker_wire.data.spool import SpoolWriter, TaskRow, row_of, rows_in
 from stoker_wire.errors import BadRequestError, UnavailableError
@@ -45,25 +45,25 @@ def gcs() -> Gcs:
 
 
 @pytest.fixture
-def spool(tmp_path: Path, gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> Spool:
-    monkeypatch.setattr(nodelet_spool, "_BURY_S", 0.0)
-    made = Spool(tmp_path, "n_1", gcs.forward)
+def spool(tmp_path: Path, gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> TaskSpool:
+    monkeypatch.setattr(nodelet_spool, "_REAP_S", 0.0)
+    made = TaskSpool(tmp_path, "n_1", gcs.forward)
     made.open()
     return made
 
 
-def files(spool: Spool) -> list[str]:
+def files(spool: TaskSpool) -> list[str]:
     return sorted(path.name for path in spool.folder.iterdir() if path.name[0] != ".")
 
 
-def leave(spool: Spool, name: str) -> None:
+def leave(spool: TaskSpool, name: str) -> None:
     """Rename the only file as if its writer was another, dead process."""
     (path,) = (path for path in spool.folder.iterdir() if path.name[0] != ".")
     path.rename(path.with_name(name))
 
 
 async def test_nothing_is_lost_or_told_twice_while_the_gcs_comes_and_goes(
-    spool: Spool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
+    spool: TaskSpool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire_spool, "SEGMENT_BYTES", 500)
     writers = [SpoolWriter(spool.folder, f"w_{i}") for i in range(3)]
@@ -81,7 +81,7 @@ async def test_nothing_is_lost_or_told_twice_while_the_gcs_comes_and_goes(
 
 
 async def test_a_batch_is_bounded_and_no_writer_is_left_behind(
-    spool: Spool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
+    spool: TaskSpool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nodelet_spool, "BATCH_BYTES", 4000)
     monkeypatch.setattr(nodelet_spool, "_FILE_BYTES", 2000)
@@ -96,7 +96,7 @@ async def test_a_batch_is_bounded_and_no_writer_is_left_behind(
     assert gcs.calls > 5
 
 
-async def test_a_torn_end_of_a_dead_writer_is_no_hindrance(spool: Spool, gcs: Gcs) -> None:
+async def test_a_torn_end_of_a_dead_writer_is_no_hindrance(spool: TaskSpool, gcs: Gcs) -> None:
     SpoolWriter(spool.folder, "w_0").write([a_row("t_1")])
     leave(spool, "w_0.1.7.00000000")  # process 1 never started at tick 7
     with (spool.folder / "w_0.1.7.00000000").open("ab") as file:
@@ -107,7 +107,7 @@ async def test_a_torn_end_of_a_dead_writer_is_no_hindrance(spool: Spool, gcs: Gc
 
 
 async def test_what_is_written_between_the_last_look_and_a_death_is_told(
-    spool: Spool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
+    spool: TaskSpool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = SpoolWriter(spool.folder, "w_0")
     writer.write([a_row("t_1")])
@@ -125,7 +125,7 @@ async def test_what_is_written_between_the_last_look_and_a_death_is_told(
 
 
 async def test_rows_that_the_gcs_refuses_for_ever_are_counted_and_hold_nobody_up(
-    spool: Spool, gcs: Gcs
+    spool: TaskSpool, gcs: Gcs
 ) -> None:
     writer = SpoolWriter(spool.folder, "w_0")
     writer.write([a_row("t_1"), a_row("t_2")])
@@ -138,7 +138,7 @@ async def test_rows_that_the_gcs_refuses_for_ever_are_counted_and_hold_nobody_up
     assert spool.dropped == gcs.dropped == 2
 
 
-async def test_a_file_that_cannot_be_read_is_put_aside(spool: Spool, gcs: Gcs) -> None:
+async def test_a_file_that_cannot_be_read_is_put_aside(spool: TaskSpool, gcs: Gcs) -> None:
     SpoolWriter(spool.folder, "w_1").write([a_row("t_1")])
     (spool.folder / "w_0.1.7.00000000").write_bytes(b"\xff" * 100)
     (spool.folder / "notes.txt").write_text("not ours")
@@ -149,15 +149,15 @@ async def test_a_file_that_cannot_be_read_is_put_aside(spool: Spool, gcs: Gcs) -
 
 
 async def test_a_new_nodelet_adopts_the_folders_of_dead_ones_only(
-    tmp_path: Path, gcs: Gcs, spool: Spool
+    tmp_path: Path, gcs: Gcs, spool: TaskSpool
 ) -> None:
-    dead = Spool(tmp_path, "n_0", gcs.forward)
+    dead = TaskSpool(tmp_path, "n_0", gcs.forward)
     dead.open()
     SpoolWriter(dead.folder, "w_0").write([a_row("t_0")])
     leave(dead, "w_0.1.7.00000000")
     (dead.folder / ".owner").write_text("1 7")
     SpoolWriter(spool.folder, "w_1").write([a_row("t_1")])
-    after = Spool(tmp_path, "n_2", gcs.forward)
+    after = TaskSpool(tmp_path, "n_2", gcs.forward)
     after.open()
     assert await after.flush()
     assert gcs.told == ["t_0"], "the folder of a living one is its own"
@@ -165,7 +165,7 @@ async def test_a_new_nodelet_adopts_the_folders_of_dead_ones_only(
 
 
 async def test_a_nodelet_that_stops_tells_all_and_leaves_no_folder(
-    spool: Spool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
+    spool: TaskSpool, gcs: Gcs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     SpoolWriter(spool.folder, "w_0").write([a_row("t_1")])
     gcs.error = UnavailableError("away")

@@ -64,7 +64,7 @@ def test_orders_to_one_that_was_told_to_stop_are_dropped() -> None:
             await server._writer.wait_closed()
             server.lost = False
             server.signal("w_1", 9)
-            server.remove_at_end(Path("/nowhere"))
+            server.add_cleanup_path(Path("/nowhere"))
         theirs.close()
 
     uvloop.run(main())

@@ -16,7 +16,7 @@ import pytest
 from stoker_nodelet.environments.environments import Environment
 from stoker_nodelet.kernels import compiler as kernel_compiler
 from stoker_nodelet.kernels.cache import CompiledSet, KernelCache
-from stoker_nodelet.kernels.compiler import Kernels, compile_specs
+from stoker_nodelet.kernels.compiler import KernelCompiler, compile_specs
 from stoker_wire.errors import RuntimeEnvSetupError
 from stoker_wire.messages.cluster import MAX_WARM_KERNELS, Device
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
@@ -79,7 +79,7 @@ async def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
 
 
 @pytest.fixture
-async def node(tmp_path: Path) -> AsyncIterator[Kernels]:
+async def node(tmp_path: Path) -> AsyncIterator[KernelCompiler]:
     root = tmp_path / "kernels"
     root.mkdir()
     background = Background("test")
@@ -89,7 +89,7 @@ async def node(tmp_path: Path) -> AsyncIterator[Kernels]:
         2: Device(index=2, uuid="c", name="Fake GPU", fake=True),
     }
     cache = KernelCache(root, root / "triton", 1 << 30)
-    yield Kernels(cache, NoTables(), devices, 0, 60.0, background)  # type: ignore[arg-type]
+    yield KernelCompiler(cache, NoTables(), devices, 0, 60.0, background)  # type: ignore[arg-type]
     await background.close()
 
 
@@ -98,7 +98,7 @@ def archs(compiler: Compiler) -> list[str]:
 
 
 async def test_it_compiles_for_the_gpus_of_the_lease_and_then_never_again(
-    node: Kernels, compiler: Compiler
+    node: KernelCompiler, compiler: Compiler
 ) -> None:
     await node.prepare(WANTED, Environment(), {0: 1.0})
     assert archs(compiler) == ["90"] and node.warm == (WARM,)
@@ -109,7 +109,7 @@ async def test_it_compiles_for_the_gpus_of_the_lease_and_then_never_again(
 
 
 async def test_without_a_known_architecture_there_is_nothing_to_compile_for(
-    node: Kernels, compiler: Compiler
+    node: KernelCompiler, compiler: Compiler
 ) -> None:
     await node.prepare(WANTED, Environment(), {})
     await node.prepare(WANTED, Environment(), {2: 1.0})
@@ -121,7 +121,7 @@ async def test_without_a_known_architecture_there_is_nothing_to_compile_for(
 
 
 async def test_an_environment_without_kernels_is_left_alone(
-    node: Kernels, compiler: Compiler
+    node: KernelCompiler, compiler: Compiler
 ) -> None:
     made = Environment(env_vars={"A": "1"})
     assert await node.prepare(RuntimeEnv(), made, {0: 1.0}) is made
@@ -129,7 +129,7 @@ async def test_an_environment_without_kernels_is_left_alone(
 
 
 async def test_those_who_ask_at_once_share_one_run_and_its_failure(
-    node: Kernels, compiler: Compiler
+    node: KernelCompiler, compiler: Compiler
 ) -> None:
     compiler.gate.clear()
     compiler.fails = "no such register"
@@ -149,7 +149,7 @@ async def test_those_who_ask_at_once_share_one_run_and_its_failure(
 
 
 async def test_changed_code_is_compiled_again_and_so_are_trimmed_entries(
-    node: Kernels, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    node: KernelCompiler, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await node.prepare(WANTED, Environment(), {0: 1.0})
     (next(node.cache.triton_dir.iterdir()) / "__grp__k.json").unlink()
@@ -161,7 +161,7 @@ async def test_changed_code_is_compiled_again_and_so_are_trimmed_entries(
 
 
 async def test_variables_that_reach_no_op_do_not_matter_but_may_to_a_function(
-    node: Kernels, compiler: Compiler
+    node: KernelCompiler, compiler: Compiler
 ) -> None:
     call = RuntimeEnv(kernels=(KernelSpec(call="mine:step"),))
     for wanted, runs in ((WANTED, 1), (call, 1 + 2)):
@@ -173,7 +173,7 @@ async def test_variables_that_reach_no_op_do_not_matter_but_may_to_a_function(
 
 
 async def test_the_compiler_sees_the_workers_world_but_no_gpu_and_no_interpreter(
-    node: Kernels, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    node: KernelCompiler, compiler: Compiler, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     mine = {"TRITON_CACHE_DIR": str(tmp_path / "mine"), "TRITON_INTERPRET": "1", "PYTHONPATH": "/u"}
@@ -185,7 +185,7 @@ async def test_the_compiler_sees_the_workers_world_but_no_gpu_and_no_interpreter
 
 
 async def test_the_table_of_the_device_reaches_compiler_and_worker(
-    node: Kernels, compiler: Compiler
+    node: KernelCompiler, compiler: Compiler
 ) -> None:
     plain = await node.prepare(WANTED, Environment(), {0: 1.0})
     assert plain.env_vars == {}
@@ -203,11 +203,11 @@ async def test_the_table_of_the_device_reaches_compiler_and_worker(
 
 
 async def test_a_new_nodelet_knows_what_the_one_before_compiled(
-    node: Kernels, compiler: Compiler
+    node: KernelCompiler, compiler: Compiler
 ) -> None:
     await node.prepare(WANTED, Environment(), {0: 1.0})
     node.cache.note("gone", CompiledSet("gone", str(node.cache.triton_dir), ("none",), "v1"))
-    later = Kernels(node.cache, NoTables(), {}, 0, 60.0, node.background)  # type: ignore[arg-type]
+    later = KernelCompiler(node.cache, NoTables(), {}, 0, 60.0, node.background)  # type: ignore[arg-type]
     assert later.warm == ()
     node.background.spawn(later.run(), name="kernels")
     async with asyncio.timeout(40):
@@ -215,7 +215,7 @@ async def test_a_new_nodelet_knows_what_the_one_before_compiled(
             await asyncio.sleep(0.01)
 
 
-async def test_the_sets_told_are_those_used_last(node: Kernels) -> None:
+async def test_the_sets_told_are_those_used_last(node: KernelCompiler) -> None:
     for number in range(MAX_WARM_KERNELS + 3):
         node._note(f"k{number:03}")
     node._note("k003")
@@ -269,7 +269,7 @@ async def test_records_that_are_none_are_an_error_and_of_complaints_the_last_are
 
 
 async def test_a_cache_that_cannot_be_looked_at_does_not_end_the_care_for_it(
-    node: Kernels, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    node: KernelCompiler, compiler: Compiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = []
 

@@ -1,4 +1,4 @@
-"""Sends ranges of objects straight from the arena's files to sockets.
+"""The sending end of transfers: ranges of objects, straight from the arena's files to sockets.
 
 The event loop takes the request and writes the reply's head; a thread then sends the bytes on the
 connection's own socket, so neither the loop nor the interpreter's lock is held meanwhile. A range
@@ -9,68 +9,71 @@ at all by a node that received the chunk itself.
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
+import select
 import socket
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import xxhash
 from aiohttp import web
 
-from stoker_nodelet.transfer.chunk_map import Incoming, count_chunks, span_of
-from stoker_nodelet.transfer.mapped_range import Window
-from stoker_wire.data.range_reader import CHECKSUM_HEADER, CHUNK_NBYTES
+from stoker_nodelet.transfer.chunk_map import ChunkMap, count_chunks, span_of
+from stoker_wire.data.range_reader import CHECKSUM_HEADER, CHUNK_NBYTES, STALL_S
 from stoker_wire.errors import BadRequestError, NotFoundError, ObjectLostError, UnavailableError
 from stoker_wire.http.codec import BYTES
 
 if TYPE_CHECKING:
-    from stoker_nodelet.objects.index import Objects
-    from stoker_nodelet.transfer.fair_limiter import Turns
-    from stoker_nodelet.transfer.io_pool import TransferThreads
+    from stoker_nodelet.objects.index import ObjectIndex
+    from stoker_nodelet.transfer.fair_limiter import FairLimiter
+    from stoker_nodelet.transfer.io_pool import IoPool
     from stoker_wire.http.server import Request
 
 _FLUSH_TRIES = 2000
 _FLUSH_AGAIN_S = 0.001
+_SLICE_NBYTES = 1 << 20
 _CHECKSUMS = 10_000
-"""Chunks whose checksums are remembered."""
+"""The number of chunks whose checksums are remembered."""
 
 
-class Serving:
-    """The bytes of this node's objects, whole ones and those that are still coming in."""
+class RangeServer:
+    """Sender of this node's objects, whole ones and those that still arrive."""
 
     def __init__(
         self,
-        objects: Objects,
-        incoming: Callable[[str], Incoming | None],
-        turns: Turns,
-        threads: TransferThreads,
+        objects: ObjectIndex,
+        arriving: Callable[[str], ChunkMap | None],
+        limiter: FairLimiter,
+        io_pool: IoPool,
     ) -> None:
         self._objects = objects
-        self._incoming = incoming
-        self._turns = turns
-        self._threads = threads
+        self._arriving = arriving
+        self._limiter = limiter
+        self._io_pool = io_pool
         self._checksums: OrderedDict[tuple[str, float, int], int] = OrderedDict()
         self.sent_nbytes = 0
 
     async def send(self, req: Request) -> web.StreamResponse:
-        """``GET /v1/objects/{id}``: an object, or the part of it that ``Range`` names."""
+        """Answer ``GET /v1/objects/{id}`` with the object, or with the part of it that ``Range`` names."""
         object_id = req.path["id"]
         nbytes = self._nbytes_of(object_id)
-        begin, end = _wanted(req, nbytes)
-        flow = f"{object_id} {req.peer}"
-        alone = end - begin <= CHUNK_NBYTES
+        begin, end = _requested_range(req, nbytes)
+        key = f"{object_id} {req.peer}"
+        with_checksum = end - begin <= CHUNK_NBYTES
         connection: socket.socket | None = None
         response = web.StreamResponse()
         try:
             for offset in range(begin, end, CHUNK_NBYTES):
                 until = min(end, offset + CHUNK_NBYTES)
-                async with self._turns.turn(flow, until - offset):
-                    window = await self._window(object_id, offset, until, checked=alone)
+                async with self._limiter.slot(key, until - offset):
+                    mapped = await self._map(object_id, offset, until, with_checksum=with_checksum)
                     if connection is None:
-                        response = _head_of(req, begin, end, nbytes, window.checksum)
+                        response = _response_head(req, begin, end, nbytes, mapped.checksum)
                         await response.prepare(req.http)
                         connection = await _flushed_socket(req.http)
-                    await self._send(connection, window)
+                    await self._send(connection, mapped)
         finally:
             if connection is not None:
                 connection.close()
@@ -78,42 +81,44 @@ class Serving:
         return response
 
     def _nbytes_of(self, object_id: str) -> int:
-        coming = self._incoming(object_id)
-        return self._objects.get(object_id).nbytes if coming is None else coming.nbytes
+        chunks = self._arriving(object_id)
+        return self._objects.get(object_id).nbytes if chunks is None else chunks.nbytes
 
-    async def _window(self, object_id: str, begin: int, end: int, *, checked: bool) -> Window:
-        """Return these bytes of an object, at most a chunk, with their checksum if wanted."""
+    async def _map(
+        self, object_id: str, begin: int, end: int, *, with_checksum: bool
+    ) -> MappedRange:
+        """Map these bytes of an object, at most a chunk, with their checksum if wanted."""
         chunk = begin // CHUNK_NBYTES
         is_chunk = (begin, end - begin) == span_of(chunk, self._nbytes_of(object_id))
-        coming = self._incoming(object_id)
-        if coming is not None:
-            checksum = coming.checksums[chunk] if is_chunk else None
+        chunks = self._arriving(object_id)
+        if chunks is not None:
+            checksum = chunks.checksums[chunk] if is_chunk else None
             if checksum is None:
                 raise UnavailableError(
                     f"{object_id} is still on its way to this node\n"
-                    f"{coming.ready} chunks of {CHUNK_NBYTES} bytes are here, and one at a time "
+                    f"{chunks.ready} chunks of {CHUNK_NBYTES} bytes are here, and one at a time "
                     "can be had"
                 )
-            return Window(coming.fd, begin, end, checksum)
+            return MappedRange(chunks.fd, begin, end, checksum)
         known = self._checksums.get(self._key(object_id, chunk)) if is_chunk else None
 
-        def open_window() -> Window:
+        def open_range() -> MappedRange:
             try:
                 fd = self._objects.arena.open(object_id)
             except ObjectLostError as error:
                 raise NotFoundError(str(error)) from None
             try:
-                window = Window(fd, begin, end, known)
+                mapped = MappedRange(fd, begin, end, known)
             finally:
                 os.close(fd)
-            if checked:
-                window.check()
-            return window
+            if with_checksum:
+                mapped.compute_checksum()
+            return mapped
 
-        window = await self._threads.run(open_window)
-        if is_chunk and window.checksum is not None:
-            self._remember(object_id, chunk, window.checksum)
-        return window
+        mapped = await self._io_pool.run(open_range)
+        if is_chunk and mapped.checksum is not None:
+            self._remember(object_id, chunk, mapped.checksum)
+        return mapped
 
     def _remember(self, object_id: str, chunk: int, checksum: int) -> None:
         key = self._key(object_id, chunk)
@@ -123,23 +128,23 @@ class Serving:
             self._checksums.popitem(last=False)
 
     def _key(self, object_id: str, chunk: int) -> tuple[str, float, int]:
-        """A task that is tried again makes another object of the same name."""
+        """Return the key of a checksum: a task that is retried makes another object of the same id."""
         return object_id, self._objects.made_at_s(object_id), chunk
 
-    def remember(self, object_id: str, coming: Incoming) -> None:
-        """Keep the checksums of an object that has come in whole."""
-        for chunk, checksum in enumerate(coming.checksums):
+    def remember(self, object_id: str, chunks: ChunkMap) -> None:
+        """Keep the checksums of an object that has arrived whole."""
+        for chunk, checksum in enumerate(chunks.checksums):
             if checksum is not None:
                 self._remember(object_id, chunk, checksum)
 
-    async def _send(self, connection: socket.socket, window: Window) -> None:
+    async def _send(self, connection: socket.socket, mapped: MappedRange) -> None:
         try:
-            await self._threads.run(
-                lambda: window.send(connection), abort=lambda: _shut(connection)
+            await self._io_pool.run(
+                lambda: mapped.send(connection), abort=lambda: _shut(connection)
             )
         except OSError as error:
             raise UnavailableError(f"the receiver went away\n{error}") from None
-        self.sent_nbytes += window.nbytes
+        self.sent_nbytes += mapped.nbytes
 
     def ready_chunks(self, object_id: str) -> int | None:
         """Return how many chunks of a whole object there are; None if it is not whole here."""
@@ -148,7 +153,45 @@ class Serving:
         return count_chunks(self._objects.get(object_id).nbytes)
 
 
-def _wanted(req: Request, nbytes: int) -> tuple[int, int]:
+class MappedRange:
+    """Bytes ``begin`` to ``end`` of a file, mapped. The mapping keeps the file open, and its lock.
+
+    ``checksum`` is the XXH3, if it has been computed. The methods block: they are for threads.
+
+    ``send`` from a mapping and not ``sendfile``: the kernel packs copied bytes into large buffers, where
+    ``sendfile`` hands over one page at a time, which costs both ends more than the copy (ADR 0008).
+    """
+
+    def __init__(self, fd: int, begin: int, end: int, checksum: int | None = None) -> None:
+        start = begin - begin % mmap.ALLOCATIONGRANULARITY
+        self.checksum = checksum
+        self._map = mmap.mmap(fd, end - start, prot=mmap.PROT_READ, offset=start)
+        self._view = memoryview(self._map)[begin - start :]
+
+    @property
+    def nbytes(self) -> int:
+        """The length of the range."""
+        return self._view.nbytes
+
+    def compute_checksum(self) -> None:
+        """Compute the checksum, unless it is known."""
+        if self.checksum is None:
+            self.checksum = xxhash.xxh3_64_intdigest(self._view)
+
+    def send(self, connection: socket.socket, stall_s: float = STALL_S) -> None:
+        """Send all to a non-blocking socket; OSError if it accepts no byte for ``stall_s``."""
+        writable = select.poll()
+        writable.register(connection, select.POLLOUT)
+        sent = 0
+        while sent < self._view.nbytes:
+            try:
+                sent += connection.send(self._view[sent : sent + _SLICE_NBYTES])
+            except BlockingIOError:
+                if not writable.poll(stall_s * 1000):
+                    raise TimeoutError(f"the receiver took no byte for {stall_s:g} s") from None
+
+
+def _requested_range(req: Request, nbytes: int) -> tuple[int, int]:
     """Return (begin, end) of what the request asks for."""
     try:
         asked = req.http.http_range
@@ -160,7 +203,7 @@ def _wanted(req: Request, nbytes: int) -> tuple[int, int]:
     return begin, end
 
 
-def _head_of(
+def _response_head(
     req: Request, begin: int, end: int, nbytes: int, checksum: int | None
 ) -> web.StreamResponse:
     headers = {"Content-Type": BYTES, "Accept-Ranges": "bytes"}

@@ -23,7 +23,7 @@ log, folder = map(pathlib.Path, sys.argv[1:])
 server = fork_forkserver(log, target="tests.e2e.worker_target:main")
 arena.create_owned(folder)
 (folder / "object").write_text("x")
-_send(server.sock, {"op": "remains", "path": str(folder)})
+_send(server.sock, {"op": "cleanup_path", "path": str(folder)})
 print(server.proc.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """

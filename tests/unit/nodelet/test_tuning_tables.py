@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stoker_nodelet.kernels.cache import KernelCache
-from stoker_nodelet.kernels.tuning_tables import TunedTables, triton_version
+from stoker_nodelet.kernels.tuning_tables import TuningTables, triton_version
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.control import KvEntry, Page
 from stoker_wire.messages.kernels import TunedKernel, tuning_key
@@ -70,8 +70,8 @@ def gcs() -> Gcs:
 
 
 @pytest.fixture
-def tables(gcs: Gcs, tmp_path: Path) -> TunedTables:
-    return TunedTables(gcs, KernelCache(tmp_path, tmp_path / "triton", 0))  # type: ignore[arg-type]
+def tables(gcs: Gcs, tmp_path: Path) -> TuningTables:
+    return TuningTables(gcs, KernelCache(tmp_path, tmp_path / "triton", 0))  # type: ignore[arg-type]
 
 
 def content(path: str) -> Any:
@@ -79,7 +79,7 @@ def content(path: str) -> Any:
 
 
 async def test_a_file_holds_what_was_measured_on_the_device_by_this_version(
-    tables: TunedTables, gcs: Gcs
+    tables: TuningTables, gcs: Gcs
 ) -> None:
     assert await tables.file("NVIDIA H200") == ""
     gcs.keep("NVIDIA H200", 8)
@@ -95,7 +95,7 @@ async def test_a_file_holds_what_was_measured_on_the_device_by_this_version(
 
 
 async def test_only_what_changed_is_read_and_a_new_time_changes_no_file(
-    tables: TunedTables, gcs: Gcs
+    tables: TuningTables, gcs: Gcs
 ) -> None:
     gcs.keep("d", 8)
     first = await tables.file("d")
@@ -110,7 +110,7 @@ async def test_only_what_changed_is_read_and_a_new_time_changes_no_file(
 
 
 async def test_while_the_gcs_is_away_the_last_known_table_is_used(
-    tables: TunedTables, gcs: Gcs
+    tables: TuningTables, gcs: Gcs
 ) -> None:
     gcs.keep("d", 8)
     known = await tables.file("d")

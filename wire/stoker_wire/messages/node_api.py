@@ -1,0 +1,86 @@
+"""Queries and replies of a nodelet's own HTTP API, beside the messages that several services share.
+
+A nodelet answers them, the gcs, the command line and other nodelets ask. They travel, so they are
+defined here, whoever else needs them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from stoker_wire.messages.common import Message, Record
+from stoker_wire.messages.control import ListQuery, Position
+from stoker_wire.messages.work import ObjectInfo
+
+
+class WorkersQuery(ListQuery):
+    """A choice of workers; an empty field means all."""
+
+    job_id: str = ""
+
+
+class ExitQuery(Message):
+    """How long to wait for the exit of a worker that lives."""
+
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+
+
+class KillWorker(Message):
+    """Request to kill a worker; its exit says ``reason``."""
+
+    reason: str = "killed over the API"
+
+
+class ObjectsQuery(ListQuery):
+    """A choice of objects; an empty field means all."""
+
+    job_id: str = ""
+    owner_id: str = ""
+
+
+class LogsQuery(Message):
+    """A choice of log lines. ``kind`` is ``worker``, ``driver`` or empty (both).
+
+    ``since`` is the cursor of the last line seen, with a ``worker_id``; ``tail`` starts so many
+    lines before the end.
+    """
+
+    job_id: str = ""
+    worker_id: str = ""
+    kind: str = ""
+    follow: bool = False
+    since: Position = 0
+    tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
+
+
+class ChunksQuery(Message):
+    """The chunk to wait for, at most ``wait_s``."""
+
+    chunk: Annotated[int, msgspec.Meta(ge=0)] = 0
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 0.0
+
+
+class ArenaUsage(Record):
+    """How full the node's shared memory is, and with what.
+
+    ``used_bytes`` of ``limit_bytes`` are taken: by objects (``object_bytes``), by extents that wait
+    to be used again (``recycled_bytes``), and by the rounding of both.
+    """
+
+    arena_dir: str
+    limit_bytes: int
+    used_bytes: int
+    free_bytes: int
+    object_bytes: int
+    recycled_bytes: int
+    spilled_bytes: int
+    objects: int
+    largest: tuple[ObjectInfo, ...] = ()
+
+
+class Freed(Record):
+    """The number of the objects that were here and are freed."""
+
+    freed: int
