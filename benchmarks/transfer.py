@@ -24,7 +24,7 @@ from typing import Any
 
 from stoker_wire.arena import Arena, ObjectHead
 from stoker_wire.errors import StokerError
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Node
 from stoker_wire.messages.control import Page

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.service import DEFAULT_PORT, Running, serve
 from stoker_wire.http.auth import find_token, private_dir
-from stoker_wire.http.server import run_service
+from stoker_wire.http.server.service import run_service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
-from stoker_wire.http.client_pool import ClientPool, LeaderClient
+from stoker_wire.http.client.pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, Worker
 from stoker_wire.messages.control import Page
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from stoker_wire.messages.control import Leader
     from stoker_wire.settings import Settings
 

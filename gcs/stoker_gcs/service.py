@@ -14,7 +14,7 @@ from stoker_gcs.controllers.leader_election import LeaderLoops, run_forever
 from stoker_gcs.controllers.maintenance import Maintenance
 from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.opening import open_store
-from stoker_wire.http.server import Service
+from stoker_wire.http.server.service import Service
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:

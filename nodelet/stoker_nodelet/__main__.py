@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> None:
     from stoker_nodelet.service import Nodelet, serve
     from stoker_wire.errors import BadRequestError
     from stoker_wire.http.auth import load_or_create_token
-    from stoker_wire.http.server import run_service
+    from stoker_wire.http.server.service import run_service
     from stoker_wire.ids import Prefix, new_id
     from stoker_wire.settings import Settings
 

@@ -19,8 +19,8 @@ from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
 from stoker_wire.http.paging import page_of
-from stoker_wire.http.routes import Route
-from stoker_wire.http.server import Request, bytes_response, stream_response
+from stoker_wire.http.server.routes import Route
+from stoker_wire.http.server.service import Request, bytes_response, stream_response
 from stoker_wire.messages.cluster import (
     HeldLeases,
     RegisterWorker,

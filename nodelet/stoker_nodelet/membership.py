@@ -26,7 +26,7 @@ from stoker_wire.errors import (
     NotFoundError,
     StokerError,
 )
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import Heartbeat, Node, RegisteredNode, RegisterNode
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.events import EventKind

@@ -36,8 +36,8 @@ from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.workers import Workers
-from stoker_wire.http.client import Client
-from stoker_wire.http.server import Service
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
 from stoker_wire.process.background import Background

@@ -7,7 +7,7 @@ import argparse
 from stoker_scheduler.service import DEFAULT_PORT, SchedulerService, serve
 from stoker_wire.errors import BadRequestError
 from stoker_wire.http.auth import find_token
-from stoker_wire.http.server import run_service
+from stoker_wire.http.server.service import run_service
 from stoker_wire.settings import Settings
 
 

@@ -22,7 +22,7 @@ from stoker_scheduler.wire_types import (
     verdicts_of,
 )
 from stoker_wire.http.paging import page_of
-from stoker_wire.http.routes import Route
+from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
     BlockLease,
     ClusterResources,
@@ -42,7 +42,7 @@ from stoker_wire.messages.scheduling import PlannedLease, PlanReply, PlanRequest
 if TYPE_CHECKING:
     from stoker_scheduler.core.state import State
     from stoker_scheduler.engine import Engine
-    from stoker_wire.http.server import Request
+    from stoker_wire.http.server.service import Request
 
 ANSWER_MARGIN_S = 0.3
 """A long poll ends so much before the caller's deadline."""

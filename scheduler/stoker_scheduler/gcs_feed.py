@@ -33,7 +33,7 @@ from stoker_wire.messages.events import EventKind, payload_as
 
 if TYPE_CHECKING:
     from stoker_scheduler.nodelet_clients import NodeletClients
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from stoker_wire.process.background import Background
 
 _log = logging.getLogger(__name__)

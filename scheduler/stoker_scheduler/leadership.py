@@ -15,7 +15,7 @@ from stoker_wire.errors import ConflictError, NotLeaderError, StokerError
 from stoker_wire.messages.control import Campaign, Leader
 
 if TYPE_CHECKING:
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from stoker_scheduler.gcs_feed import GcsFeed
 from stoker_scheduler.leadership import Leadership, not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients
 from stoker_wire.errors import NotReadyError
-from stoker_wire.http.client import Client
-from stoker_wire.http.server import Service
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.process.background import Background
 

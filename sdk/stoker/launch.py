@@ -129,7 +129,7 @@ def _import_common() -> None:
     from stoker_wire.process import fast_imports
 
     fast_imports.import_aiohttp()
-    for name in ("aiohttp.web", "uvloop", "stoker_wire.http.client"):
+    for name in ("aiohttp.web", "uvloop", "stoker_wire.http.client.client"):
         with contextlib.suppress(ModuleNotFoundError):  # uvloop is not everywhere
             importlib.import_module(name)
 
@@ -312,7 +312,7 @@ def _info(
 
 async def _until_ready(name: str, url: str, token: str) -> None:
     """Poll ``/readyz``: a service says there why it cannot do its work yet."""
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
 
     cause = "it has not answered"
     try:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stoker_gcs.service import Running
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
 

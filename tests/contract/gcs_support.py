@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from stoker_gcs.service import Running, serve
 from stoker_migrations.command import upgrade
 from stoker_wire.errors import InfeasibleError
-from stoker_wire.http.client import Client
-from stoker_wire.http.server import Request, Service
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.service import Request, Service
 from stoker_wire.messages.cluster import (
     ClusterResources,
     Demand,

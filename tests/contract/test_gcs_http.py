@@ -17,7 +17,7 @@ from stoker_wire.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import (
     ClusterResources,
     Heartbeat,

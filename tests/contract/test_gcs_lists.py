@@ -24,7 +24,7 @@ from tests.contract.gcs_support import attach, eventually, gcs, migrate, registe
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
 NEWEST: dict[str, object] = {"sort": "created", "order": "desc"}

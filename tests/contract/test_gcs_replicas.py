@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from stoker_wire.errors import StokerError, UnavailableError
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import Demand, Heartbeat, Node, NodeState
 from stoker_wire.messages.control import Event, KvEntry, Page
 from stoker_wire.messages.work import Actor, CreateActor, Job, JobState, SubmitJob

@@ -25,7 +25,7 @@ from tests.contract.gcs_support import attach, eventually, register
 
 if TYPE_CHECKING:
     from stoker_gcs.service import Running
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
 

@@ -17,7 +17,7 @@ from stoker_wire.errors import (
     IdempotencyError,
     NotFoundError,
 )
-from stoker_wire.http.server import Request, Service, bytes_response
+from stoker_wire.http.server.service import Request, Service, bytes_response
 from stoker_wire.messages.cluster import (
     Demand,
     RegisteredNode,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stoker_gcs.service import Running
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
 

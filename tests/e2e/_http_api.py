@@ -15,13 +15,13 @@ from stoker_gcs.api.routes import ROUTES as GCS_ROUTES
 from stoker_nodelet.api import ROUTES as NODELET_ROUTES
 from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_scheduler.api import ROUTES as SCHEDULER_ROUTES
-from stoker_wire.http.server import Service
+from stoker_wire.http.server.service import Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.http.request import BoundRoute
+    from stoker_wire.http.server.request import BoundRoute
 
 TIMEOUT_S = 40.0
 

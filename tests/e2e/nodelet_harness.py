@@ -17,8 +17,8 @@ import msgspec
 from stoker_nodelet.workers import process_tree
 from stoker_wire.data.spool import record_of, rows_in
 from stoker_wire.errors import FencedError, NotFoundError, UnavailableError
-from stoker_wire.http.client import Client
-from stoker_wire.http.server import Request, Service, watch_response
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.service import Request, Service, watch_response
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
     ActorSpec,

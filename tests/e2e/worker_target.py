@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_wire.http.client import Client
-from stoker_wire.http.server import Request, Service
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.service import Request, Service
 from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Address, Empty
 from stoker_wire.settings import Settings

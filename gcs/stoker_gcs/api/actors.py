@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.actors.rules import ACTORS
-from stoker_wire.http.routes import Route
+from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import ActorQuery, WaitQuery
 from stoker_wire.messages.work import (
@@ -21,7 +21,7 @@ from stoker_wire.messages.work import (
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 FILTERS = ("job_id", "state", "name", "namespace", "node_id", "class_name")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker_gcs.explain.id_prefixes import find_ids
-from stoker_wire.http.routes import Route
+from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import (
     Campaign,
     CreateToken,
@@ -20,7 +20,7 @@ from stoker_wire.messages.queries import ResignQuery
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 
 async def list_ids(app: GcsApp, req: Request) -> IdMatches:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_gcs.api.filters import event_filter
 from stoker_wire.http.paging import bad_cursor
-from stoker_wire.http.routes import Route
-from stoker_wire.http.watch import BOOKMARK, watch_response
+from stoker_wire.http.server.routes import Route
+from stoker_wire.http.server.watch import BOOKMARK, watch_response
 from stoker_wire.messages.control import Event, Order, Page
 from stoker_wire.messages.events import EventQuery
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from stoker_gcs.app import GcsApp
     from stoker_gcs.state.records import StateStore
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 SKIPPED_BEFORE_BOOKMARK = 500
 READS_PER_PAGE = 20

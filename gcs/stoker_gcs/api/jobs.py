@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.jobs.rules import JOBS
-from stoker_wire.http.routes import Route, WebSocketRoute
+from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import ExitQuery, JobQuery, WaitQuery
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState, SubmitJob
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 
 async def submit_job(app: GcsApp, req: Request) -> Job:

@@ -9,13 +9,13 @@ from aiohttp import web
 
 from stoker_gcs.registry.kv import FUNCTIONS, PACKAGES
 from stoker_wire.errors import ConflictError, NotFoundError
-from stoker_wire.http.routes import Route
+from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import KvEntry, Page
 from stoker_wire.messages.queries import KvListQuery, KvPutQuery, WaitQuery
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 MAX_BLOB_BYTES = 512 * 1024 * 1024
 

@@ -11,8 +11,8 @@ from aiohttp import ClientConnectionResetError, web
 from stoker_gcs import log_stream
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError
-from stoker_wire.http.routes import Route
-from stoker_wire.http.watch import stream_response
+from stoker_wire.http.server.routes import Route
+from stoker_wire.http.server.watch import stream_response
 from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.queries import LogQuery
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 
 async def stream_driver_logs(app: GcsApp, req: Request) -> web.StreamResponse:

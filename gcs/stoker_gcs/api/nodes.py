@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_wire.http.paging import page_of
-from stoker_wire.http.routes import Route
+from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
     Heartbeat,
     Node,
@@ -23,7 +23,7 @@ from stoker_wire.messages.queries import Leave, NodeQuery, WorkerQuery
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 
 async def register_node(app: GcsApp, req: Request) -> RegisteredNode:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
-from stoker_wire.http.routes import Route
-from stoker_wire.http.watch import bytes_response
+from stoker_wire.http.server.routes import Route
+from stoker_wire.http.server.watch import bytes_response
 from stoker_wire.messages.queries import OutputQuery
 from stoker_wire.messages.work import Job, JobOutput, NodeOutput
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from stoker_gcs.app import GcsApp
     from stoker_gcs.peer_clients import PeerClients
-    from stoker_wire.http.client import Client
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.client.client import Client
+    from stoker_wire.http.server.request import Request
     from stoker_wire.messages.cluster import Node
 
 SILENCE_S = 30.0

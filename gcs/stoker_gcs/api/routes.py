@@ -1,4 +1,4 @@
-"""Every route of the gcs, as one table for :meth:`stoker_wire.http.server.Service.add_routes`."""
+"""Every route of the gcs, as one table for :meth:`stoker_wire.http.server.service.Service.add_routes`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker_gcs.api import (
 )
 
 if TYPE_CHECKING:
-    from stoker_wire.http.routes import Route, WebSocketRoute
+    from stoker_wire.http.server.routes import Route, WebSocketRoute
 
 ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *nodes.ROUTES,

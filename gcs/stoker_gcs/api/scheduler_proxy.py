@@ -5,23 +5,24 @@ Everything here is bounded in time, and a peer that is not there is named in the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from stoker_gcs.explain.causes import cause_of
 from stoker_gcs.explain.explain import explain_actor, explain_job, explain_task
 from stoker_wire.http.paging import page_of
-from stoker_wire.http.routes import Route
+from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
 from stoker_wire.messages.control import Explanation, LeaseQuery, ListQuery, Page, QueueEntry
 from stoker_wire.messages.queries import ObjectQuery
+from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 from stoker_wire.messages.work import ObjectInfo
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.client import Client
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.client.client import Client
+    from stoker_wire.http.server.request import Request
 
 
 async def list_objects(app: GcsApp, req: Request) -> Page[ObjectInfo]:
@@ -74,8 +75,8 @@ async def get_cluster_resources(app: GcsApp, _: Request) -> ClusterResources:
     return await app.peers.call_scheduler("GET", "/v1/resources", reply=ClusterResources)
 
 
-async def plan_demands(app: GcsApp, req: Request) -> dict[str, Any]:
-    return await app.peers.call_scheduler("POST", "/v1/plan", req.body, reply=dict[str, Any])
+async def plan_demands(app: GcsApp, req: Request) -> PlanReply:
+    return await app.peers.call_scheduler("POST", "/v1/plan", req.body, reply=PlanReply)
 
 
 async def explain_demand(app: GcsApp, req: Request) -> Explanation:
@@ -138,10 +139,10 @@ ROUTES = (
         "POST",
         "/v1/plan",
         plan_demands,
-        body=dict[str, Any],
-        reply=dict[str, Any],
+        body=PlanRequest,
+        reply=PlanReply,
         idempotency=False,
-        summary="Plan placement of demands, without taking anything (see the scheduler's API)",
+        summary="Plan placement of demands (dry run)",
     ),
     Route(
         "POST",

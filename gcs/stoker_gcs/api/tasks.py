@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.api.filters import state_filter
 from stoker_wire.data.spool import MAX_FRAME_BYTES
-from stoker_wire.http.routes import Route
+from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import TaskQuery
 from stoker_wire.messages.work import ReportTasks, TaskHistoryStatus, TaskRecord, TaskState
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 FILTERS = ("job_id", "state", "name", "node_id", "actor_id")
 

@@ -17,7 +17,7 @@ import msgspec
 
 from stoker_nodelet.kernels.cache import KernelCache
 from stoker_wire.errors import NotFoundError, StokerError
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.control import KvEntry, Page
 from stoker_wire.messages.kernels import DIGEST_LENGTH, TUNING_NAMESPACE, TunedKernel, device_prefix
 from stoker_wire.version import VERSION

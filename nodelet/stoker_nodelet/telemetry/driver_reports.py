@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stoker_wire.errors import NotFoundError, StokerError
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.work import FinishJob, Job, JobState
 from stoker_wire.process.background import Background
 

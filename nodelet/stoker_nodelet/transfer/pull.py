@@ -26,7 +26,7 @@ from stoker_wire.errors import (
     ObjectNodeDiedError,
     StokerError,
 )
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.work import (
     FindSources,
     ObjectInfo,

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from stoker_nodelet.objects.index import ObjectIndex
     from stoker_nodelet.transfer.fair_limiter import FairLimiter
     from stoker_nodelet.transfer.io_pool import IoPool
-    from stoker_wire.http.server import Request
+    from stoker_wire.http.server.service import Request
 
 _FLUSH_TRIES = 2000
 _FLUSH_AGAIN_S = 0.001

@@ -19,8 +19,8 @@ from stoker_nodelet.transfer.pull import Pull, PullContext
 from stoker_nodelet.transfer.range_server import RangeServer
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError
-from stoker_wire.http.client import Client
-from stoker_wire.http.routes import Route
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.routes import Route
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.common import Empty
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stoker_nodelet.identity import Endpoint
     from stoker_nodelet.objects.eviction import ArenaEvictor
     from stoker_nodelet.transfer.chunk_map import ChunkMap
-    from stoker_wire.http.server import Request
+    from stoker_wire.http.server.service import Request
     from stoker_wire.process.background import Background
     from stoker_wire.settings import Settings
 

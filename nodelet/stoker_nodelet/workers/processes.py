@@ -34,7 +34,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import WorkerSetup
 from stoker_wire.messages.common import Address, Empty
 from stoker_wire.process.background import Background

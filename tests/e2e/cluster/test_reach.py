@@ -10,7 +10,7 @@ import textwrap
 import time
 from typing import TYPE_CHECKING
 
-from stoker_wire.http.server import ListQuery, Request, Service
+from stoker_wire.http.server.service import ListQuery, Request, Service
 from stoker_wire.messages.cluster import Node
 from stoker_wire.messages.control import Leader, Page
 from stoker_wire.settings import Settings

@@ -20,7 +20,7 @@ from tests.services import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.http.request import BoundRoute
+    from stoker_wire.http.server.request import BoundRoute
 
 LISTS = [pair for pair in shared.ROUTES if shared.is_page(pair[1])]
 KEYS = {

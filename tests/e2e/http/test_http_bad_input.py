@@ -19,7 +19,7 @@ from tests.e2e._cluster import embedded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.http.request import BoundRoute
+    from stoker_wire.http.server.request import BoundRoute
 
 PROBES = {"/healthz", "/readyz"}
 OPEN_ON_LOOPBACK = PROBES | {"/metrics", "/openapi.json"}

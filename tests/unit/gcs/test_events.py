@@ -14,8 +14,8 @@ from stoker_gcs.api.routes import ROUTES
 from stoker_gcs.app import build_app
 from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.memory import MemoryStore
-from stoker_wire.http.openapi import document
-from stoker_wire.http.server import Service
+from stoker_wire.http.server.openapi import document
+from stoker_wire.http.server.service import Service
 from stoker_wire.messages.control import Campaign, CreateToken, Event, Leader
 from stoker_wire.messages.events import PAYLOADS, EventKind, KvChange, payload_as, payload_of
 from stoker_wire.messages.work import Job, SubmitJob

@@ -159,7 +159,7 @@ def test_what_the_dead_left_is_found(
     assert evictor.objects.get("o_unreported").owner_id == "p_1"
     assert "o_strange" not in evictor.objects
     found = sum(p.stat().st_size for p in evictor.arena.path.glob("*") if p.is_file())
-    assert evictor.arena.quota.used_bytes == found - (evictor.arena.path / ".quota").stat().st_size
+    assert evictor.arena.quota.used_bytes == found - (evictor.arena.path / ".ledger").stat().st_size
     os.close(half.fd)
     evictor.sweep()
     assert len(evictor.recycled()) == 1

@@ -16,8 +16,8 @@ from stoker_nodelet.transfer import ROUTES, Transfer
 from stoker_wire.arena import ObjectHead
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, UnavailableError
-from stoker_wire.http.client import Client
-from stoker_wire.http.server import Request, Service
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.service import Request, Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.work import FreeObjects, ObjectInfo, PullObject
 from stoker_wire.process.background import Background

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_wire.errors import ConflictError, RuntimeEnvSetupError, StokerError
-from stoker_wire.http.server import Request, Service, watch_response
+from stoker_wire.http.server.service import Request, Service, watch_response
 from stoker_wire.messages.cluster import (
     Device,
     HeldLease,

@@ -23,7 +23,7 @@ from stoker_wire.errors import (
     StartError,
     StokerError,
 )
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import (
     BlockLease,
     ClusterResources,

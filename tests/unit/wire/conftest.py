@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker_wire.http.client import Client
-from stoker_wire.http.server import Service
+from stoker_wire.http.client.client import Client
+from stoker_wire.http.server.service import Service
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import msgspec
 from stoker_wire.messages.common import Message, Record
 
 if TYPE_CHECKING:
-    from stoker_wire.http.server import Request, Service
+    from stoker_wire.http.server.service import Request, Service
     from tests.unit.wire.conftest import Cluster
 
 

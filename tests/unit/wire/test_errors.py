@@ -12,9 +12,8 @@ from stoker_wire.errors import StokerError, error_for
 from stoker_wire.http.problems import error_of
 
 if TYPE_CHECKING:
-    from stoker_wire.http.server import Request
-
-    from .conftest import Cluster
+    from stoker_wire.http.server.service import Request
+    from tests.unit.wire.conftest import Cluster
 
 
 def _all(cls: type[StokerError]) -> list[type[StokerError]]:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import xxhash
 
 from stoker_wire.errors import InternalError, StokerError, UnavailableError
-from stoker_wire.http.exchange import client_headers
+from stoker_wire.http.client.exchange import client_headers
 from stoker_wire.http.problems import error_of
 
 CHUNK_NBYTES = 16 << 20

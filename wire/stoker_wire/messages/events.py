@@ -4,7 +4,7 @@ The gcs alone emits; schedulers, nodelets, runtimes and the command line follow 
 The catalogue exists so that writers and readers cannot disagree: a test proves that each kind has an
 emitter and a payload type. Kinds travel as text (:attr:`Event.kind`), so that a reader can meet one
 of a newer gcs. The kinds ``bookmark`` and ``error`` belong to the stream of a watch, not to
-the log (:mod:`stoker_wire.http.watch`).
+the log (:mod:`stoker_wire.http.server.watch`).
 """
 
 from __future__ import annotations

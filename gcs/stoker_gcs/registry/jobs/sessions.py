@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.state.records import StateStore
-    from stoker_wire.http.server import Request
+    from stoker_wire.http.server.service import Request
     from stoker_wire.settings import Settings
 
 _log = logging.getLogger(__name__)

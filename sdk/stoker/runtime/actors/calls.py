@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker_wire.data.channel import Channel
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from stoker_wire.messages.common import Address
 
 _POLL_S = 0.02

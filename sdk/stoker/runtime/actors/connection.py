@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.data.channel import Channel
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
 
 _LOOK_UP_S = 10.0
 _REQUESTS = 12

@@ -21,7 +21,7 @@ from stoker_wire.messages.work import Actor
 
 if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
 
 _KINDS = ",".join(
     (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stoker.runtime.objects.waiters import ThreadWaiter
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.leases import Leases
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
 
 _EXPLAIN_S = 5.0
 _NAMES = 3

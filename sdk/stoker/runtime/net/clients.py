@@ -14,7 +14,7 @@ import msgspec
 from stoker.exceptions import NodeDiedError, OutOfMemoryError, StokerError, WorkerDiedError
 from stoker_wire.arena import Arena
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
-from stoker_wire.http.client_pool import ClientPool, LeaderClient
+from stoker_wire.http.client.pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.control import Leader
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
@@ -22,7 +22,7 @@ from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from stoker_wire.settings import Settings
 
 _FORENSICS_S = 5.0

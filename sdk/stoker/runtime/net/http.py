@@ -1,8 +1,9 @@
 """The synchronous HTTP client of the CLI and ``stoker.jobs``, on the standard library.
 
-The asyncio client (``stoker_wire.http.client``) costs 150 ms to import, which a command line tool cannot
-spend. Both are made of ``stoker_wire.http.exchange``, so the rules are the same: bearer token, deadline,
-typed errors, and a POST that is sent again happens once. The runtime does not use this.
+The asyncio client (``stoker_wire.http.client.client``) costs 150 ms to import, which a command line
+tool cannot spend. Both are made of ``stoker_wire.http.client.exchange``, so the rules are the same:
+bearer token, deadline, typed errors, and a POST that is sent again happens once. In the runtime,
+threads of the user call the gcs with it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from stoker_wire.errors import BadRequestError, StokerError, UnavailableError
-from stoker_wire.http.codec import JSON, NDJSON
-from stoker_wire.http.exchange import (
+from stoker_wire.http.client.exchange import (
     TIMEOUT_HEADER,
     ReplyReader,
     check_status,
@@ -28,6 +28,7 @@ from stoker_wire.http.exchange import (
     query_texts,
     retry_pause_s,
 )
+from stoker_wire.http.codec import JSON, NDJSON
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.data.spool import TaskRow
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from stoker_wire.messages.data import Location
     from stoker_wire.messages.work import TaskRecord
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.call import Outcome, ReceivedCall
     from stoker.runtime.worker.execute import Execution
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from stoker_wire.messages.cluster import ActorSpec
 
 _REPORT_S = 60.0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
-    from stoker_wire.http.client import Client
+    from stoker_wire.http.client.client import Client
     from stoker_wire.messages.cluster import ActorSpec
 
 FINISH_S = 10.0

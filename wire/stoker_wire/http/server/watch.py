@@ -23,7 +23,7 @@ from stoker_wire.messages.control import Event
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from stoker_wire.http.request import Request
+    from stoker_wire.http.server.request import Request
 
 T = TypeVar("T")
 

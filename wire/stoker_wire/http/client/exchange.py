@@ -1,6 +1,6 @@
 """One request and its reply as a client sees them: headers, bodies, query texts, errors and pauses.
 
-Both clients are made of these parts, the asyncio one (:mod:`stoker_wire.http.client`) and the
+Both clients are made of these parts, the asyncio one (:mod:`stoker_wire.http.client.client`) and the
 synchronous one of the sdk, so that they send the same and raise the same. No HTTP library is imported
 here: a command line tool cannot spend the time.
 """

@@ -26,16 +26,16 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.codec import BYTES, JSON, MSGPACK, encode_json, encode_msgpack
-from stoker_wire.http.idempotency import IdempotencyStore, StoredReply, fingerprint
 from stoker_wire.http.problems import problem_response
-from stoker_wire.http.request import BoundRoute, Reply, Request
+from stoker_wire.http.server.idempotency import IdempotencyStore, StoredReply, fingerprint
+from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.suggestions import suggestion
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol
 
 if TYPE_CHECKING:
-    from stoker_wire.http.request_guard import RequestGuard
+    from stoker_wire.http.server.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
     from stoker_wire.settings import Settings
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 PROGRAM = """
 import sys
-from stoker_wire.http.server import Service, run_service
+from stoker_wire.http.server.service import Service, run_service
 from stoker_wire.settings import Settings
 
 settings = Settings.from_env()

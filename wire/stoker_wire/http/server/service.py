@@ -30,12 +30,12 @@ from stoker_wire.errors import (
     StartError,
 )
 from stoker_wire.http.codec import JSON, encode_json
-from stoker_wire.http.dispatch import Dispatcher, Endpoint
-from stoker_wire.http.idempotency import IdempotencyStore, MemoryStore
-from stoker_wire.http.request import BoundRoute, Handler, Reply, Request, SocketHandler
-from stoker_wire.http.request_guard import RequestGuard, outward_address
-from stoker_wire.http.routes import Route, WebSocketRoute
-from stoker_wire.http.watch import bytes_response, stream_response, watch_response
+from stoker_wire.http.server.dispatch import Dispatcher, Endpoint
+from stoker_wire.http.server.idempotency import IdempotencyStore, MemoryStore
+from stoker_wire.http.server.request import BoundRoute, Handler, Reply, Request, SocketHandler
+from stoker_wire.http.server.request_guard import RequestGuard, outward_address
+from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.http.server.watch import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import ListQuery, Page
 from stoker_wire.process import log
 from stoker_wire.process.metrics import Metrics
@@ -353,7 +353,7 @@ class Service:
 
     async def _document(self, _: Request) -> web.Response:
         if self._openapi is None:
-            from stoker_wire.http.openapi import document
+            from stoker_wire.http.server.openapi import document
 
             self._openapi = encode_json(document(self.name, self.version, self.routes))
         return web.Response(body=self._openapi, headers={"Content-Type": JSON})

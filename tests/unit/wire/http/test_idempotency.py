@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker_wire.errors import IdempotencyError, UnavailableError
-from stoker_wire.http.idempotency import MemoryStore, StoredReply
+from stoker_wire.http.server.idempotency import MemoryStore, StoredReply
 from stoker_wire.messages.common import Message, Record
 
 if TYPE_CHECKING:
-    from stoker_wire.http.client import Client
-    from stoker_wire.http.server import Request
-
-    from .conftest import Cluster
+    from stoker_wire.http.client.client import Client
+    from stoker_wire.http.server.service import Request
+    from tests.unit.wire.conftest import Cluster
 
 
 class Add(Message):

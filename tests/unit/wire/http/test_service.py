@@ -17,15 +17,15 @@ from stoker_wire.errors import (
     ProtocolError,
     UnavailableError,
 )
-from stoker_wire.http.routes import Route, WebSocketRoute
-from stoker_wire.http.server import Reply, Request
+from stoker_wire.http.server.routes import Route, WebSocketRoute
+from stoker_wire.http.server.service import Reply, Request
 from stoker_wire.messages.common import Message
 from tests.unit.wire.orders import Order, Receipt, orders
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from .conftest import Cluster
+    from tests.unit.wire.conftest import Cluster
 
 
 class Filter(Message):

@@ -20,9 +20,8 @@ from tests.unit.wire.orders import Order, Receipt, orders
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker_wire.http.server import Request
-
-    from .conftest import Cluster
+    from stoker_wire.http.server.service import Request
+    from tests.unit.wire.conftest import Cluster
 
 
 async def test_v1_waits_for_readiness_and_health_does_not(cluster: Cluster) -> None:

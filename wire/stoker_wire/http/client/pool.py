@@ -16,7 +16,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings

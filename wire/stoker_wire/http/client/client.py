@@ -24,8 +24,7 @@ from stoker_wire.errors import (
     UnavailableError,
     error_for,
 )
-from stoker_wire.http.codec import BYTES, MSGPACK, NDJSON, encode_msgpack
-from stoker_wire.http.exchange import (
+from stoker_wire.http.client.exchange import (
     TIMEOUT_HEADER,
     ReplyReader,
     check_status,
@@ -35,6 +34,7 @@ from stoker_wire.http.exchange import (
     query_texts,
     retry_pause_s,
 )
+from stoker_wire.http.codec import BYTES, MSGPACK, NDJSON, encode_msgpack
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.control import Event
 from stoker_wire.process.log import REQUEST_ID

@@ -29,7 +29,7 @@ print(json.dumps({
 
 SERVICE = """
 import json, sys
-import stoker_wire.http.server
+import stoker_wire.http.server.service
 print(json.dumps({"rich": "rich" in sys.modules}))
 """
 

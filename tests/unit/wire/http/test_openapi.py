@@ -10,9 +10,8 @@ from stoker_wire.messages.control import Event, ListQuery, Page
 from stoker_wire.messages.events import EventQuery
 
 if TYPE_CHECKING:
-    from stoker_wire.http.server import Request
-
-    from .conftest import Cluster
+    from stoker_wire.http.server.service import Request
+    from tests.unit.wire.conftest import Cluster
 
 
 async def nothing(req: Request) -> Empty:

@@ -15,7 +15,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
-from stoker_wire.http.client import Client
+from stoker_wire.http.client.client import Client
 from stoker_wire.messages.common import Record
 from stoker_wire.settings import Settings
 from tests.services import ReservedPort
@@ -23,9 +23,8 @@ from tests.services import ReservedPort
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stoker_wire.http.server import Request, Service
-
-    from .conftest import Cluster
+    from stoker_wire.http.server.service import Request, Service
+    from tests.unit.wire.conftest import Cluster
 
 
 class Answer(Record):

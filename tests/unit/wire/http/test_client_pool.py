@@ -14,19 +14,17 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
-from stoker_wire.http.client_pool import ClientPool, LeaderClient
+from stoker_wire.http.client.pool import ClientPool, LeaderClient
 from stoker_wire.messages.common import Record
 from stoker_wire.settings import Settings
 from tests.services import ReservedPort
-
-from .conftest import TOKEN
+from tests.unit.wire.conftest import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from stoker_wire.http.server import Request, Service
-
-    from .conftest import Cluster
+    from stoker_wire.http.server.service import Request, Service
+    from tests.unit.wire.conftest import Cluster
 
 TIMEOUT_S = 20.0
 

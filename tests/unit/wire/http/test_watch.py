@@ -11,21 +11,19 @@ import msgspec
 import pytest
 
 from stoker_wire.errors import CompactedError, NodeDiedError, StokerError, UnavailableError
-from stoker_wire.http.server import bytes_response, stream_response, watch_response
+from stoker_wire.http.server.service import bytes_response, stream_response, watch_response
 from stoker_wire.messages.control import Event, LogLine
 from stoker_wire.messages.events import EventQuery
-
-from .conftest import TOKEN
+from tests.unit.wire.conftest import TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from aiohttp import web
 
-    from stoker_wire.http.client import Client
-    from stoker_wire.http.server import Request, Service
-
-    from .conftest import Cluster
+    from stoker_wire.http.client.client import Client
+    from stoker_wire.http.server.service import Request, Service
+    from tests.unit.wire.conftest import Cluster
 
 
 def event(seq: int, kind: str = "node.registered") -> Event:

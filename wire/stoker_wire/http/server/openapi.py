@@ -19,7 +19,7 @@ from stoker_wire.http.problems import Problem
 from stoker_wire.messages.control import Event
 
 if TYPE_CHECKING:
-    from stoker_wire.http.request import BoundRoute
+    from stoker_wire.http.server.request import BoundRoute
 
 _REF = "#/components/schemas/{name}"
 _PART = re.compile(r"\{([^}:]+)(?::([^}]*))?\}")

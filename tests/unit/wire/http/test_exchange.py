@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from stoker_wire.errors import InternalError, NotFoundError, UnavailableError
-from stoker_wire.http.codec import BYTES, JSON, MSGPACK, PROBLEM
-from stoker_wire.http.exchange import (
+from stoker_wire.http.client.exchange import (
     ReplyReader,
     check_status,
     client_headers,
@@ -18,6 +17,7 @@ from stoker_wire.http.exchange import (
     query_texts,
     retry_pause_s,
 )
+from stoker_wire.http.codec import BYTES, JSON, MSGPACK, PROBLEM
 from stoker_wire.http.problems import problem_response
 from stoker_wire.messages.common import Record
 from stoker_wire.version import PROTOCOL_TEXT

@@ -11,16 +11,15 @@ import pytest
 
 from stoker_wire.errors import ForbiddenError, OpenBindError, StartError, UnauthorizedError
 from stoker_wire.http import auth
-from stoker_wire.http.server import Service
+from stoker_wire.http.server.service import Service
 from stoker_wire.messages.common import Empty
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker_wire.http.server import Request
-
-    from .conftest import Cluster
+    from stoker_wire.http.server.service import Request
+    from tests.unit.wire.conftest import Cluster
 
 
 async def whoami(req: Request) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 A module of routes ends with ``ROUTES = (Route(...), ...)``. Its handlers are plain functions (or
 methods named through their class) whose first argument is the *owner* of the table, the object that
-:meth:`stoker_wire.http.server.Service.add_routes` is given with it.
+:meth:`stoker_wire.http.server.service.Service.add_routes` is given with it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The client half: calls, streams and watches with deadlines and retries; pools; who leads."""
