@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stoker.api.option_docs import Option, options_of
-from stoker.api.options import ActorOptions, MethodOptions, NodeAffinity, TaskOptions
+from stoker.runtime.options.documentation import Option, options_of
+from stoker.runtime.options.options import ActorOptions, MethodOptions, NodeAffinity, TaskOptions
 
 OPTIONS = Path(__file__).parents[1] / "docs/options.md"
 _HEAD = """\
 # Options
 
-<!-- Made by `make docs` from sdk/stoker/api/options.py: change the text there. -->
+<!-- Made by `make docs` from sdk/stoker/runtime/options/options.py: change the text there. -->
 
 What `@stoker.remote` takes for a function or a class, and `@stoker.method` for a method of a class.
 Each may also be given to `.options(...)`, for some calls or actors only:
@@ -28,8 +28,7 @@ step.options(num_cpus=4, timeout=60).remote(x)
 ```
 
 A wrong value and an unknown name are errors at that place; the error names the option, and the nearest
-right one. Times are seconds, memory is bytes. `help(stoker.api.options.TaskOptions)` shows the same, as
-do `ActorOptions` and `MethodOptions`.
+right one. Times are seconds, memory is bytes. `help(stoker.remote)` and `help(stoker.method)` show the same.
 
 *Enforced by* says which process acts on an option. The *caller* is the one that calls `.remote()`: a
 driver, a task or an actor. The others are as in [ARCHITECTURE.md](../ARCHITECTURE.md).

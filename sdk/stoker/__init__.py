@@ -36,10 +36,10 @@ from stoker.api.calls import (
     wait,
 )
 from stoker.api.init import ClusterInfo, init, shutdown
-from stoker.api.options import NodeAffinity
 from stoker.api.remote import RemoteFunction, remote
 from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
+from stoker.runtime.options.options import NodeAffinity
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:

@@ -22,8 +22,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
 from stoker.local.address import resolve
-from stoker.runtime.environment.runtime_env import make_runtime_env, uploader
 from stoker.runtime.net.http import HttpClient
+from stoker.runtime.options.runtime_env import make_runtime_env, uploader
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,

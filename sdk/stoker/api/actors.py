@@ -6,10 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from stoker.api.option_docs import with_options
-from stoker.api.options import ActorOptions, MethodOptions, check_options, merged
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.info import METHOD_OPTIONS, checked_groups
+from stoker.runtime.options.documentation import with_options
+from stoker.runtime.options.options import ActorOptions, MethodOptions, check_options, merged
 from stoker.runtime.process import session
 
 if TYPE_CHECKING:

@@ -7,8 +7,14 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from stoker.api.option_docs import with_options
-from stoker.api.options import ActorOptions, TaskOptions, check_options, demand_of, merged
+from stoker.runtime.options.documentation import with_options
+from stoker.runtime.options.options import (
+    ActorOptions,
+    TaskOptions,
+    check_options,
+    demand_of,
+    merged,
+)
 from stoker.runtime.process import session
 from stoker_wire.messages.cluster import LeaseKind
 
@@ -149,8 +155,7 @@ def remote(**options: Any) -> Callable[[Any], Any]: ...
 def remote(function: Any = None, /, **options: Any) -> Any:
     """Make a function a task, or a class an actor: ``@remote`` or ``@remote(num_gpus=1, ...)``.
 
-    The options are listed in :class:`stoker.api.options.TaskOptions` and ``ActorOptions``; an unknown
-    one raises ``UnknownOptionError`` that names the nearest.
+    An unknown option raises ``UnknownOptionError``, which names the nearest.
     """
     if function is None:
         return lambda decorated: remote_with(decorated, options)

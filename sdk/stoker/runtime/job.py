@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from stoker.runtime.environment.runtime_env import make_runtime_env, uploader
 from stoker.runtime.net.http import HttpClient
+from stoker.runtime.options.runtime_env import make_runtime_env, uploader
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.work import Owner
 

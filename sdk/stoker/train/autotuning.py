@@ -19,7 +19,7 @@ from stoker import kv
 from stoker.api.calls import get
 from stoker.api.remote import remote
 from stoker.exceptions import BadRequestError, StokerError
-from stoker.runtime.environment.kernel_specs import DTYPES
+from stoker.runtime.options.kernel_specs import DTYPES
 from stoker_wire.messages.kernels import CPU_DEVICE, TUNING_NAMESPACE, TunedKernel, tuning_key
 from stoker_wire.version import VERSION
 

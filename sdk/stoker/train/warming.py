@@ -12,10 +12,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stoker.api.calls import get, nodes
-from stoker.api.options import NodeAffinity
 from stoker.api.remote import remote
 from stoker.exceptions import StokerError
-from stoker.runtime.environment.kernel_specs import kernel_specs
+from stoker.runtime.options.kernel_specs import kernel_specs
+from stoker.runtime.options.options import NodeAffinity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -8,7 +8,6 @@ import cloudpickle
 import msgspec
 from msgspec.structs import replace
 
-from stoker.api.options import ActorOptions, TaskOptions, demand_of
 from stoker.exceptions import ActorDiedError
 from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.actors.info import (
@@ -18,6 +17,7 @@ from stoker.runtime.actors.info import (
     methods_of,
     unordered_groups,
 )
+from stoker.runtime.options.options import ActorOptions, TaskOptions, demand_of
 from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.tasks.functions import pickled
 from stoker.runtime.tasks.task_spec import (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.api.options import TaskOptions, merged
 from stoker.runtime.actors.info import SYSTEM_METHODS, HandleInfo, MethodInfo, check_group
+from stoker.runtime.options.options import TaskOptions, merged
 from stoker.runtime.process import session
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from stoker.api.options import ActorOptions, MethodOptions
-from stoker.api.parameters import Parameters, parameters_of
 from stoker.exceptions import BadRequestError
+from stoker.runtime.actors.parameters import Parameters, parameters_of
+from stoker.runtime.options.options import ActorOptions, MethodOptions
 
 METHOD_OPTIONS = "__stoker_method__"
 """The attribute of a method that holds its options."""

@@ -30,8 +30,8 @@ from stoker_wire.messages.data import (
 )
 
 if TYPE_CHECKING:
-    from stoker.api.options import TaskOptions
     from stoker.runtime.objects.values import ValueStore
+    from stoker.runtime.options.options import TaskOptions
     from stoker_wire.messages.cluster import Demand
     from stoker_wire.messages.common import Address
 

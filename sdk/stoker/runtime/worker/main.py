@@ -7,6 +7,7 @@ thread at import. ``prepare`` is called once there too.
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import web
@@ -16,7 +17,6 @@ from stoker.runtime.process.identity import Identity, LocalNode
 from stoker.runtime.process.session import CELL
 from stoker.runtime.runtime import Runtime
 from stoker.runtime.worker.actor import ActorHost
-from stoker.runtime.worker.execute import Execution
 from stoker.runtime.worker.output import mark_output
 from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
@@ -30,6 +30,9 @@ from stoker_wire.process import host_identity
 from stoker_wire.process.event_loop import loop_factory
 from stoker_wire.process.search_path import apply_path
 from stoker_wire.settings import Settings
+
+if TYPE_CHECKING:
+    from stoker.runtime.worker.execute import Execution
 
 _REGISTER_S = 30.0
 _MSGPACK = "application/msgpack"

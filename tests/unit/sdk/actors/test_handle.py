@@ -7,9 +7,9 @@ import types
 import pytest
 
 import stoker
-from stoker.api.options import MethodOptions
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.handle import ActorHandle, HandleInfo, MethodInfo
+from stoker.runtime.options.options import MethodOptions
 
 
 @stoker.remote

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker.runtime.environment.runtime_env import make_runtime_env
+from stoker.runtime.options.runtime_env import make_runtime_env
 from stoker_wire.errors import BadRequestError, UnknownOptionError
 from stoker_wire.messages.common import KernelSpec, RuntimeEnv
-from tests.unit.sdk.environment.test_packages import names, write
+from tests.unit.sdk.options.test_packages import names, write
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from stoker.runtime.environment.packages import Package
+    from stoker.runtime.options.packages import Package
 
 
 def test_a_runtime_env_becomes_the_message_that_travels(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_kernels_are_named_by_op_by_mapping_or_by_function() -> None:
         KernelSpec(op="rms_norm", dtype="bfloat16", sizes={"columns": 4096}),
         KernelSpec(call="a.b:C.step"),
         KernelSpec(call="a:f"),
-        KernelSpec(call="stoker.runtime.environment.runtime_env:make_runtime_env"),
+        KernelSpec(call="stoker.runtime.options.runtime_env:make_runtime_env"),
     )
     assert make_runtime_env({"kernels": made.kernels}, no_upload) == made
 

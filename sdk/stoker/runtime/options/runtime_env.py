@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from stoker.runtime.environment.kernel_specs import kernel_specs
-from stoker.runtime.environment.packages import Package, Progress, pack
+from stoker.runtime.options.kernel_specs import kernel_specs
+from stoker.runtime.options.packages import Package, Progress, pack
 from stoker_wire.errors import BadRequestError, UnknownOptionError
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.suggestions import suggestion

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.api.parameters import parameters_of
+from stoker.runtime.actors.parameters import parameters_of
 
 
 class Kinds:

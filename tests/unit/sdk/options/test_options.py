@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from scripts.docs import OPTIONS, options_page
-from stoker.api.option_docs import options_of, with_options
-from stoker.api.options import (
+from stoker.exceptions import BadRequestError, UnknownOptionError
+from stoker.runtime.options.documentation import options_of, with_options
+from stoker.runtime.options.options import (
     ActorOptions,
     MethodOptions,
     NodeAffinity,
@@ -18,7 +19,6 @@ from stoker.api.options import (
     resources_of,
     strategy_of,
 )
-from stoker.exceptions import BadRequestError, UnknownOptionError
 
 if TYPE_CHECKING:
     import msgspec

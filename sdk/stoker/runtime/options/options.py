@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from stoker.api.option_docs import Option, documented, words_of
 from stoker.exceptions import BadRequestError, UnknownOptionError, WrongTypeError
+from stoker.runtime.options.documentation import Option, documented, words_of
 from stoker_wire.label_selectors import parse_value
 from stoker_wire.messages.cluster import Demand, LeaseKind
 from stoker_wire.messages.common import (

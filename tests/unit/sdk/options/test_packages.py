@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from stoker.runtime.environment import packages, runtime_env
-from stoker.runtime.environment.packages import Package, pack
-from stoker.runtime.environment.runtime_env import make_runtime_env
+from stoker.runtime.options import packages, runtime_env
+from stoker.runtime.options.packages import Package, pack
+from stoker.runtime.options.runtime_env import make_runtime_env
 from stoker_wire.errors import BadRequestError, PayloadTooLargeError
 
 if TYPE_CHECKING:
