@@ -64,9 +64,7 @@ def _plain(values: dict[str, Any]) -> str:
 def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
     from urllib.parse import quote
 
-    import msgspec
-
-    from stoker_wire.errors import NotFoundError
+    from stoker_wire.errors import InternalError, NotFoundError
     from stoker_wire.messages.control import KvEntry, Page
     from stoker_wire.messages.kernels import TUNING_NAMESPACE, TunedKernel
 
@@ -80,8 +78,10 @@ def _tuned(client: HttpClient, prefix: str) -> list[TunedKernel]:
                 tuned.append(client.call("GET", f"{path}/{quote(entry.key)}", reply=TunedKernel))
             except NotFoundError:  # deleted meanwhile
                 continue
-            except msgspec.MsgspecError as error:
-                click.echo(f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error}", err=True)
+            except InternalError as error:
+                click.echo(
+                    f"{TUNING_NAMESPACE}/{entry.key} is no measurement: {error.one_line}", err=True
+                )
         cursor = page.next_cursor
         if not cursor:
             return tuned
