@@ -13,7 +13,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 from aiohttp import web
@@ -26,7 +26,6 @@ from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import DataMessage
 
 if TYPE_CHECKING:
-    from stoker.runtime.job import JobContext
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
 
@@ -36,6 +35,12 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _CONNECT_S = 60.0
 """A machine that is gone does not refuse. A process that is busy in C code answers late."""
+
+
+class _Job(Protocol):
+    """The job that this process works for, as of now."""
+
+    job_id: str
 
 
 class Channels:
@@ -58,14 +63,14 @@ class Channels:
             self.address = replace(self.address, url=url)
         self._on_messages: OnMessages
         self._on_lost: OnLost
-        self._job: JobContext
+        self._job: _Job
         self._channels: dict[str, Channel] = {}
         self._opening: dict[str, asyncio.Future[Channel]] = {}
         self._runner: web.AppRunner | None = None
 
     async def serve(
         self,
-        job: JobContext,
+        job: _Job,
         routes: dict[tuple[str, str], Handler],
         on_messages: OnMessages,
         on_lost: OnLost,
