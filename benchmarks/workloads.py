@@ -2,7 +2,8 @@
 
 Run by ``benchmarks.__main__`` in the backend's own interpreter:
 ``python workloads.py BACKEND SECONDS [CASE ...]``; prints one JSON line per case. ``BACKEND`` is
-``stoker``, ``ray`` (both through the Ray-shaped API) or ``dask``.
+``stoker``, ``ray`` (both through the Ray-shaped API), ``dask``, or a pool of processes on this machine:
+``multiprocessing``, ``concurrent.futures`` or ``loky``.
 """
 
 from __future__ import annotations
@@ -246,11 +247,69 @@ def dask_chain(client: Any) -> Any:
     return future
 
 
+def pool_noop() -> bytes:
+    """Do nothing, in a process of a pool."""
+    return b"ok"
+
+
+def pool_same(value: Any) -> Any:
+    """Return the argument, from a process of a pool."""
+    return value
+
+
+def pool(backend: str, timer: Timer) -> None:
+    """Time two processes that only call functions: no scheduler, no actors, no history.
+
+    A call to an actor is compared with a call to such a process.
+    """
+    began = time.perf_counter()
+    module = importlib.import_module(backend)
+    say("import", time.perf_counter() - began, "s")
+    began = time.perf_counter()
+    close: Callable[[], Any]
+    call: Callable[..., Any]
+    submit: Callable[..., Any]
+    gather: Callable[[list[Any]], Any]
+    if backend == "multiprocessing":
+        made = module.Pool(2)
+        call, close = (lambda f, *args: made.apply(f, args)), made.terminate
+        submit = lambda f, *args: made.apply_async(f, args)  # noqa: E731
+        gather = lambda results: [result.get() for result in results]  # noqa: E731
+    else:
+        made = (
+            module.get_reusable_executor(max_workers=2)
+            if backend == "loky"
+            else importlib.import_module("concurrent.futures").ProcessPoolExecutor(2)
+        )
+        call, close = (lambda f, *args: made.submit(f, *args).result()), made.shutdown
+        submit = made.submit
+        gather = lambda futures: [future.result() for future in futures]  # noqa: E731
+    call(pool_noop)
+    say("first_result", time.perf_counter() - began, "s")
+    for case in ("tasks_sync", "actor_sync", "async_actor_sync"):
+        timer.rate(case, lambda: call(pool_noop))
+    for case in ("tasks_async_1k", "actor_async_1k", "async_actor_async_1k"):
+        timer.rate(case, lambda: gather([submit(pool_noop) for _ in range(1000)]), 1000)
+    timer.rate("tasks_async_10k", lambda: gather([submit(pool_noop) for _ in range(10000)]), 10000)
+    megabyte, ten = random_bytes(1 << 20), random_bytes(10 << 20)
+    timer.rate(
+        "tasks_1MB_inline_arg_x10",
+        lambda: gather([submit(len, megabyte) for _ in range(10)]),
+        10,
+    )
+    timer.rate("task_returns_10MB", lambda: call(pool_same, ten), 0.01048576, "GB/s")
+    began = time.perf_counter()
+    close()
+    say("shutdown", time.perf_counter() - began, "s")
+
+
 def main() -> None:
     """Time one backend."""
     backend, timer = sys.argv[1], Timer(float(sys.argv[2]), sys.argv[3:])
     if backend == "dask":
         dask(timer)
+    elif backend in ("multiprocessing", "concurrent.futures", "loky"):
+        pool(backend, timer)
     else:
         ray_shaped(backend, timer)
 
