@@ -2,8 +2,8 @@
 
 A peer (Ray, Dask, loky, the standard library's pools) is timed where it can be found: in the interpreter
 that ``--peer ray=PYTHON`` or ``STOKER_BENCH_PEERS=ray=PYTHON,dask=PYTHON`` names, in this one, or in the
-first Python on the ``PATH``. ``--only ray --only multiprocessing`` leaves the others out. Results are appended to
-``benchmarks/results.csv`` with commit, machine and versions.
+first Python on the ``PATH``. ``--only ray --only multiprocessing`` leaves the others out. Results are
+appended to ``benchmarks/results.csv`` with commit, machine and versions.
 """
 
 from __future__ import annotations
