@@ -9,7 +9,7 @@ from __future__ import annotations
 from stoker_wire.errors import BadRequestError, ProtocolError
 
 VERSION = "0.1.0"
-PROTOCOL: tuple[int, int] = (1, 0)
+PROTOCOL: tuple[int, int] = (2, 0)
 PROTOCOL_HEADER = "Stoker-Protocol"
 PROTOCOL_TEXT = f"{PROTOCOL[0]}.{PROTOCOL[1]}"
 
@@ -33,7 +33,7 @@ def check_protocol(header: str | None, *, peer: str, service: str) -> None:
 
 
 def parse_protocol(header: str) -> tuple[int, int]:
-    """Return ``"1.0"`` as ``(1, 0)``."""
+    """Return ``"2.0"`` as ``(2, 0)``."""
     major, dot, minor = header.partition(".")
     if not (dot and major.isdecimal() and minor.isdecimal() and len(header) <= 20):
         raise BadRequestError(
