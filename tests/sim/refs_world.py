@@ -356,10 +356,10 @@ class World:
     def objects(self) -> World:
         return self
 
-    def ref_died(self, entry: Entry) -> None:
+    def drop_ref(self, entry: Entry) -> None:
         process = self.process_of.get(entry)
         if process is not None and process.alive:
-            process.objects.ref_died(entry)
+            process.objects.drop_ref(entry)
 
     def crashed(self, name: str, error: BaseException) -> None:
         self.crashes.append(f"{name}: {error!r}")
@@ -443,16 +443,17 @@ class World:
         for process in self.living:
             borrowing = process.objects.borrowing
             borrows = borrowing.borrows
+            lent, borrowed = borrows.lent_by_channel, borrows.borrowed_by_channel
             counts = {
                 "entries": list(process.objects.table.entries),
-                "lent": [i for of in borrows.lent.values() for i in of],
-                "borrowed": [e.object_id for of in borrows.borrowed.values() for e in of],
+                "lent": [i for of in lent.values() for i in of],
+                "borrowed": [e.object_id for of in borrowed.values() for e in of],
                 "returning": list(borrows.releasing),
                 "unacknowledged": list(borrowing.unacknowledged),
                 "opening": list(borrowing._opening),
                 "escaped": list(process.escaped),
                 "calls": list(process.calls),
-                "lines that ended": [x for x in (*borrows.lent, *borrows.borrowed) if x.closed],  # type: ignore[attr-defined]
+                "lines that ended": [x for x in (*lent, *borrowed) if x.closed],  # type: ignore[attr-defined]
             }
             found = {k: v for k, v in counts.items() if v}
             if found:

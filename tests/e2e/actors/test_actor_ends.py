@@ -49,7 +49,7 @@ def is_ending() -> bool:
 
 def unstarted() -> bool:
     """Whether a call has come to the actor that calls this, and has not begun."""
-    return bool(stoker.runtime.process.session.runtime().worker.calls.unstarted)
+    return bool(stoker.runtime.process.session.runtime().worker.calls.queued)
 
 
 class Hooked:

@@ -60,7 +60,7 @@ def test_an_unordered_call_goes_once_it_is_settled() -> None:
     order.append(call(1))
     assert take(order) == [1]
     other.done = True
-    order.settled(late)
+    order.mark_ready(late)
     assert take(order) == [0]
     assert not order
 
@@ -72,7 +72,7 @@ def test_a_call_that_is_tried_again_waits_behind_nobody() -> None:
     order.append(one)
     order.append(two)
     assert take(order) == [0]
-    order.again([one])
+    order.requeue([one])
     assert take(order) == [0]
     one.done = True
     assert take(order) == [1]
@@ -93,7 +93,7 @@ def test_the_dropped_are_skipped_wherever_they_are() -> None:
     assert take(order) == [1]
     assert not order
     order.append(call(4))
-    order.again([call(5)])
+    order.requeue([call(5)])
     assert [c.number for c in order.drain()] == [5, 4]
     assert len(order) == 0
 
@@ -144,7 +144,7 @@ class World:
         each.attempts += 1
         if each.failures_left and not each.cancelled:
             each.failures_left -= 1
-            self.order.again([each])
+            self.order.requeue([each])
         else:
             self.settle(each)
 
@@ -152,14 +152,14 @@ class World:
         each.done = True
         for other in [c for c in self.waiting if c.is_ready]:
             self.waiting.remove(other)
-            self.order.settled(other)
+            self.order.mark_ready(other)
 
     def cut(self) -> None:
         """The actor restarts: what it had is tried again, once there is a line."""
         self.line = False
         for each in self.sent:
             each.attempts += 1
-        self.order.again(self.sent)
+        self.order.requeue(self.sent)
         self.sent = []
 
     def cancel(self) -> None:

@@ -23,7 +23,7 @@ def test_what_is_lent_lives_until_it_is_returned() -> None:
     mine = borrows()
     entry = mine._table.create("o_1")
     assert mine.lend("line", Borrow(1, ["o_1", "o_gone"])) == ["o_gone"]
-    assert mine.dropped([entry]) == []
+    assert mine.drop_refs([entry]) == []
     assert mine.release("other", ReleaseBorrow(["o_1"], 1)) == [], "on the line of the loan only"
     assert mine.release("line", ReleaseBorrow(["o_1", "o_gone"], 2)) == [entry]
     assert len(mine._table) == 0
@@ -59,12 +59,12 @@ def test_a_lost_line_ends_its_own_loans_only() -> None:
     mine.lend("b", Borrow(1, ["o_1", "o_2"]))
     for entry in entries:
         entry.subscribers.extend(["a", "b"])
-    assert mine.dropped(entries) == []
-    assert mine.borrower_lost("a") == [entries[0]]
+    assert mine.drop_refs(entries) == []
+    assert mine.drop_borrower("a") == [entries[0]]
     assert entries[1].subscribers == ["b"], "nobody is there to be told"
-    assert mine.borrower_lost("b") == entries[1:]
-    assert mine.borrower_lost("b") == []
-    assert not mine.lent
+    assert mine.drop_borrower("b") == entries[1:]
+    assert mine.drop_borrower("b") == []
+    assert not mine.lent_by_channel
 
 
 def test_adopting_announces_once_and_dropping_returns_once() -> None:
@@ -74,16 +74,16 @@ def test_adopting_announces_once_and_dropping_returns_once() -> None:
     assert list(mine.unannounced) == [entry]
     assert mine.announce("line", mine.unannounced) == Borrow(1, ["o_1"])
     assert mine.announce("line", [entry]) is None
-    assert mine.dropped([entry]) == []
-    assert mine.dropped([entry]) == [entry]
-    assert mine.send_releases(["o_1", "o_other"]) == [("line", ReleaseBorrow(["o_1"], 2))]
-    assert mine.send_releases(["o_1"]) == []
+    assert mine.drop_refs([entry]) == []
+    assert mine.drop_refs([entry]) == [entry]
+    assert mine.take_releases(["o_1", "o_other"]) == [("line", ReleaseBorrow(["o_1"], 2))]
+    assert mine.take_releases(["o_1"]) == []
 
 
 def test_what_was_dropped_before_it_was_announced_is_nobodys_business() -> None:
     mine = borrows()
     entry = mine.adopt("o_1", OWNER)
-    mine.dropped([entry])
+    mine.drop_refs([entry])
     assert mine.announce("line", [entry]) is None
     assert not mine.releasing
 
@@ -92,12 +92,12 @@ def test_what_is_adopted_again_before_it_was_returned_is_kept() -> None:
     mine = borrows()
     entry = mine.adopt("o_1", OWNER)
     mine.announce("line", [entry])
-    mine.dropped([entry])
+    mine.drop_refs([entry])
     again = mine.adopt("o_1", OWNER)
     assert again is not entry
-    assert mine.send_releases(["o_1"]) == [], "the loan goes on, without a word"
-    assert mine.dropped([again]) == [again]
-    assert mine.send_releases(["o_1"]) == [("line", ReleaseBorrow(["o_1"], 2))]
+    assert mine.take_releases(["o_1"]) == [], "the loan goes on, without a word"
+    assert mine.drop_refs([again]) == [again]
+    assert mine.take_releases(["o_1"]) == [("line", ReleaseBorrow(["o_1"], 2))]
 
 
 def test_a_lost_lender_leaves_what_is_to_be_announced_anew() -> None:
@@ -105,8 +105,8 @@ def test_a_lost_lender_leaves_what_is_to_be_announced_anew() -> None:
     kept, dropped, elsewhere = (mine.adopt(f"o_{i}", OWNER) for i in range(3))
     mine.announce("line", [kept, dropped])
     mine.announce("other", [elsewhere])
-    mine.dropped([dropped])
-    assert mine.lender_lost("line") == [kept]
+    mine.drop_refs([dropped])
+    assert mine.drop_lender("line") == [kept]
     assert not mine.releasing
     assert mine.announce("new", [kept]) == Borrow(3, ["o_0"])
     assert elsewhere.channel == "other"
@@ -140,7 +140,7 @@ def test_entries_live_exactly_as_long_as_something_holds_them(steps: list[Any]) 
             refs[object_id] += 1
         elif what == "drop" and refs.get(object_id) and entry is not None:
             refs[object_id] -= 1
-            freed += mine.dropped([entry])
+            freed += mine.drop_refs([entry])
         elif what == "lend":
             gone = mine.lend(line, Borrow(number, [object_id]))
             assert gone == ([] if entry is not None else [object_id])
@@ -150,12 +150,14 @@ def test_entries_live_exactly_as_long_as_something_holds_them(steps: list[Any]) 
             freed += mine.release(line, ReleaseBorrow([object_id], number))
             lent.get(object_id, set()).discard(line)
         elif what == "lost":
-            freed += mine.borrower_lost(line)
+            freed += mine.drop_borrower(line)
             for lines in lent.values():
                 lines.discard(line)
         alive = {i for i in refs if refs[i] or lent[i]}
         assert set(mine._table.entries) == alive
-        assert {i for theirs in mine.lent.values() for i in theirs} == {i for i in lent if lent[i]}
+        assert {i for theirs in mine.lent_by_channel.values() for i in theirs} == {
+            i for i in lent if lent[i]
+        }
         refs = {i: n for i, n in refs.items() if i in alive}
         lent = {i: n for i, n in lent.items() if i in alive}
     assert len(freed) == len(set(map(id, freed))), "each is freed once"
