@@ -73,7 +73,7 @@ def parameters_of(cls: type, name: str) -> Parameters | None:
     raw = inspect.getattr_static(cls, name)
     plain = isinstance(raw, types.FunctionType)
     if not plain and not isinstance(raw, (staticmethod, classmethod)) and hasattr(raw, "__get__"):
-        return None  # a descriptor of its own: what it adds to a call only it knows
+        return None  # a custom descriptor, which may change the arguments
     try:
         member = getattr(cls, name)
         signature = list(inspect.signature(member, follow_wrapped=False).parameters.values())

@@ -77,7 +77,9 @@ class Borrowing:
         self._table = table
         self._to_resolve: deque[Entry] = deque()
         self.unacknowledged: dict[int, tuple[Channel, asyncio.Future[None]]] = {}
+        """Borrows that were sent, by message number."""
         self._opening: set[asyncio.Task[None]] = set()
+        """Borrows whose channels are being opened."""
         self._releasing = False
 
     # -- any thread ------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class Borrowing:
         for entry in freed:
             self._objects.free(entry)
 
-    def _borrower_lost(self, channel: Channel) -> None:
+    def _drop_borrower(self, channel: Channel) -> None:
         with self._objects.lock:
             freed = self.borrows.drop_borrower(channel)
         for entry in freed:
@@ -231,23 +233,23 @@ class Borrowing:
         for entry in entries:
             self._fail_owner_died(entry, why)
 
-    def release_pinned(self, channel: Channel, ids: list[str]) -> None:
-        """Have a worker unpin the refs inside these results, once this process has borrowed them."""
-        if self.under_way(channel):
-            self._io.background.spawn(self._release_later(channel, ids), name="release")
+    def release_pinned(self, channel: Channel, pinned: list[str]) -> None:
+        """Have a worker unpin the refs inside results, named by task or item, once they are borrowed here."""
+        if self.would_overtake_borrow(channel):
+            self._io.background.spawn(self._release_later(channel, pinned), name="release")
         else:
-            channel.post(Release(ids))
+            channel.post(Release(pinned))
 
-    async def _release_later(self, channel: Channel, ids: list[str]) -> None:
-        await self.acknowledged(channel)
-        channel.post(Release(ids))
+    async def _release_later(self, channel: Channel, pinned: list[str]) -> None:
+        await self.wait_acknowledged(channel)
+        channel.post(Release(pinned))
 
-    async def acknowledged(self, behind: Channel | None = None) -> None:
+    async def wait_acknowledged(self, behind: Channel | None = None) -> None:
         """Wait until the owners have acknowledged every borrow begun so far (bounded).
 
         Borrows on the channel ``behind`` need no acknowledgement: the next message there comes after them.
         """
-        waits = self._under_way(behind)
+        waits = self._unacknowledged_borrows(behind)
         if waits:
             _, late = await asyncio.wait(waits, timeout=_BORROW_S)
             if late:
@@ -259,14 +261,14 @@ class Borrowing:
                     ", ".join(sorted(owners)) or "their channels do not open",
                 )
 
-    def under_way(self, behind: Channel) -> bool:
+    def would_overtake_borrow(self, behind: Channel) -> bool:
         """Return whether a message that leaves on this channel now would overtake an earlier borrow."""
         return bool(
             (self.borrows.unannounced or self.unacknowledged or self._opening)
-            and self._under_way(behind)
+            and self._unacknowledged_borrows(behind)
         )
 
-    def _under_way(self, behind: Channel | None) -> set[asyncio.Future[None]]:
+    def _unacknowledged_borrows(self, behind: Channel | None) -> set[asyncio.Future[None]]:
         self.flush()
         waits: set[asyncio.Future[None]] = set(self._opening)
         waits.update(f for channel, f in self.unacknowledged.values() if channel is not behind)
@@ -278,7 +280,7 @@ class Borrowing:
         A value that was read may hold refs which only that value kept alive.
         """
         if self.borrows.releasing and not self._releasing:
-            if self._under_way(None):
+            if self._unacknowledged_borrows(None):
                 self._releasing = True
                 self._io.background.spawn(self._release_when_acknowledged(), name="unborrow")
             else:
@@ -287,7 +289,7 @@ class Borrowing:
     async def _release_when_acknowledged(self) -> None:
         try:
             while object_ids := list(self.borrows.releasing):
-                await self.acknowledged()
+                await self.wait_acknowledged()
                 self._post_releases(object_ids)
         finally:
             self._releasing = False
@@ -299,15 +301,15 @@ class Borrowing:
             assert isinstance(channel, Channel)
             channel.post(message)
 
-    # -- ends ------------------------------------------------------------------------------------
+    # -- both (loop thread) ----------------------------------------------------------------------
 
     def on_channel_closed(self, channel: Channel) -> None:
         """Handle the end of a channel: its peer ended, or cannot be reached for the moment."""
-        for number, (at, _) in list(self.unacknowledged.items()):
-            if at is channel:
+        for number, (announced_on, _) in list(self.unacknowledged.items()):
+            if announced_on is channel:
                 self._acknowledge(number)  # nobody is left to answer
         if channel in self.borrows.lent_by_channel:
-            self._io.loop.call_later(GRACE_S, self._borrower_lost, channel)
+            self._io.loop.call_later(GRACE_S, self._drop_borrower, channel)
         with self._objects.lock:
             entries = self.borrows.drop_lender(channel)
         for owner, group in _by_owner(entries):

@@ -113,7 +113,7 @@ class ObjectRef(Generic[T_co]):
     def __del__(self) -> None:
         # Runs on any thread, at any bytecode: only an append, which is atomic.
         runtime, entry = session.maybe_runtime(), getattr(self, "_entry", None)
-        if runtime is not None and entry is not None:  # none: a signal came into its making
+        if runtime is not None and entry is not None:  # None: a signal interrupted __init__
             runtime.objects.drop_ref(entry)
 
 

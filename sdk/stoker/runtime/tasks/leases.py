@@ -89,6 +89,7 @@ class Leases:
         self._tasks = tasks
         self._classes: dict[bytes, _ClassLeases] = {}
         self._granted: dict[str, tuple[bytes, GrantedLease]] = {}
+        """The scheduling class and the grant of each lease that this process holds."""
         self._polling = False
         self._reporting_idle = False
         self._reported_idle: tuple[str, ...] = ()
@@ -233,32 +234,34 @@ class Leases:
     def _apply_updates(self, orders: OwnerOrders) -> None:
         drained = []
         for lease_id in orders.recall:
-            entry = self._granted.get(lease_id)
-            slot = self._tasks.queues[entry[0]].slots.get(lease_id) if entry else None
+            if lease_id not in self._granted:
+                continue
+            key, _ = self._granted[lease_id]
+            slot = self._tasks.queues[key].slots.get(lease_id)
             if slot is None:
                 continue
             slot.closing = True
             if not slot.inflight:
                 drained.append(lease_id)
         for lease_id in orders.lost:
-            entry = self._granted.pop(lease_id, None)
-            if entry is not None:
+            if lease_id in self._granted:
+                key, granted = self._granted.pop(lease_id)
                 self._io.background.spawn(
-                    self._on_lease_lost(entry[0], entry[1], "the scheduler took the lease back"),
+                    self._on_lease_lost(key, granted, "the scheduler took the lease back"),
                     name="lost",
                 )
         self._return_leases(drained)
 
-    def release_if_closing(self, slot: Slot[PendingTask]) -> None:
+    def return_if_closing(self, slot: Slot[PendingTask]) -> None:
         """Return a closing lease whose last call came back."""
         if slot.closing and not slot.inflight:
             self._return_leases([slot.lease_id])
 
     def _return_leases(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
         for lease_id in lease_ids:
-            entry = self._granted.pop(lease_id, None)
-            if entry is not None:
-                self._tasks.queues[entry[0]].slots.pop(lease_id, None)
+            if lease_id in self._granted:
+                key, _ = self._granted.pop(lease_id)
+                self._tasks.queues[key].slots.pop(lease_id, None)
         if lease_ids:
             self._io.background.spawn(
                 self._release(lease_ids, kill=kill, reason=reason), name="release"

@@ -43,15 +43,15 @@ class Stream:
         self._lock = threading.Lock()
         self._waiter: ThreadWaiter | LoopWaiter | None = None
 
-    # loop thread
+    # -- the loop thread -------------------------------------------------------------------------
 
     def add_item(self, channel: Channel, index: int, location: Location) -> None:
         """Add the ``index``-th value that the task yielded. A retry yields old ones again: skip them."""
         self._channel = channel
         objects = self._objects
         if index == 0 and self._taken:
-            # Another attempt: its credit begins at nothing, and the consumer may take nothing more
-            # until it is behind what it had.
+            # Another attempt starts without credit, and the consumer grants none before it takes the
+            # first new item.
             channel.post(Credit(self.task_id, self._taken))
         if index < self._count or self._abandoned:
             objects.discard([location])
@@ -81,7 +81,7 @@ class Stream:
         if waiter is not None:
             waiter.settled()
 
-    # user threads and loops
+    # -- user threads and loops ------------------------------------------------------------------
 
     def next_sync(self) -> ObjectRef[Any] | None:
         """Return the next item's ref, or None at the end; waits without a deadline of its own."""

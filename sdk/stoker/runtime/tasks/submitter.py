@@ -233,7 +233,7 @@ class TaskSubmitter:
             assert task.queue is not None
             slot = task.slot
             task.queue.complete(slot, result.task_id, result.duration_s, now)
-            self.leases.release_if_closing(slot)
+            self.leases.return_if_closing(slot)
             task.slot = None
             touched[task.spec.demand_key] = None
             if result.retry and not task.cancelled and task.take_retry():

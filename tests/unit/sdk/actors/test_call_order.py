@@ -1,4 +1,4 @@
-"""The order of one caller's calls of one actor: seeded histories of a caller, an actor and its lines."""
+"""The order of one caller's calls of one actor: seeded histories of a caller, an actor and its channels."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class World:
     sent: list[Call] = field(default_factory=list)
     started: list[Call] = field(default_factory=list)
     waiting: list[Call] = field(default_factory=list)
-    line: bool = True
+    connected: bool = True
 
     def submit(self) -> None:
         known = self.random.sample(
@@ -122,7 +122,7 @@ class World:
         self.order.append(new)
 
     def pump(self) -> None:
-        if not self.line:
+        if not self.connected:
             return
         for each in self.order.take(self.is_ready):
             assert each.is_ready
@@ -138,7 +138,7 @@ class World:
         return each.is_ready
 
     def answer(self) -> None:
-        if not self.sent or not self.line:
+        if not self.sent or not self.connected:
             return
         each = self.sent.pop(self.random.randrange(len(self.sent)))
         each.attempts += 1
@@ -155,8 +155,8 @@ class World:
             self.order.mark_ready(other)
 
     def cut(self) -> None:
-        """The actor restarts: what it had is tried again, once there is a line."""
-        self.line = False
+        """The actor restarts: what it had is retried, once there is a channel."""
+        self.connected = False
         for each in self.sent:
             each.attempts += 1
         self.order.requeue(self.sent)
@@ -193,11 +193,11 @@ def test_no_call_is_lost_overtaken_or_stuck(
             (world.submit, world.answer, world.cut, world.cancel), weights=(8, 10, 1, 1)
         )[0]
         step()
-        if not world.line and chance.random() < 0.3:
-            world.line = True
+        if not world.connected and chance.random() < 0.3:
+            world.connected = True
         world.pump()
         world.check()
-    world.line = True
+    world.connected = True
     for _ in range(5 * len(world.calls) + 5):
         world.pump()
         world.check()

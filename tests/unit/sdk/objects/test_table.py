@@ -21,10 +21,10 @@ def test_an_entry_settles_once_and_tells_everybody_once() -> None:
     entry = table.create("o_1")
     waiter = Waiting()
     entry.waiters.extend([waiter, waiter])
-    entry.subscribers.append("line")
+    entry.subscribers.append("channel")
     entry.task = object()
     waiters, subscribers = table.settle(entry, LOCATION)
-    assert (waiters, subscribers) == ([waiter, waiter], ["line"])
+    assert (waiters, subscribers) == ([waiter, waiter], ["channel"])
     assert (entry.location, entry.task, entry.waiters, entry.subscribers) == (
         LOCATION,
         None,
