@@ -175,8 +175,8 @@ def left(cluster: Cluster, keeper: Any) -> dict[str, Any]:
     mine = {k: n for k, n in table_sizes(runtime()).items() if n}
     if mine.get("objects") == len(runtime().tasks.cache):
         del mine["objects"]
-    if len(runtime().actors.lives) != 1:  # the keeper's
-        mine["actors"] = len(runtime().actors.lives)
+    if len(runtime().actors.handle_marks) != 1:  # the keeper's
+        mine["actors"] = len(runtime().actors.handle_marks)
     found: dict[str, Any] = {"driver": mine, "arena": sorted(cluster.stored())}
     # The call that asks is the one that runs.
     theirs = [get(sizes_of_worker.remote()), get(keeper.sizes.remote())]

@@ -1,7 +1,7 @@
-"""A world of runtimes that lend each other objects, in virtual time, with every fault that a line has.
+"""A world of runtimes that lend each other objects, in virtual time, with every fault of a channel.
 
-Each process has the real object table, the real borrowing and its real shell; only the lines between
-them, the clock and the users are made here. Messages are late, and now and then come twice; lines
+Each process has the real object table, the real borrowing and its real shell; only the channels between
+them, the clock and the users are made here. Messages are late, and now and then come twice; channels
 are cut with what is under way on them; processes die. Whatever happens follows from the seed.
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from stoker.runtime.objects.refs import ObjectRef
 
 LATE_S = 0.1
-"""The longest way of a message, and of the news that a line is cut."""
+"""The longest way of a message, and of the news that a channel is cut."""
 
 
 class _Clock(selectors.SelectSelector):
@@ -67,10 +67,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
 
-class Line(Channel):
-    """One end of a line in this world. ``far`` is the other."""
+class SimChannel(Channel):
+    """One end of a channel in this world. ``far`` is the other."""
 
-    far: Line
+    far: SimChannel
 
     def __init__(self, world: World, at: Process, peer: Address) -> None:
         self.world = world
@@ -148,16 +148,16 @@ class Process:
         self.alive = True
         self.address = Address(name, "n", "h", f"/{name}", "")
         self.background = Background(name, on_crash=world.crashed)
-        self.lines: list[Line] = []
+        self.channels: list[SimChannel] = []
         self.held: list[ObjectRef[Any]] = []
         """What its user holds."""
-        self.escaped: dict[str, tuple[Line, Any]] = {}
+        self.escaped: dict[str, tuple[SimChannel, Any]] = {}
         self.calls: dict[str, tuple[Any, asyncio.Future[Any]]] = {}
         self._awake = False
         self._count = 0
-        mine: Any = self
+        this: Any = self
         settings = Settings(log_unseen_errors=False)
-        self.objects = ObjectStore(mine, self.address, settings, mine, mine, mine, mine, None, mine)
+        self.objects = ObjectStore(this, self.address, settings, this, this, this, this, None, this)
         table = _Table(self)
         self.objects.table = self.objects.borrowing._table = table
         self.objects.borrowing.borrows._table = table
@@ -179,10 +179,10 @@ class Process:
             self.objects.flush()
             self.loop.call_later(0.1, self.tick)
 
-    def open_channel(self, peer_id: str) -> Line | None:
-        return next((x for x in self.lines if x.peer.peer_id == peer_id and not x.closed), None)
+    def open_channel(self, peer_id: str) -> SimChannel | None:
+        return next((x for x in self.channels if x.peer.peer_id == peer_id and not x.closed), None)
 
-    async def channel(self, address: Address) -> Line:
+    async def channel(self, address: Address) -> SimChannel:
         found = self.open_channel(address.peer_id)
         if found is not None:
             return found
@@ -190,47 +190,50 @@ class Process:
         peer = self.world.processes[address.peer_id]
         if not peer.alive:
             raise UnavailableError(f"{address.peer_id} is gone")
-        mine, theirs = Line(self.world, self, address), Line(self.world, peer, self.address)
-        mine.far, theirs.far = theirs, mine
-        self.lines.insert(0, mine)  # an own line comes first, as in Peers
-        peer.lines.append(theirs)
-        return mine
+        near, far = (
+            SimChannel(self.world, self, address),
+            SimChannel(self.world, peer, self.address),
+        )
+        near.far, far.far = far, near
+        self.channels.insert(0, near)  # one that this process opened comes first, as in Channels
+        peer.channels.append(far)
+        return near
 
-    # lines
+    # channels
 
-    def on_lost(self, line: Line) -> None:
-        self.lines.remove(line)
+    def on_lost(self, channel: SimChannel) -> None:
+        self.channels.remove(channel)
         if self.alive:
-            self.loop.call_later(GRACE_S, self._forget_escaped, line)
-            self.objects.borrowing.on_channel_closed(line)
-            self.loop.call_later(GRACE_S, self._fail_calls, line)  # it asks first what happened
+            self.loop.call_later(GRACE_S, self._forget_escaped, channel)
+            self.objects.borrowing.on_channel_closed(channel)
+            self.loop.call_later(GRACE_S, self._fail_calls, channel)  # it asks first what happened
 
-    def _fail_calls(self, line: Line) -> None:
+    def _fail_calls(self, channel: SimChannel) -> None:
         for (at, _), future in self.calls.values():
-            if at is line and not future.done():
+            if at is channel and not future.done():
                 future.set_result(None)
 
-    def _forget_escaped(self, line: Line) -> None:
-        for task_id in [i for i, (at, _) in self.escaped.items() if at is line]:
+    def _forget_escaped(self, channel: SimChannel) -> None:
+        for task_id in [i for i, (at, _) in self.escaped.items() if at is channel]:
             del self.escaped[task_id]
 
-    def on_message(self, line: Line, message: Any) -> None:
+    def on_message(self, channel: SimChannel, message: Any) -> None:
         borrowing = self.objects.borrowing
         match message:
             case Borrow():
-                borrowing.on_borrow(line, message)
+                borrowing.on_borrow(channel, message)
             case Borrowed():
                 borrowing.on_borrowed(message)
             case ReleaseBorrow():
-                borrowing.on_release_borrow(line, message)
+                borrowing.on_release_borrow(channel, message)
             case Resolve():
-                borrowing.on_resolve(line, message)
+                borrowing.on_resolve(channel, message)
             case Resolved():
                 borrowing.on_resolved(message)
             case ("run", task_id, refs):
-                self.background.spawn(self._run(line, task_id, refs), name="run")
+                self.background.spawn(self._run(channel, task_id, refs), name="run")
             case ("done", task_id, refs, escaped):
-                self._done(line, task_id, refs, escaped)
+                self._done(channel, task_id, refs, escaped)
             case ("release", task_id):
                 self.escaped.pop(task_id, None)
 
@@ -240,9 +243,9 @@ class Process:
         self.background._closed = True
         for task in list(self.background._tasks):
             task.cancel()
-        for line in list(self.lines):
-            line.cut(lossy=self.world.random.random() < 0.5)
-            line.closed = True
+        for channel in list(self.channels):
+            channel.cut(lossy=self.world.random.random() < 0.5)
+            channel.closed = True
         self.held.clear()
         self.escaped.clear()
         self.calls.clear()
@@ -282,34 +285,34 @@ class Process:
     async def call(self, peer: Process, refs: list[ObjectRef[Any]]) -> list[ObjectRef[Any]]:
         """Call another process with refs inside the arguments; return those inside its result."""
         try:
-            line = await self.channel(peer.address)
+            channel = await self.channel(peer.address)
         except UnavailableError:
             return []
         self._count += 1
         task_id = f"t_{self.address.peer_id}_{self._count}"
         future = self.loop.create_future()
-        self.calls[task_id] = ((line, refs), future)
-        line.post(("run", task_id, [wire_ref(r, self.address) for r in refs]))
-        if line.closed:
+        self.calls[task_id] = ((channel, refs), future)
+        channel.post(("run", task_id, [wire_ref(r, self.address) for r in refs]))
+        if channel.closed:
             future.set_result(None)
         result = await future
         self.calls.pop(task_id, None)
         return result or []
 
-    def _done(self, line: Line, task_id: str, refs: list[Ref], escaped: bool) -> None:
+    def _done(self, channel: SimChannel, task_id: str, refs: list[Ref], escaped: bool) -> None:
         (_, future) = self.calls.get(task_id, (None, None))
         adopt = self.objects.borrowing.adopt
-        mine = [adopt(r.object_id, r.owner) for r in refs]
+        adopted = [adopt(r.object_id, r.owner) for r in refs]
         if future is not None and not future.done():
-            future.set_result(mine)
+            future.set_result(adopted)
         if escaped:
-            self.background.spawn(self._release(line, task_id), name="release")
+            self.background.spawn(self._release(channel, task_id), name="release")
 
-    async def _release(self, line: Line, task_id: str) -> None:
-        await self.objects.borrowing.acknowledged(line)
-        line.post(("release", task_id))
+    async def _release(self, channel: SimChannel, task_id: str) -> None:
+        await self.objects.borrowing.wait_acknowledged(channel)
+        channel.post(("release", task_id))
 
-    async def _run(self, line: Line, task_id: str, refs: list[Ref]) -> None:
+    async def _run(self, channel: SimChannel, task_id: str, refs: list[Ref]) -> None:
         """A task: reads, keeps, makes, passes on, returns some of all that."""
         chance = self.world.random
         adopt = self.objects.borrowing.adopt
@@ -325,12 +328,12 @@ class Process:
         self.held += [r for r in known if chance.random() < 0.3]
         result = [r for r in known if chance.random() < 0.4]
         if result:
-            self.escaped[task_id] = (line, result)
+            self.escaped[task_id] = (channel, result)
         del known
-        if self.objects.borrowing.under_way(line):
-            await self.objects.borrowing.acknowledged(line)
-        line.post(("done", task_id, [wire_ref(r, self.address) for r in result], bool(result)))
-        if line.closed:
+        if self.objects.borrowing.would_overtake_borrow(channel):
+            await self.objects.borrowing.wait_acknowledged(channel)
+        channel.post(("done", task_id, [wire_ref(r, self.address) for r in result], bool(result)))
+        if channel.closed:
             self.escaped.pop(task_id, None)
 
 
@@ -356,10 +359,10 @@ class World:
     def objects(self) -> World:
         return self
 
-    def ref_died(self, entry: Entry) -> None:
+    def drop_ref(self, entry: Entry) -> None:
         process = self.process_of.get(entry)
         if process is not None and process.alive:
-            process.objects.ref_died(entry)
+            process.objects.drop_ref(entry)
 
     def crashed(self, name: str, error: BaseException) -> None:
         self.crashes.append(f"{name}: {error!r}")
@@ -406,8 +409,8 @@ class World:
             for ref in some:
                 process.background.spawn(self._read(process, ref), name="user")
         elif faults and what < 0.97:
-            if process.lines:
-                chance.choice(process.lines).cut(lossy=chance.random() < 0.5)
+            if process.channels:
+                chance.choice(process.channels).cut(lossy=chance.random() < 0.5)
         elif faults and len(self.living) > 2:
             process.die()
             self.start()
@@ -443,16 +446,17 @@ class World:
         for process in self.living:
             borrowing = process.objects.borrowing
             borrows = borrowing.borrows
+            lent, borrowed = borrows.lent_by_channel, borrows.borrowed_by_channel
             counts = {
                 "entries": list(process.objects.table.entries),
-                "lent": [i for of in borrows.lent.values() for i in of],
-                "borrowed": [e.object_id for of in borrows.borrowed.values() for e in of],
+                "lent": [i for of in lent.values() for i in of],
+                "borrowed": [e.object_id for of in borrowed.values() for e in of],
                 "returning": list(borrows.releasing),
                 "unacknowledged": list(borrowing.unacknowledged),
                 "opening": list(borrowing._opening),
                 "escaped": list(process.escaped),
                 "calls": list(process.calls),
-                "lines that ended": [x for x in (*borrows.lent, *borrows.borrowed) if x.closed],  # type: ignore[attr-defined]
+                "channels that ended": [x for x in (*lent, *borrowed) if x.closed],  # type: ignore[attr-defined]
             }
             found = {k: v for k, v in counts.items() if v}
             if found:

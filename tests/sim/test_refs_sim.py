@@ -1,4 +1,4 @@
-"""An object lives as long as somebody can reach it, whatever happens to lines and processes."""
+"""An object lives as long as somebody can reach it, whatever happens to channels and processes."""
 
 from __future__ import annotations
 

@@ -30,11 +30,11 @@ from stoker.exceptions import (
     UnavailableError,
     WorkerDiedError,
 )
-from stoker.runtime.actors.calls import creation_failed
+from stoker.runtime.actors.calls import fail_creation
 from stoker.runtime.net.clients import death_error, node_died
 from stoker.runtime.objects.table import Entry, describe_wait
 from stoker.runtime.serialization.exceptions import error_of, failed_by
-from stoker.runtime.tasks.task_spec import about, cancelled_error, missed_start
+from stoker.runtime.tasks.task_spec import cancelled_error, error_for_task, start_deadline_error
 from stoker_scheduler.core import commands
 from stoker_wire import errors
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
@@ -195,7 +195,7 @@ def infeasible(*nodes: dict[str, float]) -> InfeasibleError:
     core.ask(CPU=1, GPU=2, name="train")
     core.wait(POLICY.infeasible_grace_s + 1)
     (reject,) = of(commands.Reject, core.wait(1)) or of(commands.Reject, core.out)
-    return about(task(), InfeasibleError(reject.text))
+    return error_for_task(task(), InfeasibleError(reject.text))
 
 
 def get_timeout(missing: int = 5) -> GetTimeoutError:
@@ -215,8 +215,8 @@ def killed() -> WorkerDiedError:
 
 def unborn() -> StokerError:
     link: Any = types.SimpleNamespace(name="A", dead=None)
-    link.die = functools.partial(setattr, link, "dead")
-    creation_failed(link, UnavailableError("the gcs does not answer\nit said: no; go away"))
+    link.mark_dead = functools.partial(setattr, link, "dead")
+    fail_creation(link, UnavailableError("the gcs does not answer\nit said: no; go away"))
     return error_of(link.dead)
 
 
@@ -229,7 +229,7 @@ def unborn() -> StokerError:
         (lambda: get_timeout(1), ["o_0 of f"]),
         (killed, ["peak memory: 0 MiB", "one: two; three"]),
         (lambda: node_died(node(), "w_1"), ["no heartbeat for 5 s; it is dead: gone"]),
-        (lambda: missed_start(task(), "it waits: x; y"), ["it waits: x; y"]),
+        (lambda: start_deadline_error(task(), "it waits: x; y"), ["it waits: x; y"]),
         (lambda: cancelled_error(task()), []),
         (unborn, ["the gcs does not answer", "it said: no; go away"]),
     ],

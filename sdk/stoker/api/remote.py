@@ -101,7 +101,7 @@ class RemoteFunction(Generic[P, R]):
         from stoker.runtime.tasks.functions import (
             TEMPLATE_NUMBERS,
             pickled,
-            pickled_kinds,
+            pickled_exception_types,
             returns_of,
         )
         from stoker.runtime.tasks.task_spec import FunctionSpec
@@ -126,7 +126,7 @@ class RemoteFunction(Generic[P, R]):
             streaming=streaming,
             timeout_s=options.timeout or 0.0,
             max_calls=options.max_calls,
-            retry_exceptions=pickled_kinds(options.retry_exceptions),
+            retry_exceptions=pickled_exception_types(options.retry_exceptions),
             history=options.enable_task_events,
         )
         self._spec = FunctionSpec(

@@ -1,7 +1,7 @@
-"""Which job a process works for, and what the tasks and actors that it starts inherit of it.
+"""The job of a process, which the tasks and actors that it starts inherit.
 
-A driver is one job from ``init()`` on. A worker has the job of its lease, and asks the gcs for the
-rest of it when it must.
+A driver is one job from ``init()`` on. A worker has the job of its lease, and fetches that job's namespace
+and environment from the gcs when they are needed first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class JobContext:
         self.job_id = job_id
         self.lease: Lease | None = None
         self.actor: ActorSpec | None = None
-        """The actor that this worker is."""
+        """The actor that runs in this worker, if one does."""
         self._namespace = ""
         self._job_env: RuntimeEnv | None = None
         self._lease_env: RuntimeEnv | None = None
@@ -80,7 +80,7 @@ class JobContext:
     def runtime_env_of(self, user: Any) -> RuntimeEnv:
         """Return the environment of a task or actor that this process starts.
 
-        What its options do not name it has from the task or actor that starts it, in a driver from
+        It inherits what its options do not name from the task or actor that starts it, in a driver from
         the job. Variables are merged by name, ``py_modules`` and ``kernels`` are added.
         """
         base = self._lease_env or self._env_of_job()
@@ -99,7 +99,7 @@ class JobContext:
         )
 
     def uploaded_env(self, user: Any) -> RuntimeEnv:
-        """Check a user's runtime_env, upload the folders that it names, return it as it travels."""
+        """Check a user's runtime_env and upload the folders that it names; return its message form."""
         if not user:
             return RuntimeEnv()
         return make_runtime_env(user, uploader(self.http))

@@ -1,4 +1,4 @@
-"""Which part of a runtime takes which message of its peers, and the news that one is gone."""
+"""The routing of data messages, and of closed channels, to the parts of a runtime that handle them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 
 class _Worker(Protocol):
-    """The calls of others at this process, if it is a worker."""
+    """The execution of others' calls, in a worker."""
 
     def on_message(self, channel: Channel, message: DataMessage) -> None: ...
     def on_channel_closed(self, channel: Channel) -> None: ...
 
 
 class MessageRouter:
-    """Hands messages on (loop thread)."""
+    """The one receiver of all channels' messages (loop thread)."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MessageRouter:
         self._worker = worker
 
     def on_messages(self, channel: Channel, messages: list[DataMessage]) -> None:
-        """Take the messages of one frame, in their order."""
+        """Route the messages of one frame, in their order."""
         for message in messages:
             kind = type(message)
             if kind is Done:
@@ -76,7 +76,7 @@ class MessageRouter:
             elif kind is Retire:
                 self._tasks.on_retire(channel)
             elif kind is Cancel and message.task_id in self._pending.by_id:  # type: ignore[union-attr]
-                # Ours, and a borrower of its ref wants it stopped.
+                # A call that this process made, and that a borrower of its ref cancels.
                 self._pending.cancel(
                     message.task_id,  # type: ignore[union-attr]
                     force=message.force,  # type: ignore[union-attr]
@@ -100,7 +100,7 @@ class MessageRouter:
             self._objects.borrowing.release_pinned(channel, pinned)
 
     def on_lost(self, channel: Channel) -> None:
-        """Take the news that a channel closed."""
+        """Have all parts handle the end of a channel."""
         if self._io.running:
             self._objects.borrowing.on_channel_closed(channel)
             self._tasks.on_channel_closed(channel)

@@ -1,7 +1,7 @@
-"""The runtime of a process, driver or worker: its parts, made and joined here and nowhere else.
+"""The composition root of a process, driver or worker: its parts are made and joined here only.
 
-Made by ``stoker.init()`` in drivers and by :mod:`stoker.runtime.worker.main` in workers. It decides
-nothing: each part gets the few others that it uses when it is made. From the ground up: ``net``,
+``stoker.init()`` makes the runtime of a driver, :mod:`stoker.runtime.worker.main` that of a worker. It
+decides nothing: each part gets the few others that it uses by its constructor. From the ground up: ``net``,
 ``objects``, ``tasks``, ``actors``, and in a worker ``worker``.
 """
 
@@ -43,7 +43,7 @@ _FLUSH_S = 3.0
 
 
 class Runtime:
-    """All parts of this process that know the cluster. They exist from :meth:`start` on."""
+    """The parts of this process that know the cluster. They exist from :meth:`start` on."""
 
     clients: ClusterClients
     job: JobContext
@@ -60,7 +60,7 @@ class Runtime:
         self.settings = settings
         self.io = IoThread(identity.peer_id)
         self.worker: Execution | None = None
-        """The calls of others, in a worker."""
+        """The execution of others' calls, in a worker."""
         self._job_id = job_id
         self._notices: WaitNotices | None = None
 
@@ -108,7 +108,7 @@ class Runtime:
     def _tick(self) -> None:
         if not self.io.running:
             return
-        self.io.flush()  # a signal may have come between what a thread left and its wake-up
+        self.io.flush()  # a signal may have come between a thread's append and its wake-up
         self.tasks.tick()
         self.pending.status.tick()
         busy = self.tasks.busy
@@ -120,7 +120,7 @@ class Runtime:
         self.io.loop.call_later(_TICK_S if busy else _IDLE_TICK_S, self._tick)
 
     def stop(self) -> None:
-        """Give leases back, send the last records, close channels, end the loop thread."""
+        """Return leases, send the last records, close channels, end the loop thread."""
         if not self.io.running:
             return
         self.io.running = False
@@ -129,7 +129,7 @@ class Runtime:
         self.io.stop()
 
     async def _stop(self) -> None:
-        self.objects.unseen.job_ends()
+        self.objects.unseen.on_job_end()
         self.pending.close()
         await self.tasks.close()
         self.objects.close()
@@ -143,7 +143,7 @@ class Runtime:
         await self.io.loop.shutdown_default_executor()
 
     async def leave(self) -> None:
-        """Send what is finished and close the channels behind it: this process ends next."""
+        """Send finished results and close the channels behind them: this process ends next."""
         if self.worker is not None:
             await self.worker.all_sent()
         self.io.running = False
@@ -151,4 +151,4 @@ class Runtime:
         await self.tasks.close()
         self.objects.flush()
         await self.events.flush()
-        await self.channels.close_channels()  # its server would wait for handlers
+        await self.channels.close_channels()  # closing the server would wait for handlers

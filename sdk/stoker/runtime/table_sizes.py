@@ -1,4 +1,4 @@
-"""How much a process holds of what comes and goes, for tests of leaks and for people."""
+"""The sizes of a process's tables of calls and objects, for tests of leaks and for people."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ def table_sizes(runtime: Runtime) -> dict[str, int]:
     borrowing, execution = runtime.objects.borrowing, runtime.worker
     borrows = borrowing.borrows
     sizes = {
-        "objects": len(runtime.objects.table) - len(runtime.actors.lives),
-        "lent": sum(len(theirs) for theirs in borrows.lent.values()),
-        "borrowed": sum(len(mine) for mine in borrows.borrowed.values()),
+        "objects": len(runtime.objects.table) - len(runtime.actors.handle_marks),
+        "lent": sum(len(lent) for lent in borrows.lent_by_channel.values()),
+        "borrowed": sum(len(borrowed) for borrowed in borrows.borrowed_by_channel.values()),
         "to announce": len(borrows.unannounced),
         "to return": len(borrows.releasing),
         "unacknowledged": len(borrowing.unacknowledged),
         "pending tasks": len(runtime.pending),
         "queued tasks": sum(len(q.ready) for q in runtime.tasks.queues.values()),
-        "open calls": sum(len(x.open) for x in runtime.actors.all_links()),
+        "open calls": sum(len(connection.unsettled) for connection in runtime.actors.connections()),
     }
     if execution is not None:
         sizes |= {

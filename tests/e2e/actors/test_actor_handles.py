@@ -447,7 +447,7 @@ def test_a_handle_whose_owner_died_before_it_created_the_actor() -> None:
     holder = Holder.remote()
     handle = get(holder.make.remote(Counter))
     info = handle._info
-    early = type(handle)(type(info)("a_0123456789abcdef", *info.__reduce__()[1][1:]), handle._alive)
+    early = type(handle)(type(info)("a_0123456789abcdef", *info.__reduce__()[1][1:]), handle._mark)
     ref = early.add.remote()
     caught(lambda: get(ref, 0.3), exceptions.GetTimeoutError)
     stoker.kill(holder)

@@ -485,8 +485,8 @@ def links_that_stay() -> int:
     calls = runtime().actors
 
     async def forget() -> int:
-        calls._many = 0
+        calls._max_connections = 0
         calls.flush()
-        return len(calls.all_links())
+        return len(calls.connections())
 
     return runtime().io.run(forget(), WAIT_S)

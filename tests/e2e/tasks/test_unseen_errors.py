@@ -21,7 +21,7 @@ def open_tasks():
 
 def has_told():
     unseen = stoker.runtime.process.session.runtime().objects.unseen
-    return unseen._told_at_s > 0 or not unseen._is_wanted
+    return unseen._reported_at_s > 0 or not unseen._enabled
 
 @stoker.remote(max_retries=0)
 def bad(name):

@@ -1,10 +1,10 @@
-"""In which order one caller's calls of one actor are sent: the caller's side of "calls run in order".
+"""The order in which one caller's calls of one actor are sent: the caller's side of "calls run in order".
 
 Order is kept per *group* (a concurrency group of the actor; the default one is ``""``) and is that of
 the first start: in an ordered group no call is sent for the first time before those submitted before
-it. A call that was sent once has had its turn: tried again, it waits for nobody, since it may be what
-the next in line needs. Calls of unordered groups (those that run several at once) wait only for
-their own arguments. Pure: whether arguments are there is asked of the shell, what to send is returned.
+it. A call that was sent once has had its turn: its retry waits for no other call, since the next in the
+queue may need its result. Calls of unordered groups (those that run several at once) wait only for
+their own arguments. Pure: the caller says whether arguments are ready, and sends what is returned.
 """
 
 from __future__ import annotations
@@ -15,92 +15,109 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Ordered(Protocol):
-    """One call of an actor."""
+    """A call of an actor, as its order needs it."""
 
     task_id: str
 
     @property
     def deps(self) -> Collection[object]:
-        """Its arguments that are refs; a call without any can always go."""
+        """Arguments that are refs; a call without any can always go."""
 
     @property
     def group(self) -> str:
-        """The concurrency group that it names, or ''."""
+        """The concurrency group that the call names, or ''."""
 
 
 C = TypeVar("C", bound=Ordered)
 
 
 class CallOrder(Generic[C]):
-    """The calls of one caller to one actor that are not under way.
+    """The calls of one caller to one actor that are not sent.
 
-    Each is in one place: among those tried again, in its ordered group (behind a call that cannot
-    go, or that call itself), alone (unordered, and its arguments are not there), or new.
+    Each is in one place: requeued for a retry, in its blocked group (the call that cannot go, or one
+    behind it), blocked by itself (unordered, and its arguments are not ready), or new.
     """
 
-    __slots__ = ("_again", "_alone", "_behind", "_dropped", "_new", "_unordered")
+    __slots__ = (
+        "_blocked_groups",
+        "_blocked_unordered",
+        "_dropped",
+        "_new",
+        "_requeued",
+        "_unordered",
+    )
 
     def __init__(self, unordered: Collection[str] = ()) -> None:
         self._unordered = unordered
-        self._again: deque[C] = deque()
+        self._requeued: deque[C] = deque()
         self._new: deque[C] = deque()
         """Submitted since the last ``take``; of any group."""
-        self._behind: dict[str, deque[C]] = {}
-        """Of each ordered group: the first call whose arguments are not there, and all after it."""
-        self._alone: dict[str, C] = {}
+        self._blocked_groups: dict[str, deque[C]] = {}
+        """Of each ordered group: the first call whose arguments are not ready, and all after it."""
+        self._blocked_unordered: dict[str, C] = {}
         self._dropped: set[str] = set()
 
     def __bool__(self) -> bool:
         return len(self) > 0
 
     def __len__(self) -> int:
-        behind = sum(len(queue) for queue in self._behind.values())
-        return len(self._new) + len(self._again) + len(self._alone) + behind - len(self._dropped)
+        queues = (
+            self._new,
+            self._requeued,
+            self._blocked_unordered,
+            *self._blocked_groups.values(),
+        )
+        return sum(map(len, queues)) - len(self._dropped)
 
     def __iter__(self) -> Iterator[C]:
         """Iterate over all calls."""
-        for calls in (self._again, *self._behind.values(), self._alone.values(), self._new):
+        for calls in (
+            self._requeued,
+            *self._blocked_groups.values(),
+            self._blocked_unordered.values(),
+            self._new,
+        ):
             for call in list(calls):
                 if call.task_id not in self._dropped:
                     yield call
 
     def append(self, call: C) -> None:
-        """A call was submitted."""
+        """Add a call that was submitted."""
         self._new.append(call)
 
-    def again(self, calls: Iterable[C]) -> None:
-        """These were sent once and go a second time, in this order, before all others."""
-        self._again.extend(calls)
+    def requeue(self, calls: Iterable[C]) -> None:
+        """Put calls that were sent once before all others, in this order, for a retry."""
+        self._requeued.extend(calls)
 
     def take(self, ready: Callable[[C], bool]) -> list[C]:
         """Return what can go now, in the order in which to send it.
 
         ``ready`` is asked of calls with arguments; one that it refuses is asked for again at the
-        next ``take``, if it is the head of its group, or once it was ``settled``.
+        next ``take``, if it is the head of its group, or after ``mark_ready``.
         """
         out: list[C] = []
-        dropped, behind, unordered = self._dropped, self._behind, self._unordered
-        if self._again:
-            out += [call for call in self._again if not self._was_dropped(call)]
-            self._again.clear()
-        for group in list(behind):
+        dropped, blocked, unordered = self._dropped, self._blocked_groups, self._unordered
+        if self._requeued:
+            out += [call for call in self._requeued if not self._was_dropped(call)]
+            self._requeued.clear()
+        for group in list(blocked):
             self._advance(group, ready, out)
         for call in self._new:
             if dropped and self._was_dropped(call):
                 continue
-            if behind and call.group in behind:
-                behind[call.group].append(call)
+            if blocked and call.group in blocked:
+                blocked[call.group].append(call)
             elif not call.deps or ready(call):
                 out.append(call)
             elif call.group in unordered:
-                self._alone[call.task_id] = call
+                self._blocked_unordered[call.task_id] = call
             else:
-                behind[call.group] = deque((call,))
+                blocked[call.group] = deque((call,))
         self._new.clear()
         return out
 
     def _advance(self, group: str, ready: Callable[[C], bool], out: list[C]) -> None:
-        queue = self._behind[group]
+        queue = self._blocked_groups[group]
         while queue:
             call = queue[0]
             if not self._was_dropped(call):
@@ -108,7 +125,7 @@ class CallOrder(Generic[C]):
                     return
                 out.append(call)
             queue.popleft()
-        del self._behind[group]
+        del self._blocked_groups[group]
 
     def _was_dropped(self, call: C) -> bool:
         if call.task_id not in self._dropped:
@@ -117,32 +134,32 @@ class CallOrder(Generic[C]):
         return True
 
     def drop(self, call: C) -> None:
-        """Forget a call that is here. Costs the same wherever it is: its place is skipped later."""
-        if self._alone.pop(call.task_id, None) is None:
+        """Forget a call that is here. Its place is skipped later, so the cost is constant."""
+        if self._blocked_unordered.pop(call.task_id, None) is None:
             self._dropped.add(call.task_id)
         if not self:
-            self.drain()  # nobody may ask for what can go any more
+            self.drain()  # perhaps nobody calls ``take`` any more, which would skip the places
 
     def drain(self) -> list[C]:
         """Take out all calls, sendable or not."""
         calls = list(self)
-        self._again.clear()
-        self._behind.clear()
-        self._alone.clear()
+        self._requeued.clear()
+        self._blocked_groups.clear()
+        self._blocked_unordered.clear()
         self._new.clear()
         self._dropped.clear()
         return calls
 
-    def settled(self, call: C) -> None:
-        """The arguments of a call that ``ready`` refused are all there now."""
-        if self._alone.pop(call.task_id, None) is not None:
+    def mark_ready(self, call: C) -> None:
+        """Note that the arguments of a call that ``ready`` refused are ready now."""
+        if self._blocked_unordered.pop(call.task_id, None) is not None:
             self._new.appendleft(call)
 
     def ahead_of(self, call: C) -> C | None:
         """Return the call that ``call`` waits behind: the first of its group; None if it does not."""
-        if call.task_id in self._alone:
+        if call.task_id in self._blocked_unordered:
             return None
-        for other in self._behind.get(call.group, ()):
+        for other in self._blocked_groups.get(call.group, ()):
             if other.task_id not in self._dropped:
                 return None if other is call else other
         return None

@@ -1,8 +1,8 @@
 """The connections of this process to actors: one :class:`ActorConnection` for each that it calls.
 
-A connection is opened where the gcs says that the actor is, and given up when it says so.
-:class:`stoker.runtime.actors.calls.ActorCalls` owns the calls; here it is decided when there is a
-channel to send them on, and what becomes of those that were under way when a channel closed.
+The gcs alone says where an actor lives and whether it is dead; a channel is opened and given up as it says.
+:class:`stoker.runtime.actors.calls.ActorCalls` owns the calls; the :class:`ActorConnector` decides when
+there is a channel to send them on, and what becomes of those that were under way when it closed.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ if TYPE_CHECKING:
     from stoker_wire.http.client.client import Client
 
 _LOOK_UP_S = 10.0
-_REQUESTS = 12
+_MAX_REQUESTS = 12
 """How many actors may be created or looked up at once: each takes a connection to the gcs."""
-_UNTOLD_S = 5.0
-"""How long to rely on the news alone."""
-_SETTLE_S = 15.0
+_UPDATE_WAIT_S = 5.0
+"""How long to rely on the watch alone before the gcs is asked."""
+_DEATH_NOTICE_S = 15.0
 """How long the gcs may take to notice that an actor's process ended."""
-_CREATED_S = 60.0
-"""A handle may travel faster than its actor is created, whose arguments may come late."""
+_CREATION_S = 60.0
+"""How long an actor may be unknown to the gcs: its handle may travel faster than it is created, and its
+constructor's arguments may come late."""
 _POLL_S = 0.03
 
 
 class ActorConnection:
-    """The calls of this process to one actor."""
+    """The calls of this process to one actor, and what it knows of that actor."""
 
     def __init__(
         self, actor_id: str, name: str, max_pending: int, unordered: Collection[str] = ()
@@ -47,282 +48,294 @@ class ActorConnection:
         self.name = name
         self.max_pending = max_pending
         self.calls: CallOrder[PendingTask] = CallOrder(unordered)
-        """Those that are not under way."""
+        """Calls that are not under way."""
         self.sent: dict[str, PendingTask] = {}
-        self.open: set[str] = set()
+        self.unsettled: set[str] = set()
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
         self.channel: Channel | None = None
         self.incarnation = -1
         self.dead: Failed | None = None
         self.killed = False
-        """Whether this process ended it: what its calls say of that is no news."""
+        """Whether this process ended it: the errors of its calls surprise nobody then."""
         self.connecting = False
-        self.may_come = False
+        self.creation_pending = False
         """Whether its creator, in this job, may not have created it yet."""
-        self.note = "it is being created"
+        self.status_text = "it is being created"
         self.owned = False
         """Whether this process created it, so that it lives only as long as this process."""
-        self.created: asyncio.Task[Any] | None = None
-        """The requests that create it, while this process makes it."""
+        self.creation: asyncio.Task[Any] | None = None
+        """The requests that create it, if this process does."""
         self.registered = asyncio.Event()
-        """Set once the gcs knows it, or will not, if this process makes it."""
-        self.news: Actor | None = None
-        """The latest that the gcs said of it."""
-        self.told = asyncio.Event()
-        """Set when the gcs had something to say about it."""
-        self.held: PendingTask | None = None
-        """Keeps the refs among the constructor's arguments alive, for restarts."""
+        """Set once the gcs knows it, or never will, if this process creates it."""
+        self.record: Actor | None = None
+        """The latest record of it that came from the gcs."""
+        self.updated = asyncio.Event()
+        """Set when a newer record came."""
+        self.constructor_call: PendingTask | None = None
+        """Keeps the refs among its arguments alive, for restarts; None where others created the actor."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether this process owes it nothing: no call, and no argument for a restart."""
-        creating = self.created is not None and not self.created.done()
-        return not (self.open or self.connecting or creating or (self.held and not self.dead))
+        """Whether it may be forgotten: it has no call, and no argument for a restart."""
+        creating = self.creation is not None and not self.creation.done()
+        return not (
+            self.unsettled
+            or self.connecting
+            or creating
+            or (self.constructor_call and not self.dead)
+        )
 
     @property
-    def is_over(self) -> bool:
+    def is_dead(self) -> bool:
         """Whether the actor is known to be dead for good."""
         return self.dead is not None or (
-            self.news is not None and self.news.state is ActorState.DEAD
+            self.record is not None and self.record.state is ActorState.DEAD
         )
 
     @property
     def lost_owner(self) -> str:
-        """The process that owns it, if that cannot be reached any more: handles borrow from it."""
+        """The id of its owner if that cannot be reached any more, or '': handles borrow from the owner."""
         for call in self.calls:
             for ref in call.spec.refs:
                 if ref._entry.owner is not None and isinstance(ref._entry.location, Failed):
                     return ref._entry.owner.peer_id
         return ""
 
-    def die(self, failed: Failed) -> None:
-        """It will never run again: remember why, and let its constructor's arguments go."""
-        self.dead, self.held = failed, None
+    def mark_dead(self, failed: Failed) -> None:
+        """Note why the actor will never run again, and release its constructor's arguments."""
+        self.dead, self.constructor_call = failed, None
 
-    def hear(self, actor: Actor) -> None:
-        """The gcs said what it is now, or what it was a moment ago."""
-        if self.news is None or _progress(actor) >= _progress(self.news):
-            self.news = actor
-            self.told.set()
+    def update(self, actor: Actor) -> None:
+        """Take a record from the gcs, unless it is older than the present one."""
+        if self.record is None or _progress(actor) >= _progress(self.record):
+            self.record = actor
+            self.updated.set()
 
-    async def until_told(self, timeout_s: float) -> bool:
-        """Wait until the gcs says something about it; False if the time is over first."""
+    async def wait_for_update(self, timeout_s: float) -> bool:
+        """Wait until a newer record comes; return False if the time is over first."""
         try:
-            await asyncio.wait_for(self.told.wait(), timeout_s)
+            await asyncio.wait_for(self.updated.wait(), timeout_s)
         except TimeoutError:
             return False
         return True
 
-    def given_up(self, actor: Actor) -> bool:
-        """Whether the life that our channel leads to is over, as the gcs sees it."""
+    def incarnation_ended(self, actor: Actor) -> bool:
+        """Return whether the incarnation that the channel leads to has ended, as the gcs sees it."""
         if self.channel is None:
             return False
         ended = actor.state is ActorState.DEAD and actor.incarnation == self.incarnation
         return ended or actor.incarnation > self.incarnation
 
-    def settled(self, task_id: str) -> None:
-        """One of the calls is settled."""
-        self.open.discard(task_id)
-
 
 def _progress(actor: Actor) -> tuple[int, int, bool]:
-    """Orders what is said of one actor by when it was true."""
+    """Return a key that sorts records of one actor by when they were true."""
     stage = {ActorState.ALIVE: 1, ActorState.DEAD: 2}.get(actor.state, 0)
     return actor.incarnation, stage, actor.address is not None
 
 
 class _Calls(Protocol):
-    """The calls that go through the connections."""
+    """The owner of the calls that go through the connections."""
 
-    def known(self, actor_id: str) -> ActorConnection | None: ...
-    def all_links(self) -> Iterable[ActorConnection]: ...
-    def send(self, link: ActorConnection) -> None: ...
-    def died(self, link: ActorConnection, actor: Actor) -> None: ...
+    def get(self, actor_id: str) -> ActorConnection | None: ...
+    def connections(self) -> Iterable[ActorConnection]: ...
+    def send(self, connection: ActorConnection) -> None: ...
+    def on_actor_dead(self, connection: ActorConnection, actor: Actor) -> None: ...
     def fail(self, task: PendingTask, failed: Failed) -> None: ...
-    def fail_all(self, link: ActorConnection, failed: Failed) -> None: ...
-    def try_again(
-        self, link: ActorConnection, lost: list[PendingTask], how: str, why: str = ""
+    def fail_all(self, connection: ActorConnection, failed: Failed) -> None: ...
+    def retry_or_fail(
+        self, connection: ActorConnection, lost: list[PendingTask], how: str, why: str = ""
     ) -> None: ...
 
 
 class ActorConnector:
-    """Opens and gives up the connections of this process to actors (loop thread)."""
+    """The part that opens and gives up channels to actors (loop thread)."""
 
     def __init__(self, io: IoThread, channels: Channels, gcs: Client, calls: _Calls) -> None:
         self._io = io
         self._channels = channels
         self._gcs = gcs
         self._calls = calls
-        self.gate = asyncio.Semaphore(_REQUESTS)
-        self.watch = ActorWatch(io, gcs, self._changed, self._check_all)
+        self.request_slots = asyncio.Semaphore(_MAX_REQUESTS)
+        self.watch = ActorWatch(io, gcs, self._on_actor_update, self._check_all)
 
-    def open(self, link: ActorConnection) -> None:
-        """Have the link's channel opened, unless that is under way."""
-        if not link.connecting:
-            link.connecting = True
-            self._io.background.spawn(self._connect(link), name="actor")
+    def open(self, connection: ActorConnection) -> None:
+        """Begin to open a connection's channel, unless that is under way."""
+        if not connection.connecting:
+            connection.connecting = True
+            self._io.background.spawn(self._connect(connection), name="actor")
 
-    async def _connect(self, link: ActorConnection) -> None:
-        """Find out where the actor is, and open the channel to it."""
+    async def _connect(self, connection: ActorConnection) -> None:
+        """Find out where the actor is, open the channel to it, and send what waits."""
         try:
-            if link.created is not None:
-                await link.registered.wait()
-                if link.dead is not None:
-                    self._calls.fail_all(link, link.dead)
-            await self.watch.begin()
-            until = self._io.loop.time() + (_CREATED_S if link.may_come else 0.0)
-            while link.calls and link.dead is None and self._io.running:
-                link.told.clear()
-                actor = link.news or await self._lookup(link, until=until)
+            if connection.creation is not None:
+                await connection.registered.wait()
+                if connection.dead is not None:
+                    self._calls.fail_all(connection, connection.dead)
+            await self.watch.start()
+            until = self._io.loop.time() + (_CREATION_S if connection.creation_pending else 0.0)
+            while connection.calls and connection.dead is None and self._io.running:
+                connection.updated.clear()
+                actor = connection.record or await self._look_up(connection, until=until)
                 if actor is None:
                     await asyncio.sleep(_POLL_S)
                     continue
                 if actor.state is ActorState.DEAD:
-                    self._calls.died(link, actor)
+                    self._calls.on_actor_dead(connection, actor)
                     continue
                 try:
-                    if await self._reach(link, actor):
+                    if await self._open_channel(connection, actor):
                         return
                 except StokerError as error:
-                    link.note = f"its worker cannot be reached: {error.one_line}"
-                    link.news = None
+                    connection.status_text = f"its worker cannot be reached: {error.one_line}"
+                    connection.record = None
                     await asyncio.sleep(_POLL_S)
                     continue
-                link.note = actor.pending_reason or f"it is {actor.state.value}"
-                if not await link.until_told(_UNTOLD_S):
-                    link.news = None
+                connection.status_text = actor.pending_reason or f"it is {actor.state.value}"
+                if not await connection.wait_for_update(_UPDATE_WAIT_S):
+                    connection.record = None
         finally:
-            link.connecting = False
-            if link.channel is not None and not link.channel.closed:
-                self._calls.send(link)
+            connection.connecting = False
+            if connection.channel is not None and not connection.channel.closed:
+                self._calls.send(connection)
 
-    async def _reach(self, link: ActorConnection, actor: Actor) -> bool:
-        """Take the channel to an actor that lives.
+    async def _open_channel(self, connection: ActorConnection, actor: Actor) -> bool:
+        """Open the channel to an actor; return whether the actor is ready for calls.
 
-        To one whose constructor runs it is only opened: then it is there in time.
+        While the constructor runs, the channel is only opened ahead of time.
         """
-        if actor.address is None or actor.incarnation < link.incarnation:
+        if actor.address is None or actor.incarnation < connection.incarnation:
             return False
         channel = await self._channels.channel(actor.address)
         if actor.state is not ActorState.ALIVE:
             return False
-        link.channel, link.incarnation = channel, actor.incarnation
-        link.note = "it is ALIVE"
+        connection.channel, connection.incarnation = channel, actor.incarnation
+        connection.status_text = "it is ALIVE"
         return True
 
-    async def channel_to(self, link: ActorConnection) -> Channel | None:
-        """Return a channel to an actor that perhaps only others have called; None if it is not up."""
-        if link.channel is not None and not link.channel.closed:
-            return link.channel
-        if link.dead is not None or (link.created is not None and not link.registered.is_set()):
+    async def channel_to(self, connection: ActorConnection) -> Channel | None:
+        """Return a channel to an actor that perhaps only others call; None if the actor is not up."""
+        if connection.channel is not None and not connection.channel.closed:
+            return connection.channel
+        if connection.dead is not None or (
+            connection.creation is not None and not connection.registered.is_set()
+        ):
             return None
-        actor = await self._lookup(link)
+        actor = await self._look_up(connection)
         if actor is None or actor.state is not ActorState.ALIVE or actor.address is None:
             return None
         return await self._channels.channel(actor.address)
 
-    async def _lookup(self, link: ActorConnection, *, until: float = 0.0) -> Actor | None:
-        actor = await self._look_up(link, until=until)
-        if actor is None and link.dead is not None:
-            self._calls.fail_all(link, link.dead)
+    async def _look_up(self, connection: ActorConnection, *, until: float = 0.0) -> Actor | None:
+        actor = await self._fetch_record(connection, until=until)
+        if actor is None and connection.dead is not None:
+            self._calls.fail_all(connection, connection.dead)
         return actor
 
-    async def _look_up(self, link: ActorConnection, *, until: float) -> Actor | None:
-        """Ask the gcs where the actor is.
+    async def _fetch_record(self, connection: ActorConnection, *, until: float) -> Actor | None:
+        """Return the gcs's record of the actor.
 
         None if the gcs cannot say now, or if it does not know the actor: that is the actor's end, but
         not before ``until`` on the loop's clock.
         """
         try:
-            async with self.gate:
+            async with self.request_slots:
                 return await self._gcs.call(
-                    "GET", f"/v1/actors/{link.actor_id}", reply=Actor, timeout_s=_LOOK_UP_S
+                    "GET", f"/v1/actors/{connection.actor_id}", reply=Actor, timeout_s=_LOOK_UP_S
                 )
         except NotFoundError as error:
-            if link.calls and (owner := link.lost_owner):
-                text = f"actor {link.name} was never created\nits owner {owner} died before it had created it"
-                link.die(failed_with(ActorDiedError(text)))
+            if connection.calls and (owner := connection.lost_owner):
+                text = (
+                    f"actor {connection.name} was never created\n"
+                    f"its owner {owner} died before it had created it"
+                )
+                connection.mark_dead(failed_with(ActorDiedError(text)))
                 return None
-            link.note = "its creator has not created it yet"
-            if link.incarnation < 0 and self._io.loop.time() < until:
+            connection.status_text = "its creator has not created it yet"
+            if connection.incarnation < 0 and self._io.loop.time() < until:
                 return None
-            link.die(
-                failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
+            connection.mark_dead(
+                failed_with(
+                    ActorDiedError(f"actor {connection.name} is not known\n{error.message}")
+                )
             )
         except StokerError as error:
             if error.retryable or error.status >= 500:
-                link.note = f"the gcs does not answer: {error.one_line}"
+                connection.status_text = f"the gcs does not answer: {error.one_line}"
                 return None
-            link.die(
-                failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
+            connection.mark_dead(
+                failed_with(
+                    ActorDiedError(f"actor {connection.name} is not known\n{error.message}")
+                )
             )
         return None
 
-    # -- losing them -----------------------------------------------------------------------------
+    # -- losing channels -------------------------------------------------------------------------
 
-    def lost(self, links: Iterable[ActorConnection], channel: Channel) -> None:
-        """A channel closed: the actors behind it died, restart, or moved."""
-        for link in links:
-            if link.channel is channel:
-                self._lose(link)
+    def on_channel_closed(self, connections: Iterable[ActorConnection], channel: Channel) -> None:
+        """Recover the connections of a channel that closed: their actors died, restart, or moved."""
+        for connection in connections:
+            if connection.channel is channel:
+                self._on_disconnect(connection)
 
-    def _lose(self, link: ActorConnection) -> None:
-        link.channel = None
-        link.note = "the connection to it was lost"
-        if link.dead is None:
-            link.connecting = True  # calls made meanwhile go behind those that are tried again
-            self._io.background.spawn(self._after_loss(link), name="actor-lost")
+    def _on_disconnect(self, connection: ActorConnection) -> None:
+        connection.channel = None
+        connection.status_text = "the connection to it was lost"
+        if connection.dead is None:
+            # Calls made meanwhile go behind those that are retried.
+            connection.connecting = True
+            self._io.background.spawn(self._recover(connection), name="actor-lost")
 
-    def _changed(self, actor: Actor) -> None:
-        """The gcs said something of an actor; the channel to one given up may look well for long."""
-        link = self._calls.known(actor.actor_id)
-        if link is not None:
-            link.hear(actor)
-            if link.given_up(actor):
-                self._lose(link)
+    def _on_actor_update(self, actor: Actor) -> None:
+        """Handle a record from the gcs: the channel to an actor that it gave up may look well for long."""
+        connection = self._calls.get(actor.actor_id)
+        if connection is not None:
+            connection.update(actor)
+            if connection.incarnation_ended(actor):
+                self._on_disconnect(connection)
 
     def _check_all(self) -> None:
-        for link in self._calls.all_links():
-            if link.channel is not None:
-                self._io.background.spawn(self._check(link), name="actor-check")
+        for connection in self._calls.connections():
+            if connection.channel is not None:
+                self._io.background.spawn(self._check(connection), name="actor-check")
 
-    async def _check(self, link: ActorConnection) -> None:
-        actor = await self._lookup(link)
+    async def _check(self, connection: ActorConnection) -> None:
+        actor = await self._look_up(connection)
         if actor is not None:
-            self._changed(actor)
+            self._on_actor_update(actor)
 
-    async def _after_loss(self, link: ActorConnection) -> None:
-        """Ask the gcs what became of the actor; retry or fail the calls that it had."""
-        lost = list(link.sent.values())
-        link.sent.clear()
-        seen = link.incarnation
-        deadline = self._io.loop.time() + _SETTLE_S
+    async def _recover(self, connection: ActorConnection) -> None:
+        """Find out what became of the actor; retry or fail the calls that were sent to it."""
+        lost = list(connection.sent.values())
+        connection.sent.clear()
+        incarnation = connection.incarnation
+        deadline = self._io.loop.time() + _DEATH_NOTICE_S
         actor: Actor | None = None
         while self._io.running and self._io.loop.time() < deadline:
-            actor = await self._lookup(link)
-            if link.dead is not None:
+            actor = await self._look_up(connection)
+            if connection.dead is not None:
                 break
             if actor is not None and (
-                actor.state in (ActorState.DEAD, ActorState.RESTARTING) or actor.incarnation > seen
+                actor.state in (ActorState.DEAD, ActorState.RESTARTING)
+                or actor.incarnation > incarnation
             ):
                 break
             await asyncio.sleep(_POLL_S)
         if actor is not None:
-            link.hear(actor)
+            connection.update(actor)
             if actor.state is ActorState.DEAD:
-                self._calls.died(link, actor)
-        link.connecting = False
-        if link.dead is not None:
+                self._calls.on_actor_dead(connection, actor)
+        connection.connecting = False
+        if connection.dead is not None:
             for task in lost:
-                self._calls.fail(task, link.dead)
+                self._calls.fail(task, connection.dead)
             return
         restarts = actor is not None and actor.state is ActorState.RESTARTING
         cause = actor.death_cause if actor is not None else None
         how = "ended"
-        if restarts or (actor is not None and actor.incarnation > seen):
-            link.incarnation = seen + 1
+        if restarts or (actor is not None and actor.incarnation > incarnation):
+            connection.incarnation = incarnation + 1
         else:
             how = "lost the connection to this process"
         why = cause.message if restarts and cause is not None else ""
-        self._calls.try_again(link, lost, how, why)
-        self._calls.send(link)
+        self._calls.retry_or_fail(connection, lost, how, why)
+        self._calls.send(connection)

@@ -1,4 +1,8 @@
-"""Starting actors: packs the constructor's call and has the gcs keep and place it."""
+"""Creation of actors: the constructor's call is packed here; the gcs keeps it, and places the actor.
+
+The gcs knows an actor from the start, even while its arguments are not there, so that its name is taken
+and it ends with its owner.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,10 @@ from stoker.runtime.tasks.functions import pickled
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
-    call_of,
-    failed_dep,
-    missing_dep,
+    failed_argument,
     pack_arguments,
+    unready_argument,
+    wire_call,
 )
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.ids import Prefix, new_id
@@ -44,12 +48,12 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import Address
 
 _CREATE_S = 60.0
-_CARRIED_NBYTES = 8 << 10
+_INLINE_CLASS_NBYTES = 8 << 10
 """A pickled class up to this size goes with the actor; its worker asks the gcs for larger ones."""
 
 
 class ActorCreator:
-    """Creates the actors of this process."""
+    """The part that creates this process's actors."""
 
     def __init__(
         self,
@@ -60,9 +64,9 @@ class ActorCreator:
         objects: ObjectStore,
         actors: ActorCalls,
     ) -> None:
-        self.address = self._address = address
+        self.address = address
         self.clients = clients
-        self.objects = self._objects = objects
+        self.objects = objects
         self.connector = actors.connector
         self._io = io
         self._job = job
@@ -75,8 +79,9 @@ class ActorCreator:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> ActorHandle[Any]:
-        """Return a handle to a new actor. Named ones are made before this returns, others while the
-        caller goes on.
+        """Return a handle to a new actor.
+
+        A named one is created before this returns, others while the caller goes on.
         """
         actor_id = new_id(Prefix.ACTOR)
         name = cls.__qualname__
@@ -112,16 +117,16 @@ class ActorCreator:
             refs=refs,
         )
         location, deps, nested = pack_arguments(
-            self._objects.values, self._address, new_id(Prefix.TASK), spec, args, kwargs
+            self.objects.values, self.address, new_id(Prefix.TASK), spec, args, kwargs
         )
         if isinstance(location, Stored):
-            arguments = self._objects.new_ref(location.object_id)  # they go when the call goes
+            arguments = self.objects.new_ref(location.object_id)  # freed with the call
             arguments._entry.location = location
             nested = (*nested, arguments)
         call = PendingTask(new_id(Prefix.TASK), spec, location, deps, nested, current_task_id())
         creation = _Creation(
             self,
-            self._actors.link(info),
+            self._actors.connection_to(info),
             call,
             CreateActor(
                 actor_id=actor_id,
@@ -140,102 +145,108 @@ class ActorCreator:
             options,
             groups,
         )
-        link = creation.link
-        link.owned = options.lifetime != "detached"
-        link.held = call  # a restart needs the arguments again
+        connection = creation.connection
+        connection.owned = options.lifetime != "detached"
+        connection.constructor_call = call  # a restart needs the arguments again
         if not options.name:
-            self._io.call_soon(self._actors.begin_creation, link, creation.run())
-            return ActorHandle(info, self._actors.new_life(actor_id) if link.owned else None)
+            self._io.call_soon(self._actors.begin_creation, connection, creation.run())
+            return ActorHandle(
+                info, self._actors.new_handle_mark(actor_id) if connection.owned else None
+            )
         actor = None
         try:
             actor = self._io.run(creation.register(), _CREATE_S)
         finally:
             if actor is None or actor.actor_id != actor_id:  # the name is taken
-                link.owned, link.held = False, None
+                connection.owned, connection.constructor_call = False, None
         if actor.actor_id != actor_id:
             return handle_of(actor)
         if actor.awaits_arguments:
-            self._io.call_soon(self._actors.begin_creation, link, creation.supply())
+            self._io.call_soon(self._actors.begin_creation, connection, creation.supply_arguments())
         return ActorHandle(info)
 
 
 class _Creation:
-    """The making of one actor: known to the gcs at once, placed once its arguments are there."""
+    """The creation of one actor: known to the gcs at once, placed once its arguments are there."""
 
     def __init__(
         self,
         creator: ActorCreator,
-        link: ActorConnection,
+        connection: ActorConnection,
         call: PendingTask,
         request: CreateActor,
         options: ActorOptions,
         groups: dict[str, int],
     ) -> None:
         self._creator = creator
-        self.link = link
+        self.connection = connection
         self.call = call
         self.request = request
         self.options = options
         self.groups = groups
 
     async def run(self) -> None:
-        """Have the gcs make it, and give it the arguments as soon as they are there."""
+        """Register the actor, and supply its arguments as soon as they are there."""
         actor = await self.register()
         if actor.awaits_arguments:
-            await self.supply()
+            await self.supply_arguments()
 
     async def register(self) -> Actor:
-        """Have the gcs know the actor, durably; with its arguments if they are there."""
+        """Register the actor in the gcs, durably; with its arguments if they are there."""
         self._check_arguments()
         request = replace(self.request, awaits_arguments=True)
-        if missing_dep(self.call) is None:
+        if unready_argument(self.call) is None:
             request = replace(self.request, payload=self._payload())
         connector = self._creator.connector
-        await connector.watch.begin()  # what happens to it next is told, and need not be asked
-        async with connector.gate:
-            if not self._carried:
+        await connector.watch.start()  # then no event of it can be missed
+        async with connector.request_slots:
+            if not self._inline_class:
                 spec = self.call.spec
                 await self._creator.clients.store_function(spec.function, spec.blob)
             actor = await self._creator.clients.gcs.call(
                 "POST", "/v1/actors", request, reply=Actor, timeout_s=_CREATE_S
             )
-        if actor.actor_id == self.link.actor_id:
-            self.link.hear(actor)
-            self.link.registered.set()
+        if actor.actor_id == self.connection.actor_id:
+            self.connection.update(actor)
+            self.connection.registered.set()
         return actor
 
-    async def supply(self) -> None:
+    async def supply_arguments(self) -> None:
         """Give the gcs the arguments once they are there, or the reason why they never will be."""
         await self._creator.objects.all_settled([d._entry for d in self.call.deps])
-        path = f"/v1/actors/{self.link.actor_id}"
+        path = f"/v1/actors/{self.connection.actor_id}"
         try:
             self._check_arguments()
         except ActorDiedError as error:
             end = KillActor(reason=error.message)
             await self._creator.clients.gcs.call("POST", f"{path}/kill", end, timeout_s=_CREATE_S)
             raise
-        async with self._creator.connector.gate:
+        async with self._creator.connector.request_slots:
             body = SupplyArguments(payload=self._payload())
             await self._creator.clients.gcs.call(
                 "POST", f"{path}/arguments", body, timeout_s=_CREATE_S
             )
 
     def _check_arguments(self) -> None:
-        failed = failed_dep(self.call)
+        failed = failed_argument(self.call)
         if failed is not None:
-            self.link.die(failed)
-            raise ActorDiedError(f"an argument of actor {self.link.name} failed\n{failed.message}")
+            self.connection.mark_dead(failed)
+            raise ActorDiedError(
+                f"an argument of actor {self.connection.name} failed\n{failed.message}"
+            )
 
     @property
-    def _carried(self) -> bytes:
+    def _inline_class(self) -> bytes:
         blob = self.call.spec.blob
-        return blob if len(blob) <= _CARRIED_NBYTES else b""
+        return blob if len(blob) <= _INLINE_CLASS_NBYTES else b""
 
     def _payload(self) -> bytes:
-        run = Run([call_of(self.call, self._creator.address)], [self.call.spec.template])
+        run = Run([wire_call(self.call, self._creator.address)], [self.call.spec.template])
         frame = FrameCodec().encode([run])
         concurrency = self.options.max_concurrency
-        return msgspec.msgpack.encode(ActorPayload(frame, concurrency, self.groups, self._carried))
+        return msgspec.msgpack.encode(
+            ActorPayload(frame, concurrency, self.groups, self._inline_class)
+        )
 
 
 def handle_of(actor: Actor) -> ActorHandle[Any]:

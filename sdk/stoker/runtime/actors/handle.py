@@ -1,4 +1,4 @@
-"""Handles to actors, and their methods: what ``Class.remote()`` returns and what travels of it."""
+"""Handles to actors, and their methods: what ``Class.remote()`` returns, and how it is pickled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ C = TypeVar("C")
 
 
 class _Runtime(Protocol):
-    """The runtime of this process, as handles use it."""
+    """The parts of this process's runtime that handles use."""
 
     io: IoThread
     job: JobContext
@@ -40,10 +40,10 @@ class ActorHandle(Generic[C]):
     that you pickle yourself keeps its actor as long as the process lives that pickled it.
     """
 
-    def __init__(self, info: HandleInfo, alive: ObjectRef[None] | None = None) -> None:
+    def __init__(self, info: HandleInfo, mark: ObjectRef[None] | None = None) -> None:
         self._info = info
-        self._alive = alive
-        """The actor lives while a ref to this object of its owner does; None: it outlives handles."""
+        self._mark = mark
+        """A ref to a mark of its owner: the actor lives while such refs do. None: it outlives handles."""
         # Specs and not methods: a method holds its handle, and a cycle would outlive the last ref.
         self._specs: dict[str, tuple[FunctionSpec, _Runtime]] = {}
 
@@ -53,11 +53,11 @@ class ActorHandle(Generic[C]):
         return self._info.actor_id
 
     def __getattr__(self, name: str) -> ActorMethod:
-        if name == "_info":  # a handle that is not made yet
+        if name == "_info":  # asked while the handle is unpickled
             raise AttributeError(name)
-        found = self._info.methods.get(name) or SYSTEM_METHODS.get(name)
-        if found is not None:
-            return ActorMethod(self, name, found, self._specs)
+        method = self._info.methods.get(name) or SYSTEM_METHODS.get(name)
+        if method is not None:
+            return ActorMethod(self, name, method, self._specs)
         if name == "ready":
             return _Ready(self, "__stoker_ready__", SYSTEM_METHODS["__stoker_ready__"], {})
         if name.startswith("_"):
@@ -79,18 +79,18 @@ class ActorHandle(Generic[C]):
         return hash(self._info.actor_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._alive is not None:
+        if self._mark is not None:
             from stoker.runtime.serialization.pickling import is_packing
 
-            if not is_packing():  # nobody counts where this goes
-                session.runtime().actors.keep(self._alive)
-        return ActorHandle, (self._info, self._alive)
+            if not is_packing():  # nobody counts the copies of these bytes
+                session.runtime().actors.pin(self._mark)
+        return ActorHandle, (self._info, self._mark)
 
     def __del__(self) -> None:
         runtime: _Runtime | None = session.maybe_runtime()
-        if getattr(self, "_alive", None) is None or runtime is None or not runtime.io.running:
+        if getattr(self, "_mark", None) is None or runtime is None or not runtime.io.running:
             return
-        self._specs, self._alive = {}, None  # their refs go before the loop thread looks
+        self._specs, self._mark = {}, None  # their refs go before the loop thread looks
         runtime.io.wake()
 
 
@@ -108,18 +108,18 @@ class ActorMethod:
         self._name = name
         self._info = info
         self._specs = specs
-        """Where calls with the same options find what they share, with the runtime it is for."""
+        """The specs that calls with the same options share, each with the runtime that it is for."""
 
     def remote(self, *args: Any, **kwargs: Any) -> ObjectRef[Any]:
         """Call the method and return its ref at once.
 
         Calls of one caller start in order where one runs at a time (an actor, or a concurrency
-        group, with ``max_concurrency=1``). One that is tried again comes when it comes.
+        group, with ``max_concurrency=1``). A retry keeps no order.
         Arguments that the method does not take are a ``TypeError`` here.
         """
         parameters = self._info.parameters
         if parameters is not None and (
-            kwargs or not parameters.fewest <= len(args) <= parameters.most
+            kwargs or not parameters.min_positional <= len(args) <= parameters.max_positional
         ):
             parameters.check(args, kwargs, f"{self._handle._info.class_name}.{self._name}.remote()")
         runtime: _Runtime = session.runtime()
@@ -127,8 +127,8 @@ class ActorMethod:
         if spec is None or spec_of is not runtime:
             spec = self._make_spec(runtime)
             self._specs[self._name] = spec, runtime
-        link = runtime.actors.link(self._handle._info)
-        return runtime.actors.submit(link, spec, args, kwargs)  # type: ignore[no-any-return]
+        connection = runtime.actors.connection_to(self._handle._info)
+        return runtime.actors.submit(connection, spec, args, kwargs)  # type: ignore[no-any-return]
 
     def options(self, **options: Any) -> ActorMethod:
         """Return this method with other options; unknown ones are errors."""
@@ -151,7 +151,7 @@ class ActorMethod:
         )
 
     def _make_spec(self, runtime: _Runtime) -> FunctionSpec:
-        from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS, pickled_kinds
+        from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS, pickled_exception_types
         from stoker.runtime.tasks.task_spec import FunctionSpec
         from stoker_wire.messages.cluster import Demand
         from stoker_wire.messages.data import Template
@@ -175,18 +175,18 @@ class ActorMethod:
                 streaming=returns == "streaming",
                 timeout_s=options.timeout or 0.0,
                 group=options.concurrency_group,
-                retry_exceptions=pickled_kinds(options.retry_exceptions),
+                retry_exceptions=pickled_exception_types(options.retry_exceptions),
                 history=options.enable_task_events,
             ),
             options=TaskOptions(max_retries=info.max_task_retries if retries is None else retries),
             demand=Demand(job_id=runtime.job.job_id, resources={}),
             actor_id=info.actor_id,
-            refs=() if self._handle._alive is None else (self._handle._alive,),
+            refs=() if self._handle._mark is None else (self._handle._mark,),
         )
 
 
 class _Ready(ActorMethod):
-    """``handle.ready()``, of a class that has no such method."""
+    """The method ``handle.ready()``, of a class that has none of that name."""
 
     def __call__(self) -> ObjectRef[None]:
         return self.remote()

@@ -1,4 +1,7 @@
-"""What is known of an actor's class wherever a handle to it is: its methods, their options, its groups."""
+"""The facts of an actor's class that travel with its handles: its methods, their options, its groups.
+
+Callers check calls against them without the class, which they may not be able to import.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ END_S = 30.0
 
 
 class ActorPayload(msgspec.Struct, frozen=True):
-    """The constructor's call, from an actor's creator to its worker, as a data frame; and how
-    many calls may run at once."""
+    """The constructor's call, from an actor's creator to its worker: a data frame, and how many calls may
+    run at once."""
 
     frame: bytes
     max_concurrency: int | None = None
@@ -32,7 +35,7 @@ class ActorPayload(msgspec.Struct, frozen=True):
 
 
 class MethodInfo(NamedTuple):
-    """What a handle must know of a method. ``parameters`` is None where any arguments may fit."""
+    """The facts of a method that its callers need. ``parameters`` is None where any arguments may fit."""
 
     options: MethodOptions
     generates: bool
@@ -44,11 +47,11 @@ SYSTEM_METHODS = {
     TERMINATE: MethodInfo(MethodOptions(), generates=False),
     "__stoker_call__": MethodInfo(MethodOptions(), generates=False),
 }
-"""What every actor has, whatever its class."""
+"""The methods that every actor has, whatever its class."""
 
 
 class HandleInfo:
-    """What a handle needs, wherever it is: names of methods and their options. Picklable."""
+    """The facts of an actor that a handle needs, wherever it is. Picklable."""
 
     __slots__ = (
         "actor_id",
@@ -96,15 +99,15 @@ class HandleInfo:
 
 
 def methods_of(cls: type) -> dict[str, MethodInfo]:
-    """Return the callable names of a class, with what a handle must know of each."""
-    found: dict[str, MethodInfo] = {}
+    """Return the methods of a class, by name."""
+    methods: dict[str, MethodInfo] = {}
     for name, member in inspect.getmembers(cls, callable):
         if name.startswith("__") and name != "__call__":
             continue
         generates = inspect.isgeneratorfunction(member) or inspect.isasyncgenfunction(member)
         options = getattr(member, METHOD_OPTIONS, MethodOptions())
-        found[name] = MethodInfo(options, generates, parameters_of(cls, name))
-    return found
+        methods[name] = MethodInfo(options, generates, parameters_of(cls, name))
+    return methods
 
 
 def checked_groups(cls: type, options: ActorOptions) -> dict[str, int]:
@@ -122,13 +125,13 @@ def unordered_groups(
 
     Unless the options say so, those in which several run at once.
     """
-    every = {"": options.max_concurrency or (2 if is_async(cls) else 1), **groups}
-    wanted = options.allow_out_of_order_execution
-    return tuple(name for name, n in every.items() if (n > 1 if wanted is None else wanted))
+    concurrency = {"": options.max_concurrency or (2 if is_async(cls) else 1), **groups}
+    allowed = options.allow_out_of_order_execution
+    return tuple(name for name, n in concurrency.items() if (n > 1 if allowed is None else allowed))
 
 
 def is_async(cls: type) -> bool:
-    """Return whether instances run on an event loop: one method is a coroutine or async generator."""
+    """Return whether instances run on an event loop: some method is a coroutine or async generator."""
     return any(
         inspect.iscoroutinefunction(m) or inspect.isasyncgenfunction(m)
         for _, m in inspect.getmembers(cls, inspect.isfunction)

@@ -1,7 +1,7 @@
-"""What arguments an actor's methods take, in a form that travels with handles: names and kinds.
+"""The parameters of an actor's methods in a form that travels with handles: names and kinds.
 
-Checked where a method is called, so that a wrong call fails there and not in the actor. Defaults and
-annotations stay behind: they may be anything.
+They are checked where a method is called, so that a wrong call fails there and not in the actor. Defaults
+and annotations stay behind: they may be anything.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 class Parameters(NamedTuple):
     """The parameters of a method, without ``self``: name, kind, and whether it has a default.
 
-    From ``fewest`` to ``most`` positional arguments, and none by name, are right without a closer look.
+    A call with ``min_positional`` to ``max_positional`` positional arguments, and none by name, is right
+    without a closer look.
     """
 
     each: tuple[tuple[str, int, bool], ...]
-    fewest: int
-    most: int
+    min_positional: int
+    max_positional: int
 
     def fits(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the method takes these, as a call would; 30 µs faster than ``Signature.bind``."""
+        """Return whether a call with these would bind; 30 µs faster than ``Signature.bind``."""
         given, named, anything = len(args), 0, False
         for index, (name, kind, has_default) in enumerate(self.each):
             if kind == _NAMES:
@@ -41,10 +42,10 @@ class Parameters(NamedTuple):
                 named += 1
             elif kind != _REST and not has_default:
                 return False
-        return given <= self.most and (anything or named == len(kwargs))
+        return given <= self.max_positional and (anything or named == len(kwargs))
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any], what: str) -> None:
-        """Raise ``TypeError`` that shows the parameters, if the method does not take these."""
+        """Raise a ``TypeError`` that shows the parameters, if the method does not take these."""
         if self.fits(args, kwargs):
             return
         signature = inspect.Signature(
@@ -65,25 +66,25 @@ class Parameters(NamedTuple):
 
 
 def parameters_of(cls: type, name: str) -> Parameters | None:
-    """Return what a callable member of a class takes, or None where that is not known.
+    """Return the parameters of a callable member of a class, or None where they are not known.
 
     A decorated method takes what its wrapper takes, which may add or leave out arguments.
     """
     raw = inspect.getattr_static(cls, name)
     plain = isinstance(raw, types.FunctionType)
     if not plain and not isinstance(raw, (staticmethod, classmethod)) and hasattr(raw, "__get__"):
-        return None  # a descriptor of its own: what it adds to a call only it knows
+        return None  # a custom descriptor, which may change the arguments
     try:
         member = getattr(cls, name)
-        found = list(inspect.signature(member, follow_wrapped=False).parameters.values())
+        signature = list(inspect.signature(member, follow_wrapped=False).parameters.values())
     except (ValueError, TypeError):  # written in C
         return None
-    if plain and found and found[0].kind in _POSITIONAL:
-        del found[0]
-    each = tuple((p.name, int(p.kind), p.default is not p.empty) for p in found)
-    positional = [p for p in found if p.kind in _POSITIONAL]
-    required = [p for p in found if p.default is p.empty]
+    if plain and signature and signature[0].kind in _POSITIONAL:
+        del signature[0]
+    each = tuple((p.name, int(p.kind), p.default is not p.empty) for p in signature)
+    positional = [p for p in signature if p.kind in _POSITIONAL]
+    required = [p for p in signature if p.default is p.empty]
     named = any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required)
-    anything = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in found)
-    fewest = sys.maxsize if named else sum(p.kind in _POSITIONAL for p in required)
-    return Parameters(each, fewest, sys.maxsize if anything else len(positional))
+    anything = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in signature)
+    min_positional = sys.maxsize if named else sum(p.kind in _POSITIONAL for p in required)
+    return Parameters(each, min_positional, sys.maxsize if anything else len(positional))

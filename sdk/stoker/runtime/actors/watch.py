@@ -1,6 +1,6 @@
-"""What the gcs says of actors that this process calls: one watch, begun with the first of them.
+"""The watch of the gcs's actor events: one per process, started with the first actor that it calls.
 
-A line to an actor's worker usually closes when the worker ends. It does not when the machine loses
+A channel to an actor's worker usually closes when the worker ends. It does not when the machine loses
 power, freezes or is cut off: then only the gcs knows that the actor is dead or lives elsewhere.
 """
 
@@ -33,12 +33,12 @@ _KINDS = ",".join(
         EventKind.ACTOR_RESTARTING,
     )
 )
-_AGAIN_S = 0.5
+_RETRY_S = 0.5
 _LIST_S = 10.0
 
 
 class ActorWatch:
-    """Tells ``on_change`` what became of each actor; ``on_gap`` when some may be missed."""
+    """A stream of actor records: ``on_change`` gets each, ``on_gap`` is called when some may be missed."""
 
     def __init__(
         self,
@@ -51,30 +51,30 @@ class ActorWatch:
         self._gcs = gcs
         self._on_change = on_change
         self._on_gap = on_gap
-        self._begun: asyncio.Event | None = None
+        self._started: asyncio.Event | None = None
 
-    async def begin(self) -> None:
-        """Return once all that happens from now on will be told. Does not raise."""
-        if self._begun is None:
-            self._begun = asyncio.Event()
-            self._io.background.spawn(self._watch(self._begun), name="actor-news")
-        await self._begun.wait()
+    async def start(self) -> None:
+        """Start the watch; return once no later event will be missed. Does not raise."""
+        if self._started is None:
+            self._started = asyncio.Event()
+            self._io.background.spawn(self._watch(self._started), name="actor-watch")
+        await self._started.wait()
 
-    async def _watch(self, begun: asyncio.Event) -> None:
+    async def _watch(self, started: asyncio.Event) -> None:
         gcs = self._gcs
         while self._io.running:
             try:
                 page = await gcs.call(
                     "GET", "/v1/actors", reply=Page[Actor], query={"limit": 1}, timeout_s=_LIST_S
                 )
-                if begun.is_set():
+                if started.is_set():
                     self._on_gap()
-                begun.set()
-                news = gcs.watch("/v1/events", page.seq, {"kind": _KINDS})
-                async with aclosing(news) as events:
+                started.set()
+                stream = gcs.watch("/v1/events", page.seq, {"kind": _KINDS})
+                async with aclosing(stream) as events:
                     async for event in events:
                         self._on_change(msgspec.convert(event.payload, Actor))
             except CompactedError:
                 continue
             except StokerError:
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)

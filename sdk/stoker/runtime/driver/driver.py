@@ -157,7 +157,7 @@ class Driver:
                 with contextlib.suppress(StokerError):
                     runtime.io.run(self._show_last_lines(), _LAST_LINES_S + 1)
             self._printer.close(_LAST_LINES_S)
-        runtime.objects.unseen.job_ends()
+        runtime.objects.unseen.on_job_end()
         if self._submitted or not reachable:
             return  # of a submitted job the exit code of the process says how it ended
         error = getattr(sys, "last_value", None)

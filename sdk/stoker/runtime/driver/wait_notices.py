@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from stoker.exceptions import StokerError
 from stoker.runtime.objects.table import describe_wait
 from stoker.runtime.process.stderr import tell
-from stoker.runtime.tasks.task_spec import PendingTask, Phase, missing_dep
+from stoker.runtime.tasks.task_spec import PendingTask, Phase, unready_argument
 from stoker_wire.messages.control import Explanation, Fit
 
 if TYPE_CHECKING:
@@ -148,14 +148,17 @@ class WaitNotices:
             if missing:
                 todo += missing
             elif task.spec.actor_id and task.phase is not Phase.SENT:
-                link = self._actors.known(task.spec.actor_id)
-                if link is None:
+                connection = self._actors.get(task.spec.actor_id)
+                if connection is None:
                     continue
-                if link.held is not None and (missed := missing_dep(link.held)) is not None:
+                if (
+                    connection.constructor_call is not None
+                    and (missed := unready_argument(connection.constructor_call)) is not None
+                ):
                     todo.append(missed.task)  # an argument of its constructor
-                elif link.channel is None or link.channel.closed:
-                    key = ("actor", link.name)
-                elif (ahead := link.calls.ahead_of(task)) is not None:
+                elif connection.channel is None or connection.channel.closed:
+                    key = ("actor", connection.name)
+                elif (ahead := connection.calls.ahead_of(task)) is not None:
                     todo.append(ahead)
             elif task.phase is Phase.QUEUED:
                 key = ("class", task.spec.demand_key)
@@ -192,7 +195,7 @@ class WaitNotices:
                 "GET", f"/v1/actors/{first.spec.actor_id}/explain", reply=Explanation, retry=False
             )
             return _short(told)
-        reason = self._leases.broken(first.spec.demand_key)
+        reason = self._leases.connection_error(first.spec.demand_key)
         if reason or first.phase is not Phase.QUEUED:
             return first.describe()
         told = await gcs.call(

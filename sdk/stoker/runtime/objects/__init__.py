@@ -1,1 +1,1 @@
-"""The object store as a process sees it: refs, values, reference counts, borrowing, waiting."""
+"""The object store of a process: refs, values, reference counts, borrowing, waiting."""

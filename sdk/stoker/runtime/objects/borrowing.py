@@ -1,9 +1,9 @@
-"""Refs to objects of other processes: borrowing them, asking where they are, giving them back.
+"""Refs to objects of other processes: they are borrowed, resolved and released here.
 
 The owner keeps an object while it is lent: until ``ReleaseBorrow``, or a moment after the borrower's channel
-ended. Whoever holds a ref for somebody else (a caller for its call, a worker for what it returned)
-lets go only when the owner knows of the new borrower: because it has said so, or because the word
-that lets go travels behind the ``Borrow``, on the same channel.
+ended. A process that holds a ref for another (a caller for its call, a worker for what it returned)
+releases it only when the owner knows of the new borrower: because it has acknowledged the borrow, or
+because the release travels behind the ``Borrow``, on the same channel.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import Address
 
 _BORROW_S = 30.0
-"""How long to wait for the word of an owner that is there but does not answer."""
+"""How long to wait for the acknowledgement of an owner that is there but does not answer."""
 GRACE_S = 1.0
-"""What a process that ended had borrowed is kept for so long: its last words may have passed refs
-on, whose receivers borrow them now; or only its channel was cut, and it comes back."""
+"""How long the borrows of a process whose channel ended are kept: its last messages may have passed refs
+on, whose receivers borrow them now; or only the channel was cut, and it comes back."""
 _TRIES = 3
 
-_log = logging.getLogger("stoker.borrowing")
+_log = logging.getLogger(__name__)
 
 
 class _Objects(Protocol):
-    """The store whose objects are lent and borrowed."""
+    """The object store whose objects are lent and borrowed."""
 
     lock: Lock
 
     def settle(self, entry: Entry, location: Location) -> None: ...
     def free(self, entry: Entry) -> None: ...
-    def seen(self, location: Location) -> None: ...
+    def mark_seen(self, location: Location) -> None: ...
 
 
 class Borrowing:
-    """The half of the object store that concerns other processes."""
+    """The borrows of this process, and the messages about them."""
 
     def __init__(
         self,
@@ -77,18 +77,20 @@ class Borrowing:
         self._table = table
         self._to_resolve: deque[Entry] = deque()
         self.unacknowledged: dict[int, tuple[Channel, asyncio.Future[None]]] = {}
+        """Borrows that were sent, by message number."""
         self._opening: set[asyncio.Task[None]] = set()
-        self._returning = False
+        """Borrows whose channels are being opened."""
+        self._releasing = False
 
     # -- any thread ------------------------------------------------------------------------------
 
     def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]:
-        """Return a ref to an object named by another process; borrow it if it is not ours."""
+        """Return a ref to an object named by another process; borrow it unless this process owns it."""
         with self._objects.lock:
             if owner.peer_id != self._address.peer_id:
                 entry = self.borrows.adopt(object_id, owner)
-            elif (mine := self._table.get(object_id)) is not None:
-                entry = mine
+            elif (owned := self._table.get(object_id)) is not None:
+                entry = owned
                 entry.refs += 1
             else:
                 entry = Entry(object_id)
@@ -101,19 +103,19 @@ class Borrowing:
 
     def request(self, entries: Iterable[Entry]) -> None:
         """Ask the owners of borrowed, unsettled entries where they are (once each)."""
-        asked = False
+        added = False
         for entry in entries:
-            if entry.location is None and entry.owner is not None and not entry.asked:
-                entry.asked = True
+            if entry.location is None and entry.owner is not None and not entry.resolve_requested:
+                entry.resolve_requested = True
                 self._to_resolve.append(entry)
-                asked = True
-        if asked:
+                added = True
+        if added:
             self._io.wake()
 
     # -- the owner (loop thread) -----------------------------------------------------------------
 
     def on_resolve(self, channel: Channel, message: Resolve) -> None:
-        """A borrower asks where objects of ours are."""
+        """Answer a borrower that asks where objects of this process are, now or once they are settled."""
         for object_id in message.object_ids:
             entry = self._table.get(object_id)
             if entry is None:
@@ -130,41 +132,41 @@ class Borrowing:
                     )
                 )
             elif entry.location is not None:
-                self._objects.seen(entry.location)
+                self._objects.mark_seen(entry.location)
                 channel.post(Resolved(object_id, entry.location))
             elif channel not in entry.subscribers:
                 entry.subscribers.append(channel)
 
     def on_borrow(self, channel: Channel, message: Borrow) -> None:
-        """Another process holds refs to objects of ours."""
+        """Lend objects to another process, which holds refs to them."""
         with self._objects.lock:
             gone = self.borrows.lend(channel, message)
         channel.post(Borrowed(message.number, gone))
 
     def on_release_borrow(self, channel: Channel, message: ReleaseBorrow) -> None:
-        """Another process dropped its refs."""
+        """End the borrows of another process, which dropped its refs."""
         with self._objects.lock:
             freed = self.borrows.release(channel, message)
         for entry in freed:
             self._objects.free(entry)
 
-    def _borrower_lost(self, channel: Channel) -> None:
+    def _drop_borrower(self, channel: Channel) -> None:
         with self._objects.lock:
-            freed = self.borrows.borrower_lost(channel)
+            freed = self.borrows.drop_borrower(channel)
         for entry in freed:
             self._objects.free(entry)
 
     # -- the borrower (loop thread) --------------------------------------------------------------
 
     def on_resolved(self, message: Resolved) -> None:
-        """An owner said where an object is."""
+        """Settle an entry with the location that its owner sent."""
         entry = self._table.get(message.object_id)
         if entry is not None:
             self._objects.settle(entry, message.location)
 
     def on_borrowed(self, message: Borrowed) -> None:
-        """An owner noted our borrow."""
-        self._heard(message.number)
+        """Note that an owner knows of a borrow; fail those of objects that were gone."""
+        self._acknowledge(message.number)
         for object_id in message.gone:
             entry = self._table.get(object_id)
             if entry is not None and entry.location is None:
@@ -173,28 +175,28 @@ class Borrowing:
                     failed_with(ObjectFreedError(f"{object_id} was freed before it was borrowed")),
                 )
 
-    def _heard(self, number: int) -> None:
+    def _acknowledge(self, number: int) -> None:
         _, future = self.unacknowledged.pop(number, (None, None))
         if future is not None and not future.done():
             future.set_result(None)
 
     def flush(self) -> None:
-        """Tell owners of what was adopted since, and ask them what user threads want to know."""
+        """Announce the refs adopted since, and ask owners for the locations that user threads wait for."""
         if self._to_resolve:
-            asked: dict[Channel, list[str]] = {}
+            to_ask: dict[Channel, list[str]] = {}
             for entry in drain(self._to_resolve):
-                # One without a channel is asked for with its announcement.
+                # An entry without a channel is resolved with its announcement.
                 if isinstance(entry.channel, Channel) and entry.location is None:
-                    asked.setdefault(entry.channel, []).append(entry.object_id)
-            for channel, object_ids in asked.items():
+                    to_ask.setdefault(entry.channel, []).append(entry.object_id)
+            for channel, object_ids in to_ask.items():
                 channel.post(Resolve(object_ids))
         if self.borrows.unannounced:
-            for owner, theirs in _by_owner(drain(self.borrows.unannounced)):
-                known = self._channels.open_channel(owner.peer_id)
-                if known is None:
-                    self._open(owner, theirs)
+            for owner, group in _by_owner(drain(self.borrows.unannounced)):
+                open_channel = self._channels.open_channel(owner.peer_id)
+                if open_channel is None:
+                    self._open_and_announce(owner, group)
                 else:
-                    self._announce(known, theirs)
+                    self._announce(open_channel, group)
 
     def _announce(self, channel: Channel, entries: list[Entry]) -> asyncio.Future[None] | None:
         with self._objects.lock:
@@ -204,12 +206,12 @@ class Borrowing:
         future = self._io.loop.create_future()
         self.unacknowledged[message.number] = (channel, future)
         channel.post(message)
-        asked = [e.object_id for e in entries if e.asked and e.location is None]
-        if asked:
-            channel.post(Resolve(asked))
+        to_ask = [e.object_id for e in entries if e.resolve_requested and e.location is None]
+        if to_ask:
+            channel.post(Resolve(to_ask))
         return future
 
-    def _open(self, owner: Address, entries: list[Entry]) -> None:
+    def _open_and_announce(self, owner: Address, entries: list[Entry]) -> None:
         work = self._announce_to(owner, entries)
         task = self._io.background.spawn(work, name="borrow")
         self._opening.add(task)
@@ -229,25 +231,25 @@ class Borrowing:
                     await asyncio.wait([future], timeout=_BORROW_S)
                 return
         for entry in entries:
-            self._owner_gone(entry, why)
+            self._fail_owner_died(entry, why)
 
-    def release_pinned(self, channel: Channel, kept: list[str]) -> None:
-        """Tell the process that keeps refs for us, of these results, once they are borrowed."""
-        if self.under_way(channel):
-            self._io.background.spawn(self._release_later(channel, kept), name="release")
+    def release_pinned(self, channel: Channel, pinned: list[str]) -> None:
+        """Have a worker unpin the refs inside results, named by task or item, once they are borrowed here."""
+        if self.would_overtake_borrow(channel):
+            self._io.background.spawn(self._release_later(channel, pinned), name="release")
         else:
-            channel.post(Release(kept))
+            channel.post(Release(pinned))
 
-    async def _release_later(self, channel: Channel, kept: list[str]) -> None:
-        await self.acknowledged(channel)
-        channel.post(Release(kept))
+    async def _release_later(self, channel: Channel, pinned: list[str]) -> None:
+        await self.wait_acknowledged(channel)
+        channel.post(Release(pinned))
 
-    async def acknowledged(self, behind: Channel | None = None) -> None:
-        """Wait until the owners know of every borrow begun so far (bounded).
+    async def wait_acknowledged(self, behind: Channel | None = None) -> None:
+        """Wait until the owners have acknowledged every borrow begun so far (bounded).
 
-        For a message that leaves on the channel ``behind``, what went before it there is known.
+        Borrows on the channel ``behind`` need no acknowledgement: the next message there comes after them.
         """
-        waits = self._under_way(behind)
+        waits = self._unacknowledged_borrows(behind)
         if waits:
             _, late = await asyncio.wait(waits, timeout=_BORROW_S)
             if late:
@@ -259,61 +261,61 @@ class Borrowing:
                     ", ".join(sorted(owners)) or "their channels do not open",
                 )
 
-    def under_way(self, behind: Channel) -> bool:
-        """Whether a message that leaves on this channel now would overtake a borrow begun before."""
+    def would_overtake_borrow(self, behind: Channel) -> bool:
+        """Return whether a message that leaves on this channel now would overtake an earlier borrow."""
         return bool(
             (self.borrows.unannounced or self.unacknowledged or self._opening)
-            and self._under_way(behind)
+            and self._unacknowledged_borrows(behind)
         )
 
-    def _under_way(self, behind: Channel | None) -> set[asyncio.Future[None]]:
+    def _unacknowledged_borrows(self, behind: Channel | None) -> set[asyncio.Future[None]]:
         self.flush()
         waits: set[asyncio.Future[None]] = set(self._opening)
         waits.update(f for channel, f in self.unacknowledged.values() if channel is not behind)
         return waits
 
     def send_releases(self) -> None:
-        """Tell the owners of dropped refs, once they know of those that were adopted before.
+        """Release dropped refs, once the owners know of all that were adopted before.
 
         A value that was read may hold refs which only that value kept alive.
         """
-        if self.borrows.releasing and not self._returning:
-            if self._under_way(None):
-                self._returning = True
-                self._io.background.spawn(self._give_back_later(), name="unborrow")
+        if self.borrows.releasing and not self._releasing:
+            if self._unacknowledged_borrows(None):
+                self._releasing = True
+                self._io.background.spawn(self._release_when_acknowledged(), name="unborrow")
             else:
-                self._give_back(list(self.borrows.releasing))
+                self._post_releases(list(self.borrows.releasing))
 
-    async def _give_back_later(self) -> None:
+    async def _release_when_acknowledged(self) -> None:
         try:
             while object_ids := list(self.borrows.releasing):
-                await self.acknowledged()
-                self._give_back(object_ids)
+                await self.wait_acknowledged()
+                self._post_releases(object_ids)
         finally:
-            self._returning = False
+            self._releasing = False
 
-    def _give_back(self, object_ids: list[str]) -> None:
+    def _post_releases(self, object_ids: list[str]) -> None:
         with self._objects.lock:
-            messages = self.borrows.send_releases(object_ids)
+            messages = self.borrows.take_releases(object_ids)
         for channel, message in messages:
             assert isinstance(channel, Channel)
             channel.post(message)
 
-    # -- ends ------------------------------------------------------------------------------------
+    # -- both (loop thread) ----------------------------------------------------------------------
 
     def on_channel_closed(self, channel: Channel) -> None:
-        """A channel closed: its peer ended, or cannot be reached for the moment."""
-        for number, (asked, _) in list(self.unacknowledged.items()):
-            if asked is channel:
-                self._heard(number)  # nobody is left to answer
-        if channel in self.borrows.lent:
-            self._io.loop.call_later(GRACE_S, self._borrower_lost, channel)
+        """Handle the end of a channel: its peer ended, or cannot be reached for the moment."""
+        for number, (announced_on, _) in list(self.unacknowledged.items()):
+            if announced_on is channel:
+                self._acknowledge(number)  # nobody is left to answer
+        if channel in self.borrows.lent_by_channel:
+            self._io.loop.call_later(GRACE_S, self._drop_borrower, channel)
         with self._objects.lock:
-            entries = self.borrows.lender_lost(channel)
-        for owner, theirs in _by_owner(entries):
-            self._open(owner, theirs)
+            entries = self.borrows.drop_lender(channel)
+        for owner, group in _by_owner(entries):
+            self._open_and_announce(owner, group)
 
-    def _owner_gone(self, entry: Entry, why: str) -> None:
+    def _fail_owner_died(self, entry: Entry, why: str) -> None:
         owner = entry.owner
         self._objects.settle(
             entry,

@@ -1,4 +1,7 @@
-"""``ObjectRef``: the name of a value that may not exist yet; and the generator of such refs."""
+"""``ObjectRef``, the name of a value that may not exist yet; and the generator of such refs.
+
+A ref object holds one count of its entry from its making to its collection, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +23,25 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class _Objects(Protocol):
-    """The object store of this process, as refs use it."""
+    """The part of the object store that refs use."""
 
     address: Address
 
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]: ...
     async def wait_async(self, ref: ObjectRef[Any]) -> Any: ...
     def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
-    def ref_died(self, entry: Entry) -> None: ...
+    def drop_ref(self, entry: Entry) -> None: ...
 
 
 class _Stream(Protocol):
-    """The items of a streaming task, as they come."""
+    """A streaming task's items, as they come."""
 
     task_id: str
     completed_ref: ObjectRef[Any]
 
     def next_sync(self) -> ObjectRef[Any] | None: ...
     async def next_async(self) -> ObjectRef[Any] | None: ...
-    def abandoned(self) -> None: ...
+    def abandon(self) -> None: ...
 
 
 def _objects() -> _Objects:
@@ -47,7 +50,7 @@ def _objects() -> _Objects:
 
 
 class ObjectRef(Generic[T_co]):
-    """Names an immutable value, now or later. Give it to ``get``, to a remote call, or await it.
+    """The name of an immutable value, now or later. Give it to ``get``, to a remote call, or await it.
 
     Refs may sit inside arguments, results and other values; as a top-level argument of a remote
     call a ref is replaced by its value. The value is freed when no process holds a ref to it.
@@ -110,8 +113,8 @@ class ObjectRef(Generic[T_co]):
     def __del__(self) -> None:
         # Runs on any thread, at any bytecode: only an append, which is atomic.
         runtime, entry = session.maybe_runtime(), getattr(self, "_entry", None)
-        if runtime is not None and entry is not None:  # none: a signal came into its making
-            runtime.objects.ref_died(entry)
+        if runtime is not None and entry is not None:  # None: a signal interrupted __init__
+            runtime.objects.drop_ref(entry)
 
 
 def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef[Any]:
@@ -119,13 +122,13 @@ def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef
     return _objects().adopt(object_id, Address(*owner))
 
 
-def wire_ref(ref: ObjectRef[Any], mine: Address) -> Ref:
-    """Return a ref as it travels; ``mine`` is the address of this process."""
-    return Ref(ref._entry.object_id, ref._entry.owner or mine)
+def wire_ref(ref: ObjectRef[Any], address: Address) -> Ref:
+    """Return the message form of a ref; ``address`` is that of this process."""
+    return Ref(ref._entry.object_id, ref._entry.owner or address)
 
 
 REF_MARK = load_ref.__name__.encode()
-"""In the pickle of everything that has a ref inside."""
+"""Bytes that are in the pickle of every value with a ref inside."""
 
 
 class ObjectRefGenerator(Generic[T]):
@@ -169,7 +172,7 @@ class ObjectRefGenerator(Generic[T]):
         return f"ObjectRefGenerator({self._stream.task_id})"
 
     def __del__(self) -> None:
-        self._stream.abandoned()
+        self._stream.abandon()
 
     def __reduce__(self) -> tuple[Any, ...]:
         raise TypeError("an ObjectRefGenerator stays in its process: pass its refs on instead")

@@ -1,8 +1,8 @@
-"""Values that lie in another machine's memory: brought here before they are read.
+"""Reads of values in another machine's memory: they are brought here first.
 
 A process with a nodelet has that pull the object into the node's arena, once for all processes of
-the node, and reads it there without a copy. A driver on a machine without one, or whose arena has
-no room, fetches into memory of its own.
+the node, and reads it there without a copy. A driver on a machine without one, or a process whose arena
+has no room, fetches into memory of its own.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from stoker_wire.arena import Arena
     from stoker_wire.messages.data import Stored
 
-_ASK_S = 60.0
-"""One wait for the own nodelet; it gives up by itself when a pull does not get on."""
+_PULL_WAIT_S = 60.0
+"""How long one request to the own nodelet waits; it gives up by itself when a pull makes no progress."""
 _GRACE_S = 5.0
-_DROPPED_TRIES = 3
-"""A copy may be dropped for room between its pull and its first read."""
-_UNSEALED_S = 2.0
+_PULL_TRIES = 3
+"""How often to pull: a copy may be evicted between its pull and its first read."""
+_SEAL_S = 2.0
 _PATIENCE_S = 60.0
-_AGAIN_S = 0.1
+_RETRY_S = 0.1
 _NODE_S = 10.0
 
 
 class RemoteReader:
-    """Reads what is on other machines. For user threads, which wait."""
+    """The reader of objects on other machines. For user threads, which wait."""
 
     def __init__(
         self, identity: Identity, io: IoThread, clients: ClusterClients, arena: Arena | None
@@ -52,7 +52,7 @@ class RemoteReader:
     def fetch(
         self, location: Stored, object_id: str, timeout_s: float | None
     ) -> tuple[Any, list[Any]]:
-        """Return the stream and buffers of an object, as read-only views.
+        """Return the pickle and buffers of an object, as read-only views.
 
         Raises ObjectLostError if it cannot be had, GetTimeoutError if ``timeout_s`` passed.
         """
@@ -61,7 +61,7 @@ class RemoteReader:
         if arena is None:
             return split(self._into_own_memory(location, object_id, deadline))
         try:
-            for _ in range(_DROPPED_TRIES):
+            for _ in range(_PULL_TRIES):
                 with contextlib.suppress(ObjectLostError):
                     return arena.read(object_id)
                 self._pull(location, object_id, deadline)
@@ -69,35 +69,37 @@ class RemoteReader:
                 return arena.read(object_id)
         except ArenaFullError:
             pass
-        # The arena is full, or copies are dropped from it as fast as they come.
+        # The arena is full, or evicts copies as fast as they come.
         return split(self._into_own_memory(location, object_id, deadline))
 
     def _pull(self, location: Stored, object_id: str, deadline: _Deadline) -> None:
         node = self._identity.node
         assert node is not None
         client = self._clients.client_of(node.url)
-        wanted = PullObject(node_id=location.node_id, url=location.node_url, nbytes=location.nbytes)
+        request = PullObject(
+            node_id=location.node_id, url=location.node_url, nbytes=location.nbytes
+        )
         while True:
-            wait_s = deadline.left_s(_ASK_S)
+            wait_s = deadline.left_s(_PULL_WAIT_S)
             try:
-                asked = client.call(
+                pull = client.call(
                     "POST",
                     f"/v1/objects/{object_id}/pull",
-                    wanted,
+                    request,
                     reply=ObjectInfo,
                     timeout_s=wait_s,
                 )
-                self._io.run(asked, wait_s if deadline.at_s is not None else wait_s + _GRACE_S)
+                self._io.run(pull, wait_s if deadline.at_s is not None else wait_s + _GRACE_S)
             except DeadlineExceededError:
-                if wait_s < _ASK_S:
+                if wait_s < _PULL_WAIT_S:
                     raise deadline.passed() from None
             else:
                 return
 
     def _into_own_memory(self, location: Stored, object_id: str, deadline: _Deadline) -> memoryview:
         memory = memoryview(mmap.mmap(-1, location.nbytes))
-        me = self._identity
-        reader = RangeReader(location.node_url, token=me.token, peer=me.peer_id)
+        identity = self._identity
+        reader = RangeReader(location.node_url, token=identity.token, peer=identity.peer_id)
         alarm = None
         if deadline.at_s is not None:
             alarm = threading.Timer(max(0.0, deadline.at_s - time.monotonic()), reader.abort)
@@ -130,17 +132,17 @@ class RemoteReader:
                 silent_s = time.monotonic() - moved_s
                 if isinstance(error, NotFoundError):
                     # The report that it was written may still be on its way to the nodelet.
-                    may_come = begin == 0 and silent_s < _UNSEALED_S
+                    may_appear = begin == 0 and silent_s < _SEAL_S
                 else:
-                    may_come = error.retryable and silent_s < _PATIENCE_S
-                    if may_come:
+                    may_appear = error.retryable and silent_s < _PATIENCE_S
+                    if may_appear:
                         self.check_alive(location.node_id, object_id)
-                if not may_come:
+                if not may_appear:
                     raise ObjectLostError(
                         f"{object_id} of node {location.node_id} cannot be had\n"
                         f"{begin} of {location.nbytes} bytes have come, then: {error}"
                     ) from None
-                time.sleep(_AGAIN_S)
+                time.sleep(_RETRY_S)
             else:
                 begin, moved_s = begin + chunk.nbytes, time.monotonic()
 
@@ -161,10 +163,10 @@ class RemoteReader:
 
 
 class _Deadline:
-    """When the caller's time is over, and what it then waited for."""
+    """The moment when the caller's time is over, and the error for that."""
 
     def __init__(self, location: Stored, object_id: str, timeout_s: float | None) -> None:
-        self._place, self._object_id, self._timeout_s = location, object_id, timeout_s
+        self._location, self._object_id, self._timeout_s = location, object_id, timeout_s
         self.at_s = None if timeout_s is None else time.monotonic() + max(0.0, timeout_s)
 
     def left_s(self, most_s: float) -> float:
@@ -175,7 +177,7 @@ class _Deadline:
 
     def passed(self) -> GetTimeoutError:
         """Return the error for when the time is over."""
-        location = self._place
+        location = self._location
         return GetTimeoutError(
             f"{self._object_id} did not come within the {self._timeout_s:.3g} s that were left\n"
             f"its {location.nbytes} bytes are on node {location.node_id} ({location.node_url})"

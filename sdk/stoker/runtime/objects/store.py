@@ -1,8 +1,8 @@
-"""The shell around the object table: refs, puts, gets, waits, settling and freeing.
+"""The object store of a process: refs, puts, gets, waits, settling and freeing.
 
-User threads create refs, put, get and wait; the loop thread settles entries and frees. ``lock``
-guards the moments where both meet. Refs die on any thread: their entries are only appended to a
-queue, which the loop empties.
+It is the shell around the pure object table. User threads create refs, put, get and wait; the loop thread
+settles entries and frees. ``lock`` guards the moments where both meet. Ref objects are collected on any
+thread: their entries are only appended to a queue, which the loop empties.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 _FLUSH_S = 5.0
-ALIVE = Inline(pack(None, what="").data)
-"""The location of marks."""
+_MARK = Inline(pack(None, what="").data)
+"""The location of every mark (see ``new_mark``)."""
 
 
 class ObjectStore:
-    """All objects that this process knows."""
+    """The objects that this process knows."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class ObjectStore:
         self._io = io
         self._clients = clients
         self._put_ids = IdSource(Prefix.OBJECT)
-        self._dead: deque[Entry] = deque()
+        self._dropped_refs: deque[Entry] = deque()
         self.values = ValueStore(
             identity,
             address,
@@ -86,8 +86,8 @@ class ObjectStore:
         )
         self.borrowing = Borrowing(address, io, channels, self.table, self)
         self.adopt = self.borrowing.adopt
-        self.unseen = UnseenErrors(io.loop, wanted=settings.log_unseen_errors)
-        self.seen = self.unseen.seen
+        self.unseen = UnseenErrors(io.loop, enabled=settings.log_unseen_errors)
+        self.mark_seen = self.unseen.mark_seen
         self._marks: dict[str, Callable[[str], object]] = {}
 
     # -- refs (any thread) -----------------------------------------------------------------------
@@ -97,19 +97,19 @@ class ObjectStore:
         entry = self.table.create(object_id)
         return ObjectRef(entry)
 
-    def new_mark(self, freed: Callable[[str], object]) -> ObjectRef[None]:
-        """Return a ref to an object without a value, for what lives while refs to it do.
+    def new_mark(self, on_free: Callable[[str], object]) -> ObjectRef[None]:
+        """Return a ref to a mark: an object without a value, whose refs are counted like all others.
 
-        ``freed`` is called with its id, on the loop thread, when no process has one any more.
+        ``on_free`` is called with its id, on the loop thread, when no process has a ref any more.
         """
         ref = self.new_ref(self._put_ids())
-        self._marks[ref._entry.object_id] = freed
-        ref._entry.location = ALIVE
+        self._marks[ref._entry.object_id] = on_free
+        ref._entry.location = _MARK
         return ref
 
-    def ref_died(self, entry: Entry) -> None:
-        """One of the ref objects of an entry was collected (any thread, also a destructor)."""
-        self._dead.append(entry)
+    def drop_ref(self, entry: Entry) -> None:
+        """Note that a ref object of an entry was collected (any thread, also in a destructor)."""
+        self._dropped_refs.append(entry)
 
     # -- put, get, wait (user threads) -----------------------------------------------------------
 
@@ -151,11 +151,11 @@ class ObjectStore:
                 return [self.load(e) for e in entries]
             return [self.load(e, deadline_s - time.monotonic()) for e in entries]
         except BaseException:
-            self.unseen.asked_for(entries)
+            self.unseen.mark_requested(entries)
             raise
 
     def _wait_all(self, entries: list[Entry], timeout_s: float | None) -> Failed | None:
-        """Wait until all are settled, or one of them has failed, which is returned then."""
+        """Wait until all are settled, or one has failed; return that failure."""
         self.borrowing.request(entries)
         waiter = FailFastWaiter()
         with self.lock:
@@ -164,14 +164,14 @@ class ObjectStore:
                     waiter.missing += 1
                     entry.waiters.append(waiter)
         if waiter.missing and not self.waits.wait(waiter, timeout_s, "get()", entries):
-            missing = self._forget(waiter, entries)
+            missing = self._remove_waiter(waiter, entries)
             if missing:
                 raise GetTimeoutError(
                     f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects\n"
                     f"{describe_wait(missing)}"
                 )
         if waiter.failed is not None:
-            self._forget(waiter, entries)
+            self._remove_waiter(waiter, entries)
         return waiter.failed
 
     def wait(
@@ -190,16 +190,16 @@ class ObjectStore:
                     entry.waiters.append(waiter)
         if need > 0 and timeout_s != 0:
             self.waits.wait(waiter, timeout_s, "wait()", pending)
-            self._forget(waiter, pending)
+            self._remove_waiter(waiter, pending)
         ready: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
         for ref in refs:
             settled = ref._entry.location is not None and len(ready) < num_returns
             (ready if settled else rest).append(ref)
-        self.unseen.asked_for([ref._entry for ref in ready])
+        self.unseen.mark_requested([ref._entry for ref in ready])
         return ready, rest
 
-    def _forget(self, waiter: Waiter, entries: list[Entry]) -> list[Entry]:
+    def _remove_waiter(self, waiter: Waiter, entries: list[Entry]) -> list[Entry]:
         with self.lock:
             missing = [e for e in entries if e.location is None]
             for entry in missing:
@@ -239,7 +239,7 @@ class ObjectStore:
                 try:
                     await self.waits.wait_async(waiter.future, "await", [entry])
                 finally:
-                    self._forget(waiter, [entry])
+                    self._remove_waiter(waiter, [entry])
         location = entry.location
         if isinstance(location, Stored) and self._clients.arena_of(location.node_id) is None:
             return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
@@ -252,39 +252,39 @@ class ObjectStore:
         """
         assert entry.location is not None
         if type(entry.location) is Failed:
-            self.unseen.seen(entry.location)
+            self.unseen.mark_seen(entry.location)
         return self.values.load(entry.location, entry.object_id, timeout_s)
 
     # -- the loop thread -------------------------------------------------------------------------
 
-    def when_settled(self, entry: Entry, then: Any) -> None:
-        """Call ``then()`` on the loop thread once the entry is settled (now, if it is)."""
+    def when_settled(self, entry: Entry, callback: Any) -> None:
+        """Call ``callback()`` on the loop thread once the entry is settled (now, if it is)."""
         self.borrowing.request([entry])
         with self.lock:
             if entry.location is None:
-                entry.waiters.append(Callback(then))
+                entry.waiters.append(Callback(callback))
                 return
-        then()
+        callback()
 
     async def all_settled(self, entries: Iterable[Entry]) -> None:
-        """Wait until all these have their locations, or one has failed (loop thread)."""
-        watched, over = list(entries), asyncio.Event()
-        missing = [e for e in watched if e.location is None]
+        """Wait until all these are settled, or one has failed (loop thread)."""
+        awaited, done = list(entries), asyncio.Event()
+        missing = [e for e in awaited if e.location is None]
         left = len(missing)
 
         def settled(entry: Entry) -> None:
             nonlocal left
             left -= 1
             if not left or isinstance(entry.location, Failed):
-                over.set()
+                done.set()
 
         for entry in missing:
             self.when_settled(entry, partial(settled, entry))
-        if missing and not any(isinstance(e.location, Failed) for e in watched):
-            await over.wait()
+        if missing and not any(isinstance(e.location, Failed) for e in awaited):
+            await done.wait()
 
     def close(self) -> None:
-        """Wake those who wait for what will not come any more."""
+        """Fail all unsettled entries, so that nobody waits for ever."""
         self.unseen.close()
         for entry in [e for e in list(self.table.entries.values()) if e.location is None]:
             lost = ObjectLostError(
@@ -293,28 +293,28 @@ class ObjectStore:
             self.settle(entry, failed_with(lost))
 
     def settle(self, entry: Entry, location: Location) -> None:
-        """Give an entry its location and tell everybody who waits for it."""
-        wanted = self.table.get(entry.object_id) is entry
-        if location.refs and wanted and not entry.children:
+        """Give an entry its location, and notify all that wait for it."""
+        is_referenced = self.table.get(entry.object_id) is entry
+        if location.refs and is_referenced and not entry.children:
             entry.children = tuple(
                 self.borrowing.adopt(r.object_id, r.owner) for r in location.refs
             )
         is_new = entry.task is not None and entry.location is None
-        if is_new and (type(location) is Failed or self.unseen.asked):
-            self.unseen.settles(entry, location)  # before anybody can read it
+        if is_new and (type(location) is Failed or self.unseen.requested):
+            self.unseen.on_settle(entry, location)  # before anybody can read it
         with self.lock:
             waiters, subscribers = self.table.settle(entry, location)
         for waiter in waiters:
             waiter.settled(location)
         for channel in subscribers:
             channel.post(Resolved(entry.object_id, location))
-        if not wanted:
-            self.free(entry)  # every ref to it died before it was made
+        if not is_referenced:
+            self.free(entry)  # the last ref to it was dropped before
 
     def discard(self, locations: Iterable[Location]) -> None:
-        """Results that nobody waits for any more came: free their bytes, unless they are in use.
+        """Free the bytes of results that nobody waits for any more, unless they are in use.
 
-        A task that was tried again stores its results under the same ids.
+        A retried task stores its results under the same ids.
         """
         for location in locations:
             if isinstance(location, Stored):
@@ -323,20 +323,20 @@ class ObjectStore:
                     self.values.free(location)
 
     def flush(self) -> None:
-        """Do what user threads and dead refs left to be done."""
+        """Do the work that user threads and dropped refs left to the loop thread."""
         self.borrowing.flush()
-        while self._dead:  # what is freed may hold the last refs to other objects
-            dead = drain(self._dead)
+        while self._dropped_refs:  # what is freed may hold the last refs to other objects
+            dropped = drain(self._dropped_refs)
             with self.lock:
-                freed = self.borrowing.borrows.dropped(dead)
+                freed = self.borrowing.borrows.drop_refs(dropped)
             for entry in freed:
                 self.free(entry)
         self.borrowing.send_releases()
         self.values.flush()
 
     def _reclaim(self) -> bool:
-        """Free now what died a moment ago: its extent is worth more than a turn of the loop costs."""
-        if not self._dead or self._io.is_current():
+        """Free dropped refs now: their extents are worth more than a turn of the loop costs."""
+        if not self._dropped_refs or self._io.is_current():
             return False
         self._io.run(self._flush_now(), _FLUSH_S)
         return True
@@ -345,12 +345,12 @@ class ObjectStore:
         self.flush()
 
     def free(self, entry: Entry) -> None:
-        """Let go of what a removed entry held."""
+        """Free the value of a removed entry, and drop the refs inside."""
         entry.children = ()
         if entry.owner is None:
-            if entry.location is ALIVE:
+            if entry.location is _MARK:
                 self._marks.pop(entry.object_id)(entry.object_id)
                 return
             if type(entry.location) is Failed:
-                self.unseen.freed(entry.location)
+                self.unseen.on_free(entry.location)
             self.values.free(entry.location, entry.object_id)

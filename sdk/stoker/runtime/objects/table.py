@@ -1,4 +1,4 @@
-"""The object table of one runtime: what each object is, who waits for it, and who keeps it alive.
+"""The object table of one runtime: the location, the waiters and the reference counts of each object.
 
 An entry lives while this process holds an ``ObjectRef`` to it or, for an object it owns, while
 another process has borrowed it. Values that contain refs keep those refs alive (``children``).
@@ -19,29 +19,29 @@ from stoker_wire.messages.data import Location
 
 
 class Waiter(Protocol):
-    """Somebody who wants to know that an entry is settled."""
+    """A party that is notified when an entry is settled."""
 
     def settled(self, location: Location | None = None, /) -> None:
-        """One of the entries waited for has its location now."""
+        """Note that one of the entries waited for has its location now."""
 
 
 class Producer(Protocol):
-    """A call of this process that is not settled, and will make an object."""
+    """An unsettled call of this process that will make an object."""
 
     task_id: str
 
     @property
     def name(self) -> str:
-        """How the call is named to people."""
+        """The call's name for people."""
 
     def describe(self) -> str:
-        """Say what the call waits for."""
+        """Return what the call waits for, in words."""
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
-    """What this process knows of one object. ``owner`` is None where this process owns it.
+    """The state of one object in this process. ``owner`` is None where this process owns it.
 
-    There may be a million of them: the garbage collector does not visit them. Their one cycle, with
+    There may be a million of them, so the garbage collector does not visit them. Their one cycle, with
     the task that will make the object, ends when that is settled.
     """
 
@@ -49,14 +49,14 @@ class Entry(msgspec.Struct, eq=False, gc=False):
     owner: Address | None = None
     location: Location | None = None
     refs: int = 1
-    """ObjectRefs of this process; whoever makes an entry makes its first one."""
+    """How many ObjectRefs of this process there are; the creator of an entry makes the first one."""
     borrowers: int = 0
-    """Channels on which the object is lent."""
+    """How many channels it is lent on."""
     channel: Hashable | None = None
     """The channel on which it is borrowed."""
     task: Producer | None = None
     """The pending task that will make it, if this process submitted one."""
-    asked: bool = False
+    resolve_requested: bool = False
     """Whether its owner was asked where it is."""
     children: tuple[Any, ...] = ()
     """ObjectRefs inside the value: held while this entry lives."""
@@ -65,26 +65,26 @@ class Entry(msgspec.Struct, eq=False, gc=False):
 
     @property
     def waiters(self) -> list[Waiter]:
-        """Who of this process waits for it."""
+        """Parties of this process that wait for it."""
         if self._waiters is None:
             self._waiters = []
         return self._waiters
 
     @property
     def subscribers(self) -> list[Any]:
-        """Channels of other runtimes that asked where the object is."""
+        """Channels to other processes that asked where it is."""
         if self._subscribers is None:
             self._subscribers = []
         return self._subscribers
 
     @property
-    def held(self) -> bool:
+    def is_referenced(self) -> bool:
         """Whether anything keeps this entry alive."""
         return self.refs > 0 or self.borrowers > 0
 
 
 def describe_wait(entries: Sequence[Entry]) -> str:
-    """Say what unsettled objects wait for (at most three of them), a line each."""
+    """Return what unsettled objects wait for (at most three of them), a line each."""
     lines = [_describe(entry) for entry in entries[:3]]
     more = [f"and {len(entries) - 3} more"] if len(entries) > 3 else []
     return "\n".join((*lines, *more))
@@ -108,7 +108,7 @@ class ObjectTable:
         return len(self.entries)
 
     def create(self, object_id: str, owner: Address | None = None) -> Entry:
-        """Return a new entry with one ref, which the caller makes at once."""
+        """Return a new entry that counts one ref, which the caller makes at once."""
         entry = self.entries[object_id] = Entry(object_id, owner)
         return entry
 
@@ -117,7 +117,7 @@ class ObjectTable:
         return self.entries.get(object_id)
 
     def settle(self, entry: Entry, location: Location) -> tuple[list[Waiter], list[Any]]:
-        """Give an entry its location; return who must be told. A settled entry stays as it is."""
+        """Give an entry its location; return its waiters and subscribers. A settled one stays as it is."""
         if entry.location is not None:
             return [], []
         entry.location = location
@@ -126,8 +126,8 @@ class ObjectTable:
         subscribers, entry._subscribers = entry._subscribers or [], None
         return waiters, subscribers
 
-    def dropped(self, entries: Iterable[Entry]) -> list[Entry]:
-        """One ref of each went away; return the entries that nobody holds now (removed)."""
+    def drop_refs(self, entries: Iterable[Entry]) -> list[Entry]:
+        """Drop one ref of each; return the entries that nobody holds now (removed)."""
         freed = []
         for entry in entries:
             entry.refs -= 1
@@ -136,7 +136,7 @@ class ObjectTable:
         return freed
 
     def remove(self, entry: Entry) -> bool:
-        """Take an entry out; False if it is not in (any more)."""
+        """Remove an entry; return False if it is not in the table (any more)."""
         if self.entries.get(entry.object_id) is not entry:
             return False
         del self.entries[entry.object_id]

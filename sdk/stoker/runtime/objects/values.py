@@ -1,7 +1,7 @@
-"""Values and where they lie: packed into messages or the arena, read from wherever they are.
+"""The values of objects: written into messages or the arena, and read from wherever they are.
 
-Used by the object table's shell for puts and gets, and by workers for arguments and results. Seals
-and frees go to the nodelets in order, one batch at a time.
+The object store uses it for puts and gets, workers for arguments and results. Seals and frees go to the
+nodelets in order, one batch at a time.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ if TYPE_CHECKING:
     from stoker_wire.arena import Arena
     from stoker_wire.messages.common import Address
 
-_GATHER_S = 0.003
-"""So long what was written and freed is gathered: a reader on another node may wait that much longer."""
+_BATCH_S = 0.003
+"""How long seals and frees are gathered: a reader on another node may wait that much longer."""
 _ROOM_S = 60.0
 _HEAD_ROOM = 1 << 16
 _VIEWS = 3
-"""Views that the error of a full memory names."""
+"""How many views the error of a full arena names."""
 
-_log = logging.getLogger("stoker.values")
+_log = logging.getLogger(__name__)
 
 
 class ValueStore:
-    """Reads and writes values; any thread, except where a method says loop thread.
+    """The reader and writer of values; any thread, except where a method says loop thread.
 
-    ``reclaim`` frees at once what died a moment ago, and says whether that was anything.
+    ``reclaim`` frees dropped objects at once, and returns whether there were any.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class ValueStore:
         self._reclaim = reclaim
         self._to_seal: deque[ObjectInfo] = deque()
         self._to_free: deque[tuple[str, str]] = deque()
-        self._telling = False
+        self._reporting = False
         self._remote = RemoteReader(identity, io, clients, arena)
 
     def store(self, object_id: str, packed: Packed, owner_id: str = "") -> Location:
-        """Return where a packed value lies: in the message if small, else in the arena.
+        """Store a packed value and return its location: in the message if small, else in the arena.
 
         ``owner_id`` is the runtime that its refs belong to, this one if none is given. Raises
         :class:`ArenaFullError` where neither memory nor disk has room.
@@ -109,7 +109,7 @@ class ValueStore:
             raise
 
     def discard(self, object_id: str) -> None:
-        """Free what was written under this id, if anything was, though nobody got its location."""
+        """Free what was written under this id, if anything, whose location nobody got."""
         arena, node = self.arena, self._node
         if arena is not None and node is not None:
             if arena.recycle(object_id):
@@ -118,10 +118,9 @@ class ValueStore:
                 arena.drop_from_disk(object_id)
 
     def _write(self, object_id: str, head: ObjectHead, packed: Packed) -> tuple[int, bool]:
-        """Write into the arena, or on disk where what is read leaves no room; return its length and
-        whether it is on disk.
+        """Write into the arena, or to disk; return the length, and whether it is on disk.
 
-        Where the arena is full, the nodelet makes room first.
+        Where the arena is full, the nodelet makes room first; disk is for when objects in use leave none.
         """
         arena, node = self.arena, self._node
         assert arena is not None and node is not None
@@ -133,10 +132,10 @@ class ValueStore:
             except ArenaFullError:
                 if self._io.is_current() or time.monotonic() > deadline_s:
                     raise
-            # It says no where none can be made; where it says yes, others may be faster to take it.
+            # The nodelet says no where no room can be made; where it made some, others may be faster.
             room = MakeRoom(nbytes=capacity_for(packed.nbytes + _HEAD_ROOM))
             try:
-                self._io.run(self._ask_for(node.url, room), _ROOM_S)
+                self._io.run(self._make_room(node.url, room), _ROOM_S)
             except ArenaFullError as full:
                 full.with_traceback(None)  # it would keep this frame, and so the refs of callers
                 full.__cause__ = full.__context__ = None
@@ -147,21 +146,21 @@ class ValueStore:
     def _write_to_disk(
         self, object_id: str, head: ObjectHead, packed: Packed, full: ArenaFullError
     ) -> int:
-        """Write where spilled objects lie; if that fails, say so and what this process reads."""
+        """Write where spilled objects are; if that fails, name the views that this process keeps."""
         arena = self.arena
         assert arena is not None
         try:
             return arena.write_to_disk(object_id, head, packed.data, packed.buffers)
         except OSError as error:
             views = arena.read_here()
-            mine = ", ".join(f"{name} ({nbytes} bytes)" for name, nbytes in views[:_VIEWS])
+            names = ", ".join(f"{name} ({nbytes} bytes)" for name, nbytes in views[:_VIEWS])
             more = f" and {len(views) - _VIEWS} more" if len(views) > _VIEWS else ""
             raise ArenaFullError(
                 f"{full.message}\nDisk has no room either: {error.strerror}\n"
-                f"This process itself has values that are views of shared memory: {mine or 'none'}{more}"
+                f"This process itself has values that are views of shared memory: {names or 'none'}{more}"
             ) from None
 
-    async def _ask_for(self, url: str, room: MakeRoom) -> None:
+    async def _make_room(self, url: str, room: MakeRoom) -> None:
         client = self._clients.client_of(url)
         await client.call("POST", "/v1/arena/room", room, timeout_s=_ROOM_S)
 
@@ -175,7 +174,7 @@ class ValueStore:
     def bytes_of(
         self, location: Location, object_id: str, timeout_s: float | None = None
     ) -> tuple[Any, list[Any]]:
-        """Return the stream and buffers of a value, fetched from its node if need be."""
+        """Return the pickle and buffers of a value, fetched from its node if need be."""
         if isinstance(location, Inline):
             return location.data, [b.view for b in location.buffers]
         assert isinstance(location, Stored)
@@ -189,8 +188,8 @@ class ValueStore:
                 raise
         return self._remote.fetch(location, object_id, timeout_s)
 
-    def is_near(self, location: Location) -> bool:
-        """Return whether reading a value is known to need nothing of another machine."""
+    def is_local(self, location: Location) -> bool:
+        """Return whether a value is known to be readable without another machine."""
         return (
             not isinstance(location, Stored)
             or self._clients.seen_arena(location.node_id) is not None
@@ -206,39 +205,41 @@ class ValueStore:
             self._to_free.append((location.node_url, object_id))
 
     def flush(self) -> None:
-        """Begin to tell the nodelets what was sealed and freed (loop thread)."""
-        if (self._to_seal or self._to_free) and not self._telling:
-            self._telling = True
-            self._io.background.spawn(self._tell_nodelets(), name="arena")
+        """Begin to report seals and frees to the nodelets (loop thread)."""
+        if (self._to_seal or self._to_free) and not self._reporting:
+            self._reporting = True
+            self._io.background.spawn(self._report_to_nodelets(), name="arena")
 
-    async def _tell_nodelets(self) -> None:
-        """Seal and free, in the order in which it happened: one batch at a time.
+    async def _report_to_nodelets(self) -> None:
+        """Report seals and frees in their order, one batch at a time.
 
-        What was freed within the same moment need not be told of at all.
+        An object that was sealed and freed within one batch is not reported at all.
         """
         try:
             while self._to_seal or self._to_free:
-                await asyncio.sleep(_GATHER_S)
+                await asyncio.sleep(_BATCH_S)
                 seals, frees = drain(self._to_seal), drain(self._to_free)
-                brief = {one.object_id for one in seals} & {object_id for _, object_id in frees}
-                told = tuple(one for one in seals if one.object_id not in brief)
-                for one in seals:
-                    if one.spilled and one.object_id in brief and self.arena is not None:
-                        self.arena.drop_from_disk(one.object_id)
+                short_lived = {info.object_id for info in seals} & {
+                    object_id for _, object_id in frees
+                }
+                to_seal = tuple(info for info in seals if info.object_id not in short_lived)
+                for info in seals:
+                    if info.spilled and info.object_id in short_lived and self.arena is not None:
+                        self.arena.drop_from_disk(info.object_id)
                 by_node: dict[str, list[str]] = {}
                 for url, object_id in frees:
-                    if object_id not in brief:
+                    if object_id not in short_lived:
                         by_node.setdefault(url, []).append(object_id)
                 node = self._node
-                if told and node is not None:
-                    await self._tell(node.url, "/v1/objects", SealObjects(objects=told))
+                if to_seal and node is not None:
+                    await self._post(node.url, "/v1/objects", SealObjects(objects=to_seal))
                 for url, object_ids in by_node.items():
                     free = FreeObjects(object_ids=tuple(object_ids))
-                    await self._tell(url, "/v1/objects/free", free)
+                    await self._post(url, "/v1/objects/free", free)
         finally:
-            self._telling = False
+            self._reporting = False
 
-    async def _tell(self, url: str, path: str, body: object) -> None:
+    async def _post(self, url: str, path: str, body: object) -> None:
         try:
             await self._clients.client_of(url).call("POST", path, body)
         except StokerError as error:
@@ -247,7 +248,7 @@ class ValueStore:
 
 
 def drain(queue: deque[Any]) -> list[Any]:
-    """Return all that is in a queue which other threads fill, and empty it."""
+    """Empty a queue that other threads fill; return its items."""
     items = []
     while queue:
         items.append(queue.popleft())

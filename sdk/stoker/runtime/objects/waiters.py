@@ -1,6 +1,6 @@
-"""How a user's thread, coroutine or callback learns that objects are settled.
+"""Waiters: the wake-up of a user's thread, coroutine or callback when objects are settled.
 
-All waiters are told by the loop thread, one call per entry; each wakes its owner once.
+The loop thread notifies a waiter once per entry; the waiter wakes its owner once.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class Waits(Protocol):
-    """How this process waits for objects: what a driver says meanwhile, what a worker gives back.
+    """The blocking of this process: a driver reports long waits, a worker gives its CPU back meanwhile.
 
-    ``what`` waits for ``entries``, as a driver says where it takes long.
+    ``what`` names the user's call that waits for ``entries``.
     """
 
     def wait(
         self, waiter: ThreadWaiter, timeout_s: float | None, what: str, entries: Sequence[Entry]
     ) -> bool:
-        """Wait for objects; False if the time passed."""
+        """Wait for objects; return False if the time passed."""
 
     async def wait_async(
         self, future: asyncio.Future[None], what: str, entries: Sequence[Entry]
@@ -37,11 +37,11 @@ class Waits(Protocol):
         """Wait for objects in a coroutine of a user's loop."""
 
     def blocked(self) -> contextlib.AbstractContextManager[None]:
-        """Return what the calling thread waits inside of, where it waits by other means."""
+        """Return a context for a wait of the calling thread by other means."""
 
 
 class ThreadWaiter:
-    """Wakes one thread when ``missing`` entries have settled. A lock is the cheapest gate."""
+    """A thread that waits until ``missing`` entries have settled. A lock is the cheapest gate."""
 
     __slots__ = ("_gate", "missing")
 
@@ -51,18 +51,18 @@ class ThreadWaiter:
         self._gate.acquire()
 
     def settled(self, location: Location | None = None) -> None:
-        """One entry settled (loop thread)."""
+        """Count one entry that settled (loop thread)."""
         self.missing -= 1
         if self.missing == 0:
             self._gate.release()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until all have settled; False if ``timeout_s`` passed first."""
+        """Wait until all have settled; return False if ``timeout_s`` passed first."""
         return self._gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
 
 
 class FailFastWaiter(ThreadWaiter):
-    """Wakes when all have settled or the first has failed, which is in ``failed`` then."""
+    """A thread that waits until all have settled, or one has failed, which is in ``failed`` then."""
 
     __slots__ = ("failed",)
 
@@ -71,7 +71,7 @@ class FailFastWaiter(ThreadWaiter):
         self.failed: Failed | None = None
 
     def settled(self, location: Location | None = None) -> None:
-        """One entry settled (loop thread)."""
+        """Count one entry that settled (loop thread)."""
         if type(location) is Failed and self.missing > 0:
             self.failed = location
             self.missing = 1  # those that settle later find the gate open and leave it alone
@@ -81,7 +81,7 @@ class FailFastWaiter(ThreadWaiter):
 
 
 class LoopWaiter:
-    """Wakes one coroutine of another loop."""
+    """A coroutine of another loop that waits for one entry."""
 
     __slots__ = ("_loop", "future")
 
@@ -90,7 +90,7 @@ class LoopWaiter:
         self.future: asyncio.Future[None] = self._loop.create_future()
 
     def settled(self, location: Location | None = None) -> None:
-        """The entry settled (the runtime's loop thread)."""
+        """Wake the coroutine (the runtime's loop thread)."""
         self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
@@ -99,7 +99,7 @@ class LoopWaiter:
 
 
 class Callback:
-    """Calls a function on the runtime's loop thread."""
+    """A function to call on the runtime's loop thread."""
 
     __slots__ = ("_function",)
 
@@ -107,7 +107,7 @@ class Callback:
         self._function = function
 
     def settled(self, location: Location | None = None) -> None:
-        """The entry settled (loop thread)."""
+        """Call the function (loop thread)."""
         self._function()
 
 

@@ -1,9 +1,9 @@
-"""Which leased worker runs which waiting task of a scheduling class: the caller's side of leases.
+"""Dispatch of a scheduling class's waiting tasks to its leased workers: the caller's side of leases.
 
 A :class:`ClassQueue` holds the ready tasks of one class and the :class:`Slot` of each lease that it
 has. Work is pipelined by the measured length of each function's calls: those that take 20 us are
 sent by the hundred, those that take a second (or are not measured yet) one at a time, so that a
-long one never hides others behind it; if one does all the same, the tail behind it is taken back
+long one never blocks others behind it; if one does all the same, those behind it are revoked
 (``to_revoke``). Pure: time is a parameter, and what to send is returned.
 """
 
@@ -19,14 +19,14 @@ PIPELINE_S = 0.005
 """How much work may queue at a worker: this many seconds of the calls as measured."""
 MAX_DEPTH = 256
 STALE_S = 0.05
-"""A call that is ahead of others for this long makes them worth taking back."""
-MAX_LEASES_PER_ASK = 1000
+"""A call that is ahead of others for this long makes them worth revoking."""
+MAX_LEASES_PER_REQUEST = 1000
 _PAIR_S = 20 * PIPELINE_S
-"""Two calls may be at a worker while they take less than this: the second hides the way back."""
+"""Two calls may be at a worker while they take less than this: the second hides the round trip."""
 
 
 class Slot(Generic[T]):
-    """One lease and what was sent to its worker, oldest first."""
+    """A lease, and the calls at its worker, oldest first."""
 
     __slots__ = (
         "_costs",
@@ -45,16 +45,16 @@ class Slot(Generic[T]):
         self.channel = channel
         self.inflight: dict[str, T] = {}
         self.load_s = 0.0
-        """Expected length of all that is at the worker."""
+        """The expected length of all calls at the worker."""
         self.last_used_s = now_s
         self.busy_since_s = now_s
         self.closing = False
         self.paused = False
-        """Its worker gave calls back because the one it runs takes long: send no more behind it."""
+        """Whether its worker gave calls back because the one it runs takes long: none is sent behind it."""
         self._costs: dict[str, float] = {}
 
-    def takes(self, task: T) -> bool:
-        """Whether ``task`` may be sent now."""
+    def can_take(self, task: T) -> bool:
+        """Return whether ``task`` may be sent now."""
         if self.closing or self.paused:
             return False
         if not self.inflight:
@@ -74,19 +74,19 @@ class Slot(Generic[T]):
         self.load_s += cost
 
     def pop(self, task_id: str) -> T | None:
-        """Note that a task is here no longer; return it if it was."""
+        """Note that a task is here no longer; return it, or None if it was not here."""
         task = self.inflight.pop(task_id, None)
         if task is not None:
             self.load_s -= self._costs.pop(task_id)
         if not self.inflight:
-            self.load_s = 0.0  # leave no rounding behind
+            self.load_s = 0.0  # else rounding errors would add up
         return task
 
 
 class ClassQueue(Generic[T]):
     """The waiting tasks and the slots of one scheduling class.
 
-    With ``spread`` each lease serves one call, so that each call goes where the scheduler says.
+    With ``spread`` each lease serves one call, so that the scheduler places every call.
     """
 
     def __init__(self, *, spread: bool = False) -> None:
@@ -95,27 +95,27 @@ class ClassQueue(Generic[T]):
         self.slots: dict[str, Slot[T]] = {}
 
     def add_slot(self, lease_id: str, channel: object, now_s: float) -> Slot[T]:
-        """A lease was granted."""
+        """Add the slot of a lease that was granted; return it."""
         slot = self.slots[lease_id] = Slot[T](lease_id, channel, now_s)
         return slot
 
     def drop_slot(self, lease_id: str) -> list[T]:
-        """A lease ended; return what its worker had, in the order in which it was sent."""
+        """Remove the slot of a lease that ended; return the calls at its worker, in the order of sending."""
         slot = self.slots.pop(lease_id, None)
         return list(slot.inflight.values()) if slot else []
 
-    def pump(self, now_s: float) -> Iterator[tuple[Slot[T], list[T]]]:
-        """Yield what to send to whom. Fills the emptiest slots first, evenly."""
+    def dispatch(self, now_s: float) -> Iterator[tuple[Slot[T], list[T]]]:
+        """Yield the batches to send, each with its slot. Fills the emptiest slots first, evenly."""
         ready = self.ready
         while ready:
-            open_slots = [s for s in self.slots.values() if s.takes(ready.first())]
+            open_slots = [s for s in self.slots.values() if s.can_take(ready.first())]
             if not open_slots:
                 return
             open_slots.sort(key=lambda s: s.load_s)
             share = max(1, -(-len(ready) // len(open_slots)))
             for slot in open_slots:
                 batch: list[T] = []
-                while ready and len(batch) < share and slot.takes(ready.first()):
+                while ready and len(batch) < share and slot.can_take(ready.first()):
                     task = ready.popleft()
                     slot.put(task, now_s)
                     slot.closing = slot.closing or self._spread
@@ -123,8 +123,8 @@ class ClassQueue(Generic[T]):
                 if batch:
                     yield slot, batch
 
-    def finished(self, slot: Slot[T], task_id: str, duration_s: float, now_s: float) -> T | None:
-        """A call came back; return it, or None if it was no longer there."""
+    def complete(self, slot: Slot[T], task_id: str, duration_s: float, now_s: float) -> T | None:
+        """Handle the end of a call; return it, or None if it was no longer there."""
         task = slot.pop(task_id)
         if task is not None:
             task.record_duration(duration_s)
@@ -132,8 +132,8 @@ class ClassQueue(Generic[T]):
         slot.last_used_s = slot.busy_since_s = now_s
         return task
 
-    def taken_back(self, slot: Slot[T], task_ids: list[str]) -> list[T]:
-        """The worker gave these back unstarted: they wait again, at the front, in their order."""
+    def return_unstarted(self, slot: Slot[T], task_ids: list[str]) -> list[T]:
+        """Put calls that a worker gave back unstarted at the front again, in their order; return them."""
         tasks = [t for i in task_ids if (t := slot.pop(i)) is not None]
         for task in reversed(tasks):
             self.ready.appendleft(task)
@@ -141,13 +141,13 @@ class ClassQueue(Generic[T]):
         return tasks
 
     def to_revoke(self, now_s: float) -> Iterator[tuple[Slot[T], list[str]]]:
-        """Yield the calls that wait behind a slow one: they may run elsewhere."""
+        """Yield the calls that wait behind a slow one, by slot: they may run elsewhere."""
         for slot in self.slots.values():
             if len(slot.inflight) > 1 and now_s - slot.busy_since_s > STALE_S:
                 yield slot, list(slot.inflight)[1:]
 
     def idle_slots(self, now_s: float, grace_s: float) -> list[Slot[T]]:
-        """Return the slots that nothing has used for ``grace_s``."""
+        """Return the slots that were not used for ``grace_s``."""
         if self.ready:
             return []
         return [
@@ -155,12 +155,12 @@ class ClassQueue(Generic[T]):
         ]
 
     @property
-    def wanted(self) -> int:
+    def leases_wanted(self) -> int:
         """How many more leases would help: one per waiting task, fewer where tasks are short."""
         waiting = len(self.ready)
         if not waiting:
             return 0
         if self._spread:
-            return min(waiting, MAX_LEASES_PER_ASK)
+            return min(waiting, MAX_LEASES_PER_REQUEST)
         # At least one: a call that was cancelled by force counts as having taken no time.
-        return min(max(1, math.ceil(self.ready.leases_worth())), waiting, MAX_LEASES_PER_ASK)
+        return min(max(1, math.ceil(self.ready.leases_worth())), waiting, MAX_LEASES_PER_REQUEST)

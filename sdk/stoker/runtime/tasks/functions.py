@@ -1,4 +1,4 @@
-"""Functions and classes as they travel: pickled once, named by the hash of that, numbered per process."""
+"""Functions and classes as they travel: pickled once, and named by the hash of the pickle."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from stoker.runtime.objects.refs import ObjectRef
 
 _LARGE_NBYTES = 10 << 20
-"""A function or class that is larger when pickled is warned of."""
+"""Larger pickles of functions and classes cause a warning."""
 TEMPLATE_NUMBERS = itertools.count(1)
-"""Names templates on the channels of this process."""
+"""Numbers of call templates, unique on the channels of this process."""
 
 
 def pickled(value: Any, *, what: str) -> tuple[bytes, str, tuple[ObjectRef[Any], ...]]:
     """Return a pickled function or class, the hash that names it, and the refs inside."""
     packed = pack(value, what=what)
-    # What a function closes over travels with it, in one piece.
+    # The values that a function closes over travel with it, in one piece.
     blob = cloudpickle.dumps(value, 5) if packed.buffers else packed.data
     if len(blob) > _LARGE_NBYTES:
         _warn_of_size(value, what, len(blob))
@@ -34,14 +34,14 @@ def pickled(value: Any, *, what: str) -> tuple[bytes, str, tuple[ObjectRef[Any],
 
 
 def _warn_of_size(value: Any, what: str, nbytes: int) -> None:
-    """Warn of a large function or class, once each, and name the largest of what it refers to."""
+    """Warn of a large function or class, and name the largest value that it refers to."""
     import warnings
 
     code, module = getattr(value, "__code__", None), getattr(value, "__globals__", {})
     captured = {name: module[name] for name in getattr(code, "co_names", ()) if name in module}
     with contextlib.suppress(ValueError):  # a closure with a variable that is not set yet
         captured |= inspect.getclosurevars(value).nonlocals if code is not None else vars(value)
-    sizes = {name: _nbytes_of(one) for name, one in captured.items()}
+    sizes = {name: _nbytes_of(value) for name, value in captured.items()}
     largest = max(sizes, key=sizes.__getitem__, default="")
     named = f"; {largest!r} alone has {sizes[largest]:,}" if largest and sizes[largest] else ""
     warnings.warn(
@@ -52,31 +52,31 @@ def _warn_of_size(value: Any, what: str, nbytes: int) -> None:
 
 
 def _nbytes_of(value: Any) -> int:
-    """Return the bytes of a value as far as they are known without pickling it."""
+    """Return the size of a value, as far as it is known without pickling it."""
     nbytes = getattr(value, "nbytes", None)
     if isinstance(nbytes, int):
         return nbytes
     return len(value) if isinstance(value, (bytes, bytearray, str)) else sys.getsizeof(value)
 
 
-def pickled_kinds(kinds: Any) -> bytes:
-    """Return the exception types to retry as they travel: b'' for none."""
-    if not kinds:
+def pickled_exception_types(types: Any) -> bytes:
+    """Return the exception types to retry, pickled: b'' for none."""
+    if not types:
         return b""
-    if kinds is not True:
-        if isinstance(kinds, type):
-            kinds = [kinds]
-        if not all(isinstance(k, type) and issubclass(k, BaseException) for k in kinds):
+    if types is not True:
+        if isinstance(types, type):
+            types = [types]
+        if not all(isinstance(t, type) and issubclass(t, BaseException) for t in types):
             raise BadRequestError(
-                f"retry_exceptions={kinds!r}: give True, False or a list of exception types",
+                f"retry_exceptions={types!r}: give True, False or a list of exception types",
                 field="retry_exceptions",
             )
-        kinds = list(kinds)
-    return pickled(kinds, what="retry_exceptions")[0]
+        types = list(types)
+    return pickled(types, what="retry_exceptions")[0]
 
 
 def returns_of(num_returns: Any, function: Any) -> tuple[int, bool]:
-    """Return (number of results, whether they stream); generators stream unless told otherwise."""
+    """Return (number of results, whether they stream); generators stream by default."""
     if num_returns is None:
         generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         num_returns = "streaming" if generates else 1

@@ -1,8 +1,8 @@
-"""What user threads hand to the loop thread: in turns, so that no thread waits for another's flood.
+"""The inbox of submitted tasks, from user threads to the loop thread.
 
-Each thread has an inbox of its own. The loop takes some of each and goes on with results and with
-the scheduler's orders; what is left is taken in its next turn. To leave a task is one atomic step:
-a signal may raise between any two, and must not part a thread from the loop.
+It is fair: each thread has a queue of its own, and the loop takes some of each before it goes on with
+results and with the scheduler's orders; the rest is taken in its next turn. To add a task is one atomic
+step: a signal may raise between any two, and must not leave a task that the loop never sees.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.task_spec import FunctionSpec, PendingTask
 
 _TAKE_TASKS = 500
-"""What is taken of one thread's at a time."""
+"""How many tasks of one thread are taken at a time."""
 
 
 class _ThreadInbox(threading.local):
-    """What the calling thread submitted, and its name for each function."""
+    """The tasks that the calling thread submitted, and its fairness key for each function."""
 
     def __init__(self, all_inboxes: list[tuple[deque[PendingTask], threading.Thread]]) -> None:
         tasks: deque[PendingTask] = deque()
         all_inboxes.append((tasks, threading.current_thread()))
-        self.flows: dict[str, Hashable] = {}
+        self.fairness_keys: dict[str, Hashable] = {}
         self.tasks = tasks
 
 
 class TaskInbox:
-    """The tasks that were submitted and not taken in."""
+    """The tasks that user threads submitted and the loop thread has not taken."""
 
     def __init__(self) -> None:
         self._inboxes: list[tuple[deque[PendingTask], threading.Thread]] = []
-        self._mine = _ThreadInbox(self._inboxes)
+        self._local = _ThreadInbox(self._inboxes)
 
     def __bool__(self) -> bool:
         return any(tasks for tasks, _ in self._inboxes)
 
     def fairness_key(self, spec: FunctionSpec) -> Hashable:
-        """Name what takes turns with other calls: those of one function by the calling thread."""
-        flows = self._mine.flows
-        flow = flows.get(spec.function)
-        if flow is None:
-            flow = flows[spec.function] = (spec.function, threading.get_ident())
-        return flow
+        """Return the key of the calls that share turns: those of one function by the calling thread."""
+        fairness_keys = self._local.fairness_keys
+        key = fairness_keys.get(spec.function)
+        if key is None:
+            key = fairness_keys[spec.function] = (spec.function, threading.get_ident())
+        return key
 
     def add(self, task: PendingTask) -> None:
-        """Leave a task for the loop thread."""
-        self._mine.tasks.append(task)
+        """Add a task for the loop thread."""
+        self._local.tasks.append(task)
 
     def take(self) -> Iterator[PendingTask]:
         """Take some of each thread's tasks (loop thread)."""
         for inbox in list(self._inboxes):
             tasks, thread = inbox
-            over = not thread.is_alive()  # asked first: what it left comes before its end
+            ended = not thread.is_alive()  # read first: its last tasks were added before its end
             for _ in range(min(len(tasks), _TAKE_TASKS)):
                 yield tasks.popleft()
-            if over and not tasks:
+            if ended and not tasks:
                 self._inboxes.remove(inbox)

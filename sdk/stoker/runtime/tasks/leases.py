@@ -1,7 +1,7 @@
-"""Asking for leases, keeping them alive, and giving them back: the shell around the class queues.
+"""The leases of this process: requested, renewed and returned here, for the class queues.
 
 One request per scheduling class is under way while tasks of it wait; one poll per process renews
-all leases and brings recalls. A lease that nothing used for ``lease_idle_s`` goes back.
+all leases and brings recalls. A lease that was not used for ``lease_idle_s`` is returned.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.data.channel import Channel
 
-_ASK_WAIT_S = 5.0
+_REQUEST_WAIT_S = 5.0
 _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
-_IDLE_S = 0.03
+_REPORT_IDLE_S = 0.03
 _EXAMPLES = 8
-_APART_S = 5.0
-"""How long after a worker that could not be reached another is asked for, at most."""
+_MAX_BACKOFF_S = 5.0
+"""How long to wait at most, after a worker could not be reached, before another is requested."""
 
 
 class _ClassLeases:
-    """What is known of one class: its demand, and why it waits."""
+    """The demand of one scheduling class, and why it waits."""
 
     def __init__(self, demand: Demand) -> None:
         self.demand = demand
-        self.asking = False
-        self.note = ""
-        self.broken = ""
-        """What keeps this process from the scheduler, or from the worker of a lease."""
+        self.requesting = False
+        self.status_text = ""
+        self.connection_error = ""
+        """Why the scheduler, or the worker of a lease, cannot be reached; or ''."""
         self.failures = 0
-        """Workers in a row that could not be reached."""
+        """How many workers in a row could not be reached."""
 
 
 class _Tasks(Protocol):
-    """The tasks that leases are for."""
+    """The owner of the tasks that leases are for."""
 
     queues: dict[bytes, ClassQueue[PendingTask]]
 
-    def pump(self, key: bytes) -> None: ...
+    def dispatch(self, key: bytes) -> None: ...
     def fail_class(self, key: bytes, error: StokerError) -> None: ...
     def on_returned(self, channel: Channel, task_ids: list[str]) -> None: ...
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None: ...
@@ -88,70 +88,75 @@ class Leases:
         self._idle_s = idle_s
         self._tasks = tasks
         self._classes: dict[bytes, _ClassLeases] = {}
-        self._held: dict[str, tuple[bytes, GrantedLease]] = {}
+        self._granted: dict[str, tuple[bytes, GrantedLease]] = {}
+        """The scheduling class and the grant of each lease that this process holds."""
         self._polling = False
-        self._telling = False
-        self._told_idle: tuple[str, ...] = ()
+        self._reporting_idle = False
+        self._reported_idle: tuple[str, ...] = ()
 
     def add_class(self, key: bytes, demand: Demand) -> None:
-        """A scheduling class is met for the first time."""
+        """Add a scheduling class."""
         self._classes[key] = _ClassLeases(demand)
 
-    def broken(self, key: bytes) -> str:
-        """Return what keeps this process from the scheduler or a class's workers, or ''."""
-        found = self._classes.get(key)
-        return found.broken if found else ""
+    def connection_error(self, key: bytes) -> str:
+        """Return why the scheduler or a class's workers cannot be reached, or ''."""
+        leases = self._classes.get(key)
+        return leases.connection_error if leases else ""
 
     def describe(self, key: bytes) -> str:
-        """Say why a class waits."""
-        found = self._classes.get(key)
-        resources = found.demand.resources if found else {}
+        """Return why a class waits, in words."""
+        leases = self._classes.get(key)
+        resources = leases.demand.resources if leases else {}
         need = ", ".join(f"{v:g} {k}" for k, v in resources.items()) or "a worker"
-        note = (found.broken or found.note) if found else ""
-        return f"it waits for a lease of {need}" + (f" ({note})" if note else "")
+        why = (leases.connection_error or leases.status_text) if leases else ""
+        return f"it waits for a lease of {need}" + (f" ({why})" if why else "")
 
-    def ask(self, key: bytes) -> None:
-        """More leases would help: ask for them, unless that is under way."""
+    def request(self, key: bytes) -> None:
+        """Request leases if more would help, unless a request is under way."""
         leases = self._classes[key]
-        if not leases.asking and self._tasks.queues[key].wanted:
-            leases.asking = True
-            self._io.background.spawn(self._ask(key, leases), name="lease")
+        if not leases.requesting and self._tasks.queues[key].leases_wanted:
+            leases.requesting = True
+            self._io.background.spawn(self._request(key, leases), name="lease")
 
-    async def _ask(self, key: bytes, leases: _ClassLeases) -> None:
+    async def _request(self, key: bytes, leases: _ClassLeases) -> None:
         queue = self._tasks.queues[key]
         request_id = new_id(Prefix.REQUEST)
         try:
-            while (count := queue.wanted) and self._io.running:
+            while (count := queue.leases_wanted) and self._io.running:
                 first = list(islice(queue.ready, _EXAMPLES))
                 request = LeaseRequest(
                     request_id=request_id,
                     owner_id=self._peer_id,
                     demand=replace(leases.demand, locality=locality_of(first)),
                     count=count,
-                    wait_s=_ASK_WAIT_S,
+                    wait_s=_REQUEST_WAIT_S,
                     task_ids=tuple(t.task_id for t in first),
                 )
                 try:
                     reply = await self._clients.scheduler_call(
-                        "/v1/leases", request, LeaseReply, timeout_s=_ASK_WAIT_S + 30, retry=False
+                        "/v1/leases",
+                        request,
+                        LeaseReply,
+                        timeout_s=_REQUEST_WAIT_S + 30,
+                        retry=False,
                     )
                 except StokerError as error:
                     if not (error.retryable or isinstance(error, DeadlineExceededError)):
                         self._tasks.fail_class(key, error)
                         return
-                    leases.broken = f"the scheduler does not answer: {error.one_line}"
+                    leases.connection_error = f"the scheduler does not answer: {error.one_line}"
                     await asyncio.sleep(0.2)
                     continue
                 request_id = new_id(Prefix.REQUEST)
-                leases.note = reply.note
-                if leases.broken and not leases.failures:
-                    leases.broken = ""
+                leases.status_text = reply.note
+                if leases.connection_error and not leases.failures:
+                    leases.connection_error = ""
                 if reply.granted:
-                    await asyncio.gather(*(self._take(key, queue, g) for g in reply.granted))
+                    await asyncio.gather(*(self._accept(key, queue, g) for g in reply.granted))
         finally:
-            leases.asking = False
+            leases.requesting = False
 
-    async def _take(
+    async def _accept(
         self, key: bytes, queue: ClassQueue[PendingTask], granted: GrantedLease
     ) -> None:
         lease_id = granted.lease.lease_id
@@ -163,97 +168,100 @@ class Leases:
         except StokerError as error:
             leases = self._classes[key]
             leases.failures += 1
-            leases.broken = (
+            leases.connection_error = (
                 f"its worker on node {granted.lease.node_id} cannot be reached from here: "
                 f"{error.one_line}; a driver must reach the nodes, see STOKER_ADVERTISE_HOST"
             )
             await self._release([lease_id], kill=True, reason=str(error))
-            await asyncio.sleep(min(_APART_S, 0.1 * 2.0 ** min(leases.failures, 10)))
+            await asyncio.sleep(min(_MAX_BACKOFF_S, 0.1 * 2.0 ** min(leases.failures, 10)))
             return
-        self._classes[key].failures, self._classes[key].broken = 0, ""
-        self._held[lease_id] = (key, granted)
+        self._classes[key].failures, self._classes[key].connection_error = 0, ""
+        self._granted[lease_id] = (key, granted)
         queue.add_slot(lease_id, channel, self._io.loop.time())
         if not self._polling:
             self._polling = True
             self._io.background.spawn(self._poll(), name="poll")
-        self._tasks.pump(key)
+        self._tasks.dispatch(key)
 
     async def _poll(self) -> None:
         try:
-            while self._held and self._io.running:
+            while self._granted and self._io.running:
                 try:
-                    await self._poll_once(self._idle(_IDLE_S), _POLL_WAIT_S)
+                    await self._poll_once(self._idle(_REPORT_IDLE_S), _POLL_WAIT_S)
                 except StokerError:
                     await asyncio.sleep(0.5)
         finally:
             self._polling = False
 
     async def _poll_once(self, idle: tuple[str, ...], wait_s: float) -> None:
-        self._told_idle = idle
+        self._reported_idle = idle
         orders = await self._clients.scheduler_call(
             f"/v1/owners/{self._peer_id}/poll",
-            OwnerPoll(lease_ids=tuple(self._held), idle_lease_ids=idle, wait_s=wait_s),
+            OwnerPoll(lease_ids=tuple(self._granted), idle_lease_ids=idle, wait_s=wait_s),
             OwnerOrders,
             timeout_s=wait_s + 8,
         )
-        self._obey(orders)
+        self._apply_updates(orders)
 
     def _idle(self, for_s: float) -> tuple[str, ...]:
-        """Return the leases that nothing has used for so long."""
+        """Return the leases that were not used for so long."""
         before_s = self._io.loop.time() - for_s
         return tuple(
             lease_id
-            for lease_id, (key, _) in self._held.items()
+            for lease_id, (key, _) in self._granted.items()
             if (slot := self._tasks.queues[key].slots.get(lease_id))
             and not slot.inflight
             and slot.last_used_s <= before_s
         )
 
-    def tell_idle(self) -> None:
-        """Tell the scheduler at once what it may take back: somebody may wait for just that.
+    def report_idle(self) -> None:
+        """Report idle leases to the scheduler at once: another owner may wait for just these.
 
-        The poll that is under way told it what was idle when it began.
+        The poll that is under way reported those that were idle when it began.
         """
-        idle = self._idle(_IDLE_S)
-        if idle and not self._telling and not set(idle) <= set(self._told_idle):
-            self._telling = True
-            self._io.background.spawn(self._tell_idle(idle), name="idle")
+        idle = self._idle(_REPORT_IDLE_S)
+        if idle and not self._reporting_idle and not set(idle) <= set(self._reported_idle):
+            self._reporting_idle = True
+            self._io.background.spawn(self._report_idle(idle), name="idle")
 
-    async def _tell_idle(self, idle: tuple[str, ...]) -> None:
+    async def _report_idle(self, idle: tuple[str, ...]) -> None:
         try:
             with contextlib.suppress(StokerError):
                 await self._poll_once(idle, 0.0)
         finally:
-            self._telling = False
+            self._reporting_idle = False
 
-    def _obey(self, orders: OwnerOrders) -> None:
-        give_back = []
+    def _apply_updates(self, orders: OwnerOrders) -> None:
+        drained = []
         for lease_id in orders.recall:
-            held = self._held.get(lease_id)
-            slot = self._tasks.queues[held[0]].slots.get(lease_id) if held else None
+            if lease_id not in self._granted:
+                continue
+            key, _ = self._granted[lease_id]
+            slot = self._tasks.queues[key].slots.get(lease_id)
             if slot is None:
                 continue
             slot.closing = True
             if not slot.inflight:
-                give_back.append(lease_id)
+                drained.append(lease_id)
         for lease_id in orders.lost:
-            held = self._held.pop(lease_id, None)
-            if held is not None:
+            if lease_id in self._granted:
+                key, granted = self._granted.pop(lease_id)
                 self._io.background.spawn(
-                    self._lost(held[0], held[1], "the scheduler took the lease back"), name="lost"
+                    self._on_lease_lost(key, granted, "the scheduler took the lease back"),
+                    name="lost",
                 )
-        self._give_back(give_back)
+        self._return_leases(drained)
 
-    def on_room(self, slot: Slot[PendingTask]) -> None:
-        """A call came back: if it was the last on a lease that is to end, that ends now."""
+    def return_if_closing(self, slot: Slot[PendingTask]) -> None:
+        """Return a closing lease whose last call came back."""
         if slot.closing and not slot.inflight:
-            self._give_back([slot.lease_id])
+            self._return_leases([slot.lease_id])
 
-    def _give_back(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
+    def _return_leases(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
         for lease_id in lease_ids:
-            held = self._held.pop(lease_id, None)
-            if held is not None:
-                self._tasks.queues[held[0]].slots.pop(lease_id, None)
+            if lease_id in self._granted:
+                key, _ = self._granted.pop(lease_id)
+                self._tasks.queues[key].slots.pop(lease_id, None)
         if lease_ids:
             self._io.background.spawn(
                 self._release(lease_ids, kill=kill, reason=reason), name="release"
@@ -272,7 +280,7 @@ class Leases:
             return
 
     def tick(self, key: bytes, queue: ClassQueue[PendingTask], now_s: float) -> None:
-        """Give back what is idle, or recalled and done."""
+        """Return the leases that are idle, or closing and done; request more if tasks wait."""
         idle = [s.lease_id for s in queue.idle_slots(now_s, self._idle_s)]
         idle += [
             s.lease_id
@@ -280,32 +288,34 @@ class Leases:
             if s.closing and not s.inflight and s.lease_id not in idle
         ]
         if idle:
-            self._give_back(idle)
+            self._return_leases(idle)
         if queue.ready:
-            self.ask(key)
+            self.request(key)
 
     def retire(self, channel: Channel) -> None:
-        """The worker of a channel takes no more calls: give its lease back. Its nodelet ends it when
-        nobody needs what it owns."""
-        for lease_id, (key, _) in list(self._held.items()):
+        """Return the lease of a worker that takes no more calls.
+
+        Its nodelet ends it when nobody needs the objects that it owns.
+        """
+        for lease_id, (key, _) in list(self._granted.items()):
             slot = self._tasks.queues[key].slots.get(lease_id)
             if slot is not None and slot.channel is channel:
-                slot.closing = True  # before its calls look for another place
+                slot.closing = True  # before its calls are dispatched anew
                 self._tasks.on_returned(channel, list(slot.inflight))
-                self._give_back([lease_id], reason="max_calls reached")
+                self._return_leases([lease_id], reason="max_calls reached")
 
     def on_channel_closed(self, channel: Channel) -> None:
-        """A channel closed: if a lease's worker was behind it, that worker died."""
-        for lease_id, (key, granted) in list(self._held.items()):
+        """Handle the death of a lease's worker, if one was behind this channel."""
+        for lease_id, (key, granted) in list(self._granted.items()):
             slot = self._tasks.queues[key].slots.get(lease_id)
             if slot is not None and slot.channel is channel:
                 slot.closing = True
-                del self._held[lease_id]
+                del self._granted[lease_id]
                 self._io.background.spawn(
-                    self._lost(key, granted, "its connection closed"), name="worker-lost"
+                    self._on_lease_lost(key, granted, "its connection closed"), name="worker-lost"
                 )
 
-    async def _lost(self, key: bytes, granted: GrantedLease, how: str) -> None:
+    async def _on_lease_lost(self, key: bytes, granted: GrantedLease, how: str) -> None:
         lease_id = granted.lease.lease_id
         slot = self._tasks.queues[key].slots.get(lease_id)
         if slot is not None:
@@ -322,7 +332,7 @@ class Leases:
         await self._release([lease_id], kill=True, reason=how)
 
     async def close(self) -> None:
-        """Give everything back (the end of this process's work)."""
-        lease_ids, self._held = list(self._held), {}
+        """Return all leases (the end of this process's work)."""
+        lease_ids, self._granted = list(self._granted), {}
         if lease_ids:
             await self._release(lease_ids)

@@ -1,7 +1,7 @@
 """The calls of this process that are not settled, of tasks and of actors alike.
 
-Whoever sends a call (see :class:`~stoker.runtime.tasks.task_spec.Submitter`) decides when and where;
-here is what is the same for all: refs for their results, settling them once, and forgetting them.
+The :class:`~stoker.runtime.tasks.task_spec.Submitter` of a call decides when and where it is sent. The part
+that is the same for all is here: refs for the results, settling each once, and forgetting the call.
 """
 
 from __future__ import annotations
@@ -39,16 +39,13 @@ class PendingCalls:
         self.status = status
         self.by_id: dict[str, PendingTask] = {}
         self.lost: Failed | None = None
-        """Why nothing can run any more, once the cluster is gone."""
+        """The error of every call, once the cluster is gone."""
 
     def __len__(self) -> int:
         return len(self.by_id)
 
     def add(self, task: PendingTask) -> Any:
-        """Take a new call (any thread); return what ``.remote()`` returns.
-
-        That is a ref, a list of refs, None, or a generator of refs.
-        """
+        """Add a new call (any thread); return its ref, a list of refs, None, or a generator of refs."""
         template = task.spec.template
         result: Any
         if template.streaming:
@@ -74,7 +71,7 @@ class PendingCalls:
         locations = result.returns
         if task.stream is not None:
             failure = locations[0] if locations and isinstance(locations[0], Failed) else None
-            task.stream.ended(result.nitems, failure)
+            task.stream.finish(result.nitems, failure)
             return
         if len(locations) != len(task.entries) or (
             len(locations) > 1 and type(locations[0]) is Failed
@@ -91,7 +88,7 @@ class PendingCalls:
             self.status.ended(task, failed)
         self._forget(task)
         if task.stream is not None:
-            task.stream.ended(None, failed)
+            task.stream.finish(None, failed)
         for entry in task.entries:
             self._objects.settle(entry, failed)
 
@@ -109,18 +106,18 @@ class PendingCalls:
         )
 
     def on_item(self, channel: Channel, message: Item) -> None:
-        """Take what a streaming task or method yielded."""
+        """Handle a value that a streaming task or method yielded."""
         task = self.by_id.get(message.task_id)
         if task is not None and task.stream is not None and task.attempt == message.attempt:
-            task.stream.produced(channel, message.index, message.location)
+            task.stream.add_item(channel, message.index, message.location)
         else:
             self._objects.discard([message.location])
         if message.location.refs:
-            index = return_id(message.task_id, message.index)
-            self._objects.borrowing.release_pinned(channel, [index])
+            object_id = return_id(message.task_id, message.index)
+            self._objects.borrowing.release_pinned(channel, [object_id])
 
     def cancel(self, task_id: str, *, force: bool, recursive: bool) -> None:
-        """Stop a call; nothing to do where it is settled."""
+        """Stop a call, unless it is settled."""
         task = self.by_id.get(task_id)
         if task is not None:
             task.cancelled = True
@@ -133,13 +130,13 @@ class PendingCalls:
                 self.cancel(task.task_id, force=force, recursive=True)
 
     def lose_cluster(self, failed: Failed) -> None:
-        """Fail what waits, and have all that comes fail: the cluster is gone for good."""
+        """Fail all calls, present and future: the cluster is gone for good."""
         self.lost = self._objects.unseen.expected = failed
         for task in list(self.by_id.values()):
             self.fail(task, failed, report=False)
 
     def close(self) -> None:
-        """End what is pending, so that nobody waits for ever."""
+        """Fail all calls, so that nobody waits for ever."""
         for task in list(self.by_id.values()):
             text = f"task {task.spec.name} ({task.task_id}) ended with stoker.shutdown()"
             self.fail(task, failed_with(TaskCancelledError(text)))
@@ -147,14 +144,14 @@ class PendingCalls:
     # -- any thread ------------------------------------------------------------------------------
 
     def cancel_soon(self, task_id: str, *, force: bool = False, recursive: bool = True) -> None:
-        """Stop a call of this process, wherever it is."""
+        """Stop a call of this process (from any thread)."""
         self._io.call_soon(lambda: self.cancel(task_id, force=force, recursive=recursive))
 
     def cancel_at(self, owner: Address, task_id: str, *, force: bool, recursive: bool) -> None:
-        """Have another process stop a task that it submitted; nothing to do where that is gone."""
+        """Have another process stop a task that it submitted, if that process is still there."""
 
-        async def tell() -> None:
+        async def send() -> None:
             with contextlib.suppress(StokerError):
                 (await self._channels.channel(owner)).post(Cancel(task_id, force, recursive))
 
-        self._io.call_soon(lambda: self._io.background.spawn(tell(), name="cancel"))
+        self._io.call_soon(lambda: self._io.background.spawn(send(), name="cancel"))

@@ -1,4 +1,4 @@
-"""Results of calls with ``cache=True``: the last thousand of them, by function and arguments."""
+"""The results of calls with ``cache=True``, by function and arguments: the last thousand (LRU)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _RESULTS = 1000
 
 
 class ResultCache:
-    """Keeps the refs, and so the results. Any thread."""
+    """The cached refs, which keep the results alive. Any thread."""
 
     def __init__(self) -> None:
         self._refs: dict[tuple[str, bytes], ObjectRef[Any]] = {}
@@ -27,7 +27,7 @@ class ResultCache:
 
     @staticmethod
     def key(function: str, args: Inline) -> tuple[str, bytes]:
-        """Return what names a call: equal arguments are those that pickle to equal bytes."""
+        """Return the key of a call: arguments are equal if they pickle to equal bytes."""
         digest = hashlib.sha256(args.data)
         for buffer in args.buffers:
             digest.update(buffer.view)
@@ -39,11 +39,11 @@ class ResultCache:
             ref = self._refs.pop(key, None)
             if ref is None or isinstance(ref._entry.location, Failed):
                 return None
-            self._refs[key] = ref  # the last used is the last to go
+            self._refs[key] = ref  # the last used is evicted last
             return ref
 
     def put(self, key: tuple[str, bytes], ref: ObjectRef[Any]) -> None:
-        """Remember a call; the one that was used the longest ago may go for it."""
+        """Add a call; evict the least recently used one if the cache is full."""
         with self._lock:
             if len(self._refs) >= _RESULTS:
                 del self._refs[next(iter(self._refs))]

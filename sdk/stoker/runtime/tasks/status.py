@@ -1,4 +1,8 @@
-"""What can be said of tasks that wait: to the history, to a timeout's message, to ``explain``."""
+"""The status of this process's tasks, as it is reported to the task history.
+
+Workers report what starts and ends at them. The owner reports the rest: tasks that wait for long, and
+attempts whose end no worker saw.
+"""
 
 from __future__ import annotations
 
@@ -22,34 +26,34 @@ _REPORT_BATCH = 1000
 
 
 class TaskStatus:
-    """Reads the pending tasks of this process; changes none."""
+    """The reporter of this process's tasks. Changes none of them."""
 
     def __init__(self, peer_id: str, job: JobContext, events: TaskEvents) -> None:
         self._peer_id = peer_id
         self._job = job
         self._events = events
-        self._fresh: deque[PendingTask] = deque()
+        self._recent: deque[PendingTask] = deque()
 
     def watch(self, task: PendingTask) -> None:
-        """Look at a new task again once it has had the time to start (loop thread)."""
+        """Report a new task later, if it still waits after the time that a start takes (loop thread)."""
         if task.spec.template.history:
-            self._fresh.append(task)
+            self._recent.append(task)
 
     def tick(self) -> None:
-        """Report the tasks that still wait after that time, each once."""
+        """Report the watched tasks that still wait after that time, each once."""
         horizon = time.time() - _REPORT_AFTER_S
-        fresh, reported = self._fresh, 0
-        while fresh and reported < _REPORT_BATCH and fresh[0].submitted_at_s < horizon:
-            task = fresh.popleft()
+        recent, reported = self._recent, 0
+        while recent and reported < _REPORT_BATCH and recent[0].submitted_at_s < horizon:
+            task = recent.popleft()
             if task.phase is Phase.SENT or task.phase is Phase.ENDED:
-                continue  # whoever has it reports it
+                continue  # its worker reports it
             reported += 1
             state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
             facts = {"demand": task.spec.demand, "waiting_for": task.describe()}
             self._events.add(self.record(task, state, **facts))
 
     def ended(self, task: PendingTask, failed: Failed, *, attempt: int | None = None) -> None:
-        """Report an attempt (the present one by default) whose end no worker will report."""
+        """Report the end of an attempt (by default the present one) that no worker will report."""
         if not task.spec.template.history:
             return
         cancelled = failed.code == TaskCancelledError.code
@@ -63,7 +67,7 @@ class TaskStatus:
         self._events.add(record)
 
     def record(self, task: PendingTask, state: TaskState, **facts: Any) -> TaskRecord:
-        """Return what the history keeps of a task."""
+        """Return the history's record of a task."""
         facts.setdefault("attempt", task.attempt)
         if task.channel is not None:
             peer = task.channel.peer

@@ -1,4 +1,4 @@
-"""The caller's half of a streaming generator: items as refs, in order, with credit for the worker."""
+"""The caller's half of a streaming generator: items as refs, in order, with flow control by credit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from stoker_wire.data.channel import Channel
 
 AHEAD = 256
-"""How many items a worker may yield beyond those that the caller has taken."""
+"""How many items a worker may yield ahead of the consumer."""
 _NONE = Inline(b"\x80\x05N.")
 
 
 class Stream:
-    """Items that came and the consumer that waits for the next one. One consumer at a time."""
+    """The items that came, and the consumer that waits for the next one. One consumer at a time."""
 
     def __init__(
         self, task_id: str, io: IoThread, objects: ObjectStore, cancel: Callable[[str], object]
@@ -37,21 +37,21 @@ class Stream:
         self._items: deque[ObjectRef[Any]] = deque()
         self._count = 0
         self._taken = 0
-        self._over = False
+        self._ended = False
         self._abandoned = False
-        self._line: Channel | None = None
+        self._channel: Channel | None = None
         self._lock = threading.Lock()
         self._waiter: ThreadWaiter | LoopWaiter | None = None
 
-    # loop thread
+    # -- the loop thread -------------------------------------------------------------------------
 
-    def produced(self, channel: Channel, index: int, location: Location) -> None:
-        """The task yielded its ``index``-th value. A retry yields old ones again: skip them."""
-        self._line = channel
+    def add_item(self, channel: Channel, index: int, location: Location) -> None:
+        """Add the ``index``-th value that the task yielded. A retry yields old ones again: skip them."""
+        self._channel = channel
         objects = self._objects
         if index == 0 and self._taken:
-            # Another attempt: its credit begins at nothing, and the consumer may take nothing more
-            # until it is behind what it had.
+            # Another attempt starts without credit, and the consumer grants none before it takes the
+            # first new item.
             channel.post(Credit(self.task_id, self._taken))
         if index < self._count or self._abandoned:
             objects.discard([location])
@@ -63,8 +63,8 @@ class Stream:
             self._items.append(ref)
         self._wake()
 
-    def ended(self, nitems: int | None, failed: Failed | None) -> None:
-        """The task ended. Its error, if any, is what the last ref raises."""
+    def finish(self, nitems: int | None, failed: Failed | None) -> None:
+        """Note that the task ended. The last ref raises its error, if any."""
         if failed is not None:
             ref = self._objects.new_ref(return_id(self.task_id, self._count))
             self._objects.settle(ref._entry, failed)
@@ -72,7 +72,7 @@ class Stream:
                 self._items.append(ref)
         self._objects.settle(self.completed_ref._entry, failed or _NONE)
         with self._lock:
-            self._over = True
+            self._ended = True
         self._wake()
 
     def _wake(self) -> None:
@@ -81,29 +81,29 @@ class Stream:
         if waiter is not None:
             waiter.settled()
 
-    # user threads and loops
+    # -- user threads and loops ------------------------------------------------------------------
 
     def next_sync(self) -> ObjectRef[Any] | None:
         """Return the next item's ref, or None at the end; waits without a deadline of its own."""
         while True:
             with self._lock:
                 ref, waiter = self._take(), None
-                if ref is None and not self._over:
+                if ref is None and not self._ended:
                     waiter = self._waiter = ThreadWaiter()
                     waiter.missing = 1
             if waiter is None:
-                return self._credited(ref)
+                return self._grant_credit(ref)
             self._objects.waits.wait(waiter, None, "next()", [self.completed_ref._entry])
 
     async def next_async(self) -> ObjectRef[Any] | None:
-        """Like :meth:`next_sync`, for a coroutine of any loop."""
+        """Return the next item's ref, or None at the end; for a coroutine of any loop."""
         while True:
             with self._lock:
                 ref, waiter = self._take(), None
-                if ref is None and not self._over:
+                if ref is None and not self._ended:
                     waiter = self._waiter = LoopWaiter()
             if waiter is None:
-                return self._credited(ref)
+                return self._grant_credit(ref)
             entries = [self.completed_ref._entry]
             await self._objects.waits.wait_async(waiter.future, "anext()", entries)
 
@@ -113,15 +113,15 @@ class Stream:
         self._taken += 1
         return self._items.popleft()
 
-    def _credited(self, ref: ObjectRef[Any] | None) -> ObjectRef[Any] | None:
-        channel = self._line
+    def _grant_credit(self, ref: ObjectRef[Any] | None) -> ObjectRef[Any] | None:
+        channel = self._channel
         if ref is not None and channel is not None and self._taken % (AHEAD // 4) == 0:
             self._io.call_soon(channel.post, Credit(self.task_id, self._taken))
         return ref
 
-    def abandoned(self) -> None:
-        """Nobody will take further items: stop the task, and keep none until it has stopped."""
+    def abandon(self) -> None:
+        """Stop the task, and drop all items: nobody will take any more."""
         self._abandoned = True
         self._items.clear()
-        if not self._over and self._io.running:
+        if not self._ended and self._io.running:
             self._cancel(self.task_id)

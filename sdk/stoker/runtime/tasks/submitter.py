@@ -1,4 +1,4 @@
-"""Submitting tasks: from ``.remote()`` to the settled result.
+"""The submission of tasks: from ``.remote()`` to the settled result.
 
 A user thread packs the arguments and leaves a :class:`PendingTask`; the loop thread waits for the
 refs among them, hands the task to the :class:`ClassQueue` of its demand, sends it to a leased worker
@@ -23,12 +23,12 @@ from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
     Phase,
-    about,
     cancelled_error,
-    failed_dep,
-    missed_start,
+    error_for_task,
+    failed_argument,
     pack_arguments,
     run_frame,
+    start_deadline_error,
 )
 from stoker_wire.data.channel import Channel
 from stoker_wire.ids import IdSource, Prefix
@@ -75,21 +75,21 @@ class TaskSubmitter:
     # -- user threads ----------------------------------------------------------------------------
 
     def submit(self, spec: FunctionSpec, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Submit one call; return at once its ref, a list of refs, or a generator of them.
+        """Submit one call; return its ref at once, or a list of refs, or a generator of them.
 
         Raises only for arguments that do not pickle.
         """
         task_id = self._ids()
-        values, mine = self._objects.values, self._address
-        location, deps, nested = pack_arguments(values, mine, task_id, spec, args, kwargs)
+        values, address = self._objects.values, self._address
+        location, deps, nested = pack_arguments(values, address, task_id, spec, args, kwargs)
         key = None
         if spec.options.cache and isinstance(location, Inline) and not deps and not nested:
             key = self.cache.key(spec.function, location)
-            found = self.cache.get(key)
-            if found is not None:
-                return found
-        parent_task_id, flow = current_task_id(), self._submitted.fairness_key(spec)
-        task = PendingTask(task_id, spec, location, deps, nested, parent_task_id, flow)
+            cached = self.cache.get(key)
+            if cached is not None:
+                return cached
+        parent_task_id, fairness_key = current_task_id(), self._submitted.fairness_key(spec)
+        task = PendingTask(task_id, spec, location, deps, nested, parent_task_id, fairness_key)
         result = self._pending.add(task)
         if key is not None and isinstance(result, ObjectRef):
             self.cache.put(key, result)
@@ -102,17 +102,17 @@ class TaskSubmitter:
         if task.phase is Phase.SENT and task.channel is not None:
             task.channel.post(Cancel(task.task_id, force, recursive))
         elif task.phase is not Phase.SENT:
-            self._unqueue(task)
+            self._dequeue(task)
             self._pending.fail(task, failed_with(cancelled_error(task)))
 
-    def _unqueue(self, task: PendingTask) -> None:
+    def _dequeue(self, task: PendingTask) -> None:
         if task.phase is Phase.QUEUED and task.queue is not None:
             task.queue.ready.drop(task)
 
     # -- the loop thread -------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Take in what user threads submitted, and send what can be sent."""
+        """Take in what user threads submitted, and send the tasks that can go."""
         touched: dict[bytes, None] = {}
         pending = self._pending
         for task in self._submitted.take():
@@ -124,16 +124,17 @@ class TaskSubmitter:
             pending.status.watch(task)
             if task.spec.options.start_deadline is not None:
                 self._io.loop.call_later(
-                    task.spec.options.start_deadline, self._start_deadline, task
+                    task.spec.options.start_deadline, self._on_start_deadline, task
                 )
-            if self._deps_ready(task):
+            if self._await_arguments(task):
                 self._enqueue(task, touched)
-        self._pump_all(touched)
+        self._dispatch_all(touched)
         if self._submitted:
             self._io.wake()
 
-    def _deps_ready(self, task: PendingTask) -> bool:
-        failed = failed_dep(task)
+    def _await_arguments(self, task: PendingTask) -> bool:
+        """Return whether the arguments are ready; else enqueue the task, or fail it, once they are."""
+        failed = failed_argument(task)
         if failed is not None:  # also while others are not there yet
             self._pending.fail(task, failed)
             return False
@@ -149,22 +150,22 @@ class TaskSubmitter:
             if isinstance(entry.location, Failed):
                 self._pending.fail(task, entry.location)
             elif task.waiting_deps == 0:
-                self._arguments_ready(task)
+                self._on_arguments_ready(task)
 
         for ref in waiting:
             self._objects.when_settled(ref._entry, partial(settled, ref._entry))
         return False
 
-    def _arguments_ready(self, task: PendingTask) -> None:
-        failed = failed_dep(task)
+    def _on_arguments_ready(self, task: PendingTask) -> None:
+        failed = failed_argument(task)
         if failed is not None:
             self._pending.fail(task, failed)
             return
         touched: dict[bytes, None] = {}
         self._enqueue(task, touched)
-        # Many of one batch may become ready in this turn of the loop: pump once, after them.
+        # Many of one batch may become ready in this turn of the loop: dispatch once, after them.
         for key in touched:
-            self._io.loop.call_soon(self.pump, key)
+            self._io.loop.call_soon(self.dispatch, key)
 
     def _enqueue(self, task: PendingTask, touched: dict[bytes, None]) -> None:
         spec = task.spec
@@ -181,7 +182,7 @@ class TaskSubmitter:
         touched[spec.demand_key] = None
 
     def _register(self, task: PendingTask) -> None:
-        """Store the function in the gcs before the first call that names it is sent."""
+        """Store the function in the gcs before the first call of it is sent."""
         spec = task.spec
         task.phase = Phase.REGISTERING
         spec.awaiting_registration.append(task)
@@ -202,27 +203,27 @@ class TaskSubmitter:
                 self._pending.fail(task, failure)
             elif task.phase is Phase.REGISTERING:
                 self._enqueue(task, touched)
-        self._pump_all(touched)
+        self._dispatch_all(touched)
 
-    def pump(self, key: bytes) -> None:
-        """Send waiting tasks of a class to the workers that have room; ask for more leases."""
+    def dispatch(self, key: bytes) -> None:
+        """Send waiting tasks of a class to the workers that have room; request more leases."""
         queue = self.queues[key]
         now = self._io.loop.time()
-        for slot, batch in queue.pump(now):
+        for slot, batch in queue.dispatch(now):
             channel = slot.channel
             assert isinstance(channel, Channel)
             for task in batch:
                 task.phase, task.slot, task.channel = Phase.SENT, slot, channel
             channel.post(run_frame(channel, batch, self._address))
         if queue.ready:
-            self.leases.ask(key)
+            self.leases.request(key)
 
-    def _pump_all(self, keys: Iterable[bytes]) -> None:
+    def _dispatch_all(self, keys: Iterable[bytes]) -> None:
         for key in keys:
-            self.pump(key)
+            self.dispatch(key)
 
     def on_done(self, channel: Channel, results: list[Result]) -> None:
-        """Results came back."""
+        """Handle results of tasks: settle them, or retry."""
         now = self._io.loop.time()
         touched: dict[bytes, None] = {}
         for result in results:
@@ -231,34 +232,33 @@ class TaskSubmitter:
                 continue
             assert task.queue is not None
             slot = task.slot
-            task.queue.finished(slot, result.task_id, result.duration_s, now)
-            self.leases.on_room(slot)
+            task.queue.complete(slot, result.task_id, result.duration_s, now)
+            self.leases.return_if_closing(slot)
             task.slot = None
             touched[task.spec.demand_key] = None
             if result.retry and not task.cancelled and task.take_retry():
-                self._again(task, delay_s=task.spec.options.retry_delay)
+                self._retry(task, delay_s=task.spec.options.retry_delay)
             else:
                 self._pending.complete(task, result)
-        self._pump_all(touched)
+        self._dispatch_all(touched)
 
-    def _again(self, task: PendingTask, *, delay_s: float = 0.0) -> None:
+    def _retry(self, task: PendingTask, *, delay_s: float = 0.0) -> None:
         """Queue a task for another attempt."""
         task.slot = task.channel = None
         task.phase = Phase.WAITING
-
         if delay_s:
-            self._io.loop.call_later(delay_s * task.attempt, self._try_again, task)
+            self._io.loop.call_later(delay_s * task.attempt, self._requeue, task)
         else:
-            self._try_again(task)
+            self._requeue(task)
 
-    def _try_again(self, task: PendingTask) -> None:
+    def _requeue(self, task: PendingTask) -> None:
         if task.phase is Phase.WAITING:
             touched: dict[bytes, None] = {}
             self._enqueue(task, touched)
-            self._pump_all(touched)
+            self._dispatch_all(touched)
 
     def on_returned(self, channel: Channel, task_ids: list[str]) -> None:
-        """A worker gave calls back unstarted: to take them elsewhere, or because it waits in get."""
+        """Requeue calls that a worker gave back unstarted: revoked, or because it waits in ``get``."""
         by_slot: dict[str, list[PendingTask]] = {}
         for task_id in task_ids:
             task = self._pending.by_id.get(task_id)
@@ -268,24 +268,24 @@ class TaskSubmitter:
             queue, slot = tasks[0].queue, tasks[0].slot
             assert queue is not None
             assert slot is not None
-            queue.taken_back(slot, [t.task_id for t in tasks])
+            queue.return_unstarted(slot, [t.task_id for t in tasks])
             for task in tasks:
                 task.slot = task.channel = None
                 task.phase = Phase.QUEUED
                 if task.cancelled:
                     queue.ready.drop(task)
                     self._pending.fail(task, failed_with(cancelled_error(task)))
-            self.pump(tasks[0].spec.demand_key)
+            self.dispatch(tasks[0].spec.demand_key)
 
     def on_retire(self, channel: Channel) -> None:
-        """A worker takes no more calls: end its lease when it has none of ours."""
+        """End the lease of a worker that takes no more calls."""
         self.leases.retire(channel)
 
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None:
-        """The worker of a lease died: the call it ran may be tried again.
+        """Retry or fail the calls of a lease's worker that died.
 
         Where it had several, nobody knows which one ended it (results may have been lost as well):
-        all are tried again, each alone, so that the next death has one cause.
+        all are retried, each alone, so that the next death has one cause.
         """
         queue = self.queues[key]
         lost = queue.drop_slot(lease_id)
@@ -295,31 +295,31 @@ class TaskSubmitter:
                 self._pending.fail(task, failed_with(cancelled_error(task)))
             elif len(lost) > 1:
                 task.isolate = True
-                self._again(task)
+                self._retry(task)
             elif task.take_retry():
                 self._pending.status.ended(task, failed_with(cause), attempt=task.attempt - 1)
-                self._again(task, delay_s=task.spec.options.retry_delay)
+                self._retry(task, delay_s=task.spec.options.retry_delay)
             else:
-                self._pending.fail(task, failed_with(about(task, cause)))
+                self._pending.fail(task, failed_with(error_for_task(task, cause)))
         if queue.ready:
-            self.pump(key)
+            self.dispatch(key)
 
     def fail_class(self, key: bytes, error: StokerError) -> None:
-        """No lease will ever come for a class: fail all that waits in it."""
+        """Fail all tasks of a class for which no lease will ever come."""
         queue = self.queues[key]
         for task in list(queue.ready):
             queue.ready.drop(task)
-            self._pending.fail(task, failed_with(about(task, error)))
+            self._pending.fail(task, failed_with(error_for_task(task, error)))
 
-    def _start_deadline(self, task: PendingTask) -> None:
+    def _on_start_deadline(self, task: PendingTask) -> None:
         if task.phase in (Phase.WAITING, Phase.REGISTERING, Phase.QUEUED):
-            self._unqueue(task)
-            self._pending.fail(task, failed_with(missed_start(task, self.describe(task))))
+            self._dequeue(task)
+            self._pending.fail(task, failed_with(start_deadline_error(task, self.describe(task))))
 
-    # -- looking -----------------------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------
 
     def describe(self, task: PendingTask) -> str:
-        """Say what a task waits for, in words."""
+        """Return what a task waits for, in words."""
         match task.phase:
             case Phase.NEW:
                 return "it is being taken in"
@@ -341,17 +341,17 @@ class TaskSubmitter:
                 return "it has ended"
 
     def tick(self) -> None:
-        """Ten times a second: release idle leases, take back stuck calls, report long waits."""
+        """Revoke calls that are stuck behind slow ones; return or report idle leases (ten times a second)."""
         now = self._io.loop.time()
         for key, queue in self.queues.items():
             for slot, task_ids in queue.to_revoke(now):
                 assert isinstance(slot.channel, Channel)
                 slot.channel.post(Revoke(task_ids))
             self.leases.tick(key, queue, now)
-        self.leases.tell_idle()
+        self.leases.report_idle()
 
     def on_channel_closed(self, channel: Channel) -> None:
-        """A channel to a worker closed."""
+        """Handle the end of a channel to a worker."""
         self.leases.on_channel_closed(channel)
 
     @property
@@ -360,5 +360,5 @@ class TaskSubmitter:
         return bool(self._pending) or any(q.slots for q in self.queues.values())
 
     async def close(self) -> None:
-        """Give all leases back."""
+        """Return all leases."""
         await self.leases.close()

@@ -1,4 +1,4 @@
-"""What a call is before it is sent: its function, its packed arguments, its state at the caller."""
+"""A call as its owner sees it: its function, its packed arguments, its state until it is settled."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ FRAME_MAX_BYTES = 256 << 10
 """Larger arguments go through shared memory instead of the frame."""
 
 TEMPLATES = 1000
-"""How many templates a caller takes for known at the far end, which keeps as many: the last ones."""
+"""How many templates a caller assumes to be known at the far end, which keeps as many: the last ones."""
 
 _SMOOTHING = 0.2
 _NO_ARGUMENTS = Inline(pack(((), {}, ()), what="").data)
 
 
 class Phase(IntEnum):
-    """Where a task is on its way, as its owner sees it."""
+    """The state of a task, as its owner sees it."""
 
     NEW = 0
     WAITING = 1
@@ -58,17 +58,17 @@ class Phase(IntEnum):
 
 
 class Submitter(Protocol):
-    """Who sends the calls of a function: it answers for them while they wait."""
+    """The part that sends the calls of a function, and knows why they wait."""
 
     def describe(self, task: PendingTask) -> str:
-        """Say what a call waits for."""
+        """Return what a call waits for, in words."""
 
     def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
         """Stop a call (loop thread): drop it if it waits, tell its worker if it runs."""
 
 
 class FunctionSpec:
-    """A remote function with one set of options: what all its calls share."""
+    """A remote function with one set of options, shared by all its calls."""
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class FunctionSpec:
         self.demand_key = msgspec.msgpack.encode(msgspec.structs.replace(demand, name=""))
         self.actor_id = actor_id
         self.refs = refs
-        """What the function closes over: kept while calls of it are under way."""
+        """Refs that the function closes over: kept alive while calls of it are unsettled."""
         self.mean_s: float | None = None
-        """How long its calls take: a moving mean of what workers measured."""
+        """How long its calls take: a moving mean of the workers' measurements."""
         self.registered = False
         self.awaiting_registration: list[PendingTask] = []
 
 
 class PendingTask(msgspec.Struct, eq=False, gc=False):
-    """One task of this process until it is settled. ``deps`` and ``nested`` keep refs alive.
+    """A task or actor call of this process until it is settled. ``deps`` and ``nested`` keep refs alive.
 
-    ``flow`` is its function and the thread that called it: flows take turns. There may be a million
-    of them: the garbage collector does not visit them, and what they refer to ends with them.
+    There may be a million of them, so the garbage collector does not visit them; the cycle with their
+    entries ends when they are settled.
     """
 
     task_id: str
@@ -114,7 +114,8 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
     deps: Sequence[ObjectRef[Any]]
     nested: Sequence[ObjectRef[Any]]
     parent_task_id: str
-    flow: Hashable = None
+    fairness_key: Hashable = None
+    """Its function and the thread that called it: keys take turns."""
     phase: Phase = Phase.NEW
     entries: Sequence[Entry] = ()
     stream: Stream | None = None
@@ -126,7 +127,7 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
     submitted_at_s: float = 0.0
     cancelled: bool = False
     isolate: bool = False
-    """It was among several calls at a worker that died, and may be what ended it."""
+    """Whether it was among several calls at a worker that died, and may have ended it."""
     waiting_deps: int = 0
 
     def __post_init__(self) -> None:
@@ -135,16 +136,16 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
 
     @property
     def name(self) -> str:
-        """How the call is named to people."""
+        """The call's name for people."""
         return self.spec.name
 
     def describe(self) -> str:
-        """Say what the call waits for."""
+        """Return what the call waits for, in words."""
         return self.spec.submitter.describe(self)
 
     @property
     def exclusive(self) -> bool:
-        """Whether it is sent to a worker that has nothing else: the one to blame is known then.
+        """Whether it is sent only to a worker without other calls, so that a death has one cause.
 
         A call that must not run twice is: no result of a call before it can be lost with it.
         """
@@ -161,13 +162,13 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
         return self.spec.mean_s
 
     def record_duration(self, duration_s: float) -> None:
-        """Learn from a call that came back."""
+        """Update the mean length with that of a call that came back."""
         spec = self.spec
         mean_s = spec.mean_s
         spec.mean_s = duration_s if mean_s is None else mean_s + _SMOOTHING * (duration_s - mean_s)
 
     def take_retry(self) -> bool:
-        """Use up one retry; False if none was left (-1 means without limit)."""
+        """Use up one retry; return False if none was left (-1 means without limit)."""
         if self.retries_left == 0:
             return False
         if self.retries_left > 0:
@@ -178,7 +179,7 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
 
 def pack_arguments(
     values: ValueStore,
-    mine: Address,
+    address: Address,
     task_id: str,
     spec: FunctionSpec,
     args: Sequence[Any],
@@ -186,8 +187,8 @@ def pack_arguments(
 ) -> tuple[Location, Sequence[ObjectRef[Any]], Sequence[ObjectRef[Any]]]:
     """Return (packed arguments, top-level refs in order, refs nested inside values).
 
-    The stream is a pickle of ``(args, kwargs, where)``; ``where`` lists the position or name of
-    each top-level ref, in the order of the call's ``deps``.
+    The pickle is of ``(args, kwargs, where)``; ``where`` lists the position or name of each top-level ref,
+    in the order of the call's ``deps``.
     """
     if not args and not kwargs:
         return _NO_ARGUMENTS, (), ()
@@ -210,20 +211,20 @@ def pack_arguments(
             elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
                 kwargs = {**kwargs, name: Whole(value)}
     packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
-    refs = tuple(wire_ref(ref, mine) for ref in packed.refs)
+    refs = tuple(wire_ref(ref, address) for ref in packed.refs)
     if packed.nbytes > FRAME_MAX_BYTES and values.arena is not None:
         location = values.store(return_id(task_id, "args"), packed)
     else:
-        # The user may change an array after the call: what is sent later must be a copy.
+        # The user may change an array after the call, before it is sent: hence the copies.
         location = Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
     return location, deps, packed.refs
 
 
-def call_of(task: PendingTask, mine: Address) -> Call:
-    """Return a task as it travels."""
+def wire_call(task: PendingTask, address: Address) -> Call:
+    """Return the message form of a task."""
     deps: tuple[Dep, ...] = ()
     if task.deps:
-        deps = tuple(_dep(ref, mine) for ref in task.deps)
+        deps = tuple(_dep(ref, address) for ref in task.deps)
     return Call(
         task.task_id,
         task.spec.template.number,
@@ -235,14 +236,14 @@ def call_of(task: PendingTask, mine: Address) -> Call:
     )
 
 
-def _dep(ref: ObjectRef[Any], mine: Address) -> Dep:
+def _dep(ref: ObjectRef[Any], address: Address) -> Dep:
     location = ref._entry.location
     assert location is not None
-    return Dep(wire_ref(ref, mine), location)
+    return Dep(wire_ref(ref, address), location)
 
 
-def run_frame(channel: Channel, batch: Sequence[PendingTask], mine: Address) -> Run:
-    """Return the message that runs a batch, with the templates that the channel has not carried."""
+def run_frame(channel: Channel, batch: Sequence[PendingTask], address: Address) -> Run:
+    """Return the message that runs a batch, with the templates that were not sent on the channel yet."""
     templates: list[Template] = []
     sent = channel.templates_sent
     for task in batch:
@@ -252,11 +253,11 @@ def run_frame(channel: Channel, batch: Sequence[PendingTask], mine: Address) -> 
                 sent.clear()
             sent.add(template.number)
             templates.append(template)
-    return Run([call_of(t, mine) for t in batch], templates)
+    return Run([wire_call(t, address) for t in batch], templates)
 
 
 def locality_of(tasks: Iterable[PendingTask]) -> dict[str, int]:
-    """Return how many bytes of these tasks' arguments lie on which node (what frames carry is free)."""
+    """Return the bytes of these tasks' arguments by node, without those that frames carry."""
     nbytes: dict[str, int] = {}
     for task in tasks:
         for location in (task.args, *(ref._entry.location for ref in task.deps)):
@@ -273,14 +274,14 @@ def cancelled_error(task: PendingTask) -> TaskCancelledError:
 E = TypeVar("E", bound=StokerError)
 
 
-def about(task: PendingTask, error: E) -> E:
-    """Return ``error`` as that of one task."""
+def error_for_task(task: PendingTask, error: E) -> E:
+    """Return ``error`` with the name of the task that it is of."""
     return type(error)(
         f"task {task.spec.name} ({task.task_id}): {error.message}", extra=error.extra
     )
 
 
-def missed_start(task: PendingTask, why: str) -> TaskTimeoutError:
+def start_deadline_error(task: PendingTask, why: str) -> TaskTimeoutError:
     """Return the error of a task whose ``start_deadline`` passed."""
     return TaskTimeoutError(
         f"task {task.spec.name} ({task.task_id}) did not start within its start_deadline of "
@@ -289,7 +290,7 @@ def missed_start(task: PendingTask, why: str) -> TaskTimeoutError:
     )
 
 
-def failed_dep(task: PendingTask) -> Failed | None:
+def failed_argument(task: PendingTask) -> Failed | None:
     """Return the failure of the first argument that failed, if one did."""
     for ref in task.deps:
         location = ref._entry.location
@@ -298,8 +299,8 @@ def failed_dep(task: PendingTask) -> Failed | None:
     return None
 
 
-def missing_dep(task: PendingTask) -> Entry | None:
-    """Return the first argument that is not there yet, or None."""
+def unready_argument(task: PendingTask) -> Entry | None:
+    """Return the first argument that is not ready yet, or None."""
     for ref in task.deps:
         entry = ref._entry
         if entry.location is None:

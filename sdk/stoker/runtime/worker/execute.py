@@ -286,7 +286,7 @@ class Execution:
         for outcome in outcomes:
             by_channel.setdefault(outcome.work.channel, []).append(outcome)
         for channel, theirs in by_channel.items():
-            if self._retiring or self._objects.borrowing.under_way(channel):
+            if self._retiring or self._objects.borrowing.would_overtake_borrow(channel):
                 # The caller stops holding what it passed once it has the result: owners must know
                 # of the refs that were kept here before that. And it gives the lease back: the
                 # nodelet must know before that what this worker is good for.
@@ -305,7 +305,7 @@ class Execution:
             await asyncio.wait(self._sending)
 
     async def _send_later(self, channel: Channel, outcomes: list[Outcome]) -> None:
-        await self._objects.borrowing.acknowledged(channel)
+        await self._objects.borrowing.wait_acknowledged(channel)
         if self._retiring:
             await self._tell_spent()
         self._send(channel, outcomes)

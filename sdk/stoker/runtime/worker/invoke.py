@@ -324,7 +324,7 @@ class Invoker:
     def _is_remote(self, call: Call) -> bool:
         """Whether an argument lies on another node, so that loading it would block the loop."""
         locations = [call.args, *(d.location for d in call.deps)]
-        return not all(self._values.is_near(location) for location in locations)
+        return not all(self._values.is_local(location) for location in locations)
 
 
 def _end_fork(error: BaseException) -> None:

@@ -111,7 +111,9 @@ class _Worker:
         runtime = self._runtime
         entries = list(runtime.objects.table.entries.values())
         # What handles of others hold is the actor, which is counted by itself while it lives.
-        held = sum(bool(e.borrowers) and e.object_id not in runtime.actors.lives for e in entries)
+        held = sum(
+            bool(e.borrowers) and e.object_id not in runtime.actors.handle_marks for e in entries
+        )
         tasks, actors = len(runtime.pending), runtime.actors.owned_alive()
         if held or tasks or actors or self._execution.busy:
             why = (

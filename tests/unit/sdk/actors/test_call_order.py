@@ -1,4 +1,4 @@
-"""The order of one caller's calls of one actor: seeded histories of a caller, an actor and its lines."""
+"""The order of one caller's calls of one actor: seeded histories of a caller, an actor and its channels."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_unordered_call_goes_once_it_is_settled() -> None:
     order.append(call(1))
     assert take(order) == [1]
     other.done = True
-    order.settled(late)
+    order.mark_ready(late)
     assert take(order) == [0]
     assert not order
 
@@ -72,7 +72,7 @@ def test_a_call_that_is_tried_again_waits_behind_nobody() -> None:
     order.append(one)
     order.append(two)
     assert take(order) == [0]
-    order.again([one])
+    order.requeue([one])
     assert take(order) == [0]
     one.done = True
     assert take(order) == [1]
@@ -93,7 +93,7 @@ def test_the_dropped_are_skipped_wherever_they_are() -> None:
     assert take(order) == [1]
     assert not order
     order.append(call(4))
-    order.again([call(5)])
+    order.requeue([call(5)])
     assert [c.number for c in order.drain()] == [5, 4]
     assert len(order) == 0
 
@@ -109,7 +109,7 @@ class World:
     sent: list[Call] = field(default_factory=list)
     started: list[Call] = field(default_factory=list)
     waiting: list[Call] = field(default_factory=list)
-    line: bool = True
+    connected: bool = True
 
     def submit(self) -> None:
         known = self.random.sample(
@@ -122,7 +122,7 @@ class World:
         self.order.append(new)
 
     def pump(self) -> None:
-        if not self.line:
+        if not self.connected:
             return
         for each in self.order.take(self.is_ready):
             assert each.is_ready
@@ -138,13 +138,13 @@ class World:
         return each.is_ready
 
     def answer(self) -> None:
-        if not self.sent or not self.line:
+        if not self.sent or not self.connected:
             return
         each = self.sent.pop(self.random.randrange(len(self.sent)))
         each.attempts += 1
         if each.failures_left and not each.cancelled:
             each.failures_left -= 1
-            self.order.again([each])
+            self.order.requeue([each])
         else:
             self.settle(each)
 
@@ -152,14 +152,14 @@ class World:
         each.done = True
         for other in [c for c in self.waiting if c.is_ready]:
             self.waiting.remove(other)
-            self.order.settled(other)
+            self.order.mark_ready(other)
 
     def cut(self) -> None:
-        """The actor restarts: what it had is tried again, once there is a line."""
-        self.line = False
+        """The actor restarts: what it had is retried, once there is a channel."""
+        self.connected = False
         for each in self.sent:
             each.attempts += 1
-        self.order.again(self.sent)
+        self.order.requeue(self.sent)
         self.sent = []
 
     def cancel(self) -> None:
@@ -193,11 +193,11 @@ def test_no_call_is_lost_overtaken_or_stuck(
             (world.submit, world.answer, world.cut, world.cancel), weights=(8, 10, 1, 1)
         )[0]
         step()
-        if not world.line and chance.random() < 0.3:
-            world.line = True
+        if not world.connected and chance.random() < 0.3:
+            world.connected = True
         world.pump()
         world.check()
-    world.line = True
+    world.connected = True
     for _ in range(5 * len(world.calls) + 5):
         world.pump()
         world.check()

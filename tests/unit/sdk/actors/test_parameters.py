@@ -44,7 +44,9 @@ def test_the_check_decides_as_a_call_does(name: str) -> None:
         right = takes(getattr(Kinds(), name), args, kwargs)
         assert parameters.fits(args, kwargs) is right, (args, kwargs)
         if not kwargs:
-            assert (parameters.fewest <= len(args) <= parameters.most) is right, args
+            assert (parameters.min_positional <= len(args) <= parameters.max_positional) is right, (
+                args
+            )
         if not right:
             with pytest.raises(TypeError, match="it takes"):
                 parameters.check(args, kwargs, "call")

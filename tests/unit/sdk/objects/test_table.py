@@ -21,10 +21,10 @@ def test_an_entry_settles_once_and_tells_everybody_once() -> None:
     entry = table.create("o_1")
     waiter = Waiting()
     entry.waiters.extend([waiter, waiter])
-    entry.subscribers.append("line")
+    entry.subscribers.append("channel")
     entry.task = object()
     waiters, subscribers = table.settle(entry, LOCATION)
-    assert (waiters, subscribers) == ([waiter, waiter], ["line"])
+    assert (waiters, subscribers) == ([waiter, waiter], ["channel"])
     assert (entry.location, entry.task, entry.waiters, entry.subscribers) == (
         LOCATION,
         None,
@@ -39,8 +39,8 @@ def test_a_dropped_entry_goes_with_its_last_ref_once() -> None:
     table = ObjectTable()
     entry = table.create("o_1")
     entry.refs += 1
-    assert table.dropped([entry]) == [], "another ref was made since"
-    assert table.dropped([entry]) == [entry]
+    assert table.drop_refs([entry]) == [], "another ref was made since"
+    assert table.drop_refs([entry]) == [entry]
     assert len(table) == 0
     assert not table.remove(entry), "it is freed once"
 
@@ -49,7 +49,7 @@ def test_a_lent_entry_stays() -> None:
     table = ObjectTable()
     entry = table.create("o_1")
     entry.borrowers = 1
-    assert table.dropped([entry]) == []
+    assert table.drop_refs([entry]) == []
     assert table.get("o_1") is entry
 
 
@@ -57,5 +57,5 @@ def test_an_old_entry_never_removes_a_new_one_of_the_same_id() -> None:
     table = ObjectTable()
     old = table.create("o_1")
     new = table.create("o_1")
-    assert table.dropped([old]) == []
+    assert table.drop_refs([old]) == []
     assert table.get("o_1") is new

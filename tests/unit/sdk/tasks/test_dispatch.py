@@ -22,7 +22,7 @@ class Task:
     task_id: str
     exclusive: bool = False
     function: Function = field(default_factory=Function)
-    flow: str = ""
+    fairness_key: str = ""
 
     @property
     def expected_s(self) -> float | None:
@@ -44,7 +44,7 @@ def queue_of(count: int, slots: int = 1, *, exclusive: bool = False) -> ClassQue
 
 def sent(queue: ClassQueue[Task], now_s: float = 0.0) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for slot, batch in queue.pump(now_s):
+    for slot, batch in queue.dispatch(now_s):
         found.setdefault(slot.lease_id, []).extend(t.task_id for t in batch)
     return found
 
@@ -71,10 +71,10 @@ def test_depth_follows_the_measured_length() -> None:
     queue = queue_of(1000)
     (slot,) = queue.slots.values()
     assert len(sent(queue)["l0"]) == 1
-    queue.finished(slot, "t0", 20e-6, 0.0)
+    queue.complete(slot, "t0", 20e-6, 0.0)
     assert 240 < len(sent(queue)["l0"]) <= 250
     for task_id in list(slot.inflight):
-        queue.finished(slot, task_id, 0.5, 0.0)
+        queue.complete(slot, task_id, 0.5, 0.0)
     assert len(sent(queue)["l0"]) == 1
 
 
@@ -84,7 +84,7 @@ def test_a_function_not_measured_yet_waits_for_an_empty_worker_whatever_others_t
     queue.ready.append(Task("new"))
     queue.ready.append(Task("newer"))
     assert sent(queue) == {"l0": ["t0", "t1", "t2"]}
-    assert queue.wanted == 2
+    assert queue.leases_wanted == 2
 
 
 def test_work_is_shared_evenly() -> None:
@@ -97,14 +97,14 @@ def test_a_lease_of_a_spread_class_serves_one_call() -> None:
     queue: ClassQueue[Task] = ClassQueue(spread=True)
     for i in range(5):
         queue.ready.append(Task(f"t{i}", function=Function(20e-6)))
-    assert queue.wanted == 5
+    assert queue.leases_wanted == 5
     for name in ("l0", "l1"):
         queue.add_slot(name, None, 0.0)
     assert sent(queue) == {"l0": ["t0"], "l1": ["t1"]}
-    queue.finished(queue.slots["l0"], "t0", 20e-6, 0.0)
+    queue.complete(queue.slots["l0"], "t0", 20e-6, 0.0)
     assert sent(queue) == {}
     assert queue.slots["l0"].closing
-    assert queue.wanted == 3
+    assert queue.leases_wanted == 3
 
 
 def test_closing_and_paused_slots_get_nothing() -> None:
@@ -120,7 +120,7 @@ def test_a_call_that_stays_alone_shares_no_worker() -> None:
     assert sent(queue) == {"l0": ["t0"]}
     (slot,) = queue.slots.values()
     assert sent(queue) == {}
-    queue.finished(slot, "t0", 20e-6, 0.0)
+    queue.complete(slot, "t0", 20e-6, 0.0)
     queue.ready.append(Task("social", function=Function(20e-6)))
     assert sent(queue) == {"l0": ["t1"]}
 
@@ -132,9 +132,9 @@ def test_nothing_is_sent_behind_a_lone_call_and_it_not_behind_others() -> None:
     queue.ready.append(Task("after", function=Function(20e-6)))
     assert sent(queue) == {"l0": ["t0", "t1"]}
     (slot,) = queue.slots.values()
-    queue.finished(slot, "t0", 20e-6, 0.0)
+    queue.complete(slot, "t0", 20e-6, 0.0)
     assert sent(queue) == {}
-    queue.finished(slot, "t1", 20e-6, 0.0)
+    queue.complete(slot, "t1", 20e-6, 0.0)
     assert sent(queue) == {"l0": ["lone"]}
     assert sent(queue) == {}
 
@@ -144,18 +144,18 @@ def test_taken_back_calls_wait_in_front_in_their_order() -> None:
     teach(queue, PIPELINE_S / 4)
     assert sent(queue) == {"l0": ["t0", "t1", "t2", "t3"]}
     slot = queue.slots["l0"]
-    assert [t.task_id for t in queue.taken_back(slot, ["t2", "t3"])] == ["t2", "t3"]
+    assert [t.task_id for t in queue.return_unstarted(slot, ["t2", "t3"])] == ["t2", "t3"]
     assert [t.task_id for t in queue.ready] == ["t2", "t3", "t4", "t5"]
     assert slot.paused, "the calls before them run still"
     assert sent(queue) == {}
-    queue.finished(slot, "t0", PIPELINE_S / 4, 0.0)
+    queue.complete(slot, "t0", PIPELINE_S / 4, 0.0)
     assert not slot.paused
 
 
 def test_a_single_call_does_not_wait_for_those_of_another_flow() -> None:
     queue = queue_of(10_000)
     teach(queue, 100e-6)
-    queue.ready.append(Task("single", function=Function(100e-6), flow="other"))
+    queue.ready.append(Task("single", function=Function(100e-6), fairness_key="other"))
     order = [task_id for ids in sent(queue).values() for task_id in ids]
     assert order[10] == "single", "after one turn of the flood"
     assert order[:10] + order[11:] == [f"t{i}" for i in range(49)], "which goes on in its order"
@@ -165,8 +165,8 @@ def test_flows_share_by_work_and_not_by_number_of_calls() -> None:
     queue: ClassQueue[Task] = ClassQueue()
     queue.add_slot("l0", None, 0.0)
     for i in range(1000):
-        queue.ready.append(Task(f"short{i}", function=Function(50e-6), flow="short"))
-        queue.ready.append(Task(f"long{i}", function=Function(500e-6), flow="long"))
+        queue.ready.append(Task(f"short{i}", function=Function(50e-6), fairness_key="short"))
+        queue.ready.append(Task(f"long{i}", function=Function(500e-6), fairness_key="long"))
     (order,) = sent(queue).values()
     assert [sum(i.startswith(k) for i in order) for k in ("short", "long")] == [60, 4]
 
@@ -174,7 +174,7 @@ def test_flows_share_by_work_and_not_by_number_of_calls() -> None:
 def test_what_waits_and_is_cancelled_is_never_sent_wherever_it_was() -> None:
     queue = queue_of(6)
     teach(queue, PIPELINE_S / 10)
-    single = Task("single", flow="other")
+    single = Task("single", fairness_key="other")
     queue.ready.append(single)
     for task in [t for t in queue.ready if t.task_id in ("t0", "t1", "t3", "t5")]:
         queue.ready.drop(task)
@@ -210,15 +210,15 @@ def test_a_dropped_slot_gives_back_what_it_had() -> None:
 
 
 def test_wanted_grows_with_the_queue_and_shrinks_with_short_calls() -> None:
-    assert queue_of(0).wanted == 0
-    assert queue_of(10).wanted == 10
+    assert queue_of(0).leases_wanted == 0
+    assert queue_of(10).leases_wanted == 10
     queue = queue_of(100)
     teach(queue, 20e-6)
-    assert queue.wanted == 1
+    assert queue.leases_wanted == 1
     teach(queue, 1.0)
-    assert queue.wanted == 100
+    assert queue.leases_wanted == 100
     teach(queue, 0.0)  # as a call that was cancelled by force
-    assert queue.wanted == 1
+    assert queue.leases_wanted == 1
 
 
 class Dispatching(RuleBasedStateMachine):
@@ -252,7 +252,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @rule()
     def pump(self) -> None:
-        for slot, batch in self.queue.pump(self.now_s):
+        for slot, batch in self.queue.dispatch(self.now_s):
             assert batch
             assert not slot.closing
             assert not slot.paused
@@ -264,8 +264,8 @@ class Dispatching(RuleBasedStateMachine):
     def finish(self, data: st.DataObject, duration_s: float) -> None:
         lease_id, task_id = data.draw(st.sampled_from(self.inflight()))
         slot = self.queue.slots[lease_id]
-        assert self.queue.finished(slot, task_id, duration_s, self.now_s) is self.tasks[task_id]
-        assert self.queue.finished(slot, task_id, duration_s, self.now_s) is None
+        assert self.queue.complete(slot, task_id, duration_s, self.now_s) is self.tasks[task_id]
+        assert self.queue.complete(slot, task_id, duration_s, self.now_s) is None
         self.done.add(task_id)
 
     @precondition(lambda self: self.inflight())
@@ -273,7 +273,7 @@ class Dispatching(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         lease_id, _ = data.draw(st.sampled_from(self.inflight()))
         slot = self.queue.slots[lease_id]
-        self.queue.taken_back(slot, [*list(slot.inflight)[1:], "unknown"])
+        self.queue.return_unstarted(slot, [*list(slot.inflight)[1:], "unknown"])
 
     @precondition(lambda self: self.queue.slots)
     @rule(data=st.data())
@@ -317,7 +317,7 @@ class Dispatching(RuleBasedStateMachine):
 
     @invariant()
     def wanted_is_sane(self) -> None:
-        assert 0 <= self.queue.wanted <= max(len(self.queue.ready), 0)
+        assert 0 <= self.queue.leases_wanted <= max(len(self.queue.ready), 0)
 
     @invariant()
     def what_is_revoked_was_sent(self) -> None:

@@ -32,7 +32,7 @@ def test_items_leave_before_the_end_of_their_call() -> None:
     woken: list[Any] = []
     io: Any = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=woken.append))
     objects: Any = MagicMock()
-    objects.borrowing.under_way = lambda line: False
+    objects.borrowing.would_overtake_borrow = lambda line: False
     address = Address("w_1", "n_1", "h", "", "")
     other, job = MagicMock(), SimpleNamespace(lease=None, job_id="j_1")
     execution = Execution(
