@@ -272,7 +272,7 @@ def test_row_offsets_pass_2_to_the_31(interpreter: None, monkeypatch: pytest.Mon
     import triton
     import triton.language as tl
 
-    from stoker_kernels.ops.attention import tiles
+    from stoker_kernels.ops.attention.triton import tiles
 
     # Interpreted kernels look names up in their module.
     monkeypatch.setitem(globals(), "tl", tl)

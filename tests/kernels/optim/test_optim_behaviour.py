@@ -147,7 +147,7 @@ def test_steps_after_the_first_build_nothing(interpreter: None) -> None:
 
 def test_offsets_past_2_to_the_31(interpreter: None) -> None:
     """One block far into a tensor that is not there: its address is so that only this block is."""
-    from stoker_kernels.optim import kernels
+    from stoker_kernels.optim.triton import kernels
 
     block, chunk = 2**31 // 256 + 3, 256
     p, g = torch.ones(chunk), torch.full((chunk,), 2.0)

@@ -140,7 +140,7 @@ def test_extreme_magnitudes(backend: str, name: str, magnitude: float) -> None:
 
 def test_bias_corrections_are_exact_to_fp32(interpreter: None) -> None:
     """1 - beta^t over 100k steps against fp64, where fp32's own power loses four digits."""
-    from stoker_kernels.optim import kernels, scalar_kernels
+    from stoker_kernels.optim.triton import kernels, scalar_kernels
 
     steps = [0, 1, 2, 6, 9, 99, 692, 694, 9_999, 99_999]
     group = {"betas": (0.9, 0.999), "weight_decay": 0.0, "eps": 0.0, "maximize": False}
