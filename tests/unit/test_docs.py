@@ -113,6 +113,17 @@ def test_every_path_in_the_code_map_exists() -> None:
     assert set(packages) == {root for root in roots if not root.startswith("tests")}
 
 
+def test_every_link_between_documents_leads_somewhere() -> None:
+    pages = [*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")]
+    broken = [
+        f"{page.relative_to(REPO)}: {target}"
+        for page in pages
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert not broken
+
+
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_a_frequent_question_has_an_answer(question: str) -> None:
     assert sum(question in asked for asked, _ in rows_of(section("Where is …"))) == 1
