@@ -63,6 +63,8 @@ BARE_TASKS_ALLOWED = {
     REPO / "wire/stoker_wire/process/background.py",
     REPO / "sdk/stoker/runtime/worker/event_loops.py",  # it runs its loop until that task ends
 }
+# Of the docstring of a class or function: it sends the reader on, or leaves the noun to be guessed.
+EMPTY_OPENINGS = ("See the module", "What ", "Who ")
 HEAVY = {"torch", "numpy", "sqlalchemy", "redis", "aiohttp"}
 
 
@@ -197,6 +199,18 @@ def test_the_cores_are_pure() -> None:
 def test_every_module_says_why_it_exists() -> None:
     broken = [source.at(source.tree) for source in sources() if not ast.get_docstring(source.tree)]
     check(broken, "a module without a docstring")
+
+
+def test_a_docstring_says_what_its_function_does_or_what_its_class_is() -> None:
+    """An imperative verb or a noun phrase; a clause that begins with a question word is neither."""
+    broken = [
+        f"{source.at(node)}: {node.name}: {text.splitlines()[0]}"
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node) or "").startswith(EMPTY_OPENINGS)
+    ]
+    check(broken, "a docstring that neither does nor names (CONTRIBUTING.md: prose)")
 
 
 def test_no_file_is_two_ideas() -> None:

@@ -1,0 +1,144 @@
+"""What the documents name exists: the words of the glossary, and every path of the map of the code.
+
+A path in the prose of a document is a token in backticks that ends in ``/`` or in the suffix of a file
+and does not begin with ``/``. It is relative to the root of the repository; one without a folder lies
+beside the path before it in the same paragraph or row (inside it, if that is a folder). In the code map
+of ARCHITECTURE.md all are relative to the package at the head of their paragraph.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REPO = Path(__file__).resolve().parents[2]
+ARCHITECTURE = (REPO / "ARCHITECTURE.md").read_text()
+MAX_WORDS = 40
+MAX_PATHS = 2
+TOKEN = re.compile(r"`([^`\n]+)`")
+PATH = re.compile(r"[\w][\w./-]*(?:/|\.(?:py|md|csv|toml))")
+NAME = re.compile(r"[A-Za-z_]\w*")
+# Found by a word of the question, so that a row may be reworded but not dropped.
+QUESTIONS = (
+    "lease is granted", "option to `@remote`", "HTTP route", "add a table", "scheduling policy",
+    "event kind", "heartbeat timeout", "kernel op", "verb", "ephemeral", "arguments are unpickled",
+    "retry is decided", "why it waits",
+)  # fmt: skip
+
+
+def rows_of(text: str) -> list[tuple[str, ...]]:
+    """Return the cells of each row of the tables in ``text``, without their heads."""
+    rows = [
+        tuple(cell.strip() for cell in line.strip("|").split("|"))
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    heads = [at - 1 for at, row in enumerate(rows) if not "".join(row).strip("-: ")]
+    return [row for at, row in enumerate(rows) if not {at, at - 1} & set(heads)]
+
+
+def section(title: str) -> str:
+    """Return one section of ARCHITECTURE.md."""
+    return ARCHITECTURE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Return paragraphs, rows of tables and items of lists, one by one."""
+    return iter(
+        re.split(r"\n\n+|\n(?=[|-] ?|\d+\. )", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    )
+
+
+def paths_in(text: str, package: str = "") -> list[Path]:
+    """Return the paths that a paragraph names, whether they exist or not."""
+    paths: list[Path] = []
+    beside = REPO
+    for token in filter(PATH.fullmatch, TOKEN.findall(text)):
+        if package:
+            path = REPO / package / token.removeprefix(package)
+        else:
+            path = (REPO if "/" in token else beside) / token
+        paths.append(path)
+        beside = path if token.endswith("/") else path.parent
+    return paths
+
+
+def missing_in(text: str, package: str = "") -> list[str]:
+    """Return the paths of a paragraph that do not exist, or are not what their end says."""
+    return [str(path.relative_to(REPO)) for path in paths_in(text, package) if not path.exists()]
+
+
+GLOSSARY = rows_of((REPO / "docs/glossary.md").read_text())
+
+
+def test_the_glossary_is_short_sorted_and_without_doubles() -> None:
+    words = [word for word, _, _ in GLOSSARY]
+    names = [name for _, _, name in GLOSSARY]
+    assert 0 < len(words) <= MAX_WORDS
+    assert words == sorted(words)
+    assert len(set(words)) == len(words)
+    assert len(set(names)) == len(names), "two words for one type"
+
+
+@pytest.mark.parametrize(("word", "name"), [(word, name) for word, _, name in GLOSSARY])
+def test_a_word_of_the_glossary_names_a_type(word: str, name: str) -> None:
+    module, _, symbol = name.strip("`").rpartition(".")
+    assert hasattr(importlib.import_module(module), symbol), f"{word}: there is no {name}"
+
+
+@pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+def test_every_path_in_the_prose_exists(document: str) -> None:
+    text = (REPO / document).read_text().replace(section("Code map"), "")
+    missing = [path for paragraph in paragraphs(text) for path in missing_in(paragraph)]
+    assert not missing, f"{document} names {missing}"
+
+
+def test_every_path_in_the_code_map_exists() -> None:
+    packages: list[str] = []
+    for paragraph in paragraphs(section("Code map")):
+        if head := re.match(r"- \*\*`([\w/]+/)`\*\*", paragraph):
+            packages.append(head[1])
+            assert len(paths_in(paragraph, head[1])) > 1
+            assert not missing_in(paragraph, head[1])
+        else:
+            assert not missing_in(paragraph)
+    roots = {f"{path.relative_to(REPO)}/" for path in REPO.glob("*/stoker*/") if path.is_dir()}
+    assert set(packages) == {root for root in roots if not root.startswith("tests")}
+
+
+def test_every_link_between_documents_leads_somewhere() -> None:
+    template = REPO / "docs/adr/0000-template.md"
+    pages = {*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md")} - {template}
+    broken = [
+        f"{page.relative_to(REPO)}: {target}"
+        for page in sorted(pages)
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+        if "://" not in target and not (page.parent / target).exists()
+    ]
+    assert not broken
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_frequent_question_has_an_answer(question: str) -> None:
+    assert sum(question in asked for asked, _ in rows_of(section("Where is …"))) == 1
+
+
+@pytest.mark.parametrize(("question", "answer"), rows_of(section("Where is …")))
+def test_an_answer_is_one_or_two_files_that_have_what_it_names(question: str, answer: str) -> None:
+    paths = paths_in(answer)
+    assert 1 <= len(paths) <= MAX_PATHS, question
+    assert not missing_in(answer)
+    sources = [
+        source.read_text()
+        for path in paths
+        for source in (path.rglob("*.py") if path.is_dir() else (path,))
+    ]
+    for name in filter(NAME.fullmatch, TOKEN.findall(answer)):
+        assert any(re.search(rf"\b{name}\b", source) for source in sources), f"{question}: {name}"
