@@ -50,9 +50,9 @@ def exit_actor() -> NoReturn:
             "call it in a method of a remote class, or end an actor from outside with "
             "stoker.kill(handle)"
         )
-    from stoker.runtime.worker.actor_exit import left_by, whereabouts
+    from stoker.runtime.worker.actor_exit import calling_code, self_exit_reason
 
-    host.end.begin(left_by(f"exit_actor() in {whereabouts()}"))
+    host.exit.begin(self_exit_reason(f"exit_actor() in {calling_code()}"))
     raise SystemExit(0)
 
 

@@ -44,12 +44,12 @@ def finish_within(seconds: float, end_s: float = GET_S) -> None:
 def is_ending() -> bool:
     """Whether the actor that calls this starts no more calls."""
     actor = stoker.runtime.process.session.runtime().worker.actor
-    return bool(actor.end.begun)
+    return bool(actor.exit.begun)
 
 
 def unstarted() -> bool:
     """Whether a call has come to the actor that calls this, and has not begun."""
-    return bool(stoker.runtime.process.session.runtime().worker.calls.unstarted)
+    return bool(stoker.runtime.process.session.runtime().worker.calls.queued)
 
 
 class Hooked:
@@ -378,12 +378,12 @@ def test_an_actor_that_can_run_no_more_calls_ends_and_may_restart(
     cls: type, tmp_path: Path
 ) -> None:
     def sabotage(instance: Any) -> None:
-        from stoker.runtime.worker import actor, event_loops
+        from stoker.runtime.worker.invoke import Invoker
 
         def defect(*args: Any) -> None:
             raise RuntimeError("a defect")
 
-        actor.invoke = event_loops.invoke_async = defect  # type: ignore[assignment]
+        Invoker.invoke = Invoker.invoke_async = defect  # type: ignore
 
     log = tmp_path / "log"
     made = stoker.remote(concurrency_groups={"io": 1}, max_restarts=1)(cls)
