@@ -383,7 +383,7 @@ def test_an_actor_that_can_run_no_more_calls_ends_and_may_restart(
         def defect(*args: Any) -> None:
             raise RuntimeError("a defect")
 
-        Invoker.invoke = Invoker.invoke_async = defect  # type: ignore
+        Invoker.invoke = Invoker.invoke_async = defect  # type: ignore[assignment, method-assign]
 
     log = tmp_path / "log"
     made = stoker.remote(concurrency_groups={"io": 1}, max_restarts=1)(cls)

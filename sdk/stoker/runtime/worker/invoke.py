@@ -22,7 +22,7 @@ from stoker.exceptions import BadRequestError, SerializationError, StokerError, 
 from stoker.runtime.objects.refs import REF_MARK, wire_ref
 from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with
-from stoker.runtime.serialization.pickling import noted_refs, pack, unpack
+from stoker.runtime.serialization.pickling import collected_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
 from stoker_wire.ids import return_id
@@ -215,7 +215,7 @@ class Invoker:
             failed, retry = failed_with(received.stop_error), False
             error.__traceback__ = None  # its frames hold the arguments, and `received` holds it
         else:
-            with noted_refs() as refs:
+            with collected_refs() as refs:
                 retry = _should_retry(received, error)  # first: it may add a note
                 failed = failed_by(error, task=received.template.name)
             failed.refs = tuple(wire_ref(r, self._address) for r in refs)
