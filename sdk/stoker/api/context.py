@@ -1,4 +1,4 @@
-"""What user code may know of where it runs."""
+"""The runtime context: the job, node, worker, task and actor in which user code runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """Where the calling code runs. Ids are '' where they do not apply (no task in a driver)."""
+    """The place in which the calling code runs. Ids are '' where they do not apply (no task in a driver)."""
 
     job_id: str
     node_id: str
@@ -61,7 +61,7 @@ class RuntimeContext:
     def is_cancelled(self) -> bool:
         """Return whether the task was told to stop by now, by ``cancel()`` or its ``timeout``.
 
-        Code in a thread is not interrupted: it asks here, and ends.
+        Code in a thread is not interrupted: it must ask here, and end.
         """
         executor = _executor()
         received = executor.calls.running.get(self.task_id) if executor is not None else None
@@ -140,6 +140,6 @@ def _executor() -> CallExecutor | None:
 
 
 def _actor() -> Actor | None:
-    """Return what the gcs keeps of the actor whose code calls this."""
+    """Return the gcs's record of the actor whose code calls this."""
     executor = _executor()
     return executor.actor.record if executor is not None and executor.actor is not None else None

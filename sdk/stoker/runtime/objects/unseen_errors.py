@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import TaskCancelledError, TaskError
-from stoker.runtime.process.stderr import tell, tell_now
+from stoker.runtime.process.stderr import write_now, write_soon
 from stoker_wire.messages.data import Failed
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class UnseenErrors:
     def close(self) -> None:
         """The refs go with the process: tell what is left (loop thread)."""
         lost, self._errors = list(self._errors.values()), {}
-        tell_now(_lines(lost))
+        write_now(_lines(lost))
 
     def _tell(self) -> None:
         self._is_telling = False
@@ -113,7 +113,7 @@ class UnseenErrors:
             self.seen(error.failed)
         if lost:
             self._told_at_s = self._loop.time()
-            tell(_lines(lost))
+            write_soon(_lines(lost))
 
 
 def _lines(lost: list[_Error]) -> str:
