@@ -82,7 +82,7 @@ class LocalCluster:
         return self.session_dir / "logs" / f"{self._mode}.log"
 
     def is_alive(self) -> bool:
-        """Whether the head still runs."""
+        """Return whether the head still runs."""
         return self._proc.poll() is None
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> LocalInfo:

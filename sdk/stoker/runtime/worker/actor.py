@@ -194,7 +194,7 @@ class ActorHost:
 
     @functools.cached_property
     def record(self) -> Actor:
-        """What the gcs keeps of it (any thread of the user)."""
+        """The gcs's record of the actor (any thread of the user)."""
         path = f"/v1/actors/{self.spec.actor_id}"
         return self._job.http.call("GET", path, reply=Actor)
 
