@@ -23,7 +23,7 @@ from stoker.runtime.actors.connection import ActorConnection, ActorConnector
 from stoker.runtime.actors.info import END_S, TERMINATE
 from stoker.runtime.objects.table import describe_wait
 from stoker.runtime.process.current_task import current_task_id
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.serialization.pickling import pack
 from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS
 from stoker.runtime.tasks.task_spec import (
@@ -221,7 +221,7 @@ class ActorCalls:
 
     def _end(self, link: ActorConnection, why: str, extra: dict[str, Any]) -> None:
         text = f"actor {link.name} ({link.actor_id}) is dead\n{why}"
-        failed = failed_with(ActorDiedError(text, extra=extra))
+        failed = encode_error(ActorDiedError(text, extra=extra))
         link.die(failed)
         self.fail_all(link, failed)
 
@@ -269,7 +269,7 @@ class ActorCalls:
             task.channel.post(Cancel(task.task_id, False, recursive))
         elif task.phase is Phase.WAITING:
             link.calls.drop(task)
-            self.fail(task, failed_with(cancelled_error(task)))
+            self.fail(task, encode_error(cancelled_error(task)))
             self.send(link)  # it may have been what the others waited behind
 
     def on_channel_closed(self, channel: Channel) -> None:
@@ -287,9 +287,9 @@ class ActorCalls:
                 "the call may or may not have run (set max_task_retries to have it tried again)"
                 + (f"\n{why}" if why else "")
             )
-            failed = failed_with(ActorUnavailableError(text))
+            failed = encode_error(ActorUnavailableError(text))
             if task.cancelled:
-                self.fail(task, failed_with(cancelled_error(task)))
+                self.fail(task, encode_error(cancelled_error(task)))
             elif task.take_retry():
                 self._pending.status.ended(task, failed, attempt=task.attempt - 1)
                 task.phase, task.channel = Phase.WAITING, None
@@ -418,4 +418,4 @@ def creation_failed(link: ActorConnection, error: StokerError) -> None:
     """Note that an actor could not be created: its calls fail with the cause."""
     if link.dead is None:
         text = f"actor {link.name} could not be created\n{error.message}"
-        link.die(failed_with(ActorDiedError(text)))
+        link.die(encode_error(ActorDiedError(text)))

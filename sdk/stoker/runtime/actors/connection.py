@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.data import Failed
 from stoker_wire.messages.work import Actor, ActorState
 
@@ -241,20 +241,20 @@ class ActorConnector:
         except NotFoundError as error:
             if link.calls and (owner := link.lost_owner):
                 text = f"actor {link.name} was never created\nits owner {owner} died before it had created it"
-                link.die(failed_with(ActorDiedError(text)))
+                link.die(encode_error(ActorDiedError(text)))
                 return None
             link.note = "its creator has not created it yet"
             if link.incarnation < 0 and self._io.loop.time() < until:
                 return None
             link.die(
-                failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
+                encode_error(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
             )
         except StokerError as error:
             if error.retryable or error.status >= 500:
                 link.note = f"the gcs does not answer: {error.one_line}"
                 return None
             link.die(
-                failed_with(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
+                encode_error(ActorDiedError(f"actor {link.name} is not known\n{error.message}"))
             )
         return None
 

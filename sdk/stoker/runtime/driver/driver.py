@@ -19,7 +19,7 @@ import aiohttp
 
 from stoker.exceptions import StokerError, UnavailableError
 from stoker.runtime.driver.printing import Printer
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
 
@@ -98,7 +98,7 @@ class Driver:
             await asyncio.sleep(_HEAD_S)
         if self._runtime.io.running:
             self._runtime.pending.lose_cluster(
-                failed_with(
+                encode_error(
                     UnavailableError(
                         "the local cluster is gone\n"
                         f"its head (pid {head.pid}) ended, see {head.log_path}\n"

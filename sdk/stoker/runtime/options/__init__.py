@@ -1,1 +1,1 @@
-"""The options of tasks and actors, the ``runtime_env`` among them: checked, documented, made into messages."""
+"""The options of tasks and actors, with their ``runtime_env``: checked, documented, made into messages."""

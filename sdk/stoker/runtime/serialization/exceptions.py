@@ -64,14 +64,14 @@ _RUNNER_FILES = tuple(
 _ENV_FOLDER = re.compile(r"^/.*/[0-9a-f]{64}/")
 
 
-def failed_by(error: BaseException, *, task: str = "") -> Failed:
-    """Return an exception that the user's code raised in ``task`` as data.
+def encode_exception(error: BaseException, *, task: str = "") -> Failed:
+    """Encode an exception that the user's code raised in ``task``.
 
     ``SystemExit`` and its like, which would end the reader too, arrive as a plain ``TaskError``.
     """
     own = isinstance(error, StokerError) and not isinstance(error, TaskError)
     if isinstance(error, StokerError) and own and type(error_for(error.code, "")) is type(error):
-        return failed_with(error)
+        return encode_error(error)
     kind, message = _name_of(type(error)), _text_of(error)
     cause: BaseException | None = error
     extra: dict[str, Any] = {"task": task}
@@ -269,8 +269,8 @@ def _layout_of(cls: Any) -> Any:
     return cls
 
 
-def failed_with(error: StokerError) -> Failed:
-    """Return an error of Stoker's own as data."""
+def encode_error(error: StokerError) -> Failed:
+    """Encode an error of Stoker's own, whose class its code names."""
     return Failed(
         code=error.code,
         message=_encodable(error.message),
@@ -282,7 +282,7 @@ def failed_with(error: StokerError) -> Failed:
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def error_of(failed: Failed) -> StokerError:
+def decode_error(failed: Failed) -> StokerError:
     """Return the exception to raise for ``failed``: a new one each time, so each has its own traceback."""
     extra = msgspec.msgpack.decode(failed.extra) if failed.extra else {}
     if failed.code != TaskError.code:
@@ -305,7 +305,7 @@ def error_of(failed: Failed) -> StokerError:
     return TaskError(message, extra=extra)
 
 
-def info_of(failed: Failed) -> ErrorInfo:
+def error_info(failed: Failed) -> ErrorInfo:
     """Return a failure as the task history keeps it."""
     message = f"{failed.type_name}: {failed.message}" if failed.type_name else failed.message
     return ErrorInfo(code=failed.code, message=message[:4000])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.info import TERMINATE, ActorPayload, is_async
-from stoker.runtime.serialization.exceptions import error_of, failed_by, info_of
+from stoker.runtime.serialization.exceptions import decode_error, encode_exception, error_info
 from stoker.runtime.worker import actor_exit
 from stoker.runtime.worker.actor_exit import (
     ActorExit,
@@ -180,11 +180,11 @@ class ActorHost:
         if isinstance(error, SystemExit):
             self.exit.begin(system_exit_reason(error, "its constructor", restart=False))
             return
-        failed = failed_by(error)
+        failed = encode_exception(error)
         text = str(
-            error_of(Failed(failed.code, failed.message, failed.type_name, failed.traceback))
+            decode_error(Failed(failed.code, failed.message, failed.type_name, failed.traceback))
         )
-        cause = ErrorInfo(code=info_of(failed).code, message=f"its constructor raised {text}")
+        cause = ErrorInfo(code=error_info(failed).code, message=f"its constructor raised {text}")
         self.exit.begin(ExitReason(1, cause))
 
     @property

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.data import Cancel, Failed, Retire
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Cancellation:
         """Stop a call: drop it, or raise in it; after ``grace_s`` kill this process instead."""
         task_id = received.call.task_id
         if self._calls.queued.pop(task_id, None) is not None:
-            self._worker.fail_early(received, failed_with(error))
+            self._worker.fail_early(received, encode_error(error))
             return
         received.stop_error = error
         with self._calls.credit_changed:  # a generator may wait there
@@ -156,7 +156,7 @@ class Cancellation:
             f"it still runs in actor {actor.spec.class_name} ({actor.spec.actor_id}): let it look at "
             "stoker.get_runtime_context().is_cancelled(), or end the actor with stoker.kill()"
         )
-        self._worker.fail_early(received, failed_with(type(error)(text)))
+        self._worker.fail_early(received, encode_error(type(error)(text)))
         received.abandoned = True
 
     def _signal(self, received: ReceivedCall) -> None:
@@ -175,7 +175,7 @@ class Cancellation:
     def _kill_worker(self, received: ReceivedCall) -> None:
         """Fail a call whose code does not stop, return the others, and end this process."""
         assert received.stop_error is not None
-        self._worker.fail_early(received, failed_with(received.stop_error))
+        self._worker.fail_early(received, encode_error(received.stop_error))
         unstarted: dict[Channel, list[str]] = {}
         for other in list(self._calls.queued.values()):
             unstarted.setdefault(other.channel, []).append(other.call.task_id)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.net.task_events import nbytes_of
 from stoker.runtime.objects.borrowing import GRACE_S
-from stoker.runtime.serialization.exceptions import info_of
+from stoker.runtime.serialization.exceptions import error_info
 from stoker.runtime.tasks.task_spec import TEMPLATES
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
 from stoker.runtime.worker.cancellation import Cancellation
@@ -391,7 +391,7 @@ class CallExecutor:
             address.peer_id,
             nbytes_of(call.args),
             result_nbytes,
-            info_of(failed) if failed is not None else None,
+            error_info(failed) if failed is not None else None,
         )
         row = (
             call.task_id,

@@ -21,7 +21,7 @@ import cloudpickle
 from stoker.exceptions import BadRequestError, SerializationError, StokerError, TaskError
 from stoker.runtime.objects.refs import REF_MARK, wire_ref
 from stoker.runtime.process.current_task import TaskInfo, current_task
-from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with
+from stoker.runtime.serialization.exceptions import decode_error, encode_error, encode_exception
 from stoker.runtime.serialization.pickling import collected_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
@@ -138,7 +138,7 @@ class Invoker:
         """Return the arguments, with the values of top-level refs in their places."""
         values = self._values
         if isinstance(call.args, Failed):
-            raise error_of(call.args)
+            raise decode_error(call.args)
         data, buffers = values.bytes_of(call.args, "")
         args, kwargs, positions = unpack(data, buffers, what="an argument")
         for position, dep in zip(positions, call.deps, strict=True):
@@ -151,7 +151,7 @@ class Invoker:
 
     def _load_dependency(self, dep: Dep) -> Any:
         if isinstance(dep.location, Failed):
-            raise error_of(dep.location)
+            raise decode_error(dep.location)
         data, buffers = self._values.bytes_of(dep.location, dep.ref.object_id)
         return unpack(data, buffers, what=f"the argument {dep.ref.object_id}")
 
@@ -212,12 +212,12 @@ class Invoker:
             self.on_system_exit(received, error)
         refs: list[Any] = []
         if received.stop_error is not None:
-            failed, retry = failed_with(received.stop_error), False
+            failed, retry = encode_error(received.stop_error), False
             error.__traceback__ = None  # its frames hold the arguments, and `received` holds it
         else:
             with collected_refs() as refs:
                 retry = _should_retry(received, error)  # first: it may add a note
-                failed = failed_by(error, task=received.template.name)
+                failed = encode_exception(error, task=received.template.name)
             failed.refs = tuple(wire_ref(r, self._address) for r in refs)
         result = Result(
             call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry
