@@ -54,8 +54,8 @@ def wrap_worker() -> None:
 
     TRACE.wrap(FrameCodec, "decode", "worker: frame read", "worker: frame decoded")
     TRACE.wrap(invoke.Invoker, "load_arguments", "worker: main thread has it")
-    TRACE.wrap(execute.Execution, "report", "worker: user code returned")
-    TRACE.wrap(execute.Execution, "_send", "worker: loop woken")
+    TRACE.wrap(execute.CallExecutor, "report", "worker: user code returned")
+    TRACE.wrap(execute.CallExecutor, "_send", "worker: loop woken")
     TRACE.wrap(FrameCodec, "encode", "worker: result posted", "worker: result encoded")
 
 

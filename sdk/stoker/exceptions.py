@@ -1,4 +1,4 @@
-"""The errors that users of Stoker meet; the tree is drawn in :mod:`stoker_wire.errors`.
+"""The public exceptions of Stoker; the tree is drawn in :mod:`stoker_wire.errors`.
 
 They are public under this module's name, and so tracebacks, ``repr`` and pickles name them. Only
 processes that have ``stoker`` read pickles: services speak messages.

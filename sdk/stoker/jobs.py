@@ -1,4 +1,4 @@
-"""Submit, list, follow and stop jobs from any Python program, without joining the cluster.
+"""Job submission: submit, list, follow and stop jobs from any Python program, outside of the cluster.
 
 ``JobSubmissionClient`` speaks HTTP with the standard library alone, synchronously; the CLI's ``stoker
 job`` is made of it. To run tasks from this process, use ``stoker.init()`` instead.
@@ -44,7 +44,7 @@ _POLL_MAX_S = 0.5
 
 
 class JobSubmissionClient:
-    """Talks to one cluster. May be shared by threads.
+    """A client of one cluster. Threads may share it.
 
     ``address`` defaults to STOKER_ADDRESS, then to the newest cluster of this machine; ``token`` to
     STOKER_TOKEN, STOKER_TOKEN_FILE, then that cluster's own. ``timeout_s`` bounds each call.
@@ -99,19 +99,19 @@ class JobSubmissionClient:
 
     def list_jobs(self, *, limit: int = 1000) -> list[Job]:
         """Return up to ``limit`` jobs, those of drivers included."""
-        found: list[Job] = []
+        jobs: list[Job] = []
         cursor = ""
-        while len(found) < limit:
-            query = {"limit": min(limit - len(found), 1000), "cursor": cursor or None}
+        while len(jobs) < limit:
+            query = {"limit": min(limit - len(jobs), 1000), "cursor": cursor or None}
             page = self.http.call("GET", "/v1/jobs", reply=Page[Job], query=query)
-            found += page.items
+            jobs += page.items
             cursor = page.next_cursor
             if not cursor:
                 break
-        return found
+        return jobs
 
     def get_job(self, job_id: str) -> Job:
-        """Return what the cluster knows of a job; NotFoundError if there is none."""
+        """Return the record of a job; NotFoundError if there is none."""
         return self.http.call("GET", f"/v1/jobs/{job_id}", reply=Job)
 
     def get_job_status(self, job_id: str) -> JobState:
@@ -123,7 +123,7 @@ class JobSubmissionClient:
         return self.http.call("GET", f"/v1/jobs/{job_id}/explain", reply=Explanation)
 
     def get_job_logs(self, job_id: str) -> str:
-        """Return what the job's driver has printed so far."""
+        """Return the output of the job's driver so far."""
         lines = self.http.lines(f"/v1/jobs/{job_id}/logs", item=LogLine)
         return "".join(f"{line.text}\n" for line in lines)
 
@@ -164,13 +164,13 @@ class JobSubmissionClient:
         second time below a folder with the node's id. NotFoundError if the driver's node is gone and
         nothing is left. Wait for the job's end first, to get all.
         """
-        found = self.get_job_output(job_id)
-        if found.lost and not found.nodes:
-            raise NotFoundError(found.lost)
+        output = self.get_job_output(job_id)
+        if output.lost and not output.nodes:
+            raise NotFoundError(output.lost)
         written: list[str] = []
-        for node in found.nodes:
+        for node in output.nodes:
             query = {"node_id": node.node_id}
-            with self.http.opened(f"/v1/jobs/{job_id}/output.tar", query=query) as archive:
+            with self.http.open_stream(f"/v1/jobs/{job_id}/output.tar", query=query) as archive:
                 written += unpack_output(
                     archive, Path(target), node_id=node.node_id, taken=frozenset(written)
                 )
@@ -209,9 +209,9 @@ def unpack_output(
         with tarfile.open(fileobj=archive, mode="r|") as members:
             for member in members:
                 name = PurePosixPath(member.name)
-                if (str(name) in taken and not member.isdir()) or _clashes(root, name, member):
+                if (str(name) in taken and not member.isdir()) or _conflicts(root, name, member):
                     name = node_id / name
-                if _put(members, member, root, name):
+                if _extract(members, member, root, name):
                     written.append(str(name))
     except (ConnectionError, TimeoutError):  # of the archive on its way
         raise
@@ -224,8 +224,8 @@ def unpack_output(
     return written
 
 
-def _clashes(root: Path, name: PurePosixPath, member: tarfile.TarInfo) -> bool:
-    """Whether a folder is where a file is to be, or a file where a folder is to be."""
+def _conflicts(root: Path, name: PurePosixPath, member: tarfile.TarInfo) -> bool:
+    """Return whether a folder is where a file is to be, or a file where a folder is to be."""
     path = root / name
     folders = [root / above for above in name.parents]
     if member.isdir():
@@ -235,7 +235,7 @@ def _clashes(root: Path, name: PurePosixPath, member: tarfile.TarInfo) -> bool:
     return any(os.path.lexists(folder) and not folder.is_dir() for folder in folders)
 
 
-def _put(
+def _extract(
     members: tarfile.TarFile, member: tarfile.TarInfo, root: Path, name: PurePosixPath
 ) -> bool:
     path = root / name
@@ -248,7 +248,7 @@ def _put(
     content = members.extractfile(member) if member.isreg() else None
     if content is not None:
         _write(path, content, member.mode)
-    elif member.issym() and _stays(path, member.linkname, root):
+    elif member.issym() and _stays_inside(path, member.linkname, root):
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         path.symlink_to(member.linkname)
@@ -266,5 +266,5 @@ def _write(path: Path, content: IO[bytes], mode: int) -> None:
     partial.replace(path)
 
 
-def _stays(path: Path, link: str, root: Path) -> bool:
+def _stays_inside(path: Path, link: str, root: Path) -> bool:
     return not os.path.isabs(link) and (path.parent / link).resolve().is_relative_to(root)

@@ -38,7 +38,7 @@ ALLOWED = {
 }
 SERVICES = {"stoker_gcs", "stoker_scheduler", "stoker_nodelet"}
 # The composition root starts services in one process; `stoker.kernels` is a lazy alias.
-COMPOSITION_ROOT = ROOTS["stoker"] / "launch.py"
+COMPOSITION_ROOT = ROOTS["stoker"] / "local/main.py"
 LAZY_ALIAS_OF_KERNELS = {ROOTS["stoker"] / "__init__.py", ROOTS["stoker"] / "kernels.py"}
 # Pure decisions: time is a field of the event, ids and randomness are injected, no IO.
 _RUNTIME = ROOTS["stoker"] / "runtime"

@@ -33,7 +33,7 @@ from stoker.exceptions import (
 from stoker.runtime.actors.calls import fail_creation
 from stoker.runtime.net.clients import death_error, node_died
 from stoker.runtime.objects.table import Entry, describe_wait
-from stoker.runtime.serialization.exceptions import error_of, failed_by
+from stoker.runtime.serialization.exceptions import decode_error, encode_exception
 from stoker.runtime.tasks.task_spec import cancelled_error, error_for_task, start_deadline_error
 from stoker_scheduler.core import commands
 from stoker_wire import errors
@@ -217,7 +217,7 @@ def unborn() -> StokerError:
     link: Any = types.SimpleNamespace(name="A", dead=None)
     link.mark_dead = functools.partial(setattr, link, "dead")
     fail_creation(link, UnavailableError("the gcs does not answer\nit said: no; go away"))
-    return error_of(link.dead)
+    return decode_error(link.dead)
 
 
 @pytest.mark.parametrize(
@@ -245,9 +245,12 @@ def test_what_is_put_together_begins_with_a_sentence(
 
 @given(CLAUSES, st.lists(CLAUSES, max_size=2))
 def test_what_a_task_raised_begins_with_a_sentence(clause: str, more: list[str]) -> None:
-    told = error_of(failed_by(ValueError("\n".join([clause, *more])), task="f"))
+    told = decode_error(encode_exception(ValueError("\n".join([clause, *more])), task="f"))
     assert first_line(told) == f"task f raised ValueError: {clause}."
-    assert first_line(error_of(failed_by(ValueError(), task="f"))) == "task f raised ValueError."
+    assert (
+        first_line(decode_error(encode_exception(ValueError(), task="f")))
+        == "task f raised ValueError."
+    )
 
 
 # -- the public name -------------------------------------------------------------------------------

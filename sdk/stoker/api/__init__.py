@@ -1,1 +1,1 @@
-"""What ``import stoker`` offers: decorators, options, ``init``, ``get``, ``put`` and their like."""
+"""The public API of ``import stoker``: decorators, options, ``init``, ``get``, ``put`` and their like."""

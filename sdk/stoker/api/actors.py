@@ -1,4 +1,4 @@
-"""``@stoker.remote`` on classes: what makes actors, gives their methods options, and ends them."""
+"""``@stoker.remote`` on classes: actors are made, their methods get options, and they end themselves."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def exit_actor() -> NoReturn:
             "call it in a method of a remote class, or end an actor from outside with "
             "stoker.kill(handle)"
         )
-    from stoker.runtime.worker.actor_exit import left_by, whereabouts
+    from stoker.runtime.worker.actor_exit import calling_code, self_exit_reason
 
-    host.end.begin(left_by(f"exit_actor() in {whereabouts()}"))
+    host.exit.begin(self_exit_reason(f"exit_actor() in {calling_code()}"))
     raise SystemExit(0)
 
 
@@ -77,7 +77,7 @@ class ActorClass(Generic[C]):
         )
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle[C]:
-        """Start an actor; returns a handle at once, calls to it wait until it is up.
+        """Start an actor and return a handle at once; calls wait until it is up.
 
         A name that is taken raises ``NameTakenError`` here (unless ``get_if_exists``).
         """

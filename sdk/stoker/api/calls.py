@@ -1,4 +1,7 @@
-"""What users call: ``get``, ``put``, ``wait``, ``cancel``, ``kill``, and questions to the cluster."""
+"""The functions of the public API: ``get``, ``put``, ``wait``, ``cancel``, ``kill``, and queries.
+
+Arguments are checked here, so that a mistake is an error at the call; the work is the runtime's.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
             return _runtime().objects.get((refs,), timeout)[0]
         return _runtime().objects.get(_refs(refs, "get"), timeout)
     except KeyboardInterrupt as stop:
-        raise stop.with_traceback(None)  # noqa: B904 (it says what was waited for; our frames do not)
+        raise stop.with_traceback(None)  # noqa: B904 (its note names the wait; internal frames add nothing)
 
 
 def _check_timeout(timeout: Any, what: str) -> None:
@@ -72,14 +75,14 @@ def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
             "only what .remote() and put() return can be waited for",
             field="refs",
         )
-    found = list(refs)
-    for index, ref in enumerate(found):
+    checked = list(refs)
+    for index, ref in enumerate(checked):
         if not isinstance(ref, ObjectRef):
             raise WrongTypeError(
                 f"{what}(): item {index} is a {type(ref).__name__}, not an ObjectRef",
                 field=f"refs[{index}]",
             )
-    return found
+    return checked
 
 
 def put(value: T) -> ObjectRef[T]:
@@ -101,21 +104,21 @@ def wait(
     """
     if timeout is not None:
         _check_timeout(timeout, "wait")
-    found = _refs(refs, "wait")
-    if len(set(found)) != len(found):
+    checked = _refs(refs, "wait")
+    if len(set(checked)) != len(checked):
         raise BadRequestError("wait(): the same ref is given twice", field="refs")
     given: object = num_returns
     if isinstance(given, bool) or not isinstance(given, numbers.Integral):
         raise WrongTypeError(
             f"wait(): num_returns={given!r} is no whole number", field="num_returns"
         )
-    if not 0 < num_returns <= len(found):
+    if not 0 < num_returns <= len(checked):
         raise BadRequestError(
-            f"wait(): num_returns={num_returns} must be between 1 and the {len(found)} refs given",
+            f"wait(): num_returns={num_returns} must be between 1 and the {len(checked)} refs given",
             field="num_returns",
         )
     try:
-        return _runtime().objects.wait(found, num_returns, timeout)
+        return _runtime().objects.wait(checked, num_returns, timeout)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None)  # noqa: B904 (as in get)
 

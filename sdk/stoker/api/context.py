@@ -1,4 +1,4 @@
-"""What user code may know of where it runs."""
+"""The runtime context: the job, node, worker, task and actor in which user code runs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from stoker.runtime.process import session
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
     from stoker.runtime.runtime import Runtime
-    from stoker.runtime.worker.execute import Execution
+    from stoker.runtime.worker.execute import CallExecutor
     from stoker_wire.messages.work import Actor
 
 
 @dataclass(frozen=True, slots=True)
 class RuntimeContext:
-    """Where the calling code runs. Ids are '' where they do not apply (no task in a driver)."""
+    """The place in which the calling code runs. Ids are '' where they do not apply (no task in a driver)."""
 
     job_id: str
     node_id: str
@@ -55,17 +55,17 @@ class RuntimeContext:
 
         if not self.node_id:
             return {}
-        found = _runtime().job.http.call("GET", f"/v1/nodes/{self.node_id}", reply=Node)
-        return dict(found.labels)
+        node = _runtime().job.http.call("GET", f"/v1/nodes/{self.node_id}", reply=Node)
+        return dict(node.labels)
 
     def is_cancelled(self) -> bool:
         """Return whether the task was told to stop by now, by ``cancel()`` or its ``timeout``.
 
-        Code in a thread is not interrupted: it asks here, and ends.
+        Code in a thread is not interrupted: it must ask here, and end.
         """
-        execution = _execution()
-        work = execution.calls.running.get(self.task_id) if execution is not None else None
-        return work is not None and work.interrupt is not None
+        executor = _executor()
+        received = executor.calls.running.get(self.task_id) if executor is not None else None
+        return received is not None and received.stop_error is not None
 
     is_canceled = is_cancelled
 
@@ -75,17 +75,17 @@ class RuntimeContext:
 
     def get_task_function_name(self) -> str | None:
         """Return the qualified name of the function or method that runs, or None."""
-        execution = _execution()
-        work = execution.calls.running.get(self.task_id) if execution is not None else None
-        if execution is None or work is None:
+        executor = _executor()
+        received = executor.calls.running.get(self.task_id) if executor is not None else None
+        if executor is None or received is None:
             return None
-        name = work.template.function
-        if execution.actor is not None:
-            cls = type(execution.actor.instance)
+        name = received.template.function
+        if executor.actor is not None:
+            cls = type(executor.actor.instance)
             return f"{cls.__module__}.{cls.__qualname__}.{name}"
-        function = execution.invoker.functions.get(name)
+        function = executor.invoker.functions.get(name)
         if function is None:
-            return work.template.name
+            return received.template.name
         return f"{function.__module__}.{function.__qualname__}"
 
     def get_actor_name(self) -> str | None:
@@ -134,12 +134,12 @@ def _runtime() -> Runtime:
     return runtime
 
 
-def _execution() -> Execution | None:
+def _executor() -> CallExecutor | None:
     runtime: Runtime | None = session.maybe_runtime()
     return runtime.worker if runtime is not None else None
 
 
 def _actor() -> Actor | None:
-    """Return what the gcs keeps of the actor whose code calls this."""
-    execution = _execution()
-    return execution.actor.record if execution is not None and execution.actor is not None else None
+    """Return the gcs's record of the actor whose code calls this."""
+    executor = _executor()
+    return executor.actor.record if executor is not None and executor.actor is not None else None

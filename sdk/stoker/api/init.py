@@ -1,4 +1,8 @@
-"""``init()`` and ``shutdown()``: how a driver joins a cluster, or starts one of its own."""
+"""``init()`` and ``shutdown()``: a driver joins a cluster, or starts one of its own, and leaves it.
+
+The runtime is imported here only when it is needed: ``import stoker`` stays light, and a local head
+starts while this process imports its own half.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
-from stoker.local.offer import checked_offer, checked_port
+from stoker.local.node_options import checked_node_options, checked_port
 from stoker.runtime.process.identity import LocalNode
 from stoker.runtime.process.session import CELL
 from stoker_wire.ids import Prefix, new_id
@@ -23,13 +27,13 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 _JOIN_S = 5.0
-"""How long a cluster that does not answer is tried: it may be starting."""
+"""The time for which a cluster that does not answer is tried: it may be starting."""
 AUTO = "auto"
 _SOCKET_PATH_BYTES = 104
 
 
 class ClusterInfo(NamedTuple):
-    """What ``init()`` returns: where the cluster's HTTP API is, and which job this driver is."""
+    """The result of ``init()``: the address of the cluster's HTTP API, and the job of this driver."""
 
     address: str
     job_id: str
@@ -74,17 +78,17 @@ def init(
                 "call stoker.shutdown() first, or pass ignore_reinit_error=True"
             )
         address = address or os.environ.get("STOKER_ADDRESS") or None
-        offer = {
+        node_options = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
             "memory": memory,
             "resources": resources,
             "labels": labels,
         }
-        offer, port = checked_offer(offer), checked_port(port)
+        node_options, port = checked_node_options(node_options), checked_port(port)
         if address is None:
-            return _init_local(offer, port, namespace, runtime_env, log_to_driver)
-        given = [name for name, value in offer.items() if value is not None]
+            return _init_local(node_options, port, namespace, runtime_env, log_to_driver)
+        given = [name for name, value in node_options.items() if value is not None]
         if given:
             raise BadRequestError(
                 f"{', '.join(given)}: this describes a cluster that init() starts\n"
@@ -95,7 +99,7 @@ def init(
 
 
 def _init_local(
-    offer: dict[str, Any],
+    node_options: dict[str, Any],
     port: int,
     namespace: str | None,
     runtime_env: Mapping[str, Any] | None,
@@ -104,7 +108,7 @@ def _init_local(
     from stoker.local.cluster import spawn_local
     from stoker_wire.process import fast_imports
 
-    cluster = spawn_local(port=port, **offer)
+    cluster = spawn_local(port=port, **node_options)
     try:
         # The head starts on another core while this process imports its own half.
         fast_imports.import_aiohttp()
@@ -112,7 +116,7 @@ def _init_local(
 
         info: LocalInfo = cluster.wait_ready()
         node = LocalNode(info.node_id, info.nodelet_url, info.arena_dir, info.session_dir)
-        found = _connect(
+        cluster_info = _connect(
             info.gcs_url,
             info.token,
             node,
@@ -128,7 +132,7 @@ def _init_local(
     CELL.cluster = cluster
     if CELL.driver is not None:
         CELL.driver.watch_head(cluster)
-    return found
+    return cluster_info
 
 
 def _init_remote(
@@ -148,12 +152,14 @@ def _init_remote(
     target = resolve(address, token, embedded=False)
     client = HttpClient(target.address, token=target.token, timeout_s=_JOIN_S)
     nodes = client.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1000}).items
-    mine = host_identity.host_id()
-    here = [n for n in nodes if n.host_id == mine and n.state is not NodeState.DEAD]
+    host_id = host_identity.host_id()
+    local_nodes = [n for n in nodes if n.host_id == host_id and n.state is not NodeState.DEAD]
     node = None
-    if here:
-        near = here[0]
-        node = LocalNode(near.node_id, near.url, near.arena_dir, near.session_dir)
+    if local_nodes:
+        local_node = local_nodes[0]
+        node = LocalNode(
+            local_node.node_id, local_node.url, local_node.arena_dir, local_node.session_dir
+        )
     gcs_host = target.address.split("//", 1)[-1].rsplit(":", 1)[0]
     tcp_host = None if is_loopback(gcs_host) else _local_address(target.address)
     return _connect(
@@ -206,8 +212,8 @@ def _connect(
         driver = Driver(runtime)
         if not embedded:
             driver.check_scheduler()
-        wanted = _driver_env(runtime, node, runtime_env, settings)
-        driver.attach(settings.job_id or None, namespace, wanted)
+        env = _driver_env(runtime, node, runtime_env, settings)
+        driver.attach(settings.job_id or None, namespace, env)
         show = settings.log_to_driver if log_to_driver is None else log_to_driver
         driver.begin(follow_logs=show)
     except BaseException:
@@ -215,12 +221,12 @@ def _connect(
         raise
     CELL.runtime, CELL.driver = runtime, driver
     CELL.auto_init, CELL.forked = True, False
-    atexit.register(_exit)
+    atexit.register(_leave_at_exit)
     return _info_of(runtime)
 
 
 def _socket_path(node: LocalNode, peer_id: str) -> str:
-    """Return where this driver listens: in the session, unless that path is too long for a socket."""
+    """Return the path of this driver's socket: in the session, unless that is too long for a socket."""
     path = os.path.join(node.session_dir, "sockets", f"{peer_id}.sock")
     if len(os.fsencode(path)) < _SOCKET_PATH_BYTES:
         return path
@@ -233,23 +239,23 @@ def _driver_env(
     runtime_env: Mapping[str, Any] | None,
     settings: Settings,
 ) -> RuntimeEnv:
-    """Return the job's environment: what the user gave and, on this machine, where its code lies.
+    """Return the job's environment: the user's and, on this machine, the folders of its code.
 
-    That is this process's ``sys.path`` as it is now, whichever way Python was started.
+    Those are this process's ``sys.path`` as it is now, whichever way Python was started.
     """
     import msgspec
 
     from stoker_wire.process import search_path
 
-    made = runtime.job.uploaded_env(runtime_env)
-    if node is None or settings.job_id or made.working_dir:
-        return made
+    env = runtime.job.uploaded_env(runtime_env)
+    if node is None or settings.job_id or env.working_dir:
+        return env
     try:
         cwd = os.getcwd()
     except FileNotFoundError:
         cwd = ""
     paths = search_path.portable_path(sys.path, search_path.own_folders(), cwd)
-    return msgspec.structs.replace(made, sys_path=paths, cwd=cwd or None)
+    return msgspec.structs.replace(env, sys_path=paths, cwd=cwd or None)
 
 
 def shutdown() -> None:
@@ -261,7 +267,7 @@ def shutdown() -> None:
     _leave(exits=False)
 
 
-def _exit() -> None:
+def _leave_at_exit() -> None:
     _leave(exits=True)
 
 
@@ -273,7 +279,7 @@ def _leave(*, exits: bool) -> None:
         if runtime is None:
             return
         CELL.auto_init = False
-        atexit.unregister(_exit)
+        atexit.unregister(_leave_at_exit)
         dead = cluster is not None and not cluster.is_alive()
         if driver is not None:
             with contextlib.suppress(StokerError):

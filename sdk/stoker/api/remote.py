@@ -41,12 +41,14 @@ class RemoteFunction(Generic[P, R]):
 
     @property
     def name(self) -> str:
-        """How the task is called in lists and logs."""
+        """The name of the task in lists and logs."""
         return self._options.name or self._function.__qualname__
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R]:
-        """Submit a call and return its ref at once (a list of refs, or a generator of them, with
-        ``num_returns`` other than 1). Top-level refs among the arguments arrive as their values.
+        """Submit a call and return its ref at once.
+
+        A list of refs, or a generator of them, with ``num_returns`` other than 1. Top-level refs
+        among the arguments arrive as their values.
         """
         runtime: Runtime = session.runtime()
         spec = self._spec

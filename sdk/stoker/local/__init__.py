@@ -1,1 +1,1 @@
-"""Clusters on this machine: started, found, stopped; what ``init()`` and ``stoker start`` share."""
+"""Clusters on this machine, for ``init()`` and ``stoker start``: their start, look-up, processes and end."""

@@ -1,6 +1,6 @@
-"""Which cluster is meant, and with which token: one order for drivers, the CLI and ``stoker.jobs``.
+"""Resolution of the cluster and its token: one order for drivers, the CLI and ``stoker.jobs``.
 
-What was given, then ``STOKER_ADDRESS`` and ``STOKER_TOKEN`` or ``STOKER_TOKEN_FILE``, then the newest
+The arguments, then ``STOKER_ADDRESS`` and ``STOKER_TOKEN`` or ``STOKER_TOKEN_FILE``, then the newest
 cluster of this machine. Reads files and the environment; starts nothing.
 """
 
@@ -45,7 +45,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     embedded: bool = True,
 ) -> Target:
-    """Return the cluster that is meant; StartError, with what to do, if there is none.
+    """Return the cluster to use; StartError, which names the fix, if there is none.
 
     ``"auto"`` is as if nothing was given. ``embedded`` says whether a cluster inside a driver of this
     machine counts.
@@ -71,17 +71,17 @@ def _token_for(url: str, environ: Mapping[str, str]) -> str:
     if environ.get("STOKER_TOKEN_FILE"):
         return load_token(environ["STOKER_TOKEN_FILE"])
     for info in running_sessions(session_root(environ)):
-        if _same(info.gcs_url, url):
+        if _is_same_url(info.gcs_url, url):
             return with_token(info).token
     try:
         return load_token(_DEFAULT_TOKEN_FILE)
     except StartError:
-        _check_answers(url)
+        _check_reachable(url)
         raise
 
 
-def _check_answers(url: str) -> None:
-    """Raise if nobody answers at ``url``: that is to be mended before a missing token is."""
+def _check_reachable(url: str) -> None:
+    """Raise if nothing answers at ``url``: that must be fixed before a missing token."""
     try:
         HttpClient(url, token="").call("GET", "/healthz", timeout_s=_PROBE_S)
     except (UnavailableError, DeadlineExceededError):
@@ -90,5 +90,5 @@ def _check_answers(url: str) -> None:
         return
 
 
-def _same(ours: str, theirs: str) -> bool:
-    return ours == theirs.replace("//localhost:", "//127.0.0.1:")
+def _is_same_url(known: str, url: str) -> bool:
+    return known == url.replace("//localhost:", "//127.0.0.1:")

@@ -1,4 +1,4 @@
-"""A local cluster, from the side of whoever starts it: ``stoker.init()`` and ``stoker start --head``.
+"""The start of a local cluster, for ``stoker.init()`` and ``stoker start --head``.
 
 Spawns ``python -m stoker.launch head`` and waits for its one ready line. It runs inside the user's
 driver, so it imports little and never loads a service; the head imports them in a process of its own
@@ -30,13 +30,13 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _LOG_LINES = 20
 _LONGEST_ARGUMENT = 128 * 1024 // 4  # 128 KiB of UTF-8
-_HEAVY_X = {"dev", "importtime", "tracemalloc", "showrefcount", "perf", "frozen_modules"}
-# They name the cluster that this process belongs to; a cluster of its own must not inherit them.
-_FOREIGN = (
+_DROPPED_X_OPTIONS = {"dev", "importtime", "tracemalloc", "showrefcount", "perf", "frozen_modules"}
+# They name the cluster of this process, which one of its own must not inherit.
+_NOT_INHERITED = (
     "STOKER_ADDRESS", "STOKER_GCS_URL", "STOKER_JOB_ID", "STOKER_NODE_ID", "STOKER_PORT",
     "STOKER_SESSION_DIR", "STOKER_WORKER_ID",
 )  # fmt: skip
-_EMBEDDED_FOREIGN = ("STOKER_TOKEN", "STOKER_TOKEN_FILE", "STOKER_HOST", "STOKER_DATABASE_URL",
+_EMBEDDED_NOT_INHERITED = ("STOKER_TOKEN", "STOKER_TOKEN_FILE", "STOKER_HOST", "STOKER_DATABASE_URL",
                      "STOKER_REDIS_URL")  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class LocalCluster:
     """A head process that this process started.
 
     An embedded one ends when this process does, however that dies: it holds the reading end of a
-    pipe whose writing end is ours.
+    pipe whose writing end is this process's.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class LocalCluster:
 
     @property
     def info(self) -> LocalInfo:
-        """Where the cluster listens, with its token. Only after ``wait_ready``."""
+        """The addresses of the cluster, with its token. Only after ``wait_ready``."""
         if self._info is None:
             raise StartError("the local cluster is not ready\ncall wait_ready() first")
         return self._info
@@ -78,11 +78,11 @@ class LocalCluster:
 
     @property
     def log_path(self) -> Path:
-        """What the head prints."""
+        """The file of the head's output."""
         return self.session_dir / "logs" / f"{self._mode}.log"
 
     def is_alive(self) -> bool:
-        """Whether the head still runs."""
+        """Return whether the head still runs."""
         return self._proc.poll() is None
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> LocalInfo:
@@ -91,15 +91,15 @@ class LocalCluster:
             return self._info
         try:
             line = self._ready_line(timeout_s)
-            said: dict[str, Any] = msgspec.json.decode(line) if line else {}
-            if "error" in said:
-                raise error_for(said["error"]["code"], said["error"]["message"])
-            if not said:
+            message: dict[str, Any] = msgspec.json.decode(line) if line else {}
+            if "error" in message:
+                raise error_for(message["error"]["code"], message["error"]["message"])
+            if not message:
                 code = self._proc.wait(timeout=5)
                 raise StartError(
-                    f"the {self._mode} of the local cluster {_ended(code)}{self._last_lines()}"
+                    f"the {self._mode} of the local cluster {_exit_text(code)}{self._last_lines()}"
                 )
-            self._info = with_token(msgspec.convert(said, LocalInfo))
+            self._info = with_token(msgspec.convert(message, LocalInfo))
         except BaseException:
             self.stop(timeout_s=2.0)
             raise
@@ -113,7 +113,7 @@ class LocalCluster:
         self._close_fds()
         if os.getpid() != self._owner_pid or self._proc.returncode is not None:
             return
-        # Besides the lifeline, of which a forked child of ours may hold a copy.
+        # Besides the lifeline, of which a forked child of this process may hold a copy.
         with contextlib.suppress(ProcessLookupError):
             self._proc.send_signal(signal.SIGTERM)
         try:
@@ -123,7 +123,7 @@ class LocalCluster:
             self._proc.wait(timeout=5.0)
 
     def detach(self) -> None:
-        """Let the head go on when this process ends (only a head without a lifeline can)."""
+        """Have the head outlive this process (only a head without a lifeline can)."""
         if self._embedded:
             raise StartError("an embedded cluster ends with its driver and cannot be detached")
         self._close_fds()
@@ -175,10 +175,10 @@ class LocalCluster:
 
 
 class ClusterSpec(TypedDict, total=False):
-    """What a head or a node offers, and where it listens; None, and what is left out: the default."""
+    """The resources of a head or a node, and its address; None, and what is left out: the default."""
 
     num_cpus: float | None
-    """As found on this machine unless given, as are the next two."""
+    """Those of this machine unless given, as are the next two."""
     num_gpus: float | None
     memory: int | None
     """In bytes."""
@@ -241,11 +241,11 @@ def _arguments(spec: ClusterSpec) -> dict[str, Any]:
 def _spawn(
     mode: str,
     spec: ClusterSpec,
-    more: dict[str, str],
+    extra: dict[str, str],
     env: dict[str, str],
     embedded: bool,
 ) -> LocalCluster:
-    arguments, session_dir = {**more, **_arguments(spec)}, spec.get("session_dir")
+    arguments, session_dir = {**extra, **_arguments(spec)}, spec.get("session_dir")
     session = (
         prepare(Path(session_dir).absolute()) if session_dir else new_session(session_root(env))
     )
@@ -257,17 +257,17 @@ def _spawn(
             command += [f"--{name}", _argument(session, name, str(value))]
     with contextlib.ExitStack() as on_error:
         ready_r, ready_w = _pipe(on_error)
-        passed = [ready_w]
+        child_fds = [ready_w]
         command += ["--ready-fd", str(ready_w)]
         lifeline_w = None
         if embedded:
             lifeline_r, lifeline_w = _pipe(on_error)
-            passed.append(lifeline_r)
+            child_fds.append(lifeline_r)
             command += ["--lifeline-fd", str(lifeline_r)]
         with (session / "logs" / f"{mode}.log").open("ab") as log:
             proc = subprocess.Popen(
                 command,
-                pass_fds=passed,
+                pass_fds=child_fds,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -275,7 +275,7 @@ def _spawn(
                 start_new_session=True,
             )
         on_error.pop_all()
-    for fd in passed:
+    for fd in child_fds:
         os.close(fd)
     return LocalCluster(proc, session, mode, ready_r, lifeline_w)
 
@@ -290,16 +290,16 @@ def _argument(session: Path, name: str, value: str) -> str:
 
 
 def _interpreter_flags() -> list[str]:
-    """Return the flags that this Python was started with and that its workers shall have.
+    """Return the flags of this Python for its workers.
 
-    Not ``-S``, without which nothing of ours is found, and no ``-X`` that slows or traces the head.
+    Not ``-S``, with which no package is found, and no ``-X`` that slows or traces the head.
     """
     given = iter(subprocess._args_from_interpreter_flags())  # type: ignore[attr-defined]
     flags: list[str] = []
     for flag in given:
         if flag == "-X":
             option = next(given)
-            if option.partition("=")[0] not in _HEAVY_X:
+            if option.partition("=")[0] not in _DROPPED_X_OPTIONS:
                 flags += [flag, option]
         elif flag not in ("-S", "-v", "-d"):
             flags.append(flag)
@@ -314,13 +314,13 @@ def _pipe(on_error: contextlib.ExitStack) -> tuple[int, int]:
 
 
 def _environment(environ: Mapping[str, str] | None, embedded: bool) -> dict[str, str]:
-    foreign = _FOREIGN + _EMBEDDED_FOREIGN if embedded else _FOREIGN
-    env = {name: value for name, value in os.environ.items() if name not in foreign}
+    dropped = _NOT_INHERITED + _EMBEDDED_NOT_INHERITED if embedded else _NOT_INHERITED
+    env = {name: value for name, value in os.environ.items() if name not in dropped}
     env.update(environ or {})
     return env
 
 
-def _ended(code: int) -> str:
+def _exit_text(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name} before it was ready"
     return f"ended with exit code {code} before it was ready"

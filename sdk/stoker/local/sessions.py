@@ -1,4 +1,4 @@
-"""Sessions on this machine: one private folder per life of a local cluster, and how to find it again.
+"""Sessions on this machine: one private folder per local cluster, and the look-up of those that run.
 
 The head writes ``head.json`` into its folder when it is ready; drivers and the CLI read it. Light on
 purpose (standard library and msgspec): it runs inside every driver. It starts and stops nothing.
@@ -28,8 +28,8 @@ from stoker_wire.settings import default_session_root
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-KEEP = 10
-"""How many sessions of dead heads are kept for their logs."""
+KEPT_SESSIONS = 10
+"""The number of sessions of dead heads that are kept for their logs."""
 
 LATEST = "latest"
 INFO_NAME = "head.json"
@@ -39,7 +39,7 @@ _STARTING_S = 120.0  # a folder without head.json may belong to a head that is s
 
 
 class LocalInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a local cluster listens and where its files are.
+    """The addresses of a local cluster and the paths of its files.
 
     ``role`` is ``head`` or ``node``. ``embedded`` ones belong to one driver and end with it.
     ``pid_started`` tells the process from a later one with its pid. ``token`` is never written to
@@ -89,9 +89,9 @@ def write_info(info: LocalInfo, root: Path) -> None:
     own cluster does not take ``latest`` from one that was started to stay.
     """
     session = Path(info.session_dir)
-    fresh = session / f".{INFO_NAME}"
-    fresh.write_bytes(msgspec.json.encode(msgspec.structs.replace(info, token="")))
-    fresh.replace(session / INFO_NAME)
+    partial = session / f".{INFO_NAME}"
+    partial.write_bytes(msgspec.json.encode(msgspec.structs.replace(info, token="")))
+    partial.replace(session / INFO_NAME)
     (session / "address").write_text(f"{info.gcs_url}\n")
     with contextlib.suppress(OSError):
         if session.parent.resolve() != root.resolve():
@@ -105,13 +105,13 @@ def _has_started_head(root: Path) -> bool:
 
 
 def _link(link: Path, session: Path) -> None:
-    fresh = link.with_name(f".{link.name}_{os.urandom(3).hex()}")
-    fresh.symlink_to(session.absolute())
-    fresh.replace(link)
+    partial = link.with_name(f".{link.name}_{os.urandom(3).hex()}")
+    partial.symlink_to(session.absolute())
+    partial.replace(link)
 
 
 def read_info(session: Path) -> LocalInfo | None:
-    """Return what the head of ``session`` published, or None (none there, or another version's)."""
+    """Return the info that the head of ``session`` published, or None (none, or another version's)."""
     try:
         return msgspec.json.decode((session / INFO_NAME).read_bytes(), type=LocalInfo)
     except (OSError, msgspec.MsgspecError):
@@ -129,16 +129,16 @@ def process_started(pid: int) -> str:
 
 
 def is_alive(info: LocalInfo) -> bool:
-    """Whether the head of ``info`` still runs (its pid may belong to another process by now)."""
+    """Return whether the head of ``info`` still runs (its pid may belong to another process by now)."""
     started = process_started(info.pid)
     return bool(started) and info.pid_started in ("", started)
 
 
 def running_sessions(root: Path | None = None) -> list[LocalInfo]:
     """Return the living heads, the newest first, without their tokens."""
-    found = [read_info(path) for path in _sessions(root or session_root())]
-    # By folder: one of the user's own may be linked more than once.
-    alive = {info.session_dir: info for info in found if info is not None and is_alive(info)}
+    infos = [read_info(path) for path in _sessions(root or session_root())]
+    # By folder: one outside of the root may be linked more than once.
+    alive = {info.session_dir: info for info in infos if info is not None and is_alive(info)}
     return sorted(alive.values(), key=lambda info: info.started_at_s, reverse=True)
 
 
@@ -165,7 +165,7 @@ def with_token(info: LocalInfo) -> LocalInfo:
     return msgspec.structs.replace(info, token=load_token(info.token_file))
 
 
-def sweep(root: Path, *, keep: int = KEEP) -> list[Path]:
+def sweep(root: Path, *, keep: int = KEPT_SESSIONS) -> list[Path]:
     """Remove the folders of dead heads, all but the last ``keep``; return those removed.
 
     A folder whose head is alive, or may be starting, is not touched. Shared memory of dead nodes is
@@ -184,14 +184,14 @@ def sweep(root: Path, *, keep: int = KEEP) -> list[Path]:
     dead.sort(reverse=True)
     for _, session in dead[keep:]:
         if session.is_symlink():
-            session.unlink(missing_ok=True)  # the folder is the user's own
+            session.unlink(missing_ok=True)  # the folder lies outside, and is the user's
         else:
             shutil.rmtree(session, ignore_errors=True)
     return [session for _, session in dead[keep:]]
 
 
 def _sessions(root: Path) -> list[Path]:
-    """Only folders that a head made: another program's files in the root are not ours to touch."""
+    """Return the folders that a head made: other programs' files in the root are left alone."""
     with contextlib.suppress(OSError):
         return [path for path in root.iterdir() if path.name != LATEST and _is_session(path)]
     return []

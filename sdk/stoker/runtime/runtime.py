@@ -27,7 +27,7 @@ from stoker.runtime.tasks.status import TaskStatus
 from stoker.runtime.tasks.submitter import TaskSubmitter
 from stoker.runtime.worker.blocking import WorkerWaits
 from stoker.runtime.worker.call import CallTable
-from stoker.runtime.worker.execute import Execution
+from stoker.runtime.worker.execute import CallExecutor
 from stoker_wire.arena import Arena
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Runtime:
         self.identity = identity
         self.settings = settings
         self.io = IoThread(identity.peer_id)
-        self.worker: Execution | None = None
+        self.worker: CallExecutor | None = None
         """The execution of others' calls, in a worker."""
         self._job_id = job_id
         self._notices: WaitNotices | None = None
@@ -94,7 +94,7 @@ class Runtime:
         self.actors = actors = ActorCalls(address, io, channels, gcs, job, objects, pending)
         self.actor_creator = ActorCreator(address, io, clients, job, objects, actors)
         if isinstance(waits, WorkerWaits):
-            self.worker = Execution(
+            self.worker = CallExecutor(
                 identity, address, io, clients, events, job, objects, pending, calls, waits
             )
         else:
@@ -145,7 +145,7 @@ class Runtime:
     async def leave(self) -> None:
         """Send finished results and close the channels behind them: this process ends next."""
         if self.worker is not None:
-            await self.worker.all_sent()
+            await self.worker.flush_all()
         self.io.running = False
         self.pending.close()
         await self.tasks.close()

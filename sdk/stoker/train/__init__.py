@@ -1,4 +1,4 @@
-"""``stoker.train``: what training needs of the cluster: process groups, and kernels tuned to its GPUs.
+"""``stoker.train``: the cluster's services for training: process groups, and kernels tuned to its GPUs.
 
 torch is imported when a process group is made or a kernel measured, not here.
 """

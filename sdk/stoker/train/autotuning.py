@@ -33,18 +33,18 @@ MIN_GAIN = 0.02
 MAX_RESTARTS = 5
 """Of the task, after candidates that took the process or the GPU down with them."""
 START_S = 600.0
-"""How long a task may wait for its GPU."""
+"""The time that a task may wait for its GPU."""
 SLACK_S = 180.0
-"""How long a task may run beyond the time limit: imports, the step's inputs, its last candidate. After
+"""The time that a task may run beyond the time limit: imports, the step's inputs, its last candidate. After
 that its candidate hangs, and its process is ended."""
 
 Trial = dict[str, Any]
-"""What a task tells: the fields of ``stoker_kernels.measuring.Trial``."""
+"""An item that a task yields: the fields of ``stoker_kernels.measuring.Trial``."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """All that was measured of one (kernel, key)."""
+    """The measurements of one (kernel, key)."""
 
     kernel: str
     key: dict[str, int | str]
@@ -52,13 +52,15 @@ class _Choice:
     trials: list[Trial] = field(default_factory=list)
 
     def best(self) -> Trial | None:
-        """The fastest, or the launcher's own where nothing is clearly faster; None without any."""
+        """Return the fastest, or the launcher's own where nothing is clearly faster; None without any."""
         measured = [trial for trial in self.trials if trial["state"] == "measured"]
         if not measured:
             return None
         best = min(measured, key=lambda trial: (trial["seconds"], trial["number"]))
-        own = [trial for trial in measured if trial["number"] == 1]
-        return own[0] if own and best["seconds"] > own[0]["seconds"] * (1 - MIN_GAIN) else best
+        default = next((trial for trial in measured if trial["number"] == 1), None)
+        if default is not None and best["seconds"] > default["seconds"] * (1 - MIN_GAIN):
+            return default
+        return best
 
 
 def autotune(
@@ -84,35 +86,37 @@ def autotune(
     Raises ``BadRequestError`` for an argument that makes no sense, and the task's error if not even the
     launcher's own configuration runs.
     """
-    name = _checked(op, dtype, num_gpus, time_limit, interpreted, sizes)
+    name = _checked_dtype(op, dtype, num_gpus, time_limit, interpreted, sizes)
     task = _task(num_gpus, interpreted, options or {})
     choices: dict[str, _Choice] = {}
     facts: dict[str, Any] = {}
     end_s = time.monotonic() + time_limit
     for restarts in range(MAX_RESTARTS + 1):
-        over = _skipped(choices)
+        measured = _measured_identities(choices)
         left_s = max(0.0, end_s - time.monotonic())
-        begun: Trial | None = None
+        running: Trial | None = None
         bounded = task.options(timeout=left_s + SLACK_S, start_deadline=START_S)
         try:
-            for ref in bounded.remote(op, name, sizes, left_s, over, interpreted):
-                told = get(ref)
-                if "device" in told:
-                    facts = _same_device(facts, told)
+            for ref in bounded.remote(op, name, sizes, left_s, measured, interpreted):
+                report = get(ref)
+                if "device" in report:
+                    facts = _same_device(facts, report)
                     continue
-                begun = told if told["state"] == "begun" else None
-                _take(choices, told, progress)
+                running = report if report["state"] == "begun" else None
+                _add_trial(choices, report, progress)
             break
         except StokerError as error:
-            # Whoever takes the process down is out; the others get another one.
-            if begun is None or begun["number"] == 1 or restarts == MAX_RESTARTS:
+            # The candidate that took the process down is out; the others get another process.
+            if running is None or running["number"] == 1 or restarts == MAX_RESTARTS:
                 raise
             note = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
-            _take(choices, {**begun, "state": "failed", "note": note}, progress)
-    return [_kept(choice, op, name, sizes, facts) for choice in choices.values() if choice.best()]
+            _add_trial(choices, {**running, "state": "failed", "note": note}, progress)
+    return [
+        _store_best(choice, op, name, sizes, facts) for choice in choices.values() if choice.best()
+    ]
 
 
-def _checked(
+def _checked_dtype(
     op: str,
     dtype: Any,
     num_gpus: float,
@@ -120,7 +124,7 @@ def _checked(
     interpreted: bool,
     sizes: Mapping[str, Any],
 ) -> str:
-    """Return the dtype's name; every mistake that can be seen here is found here."""
+    """Return the dtype's name; raise BadRequestError for every mistake that can be seen here."""
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if not isinstance(op, str):
         raise BadRequestError(f"op={op!r}: give the name of an op, as 'rms_norm'", field="op")
@@ -142,11 +146,11 @@ def _checked(
 
 def _task(num_gpus: float, interpreted: bool, options: Mapping[str, Any]) -> Any:
     variables = {"TRITON_INTERPRET": "1", "STOKER_KERNELS_BACKEND": "triton"} if interpreted else {}
-    given = dict(options)
-    env = dict(given.pop("runtime_env", None) or {})
+    arguments = dict(options)
+    env = dict(arguments.pop("runtime_env", None) or {})
     env["env_vars"] = {**env.get("env_vars", {}), **variables}
     fixed = {"num_gpus": 0 if interpreted else num_gpus, "max_retries": 0, "max_calls": 1}
-    return remote(name="autotune", **{**given, **fixed, "runtime_env": env})(_measure)
+    return remote(name="autotune", **{**arguments, **fixed, "runtime_env": env})(_measure)
 
 
 def _measure(
@@ -157,7 +161,7 @@ def _measure(
     skip: tuple[str, ...],
     interpreted: bool,
 ) -> Iterator[Trial]:
-    """The task: what it runs on, then its trials as they come."""
+    """Run as the task: yield the device that it runs on, then its trials as they come."""
     from importlib.metadata import version
 
     import torch
@@ -174,25 +178,25 @@ def _measure(
         "torch": str(torch.__version__),
         "triton": version("triton"),
     }
-    found = kernels.measure_candidates(
+    trials = kernels.measure_candidates(
         op, dtype, sizes, device=device, time_limit_s=time_limit_s, skip=skip
     )
-    for trial in found:
+    for trial in trials:
         yield asdict(trial)
 
 
-def _same_device(before: Mapping[str, Any], told: dict[str, Any]) -> dict[str, Any]:
-    """Return ``told``; what was measured on one kind of device must not be compared with another's."""
-    if before and before["device"] != told["device"]:
+def _same_device(before: Mapping[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """Return ``report``; measurements of one kind of device must not be compared with another's."""
+    if before and before["device"] != report["device"]:
         raise BadRequestError(
-            f"measuring went on on {told['device']} after a candidate had ended it on "
+            f"measuring went on on {report['device']} after a candidate had ended it on "
             f"{before['device']}: name one with options={{'accelerator_type': ...}}",
             field="options",
         )
-    return told
+    return report
 
 
-def _take(
+def _add_trial(
     choices: dict[str, _Choice], trial: Trial, progress: Callable[[Trial], None] | None
 ) -> None:
     where = tuning_key("", trial["kernel"], trial["key"])
@@ -205,7 +209,7 @@ def _take(
         progress(trial)
 
 
-def _skipped(choices: Mapping[str, _Choice]) -> tuple[str, ...]:
+def _measured_identities(choices: Mapping[str, _Choice]) -> tuple[str, ...]:
     return tuple(
         trial["identity"]
         for choice in choices.values()
@@ -214,13 +218,13 @@ def _skipped(choices: Mapping[str, _Choice]) -> tuple[str, ...]:
     )
 
 
-def _kept(
+def _store_best(
     choice: _Choice, op: str, dtype: str, sizes: dict[str, int], facts: Mapping[str, Any]
 ) -> TunedKernel:
     """Store the outcome of a choice for its device; the store is the truth for every later job."""
     best = choice.best()
     assert best is not None
-    own = next((t["seconds"] for t in choice.trials if t["number"] == 1), 0.0)
+    default_s = next((t["seconds"] for t in choice.trials if t["number"] == 1), 0.0)
     record = TunedKernel(
         kernel=choice.kernel,
         key=choice.key,
@@ -232,7 +236,7 @@ def _kept(
         seconds=best["seconds"],
         low_seconds=best["low_seconds"],
         high_seconds=best["high_seconds"],
-        default_seconds=own,
+        default_seconds=default_s,
         candidates=choice.count,
         measured=sum(trial["state"] == "measured" for trial in choice.trials),
         version=VERSION,
@@ -246,7 +250,7 @@ def _kept(
 
 
 def main() -> int:
-    """Run the command line; returns its exit code."""
+    """Run the command line; return its exit code."""
     from stoker.api.init import init
 
     parser = argparse.ArgumentParser(prog="python -m stoker.train.autotuning")
@@ -258,22 +262,25 @@ def main() -> int:
     parser.add_argument("--accelerator-type")
     parser.add_argument("--interpreted", action="store_true")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    sizes = {name: int(size) for name, _, size in (text.partition("=") for text in given.sizes)}
+    arguments = parser.parse_args()
+    sizes = {name: int(size) for name, _, size in (text.partition("=") for text in arguments.sizes)}
+    options = (
+        {"accelerator_type": arguments.accelerator_type} if arguments.accelerator_type else None
+    )
     init()
     records = autotune(
-        given.op,
-        dtype=given.dtype,
-        num_gpus=given.num_gpus,
-        time_limit=given.time_limit,
-        interpreted=given.interpreted,
-        progress=None if given.json else _print_trial,
-        options={"accelerator_type": given.accelerator_type} if given.accelerator_type else None,
+        arguments.op,
+        dtype=arguments.dtype,
+        num_gpus=arguments.num_gpus,
+        time_limit=arguments.time_limit,
+        interpreted=arguments.interpreted,
+        progress=None if arguments.json else _print_trial,
+        options=options,
         **sizes,
     )
-    if given.json:
+    if arguments.json:
         sys.stdout.write(msgspec.json.encode(records).decode() + "\n")
-    for record in records if not given.json else ():
+    for record in records if not arguments.json else ():
         gain = 1 - record.seconds / record.default_seconds if record.default_seconds else 0.0
         sys.stdout.write(
             f"{record.kernel} on {record.device}: {record.config}, "

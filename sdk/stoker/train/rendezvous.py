@@ -1,4 +1,4 @@
-"""How the workers of a training job find each other: a ``torch.distributed`` group through the KV.
+"""Rendezvous of the workers of a training job: a ``torch.distributed`` group through the KV store.
 
 Every rank announces itself under the group's key; rank 0 opens a ``TCPStore`` on an address that
 the others can reach and publishes it once everybody is there; the rest of PyTorch's set-up runs over
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _LOOPBACK = "127.0.0.1"
-_SLICE_S = 2.0
-"""Rank 0 says whom it waits for at least this late after its deadline."""
+_STORE_SLACK_S = 2.0
+"""Rank 0 names the ranks that are missing no later than this after its deadline."""
 
 
 def init_process_group(
@@ -64,11 +64,13 @@ def init_process_group(
             f"init_process_group({name!r}): this process is in a group already\n"
             "leave it by stoker.train.destroy_process_group()"
         )
-    meeting = _Meeting(name, rank, world_size, attempt, time.monotonic() + timeout_s, timeout_s)
+    rendezvous = _Rendezvous(
+        name, rank, world_size, attempt, time.monotonic() + timeout_s, timeout_s
+    )
     host = advertised_host()
     _bind_interface(host)
-    meeting.announce()
-    store = _open_store(meeting, host) if rank == 0 else _join_store(meeting)
+    rendezvous.announce()
+    store = _open_store(rendezvous, host) if rank == 0 else _join_store(rendezvous)
     if backend is None:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=timeout_s)
@@ -76,7 +78,7 @@ def init_process_group(
     store.set(f"stoker/met/{rank}", "1")
     if rank == 0:
         store.wait([f"stoker/met/{other}" for other in range(world_size)], limit)
-        meeting.clear()
+        rendezvous.clear()
 
 
 def destroy_process_group() -> None:
@@ -92,8 +94,8 @@ def advertised_host() -> str:
     return urlsplit(session.runtime().channels.address.url).hostname or _LOOPBACK
 
 
-class _Meeting:
-    """One try of a group to meet, as one of its ranks sees it: keys, and a deadline."""
+class _Rendezvous:
+    """One attempt of a group to form, as one of its ranks sees it: keys, and a deadline."""
 
     def __init__(
         self,
@@ -116,14 +118,15 @@ class _Meeting:
         return max(0.0, self._deadline_s - time.monotonic())
 
     def announce(self) -> None:
-        """Say that this rank is here; ConflictError if another process said so."""
-        key, me = self._key(self.rank), f"{session.runtime().identity.peer_id} pid {os.getpid()}"
-        if kv.put(key, me, if_absent=True):
+        """Announce this rank; ConflictError if another process has done so."""
+        key = self._key(self.rank)
+        own_name = f"{session.runtime().identity.peer_id} pid {os.getpid()}"
+        if kv.put(key, own_name, if_absent=True):
             return
-        there = (kv.get(key) or b"nobody").decode()
-        if there != me:  # a put that was sent twice finds itself
+        holder = (kv.get(key) or b"nobody").decode()
+        if holder != own_name:  # a put that was sent twice finds itself
             raise ConflictError(
-                f"rank {self.rank} of {self._title} is taken by {there}\n"
+                f"rank {self.rank} of {self._title} is taken by {holder}\n"
                 "give every worker a rank of its own, and a group that is formed again another "
                 "attempt"
             )
@@ -134,15 +137,15 @@ class _Meeting:
             self._wait(self._key(rank), 0.0)
 
     def publish(self, address: str) -> None:
-        """Tell the others where the store is: they may go on."""
+        """Publish the address of the store: the others may go on."""
         kv.put(f"{self._base}store", address)
 
     def store_address(self) -> str:
         """Wait until rank 0 has published the store."""
-        return self._wait(f"{self._base}store", _SLICE_S).decode()
+        return self._wait(f"{self._base}store", _STORE_SLACK_S).decode()
 
     def clear(self) -> None:
-        """Remove the keys: all have met."""
+        """Remove the keys once the group has formed."""
         for rank in range(self.world_size):
             kv.delete(self._key(rank))
         kv.delete(f"{self._base}store")
@@ -154,12 +157,12 @@ class _Meeting:
         try:
             return kv.wait(key, timeout=self.left_s + slack_s)
         except GetTimeoutError:
-            raise self._missing() from None
+            raise self._missing_ranks_error() from None
 
-    def _missing(self) -> GetTimeoutError:
+    def _missing_ranks_error(self) -> GetTimeoutError:
         prefix = f"{self._base}rank/"
-        here = {int(key.removeprefix(prefix)) for key in kv.keys(prefix)}
-        missing = [rank for rank in range(self.world_size) if rank not in here]
+        announced = {int(key.removeprefix(prefix)) for key in kv.keys(prefix)}
+        missing = [rank for rank in range(self.world_size) if rank not in announced]
         if missing:
             cause = f"ranks {missing} did not come"
         else:
@@ -170,39 +173,39 @@ class _Meeting:
         )
 
 
-def _open_store(meeting: _Meeting, host: str) -> TCPStore:
+def _open_store(rendezvous: _Rendezvous, host: str) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    # A socket of our own, because TCPStore would listen on every address of this machine.
+    # A socket of its own, because TCPStore would listen on every address of this machine.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.bind((host, 0))
-        listener.listen(max(16, meeting.world_size))
+        listener.listen(max(16, rendezvous.world_size))
         port = listener.getsockname()[1]
         store = TCPStore(
             host,
             port,
-            meeting.world_size,
+            rendezvous.world_size,
             is_master=True,
-            timeout=timedelta(seconds=meeting.timeout_s),
+            timeout=timedelta(seconds=rendezvous.timeout_s),
             wait_for_workers=False,
             master_listen_fd=listener.detach(),
         )
-    meeting.wait_for_all()
-    meeting.publish(f"{host} {port}")
+    rendezvous.wait_for_all()
+    rendezvous.publish(f"{host} {port}")
     return store
 
 
-def _join_store(meeting: _Meeting) -> TCPStore:
+def _join_store(rendezvous: _Rendezvous) -> TCPStore:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    host, port = meeting.store_address().split()
+    host, port = rendezvous.store_address().split()
     return TCPStore(
         host,
         int(port),
-        meeting.world_size,
+        rendezvous.world_size,
         is_master=False,
-        timeout=timedelta(seconds=meeting.timeout_s),
+        timeout=timedelta(seconds=rendezvous.timeout_s),
         wait_for_workers=False,
     )
 

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ("warm",)
 
 SHARE = 0.01
-"""Of a GPU: enough to have its node compile for it, beside whatever runs there."""
+"""The part of a GPU that makes its node compile for it, beside whatever runs there."""
 
 
 def warm(kernels: Iterable[Any], *, timeout: float = 900.0) -> dict[str, str]:
     """Compile ``kernels`` (entries of ``runtime_env["kernels"]``) on every living node with GPUs.
 
-    Returns node id -> why it failed there, empty where it is done. Waits ``timeout`` seconds at most.
+    Return node id -> why it failed there, empty where it is done. Waits ``timeout`` seconds at most.
     """
     entries = kernel_specs(kernels)
-    task = remote(num_cpus=0, num_gpus=SHARE, max_retries=0, name="warm kernels")(_nothing)
-    asked = {
+    task = remote(num_cpus=0, num_gpus=SHARE, max_retries=0, name="warm kernels")(_noop)
+    refs = {
         node["node_id"]: task.options(
             scheduling_strategy=NodeAffinity(node_id=node["node_id"]),
             runtime_env={"kernels": entries},
@@ -42,22 +42,22 @@ def warm(kernels: Iterable[Any], *, timeout: float = 900.0) -> dict[str, str]:
         if node["state"] == "ALIVE" and node["resources"].get("GPU", 0) > 0
     }
     end_s = time.monotonic() + timeout
-    told = {}
-    for node_id, ref in asked.items():
+    failures = {}
+    for node_id, ref in refs.items():
         try:
             get(ref, timeout=max(0.0, end_s - time.monotonic()))
-            told[node_id] = ""
+            failures[node_id] = ""
         except StokerError as error:
-            told[node_id] = str(error)
-    return told
+            failures[node_id] = str(error)
+    return failures
 
 
-def _nothing() -> None:
-    """Its environment is all that is wanted."""
+def _noop() -> None:
+    """Do nothing: the environment of this task is what compiles."""
 
 
 def main() -> int:
-    """Run the command line; returns its exit code."""
+    """Run the command line; return its exit code."""
     from stoker.api.init import init
 
     parser = argparse.ArgumentParser(prog="python -m stoker.train.warming")
@@ -67,15 +67,15 @@ def main() -> int:
     options = parser.parse_args()
     init()
     specs = [json.loads(text) if text.startswith("{") else text for text in options.specs]
-    told = warm(specs, timeout=options.timeout)
+    failures = warm(specs, timeout=options.timeout)
     if options.json:
-        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.write(json.dumps(failures) + "\n")
     else:
-        for node_id, failure in told.items():
+        for node_id, failure in failures.items():
             sys.stdout.write(f"{node_id}  {failure or 'warm'}\n")
-        if not told:
+        if not failures:
             sys.stdout.write("no node has GPUs\n")
-    return 1 if any(told.values()) or not told else 0
+    return 1 if any(failures.values()) or not failures else 0
 
 
 if __name__ == "__main__":

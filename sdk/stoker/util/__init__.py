@@ -1,4 +1,4 @@
-"""``stoker.util``: small things made of actors, in the field's shape."""
+"""``stoker.util``: small tools made of actors, with the usual interfaces."""
 
 from stoker.util.actor_pool import ActorPool
 from stoker.util.queue import Empty, Full, Queue

@@ -1,4 +1,4 @@
-"""``ActorPool``: spreads calls over actors, each of which does one at a time."""
+"""``ActorPool``: calls spread over actors, each of which runs one at a time."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ActorPool(Generic[A]):
         self._idle: deque[A] = deque(actors)
         self._waiting: deque[tuple[int, Callable[[A, Any], Any], Any]] = deque()
         self._busy: dict[int, tuple[ObjectRef[Any], A]] = {}
-        """By number: calls whose actors have not been seen free, and the refs that tell."""
-        self._made: dict[int, tuple[ObjectRef[Any], Any]] = {}
-        """By number: all calls made whose results nobody took."""
+        """By number: the completion refs of calls whose actors are not known to be free, and the actors."""
+        self._unread: dict[int, tuple[ObjectRef[Any], Any]] = {}
+        """By number: the completion refs and results of all calls made whose results nobody took."""
         self._next_number = 0
         self._next_return = 0
 
@@ -46,22 +46,22 @@ class ActorPool(Generic[A]):
         All values are submitted at once. Results that were left from before are dropped first.
         """
         self._start_map(fn, values)
-        return self._drain(self.get_next)
+        return self._results(self.get_next)
 
     def map_unordered(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> Iterator[R]:
-        """Like :meth:`map`, but each result as soon as it is there."""
+        """Yield as :meth:`map` does, but each result as soon as it is there."""
         self._start_map(fn, values)
-        return self._drain(self.get_next_unordered)
+        return self._results(self.get_next_unordered)
 
     def submit(self, fn: Callable[[A, V], Any], value: V) -> None:
         """Call ``fn(actor, value)`` on a free actor, or as soon as one is free."""
         number, self._next_number = self._next_number, self._next_number + 1
         self._waiting.append((number, fn, value))
-        self._fill()
+        self._start_waiting()
 
     def has_next(self) -> bool:
-        """Whether a call was submitted whose result nobody took."""
-        return bool(self._made or self._waiting)
+        """Return whether a call was submitted whose result nobody took."""
+        return bool(self._unread or self._waiting)
 
     def get_next(self, timeout: float | None = None, ignore_if_timedout: bool = False) -> Any:
         """Return the next result in the order of submission, or raise what its call raised.
@@ -72,36 +72,38 @@ class ActorPool(Generic[A]):
         if not self.has_next():
             raise StopIteration("no result is left: submit() a call first")
         number = self._next_return
-        while number not in self._made and not self._is_waiting(number):
+        while number not in self._unread and not self._is_waiting(number):
             number += 1  # taken by get_next_unordered
         self._next_return = number
         try:
             self._wait_for(number, timeout)
         except GetTimeoutError:
             if ignore_if_timedout:
-                self._give_up(number)
+                self._abandon(number)
             raise
         self._next_return = number + 1
-        return self._taken(number)
+        return self._pop_result(number)
 
     def get_next_unordered(
         self, timeout: float | None = None, ignore_if_timedout: bool = False
     ) -> Any:
-        """Return whichever result is there first; otherwise like :meth:`get_next`."""
+        """Return the result that is there first; otherwise as :meth:`get_next`."""
         if not self.has_next():
             raise StopIteration("no result is left: submit() a call first")
-        if not self._made:
+        if not self._unread:
             raise BadRequestError("the pool has no actors: push() one first")
-        ready = _first_of([over for over, _ in self._made.values()], timeout)
+        ready = _first_of([completion for completion, _ in self._unread.values()], timeout)
         if ready is None:
-            error = GetTimeoutError(f"none of {len(self._made)} calls ended within {timeout:g} s")
+            error = GetTimeoutError(f"none of {len(self._unread)} calls ended within {timeout:g} s")
             if ignore_if_timedout:
-                self._give_up(min(self._made))
+                self._abandon(min(self._unread))
             raise error
-        return self._taken(next(n for n, (over, _) in self._made.items() if over == ready))
+        return self._pop_result(
+            next(n for n, (completion, _) in self._unread.items() if completion == ready)
+        )
 
     def has_free(self) -> bool:
-        """Whether an actor is idle and no call waits."""
+        """Return whether an actor is idle and no call waits."""
         return bool(self._idle) and not self._waiting
 
     def pop_idle(self) -> A | None:
@@ -113,31 +115,31 @@ class ActorPool(Generic[A]):
         if actor in self._idle or any(actor == other for _, other in self._busy.values()):
             raise BadRequestError(f"{actor!r} is in the pool already", field="actor")
         self._idle.append(actor)
-        self._fill()
+        self._start_waiting()
 
     def _start_map(self, fn: Callable[[A, V], ObjectRef[R]], values: Iterable[V]) -> None:
         self._waiting.clear()
-        self._made.clear()
+        self._unread.clear()
         self._next_return = self._next_number
         for value in values:
             self.submit(fn, value)
 
-    def _drain(self, take: Callable[[], R]) -> Iterator[R]:
+    def _results(self, take: Callable[[], R]) -> Iterator[R]:
         while self.has_next():
             yield take()
 
-    def _fill(self) -> None:
+    def _start_waiting(self) -> None:
         while self._idle and self._waiting:
             number, fn, value = self._waiting.popleft()
             actor = self._idle.popleft()
             try:
                 result = fn(actor, value)
-                over = _over(result)
+                completion = _completion_ref(result)
             except BaseException:
                 self._idle.append(actor)
                 raise
-            self._busy[number] = over, actor
-            self._made[number] = over, result
+            self._busy[number] = completion, actor
+            self._unread[number] = completion, result
 
     def _is_waiting(self, number: int) -> bool:
         return bool(self._waiting) and self._waiting[0][0] <= number
@@ -146,40 +148,40 @@ class ActorPool(Generic[A]):
         """Wait until call ``number`` is done; calls before it end first and free their actors."""
         deadline_s = None if timeout is None else time.monotonic() + timeout
         while True:
-            made = self._made.get(number)
-            if made is None and not self._busy:
+            call = self._unread.get(number)
+            if call is None and not self._busy:
                 raise BadRequestError("the pool has no actors: push() one first")
-            watched = [made[0]] if made is not None else [over for over, _ in self._busy.values()]
+            watched = [call[0]] if call is not None else [ref for ref, _ in self._busy.values()]
             left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
             ready = _first_of(watched, left_s)
             if ready is None:
                 raise GetTimeoutError(f"call {number} of the pool did not end within {timeout:g} s")
-            for one in [n for n, (over, _) in self._busy.items() if over == ready]:
-                self._free(one)
-            if made is not None:
+            for ended in [n for n, (ref, _) in self._busy.items() if ref == ready]:
+                self._free(ended)
+            if call is not None:
                 return
 
     def _free(self, number: int) -> None:
-        found = self._busy.pop(number, None)
-        if found is not None:
-            self._idle.append(found[1])
-            self._fill()
+        entry = self._busy.pop(number, None)
+        if entry is not None:
+            self._idle.append(entry[1])
+            self._start_waiting()
 
-    def _taken(self, number: int) -> Any:
-        _, result = self._made.pop(number)
+    def _pop_result(self, number: int) -> Any:
+        _, result = self._unread.pop(number)
         self._free(number)
         return result if isinstance(result, ObjectRefGenerator) else get(result)
 
-    def _give_up(self, number: int) -> None:
-        """Forget a call: its actor serves others behind it, in order."""
+    def _abandon(self, number: int) -> None:
+        """Forget a call: its actor serves the next ones once it is free."""
         self._next_return = max(self._next_return, number + 1)
         self._waiting = deque(w for w in self._waiting if w[0] != number)
-        if self._made.pop(number, None) is not None:
+        if self._unread.pop(number, None) is not None:
             self._free(number)
 
 
-def _over(result: Any) -> ObjectRef[Any]:
-    """Return a ref that is settled when a call is over."""
+def _completion_ref(result: Any) -> ObjectRef[Any]:
+    """Return a ref that is settled when a call has ended."""
     if isinstance(result, ObjectRef):
         return result
     if isinstance(result, ObjectRefGenerator):

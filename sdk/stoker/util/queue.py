@@ -13,16 +13,16 @@ from stoker.exceptions import BadRequestError
 
 T = TypeVar("T")
 
-_WAITING = 1_000_000
-"""Calls that wait are calls that run: those behind as many of them would not be heard."""
+_MAX_CONCURRENCY = 1_000_000
+"""Of the actor: a call that waits for an item runs, and must not keep others from running."""
 
 
 class Empty(queue.Empty):
-    """There is nothing in the queue (or was not, within the timeout)."""
+    """The error for a queue without an item (within the timeout)."""
 
 
 class Full(queue.Full):
-    """The queue has no room (or had none, within the timeout)."""
+    """The error for a queue without room (within the timeout)."""
 
 
 class Queue(Generic[T]):
@@ -33,7 +33,7 @@ class Queue(Generic[T]):
     """
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
-        options = {"max_concurrency": _WAITING, **(actor_options or {})}
+        options = {"max_concurrency": _MAX_CONCURRENCY, **(actor_options or {})}
         self.maxsize = maxsize
         self.actor: Any = remote(**options)(_QueueActor).remote(maxsize)
 
@@ -59,12 +59,12 @@ class Queue(Generic[T]):
 
         Raises ``Full`` if there is none, at once without ``block``.
         """
-        if not get(self.actor.put.remote([item], _limit(block, timeout))):
+        if not get(self.actor.put.remote([item], _timeout_s(block, timeout))):
             raise Full
 
     async def put_async(self, item: T, block: bool = True, timeout: float | None = None) -> None:
-        """:meth:`put`, for coroutines."""
-        if not await self.actor.put.remote([item], _limit(block, timeout)):
+        """Add an item as :meth:`put` does, from a coroutine."""
+        if not await self.actor.put.remote([item], _timeout_s(block, timeout)):
             raise Full
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
@@ -72,20 +72,20 @@ class Queue(Generic[T]):
 
         Raises ``Empty`` if there is none, at once without ``block``.
         """
-        item: T = _one(get(self.actor.get.remote(_limit(block, timeout))))
+        item: T = _single(get(self.actor.get.remote(_timeout_s(block, timeout))))
         return item
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> T:
-        """:meth:`get`, for coroutines."""
-        item: T = _one(await self.actor.get.remote(_limit(block, timeout)))
+        """Take an item as :meth:`get` does, from a coroutine."""
+        item: T = _single(await self.actor.get.remote(_timeout_s(block, timeout)))
         return item
 
     def put_nowait(self, item: T) -> None:
-        """``put(item, block=False)``."""
+        """Add an item as ``put(item, block=False)`` does."""
         self.put(item, block=False)
 
     def get_nowait(self) -> T:
-        """``get(block=False)``."""
+        """Take an item as ``get(block=False)`` does."""
         return self.get(block=False)
 
     def put_nowait_batch(self, items: Iterable[T]) -> None:
@@ -99,10 +99,10 @@ class Queue(Generic[T]):
             raise BadRequestError(
                 f"get_nowait_batch({num_items}): give a number from 0", field="num_items"
             )
-        found: list[T] | None = get(self.actor.get_batch.remote(num_items))
-        if found is None:
+        items: list[T] | None = get(self.actor.get_batch.remote(num_items))
+        if items is None:
             raise Empty
-        return found
+        return items
 
     def shutdown(self, force: bool = True) -> None:
         """End the queue's actor; what is in the queue is lost.
@@ -113,7 +113,7 @@ class Queue(Generic[T]):
 
 
 class _QueueActor:
-    """Keeps the items. Items come and go in lists, so that None is an item like others."""
+    """The actor with the items. They come and go in lists, so that None is an item like others."""
 
     def __init__(self, maxsize: int) -> None:
         self._maxsize = maxsize
@@ -152,13 +152,13 @@ class _QueueActor:
         return [self._queue.get_nowait() for _ in range(count)]
 
 
-def _limit(block: bool, timeout: float | None) -> float | None:
+def _timeout_s(block: bool, timeout: float | None) -> float | None:
     if timeout is not None and timeout < 0:
         raise BadRequestError(f"timeout={timeout}: give seconds from 0, or None", field="timeout")
     return timeout if block else 0.0
 
 
-def _one(found: list[Any]) -> Any:
-    if not found:
+def _single(items: list[Any]) -> Any:
+    if not items:
         raise Empty
-    return found[0]
+    return items[0]

@@ -44,7 +44,7 @@ def finish_within(seconds: float, end_s: float = GET_S) -> None:
 def is_ending() -> bool:
     """Whether the actor that calls this starts no more calls."""
     actor = stoker.runtime.process.session.runtime().worker.actor
-    return bool(actor.end.begun)
+    return bool(actor.exit.begun)
 
 
 def unstarted() -> bool:

@@ -24,7 +24,7 @@ from stoker.runtime.actors.connection import ActorConnection, ActorConnector
 from stoker.runtime.actors.info import END_S, TERMINATE
 from stoker.runtime.objects.table import describe_wait
 from stoker.runtime.process.current_task import current_task_id
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.serialization.pickling import pack
 from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS
 from stoker.runtime.tasks.task_spec import (
@@ -224,7 +224,7 @@ class ActorCalls:
 
     def _mark_dead(self, connection: ActorConnection, why: str, extra: dict[str, Any]) -> None:
         text = f"actor {connection.name} ({connection.actor_id}) is dead\n{why}"
-        failed = failed_with(ActorDiedError(text, extra=extra))
+        failed = encode_error(ActorDiedError(text, extra=extra))
         connection.mark_dead(failed)
         self.fail_all(connection, failed)
 
@@ -272,7 +272,7 @@ class ActorCalls:
             task.channel.post(Cancel(task.task_id, False, recursive))
         elif task.phase is Phase.WAITING:
             connection.calls.drop(task)
-            self.fail(task, failed_with(cancelled_error(task)))
+            self.fail(task, encode_error(cancelled_error(task)))
             self.send(connection)  # it may have been what the others waited behind
 
     def on_channel_closed(self, channel: Channel) -> None:
@@ -291,9 +291,9 @@ class ActorCalls:
                 "the call may or may not have run (set max_task_retries to have it tried again)"
                 + (f"\n{why}" if why else "")
             )
-            failed = failed_with(ActorUnavailableError(text))
+            failed = encode_error(ActorUnavailableError(text))
             if task.cancelled:
-                self.fail(task, failed_with(cancelled_error(task)))
+                self.fail(task, encode_error(cancelled_error(task)))
             elif task.take_retry():
                 self._pending.status.ended(task, failed, attempt=task.attempt - 1)
                 task.phase, task.channel = Phase.WAITING, None
@@ -429,4 +429,4 @@ def fail_creation(connection: ActorConnection, error: StokerError) -> None:
     """Note why an actor could not be created: its calls fail with that."""
     if connection.dead is None:
         text = f"actor {connection.name} could not be created\n{error.message}"
-        connection.mark_dead(failed_with(ActorDiedError(text)))
+        connection.mark_dead(encode_error(ActorDiedError(text)))

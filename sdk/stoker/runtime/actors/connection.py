@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.data import Failed
 from stoker_wire.messages.work import Actor, ActorState
 
@@ -248,13 +248,13 @@ class ActorConnector:
                     f"actor {connection.name} was never created\n"
                     f"its owner {owner} died before it had created it"
                 )
-                connection.mark_dead(failed_with(ActorDiedError(text)))
+                connection.mark_dead(encode_error(ActorDiedError(text)))
                 return None
             connection.status_text = "its creator has not created it yet"
             if connection.incarnation < 0 and self._io.loop.time() < until:
                 return None
             connection.mark_dead(
-                failed_with(
+                encode_error(
                     ActorDiedError(f"actor {connection.name} is not known\n{error.message}")
                 )
             )
@@ -263,7 +263,7 @@ class ActorConnector:
                 connection.status_text = f"the gcs does not answer: {error.one_line}"
                 return None
             connection.mark_dead(
-                failed_with(
+                encode_error(
                     ActorDiedError(f"actor {connection.name} is not known\n{error.message}")
                 )
             )

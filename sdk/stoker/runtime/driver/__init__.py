@@ -1,1 +1,1 @@
-"""What only a driver does: it is a job, shows output, says what it waits for."""
+"""The parts of a driver alone: its job, the output of its workers, notices of long waits."""

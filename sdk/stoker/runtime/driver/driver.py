@@ -1,4 +1,8 @@
-"""What only a driver does: it is a job to the cluster, and it shows its workers' output."""
+"""A driver's side of its job: it attaches to the cluster, and shows the output of its workers.
+
+Made by ``stoker.init()``, ended by ``shutdown()`` or the exit of the process. A job is alive while its
+driver holds the session, a websocket to the gcs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ import aiohttp
 
 from stoker.exceptions import StokerError, UnavailableError
 from stoker.runtime.driver.printing import Printer
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
 
@@ -33,11 +37,11 @@ _RECONNECT_S = 0.3
 _LAST_LINES_S = 15.0
 """How long the end of a driver waits for the last output of its workers."""
 _SILENCE_S = 3600.0
-_WAITING_LINES = 10_000
+_MAX_UNPRINTED_LINES = 10_000
 
 
 class Driver:
-    """This process as a job."""
+    """This process as the driver of a job."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -45,7 +49,7 @@ class Driver:
         self._following: asyncio.Task[None] | None = None
         self._printer: Printer | None = None
         self._cursors: dict[str, int] = {}
-        """Offset of the last line shown, by worker."""
+        """The offset of the last line shown, by worker."""
 
     def attach(self, job_id: str | None, namespace: str | None, env: RuntimeEnv) -> None:
         """Become a new job, or the submitted one that this process is the driver of."""
@@ -74,7 +78,7 @@ class Driver:
         runtime.io.run(runtime.clients.reach_scheduler(within_s), within_s + _CALL_S)
 
     def begin(self, *, follow_logs: bool) -> None:
-        """Hold the session that says that this driver lives; show output if wanted."""
+        """Hold the session that keeps the job alive; show the output of workers if wanted."""
         runtime = self._runtime
         if not self._submitted:
             runtime.io.call_soon(self._hold_session)
@@ -83,7 +87,7 @@ class Driver:
             runtime.io.call_soon(self._show_output)
 
     def watch_head(self, head: LocalCluster) -> None:
-        """Fail what waits if the cluster that ``init()`` started dies under this driver."""
+        """Fail all pending calls if the cluster that ``init()`` started dies."""
         runtime = self._runtime
         runtime.io.call_soon(
             lambda: runtime.io.background.spawn(self._until_head_ends(head), name="head")
@@ -94,7 +98,7 @@ class Driver:
             await asyncio.sleep(_HEAD_S)
         if self._runtime.io.running:
             self._runtime.pending.lose_cluster(
-                failed_with(
+                encode_error(
                     UnavailableError(
                         "the local cluster is gone\n"
                         f"its head (pid {head.pid}) ended, see {head.log_path}\n"
@@ -113,9 +117,9 @@ class Driver:
         runtime = self._runtime
         while runtime.io.running:
             with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
-                line = await runtime.clients.gcs.ws(f"/v1/jobs/{runtime.job.job_id}/session")
-                async with line:
-                    async for _ in line:
+                ws = await runtime.clients.gcs.ws(f"/v1/jobs/{runtime.job.job_id}/session")
+                async with ws:
+                    async for _ in ws:
                         continue
             await asyncio.sleep(_RECONNECT_S)
 
@@ -129,14 +133,14 @@ class Driver:
                 )
                 async with aclosing(stream) as lines:
                     async for line in lines:
-                        # A stream that was cut off starts again from the first line.
+                        # A stream that broke off starts again from the first line.
                         if line.cursor > self._cursors.get(line.worker_id, -1):
                             self._show(line)
-                            await self._room_to_print()
+                            await self._wait_for_printer()
             await asyncio.sleep(_RECONNECT_S)
 
-    async def _room_to_print(self) -> None:
-        if self._printer is not None and len(self._printer) > _WAITING_LINES:
+    async def _wait_for_printer(self) -> None:
+        if self._printer is not None and len(self._printer) > _MAX_UNPRINTED_LINES:
             await asyncio.sleep(_RECONNECT_S)
 
     def _show(self, line: LogLine) -> None:
@@ -146,10 +150,10 @@ class Driver:
         self._printer.put(line)
 
     def finish(self, *, reachable: bool, exits: bool = False) -> None:
-        """Show the last output of the workers; tell the gcs that the job is over, and how.
+        """Show the last output of the workers; report the end of the job, and its outcome, to the gcs.
 
-        Nobody is told or asked where the cluster is not ``reachable`` any more. Where the process
-        ``exits``, its exit code says how.
+        Nothing is sent where the cluster is not ``reachable`` any more. Where the process ``exits``,
+        its exit code is the outcome.
         """
         runtime = self._runtime
         if self._printer is not None:
@@ -164,10 +168,10 @@ class Driver:
         message = f"{type(error).__name__}: {error}"[:2000] if error is not None else ""
         # After a KeyboardInterrupt Python ends itself by the signal, without an exit code.
         if exits and not isinstance(error, KeyboardInterrupt):
-            from stoker.runtime.driver.exit_code import tell_exit_code
+            from stoker.runtime.driver.exit_code import report_exit_code
 
             gcs_url, job_id = runtime.identity.gcs_url, runtime.job.job_id
-            if tell_exit_code(
+            if report_exit_code(
                 gcs_url, token=runtime.identity.token, job_id=job_id, message=message
             ):
                 return
@@ -178,13 +182,13 @@ class Driver:
                 exit_code=1,
                 message=message,
             )
-        work = runtime.clients.gcs.call(
+        request = runtime.clients.gcs.call(
             "POST", f"/v1/jobs/{runtime.job.job_id}/finish", finish, timeout_s=_FINISH_S
         )
-        runtime.io.run(work, _FINISH_S + 1)
+        runtime.io.run(request, _FINISH_S + 1)
 
     async def _show_last_lines(self) -> None:
-        """Show what the workers have printed up to now and what was not shown yet."""
+        """Show the output of the workers up to now that was not shown yet."""
         runtime = self._runtime
         if self._following is not None:
             self._following.cancel()

@@ -1,4 +1,4 @@
-"""Tells the gcs the exit code of this process, which Python itself learns only after its last hook.
+"""The report of this process's exit code to the gcs; Python itself learns it only after its last hook.
 
 ``atexit`` functions are not told why the process ends: ``sys.exit(3)`` and ``raise SystemExit(3)`` look
 like a success to them. So a request whose body is one byte is begun while Python still runs, and glibc
@@ -18,10 +18,10 @@ _CONNECT_S = 5.0
 _UNBUFFERED = 2
 
 
-def tell_exit_code(url: str, *, token: str, job_id: str, message: str) -> bool:
-    """Have the gcs at ``url`` hear how this process exits, with ``message`` if that is a failure.
+def report_exit_code(url: str, *, token: str, job_id: str, message: str) -> bool:
+    """Have the exit code of this process sent to the gcs at ``url``, with ``message`` for a failure.
 
-    False where it cannot: over TLS, without glibc, or when nobody answers. Call it at exit only.
+    Return False where it cannot: over TLS, without glibc, or when nobody answers. Call it at exit only.
     """
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:

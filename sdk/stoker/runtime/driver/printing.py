@@ -1,6 +1,6 @@
-"""Prints the workers' output at the driver: their stdout to its stdout, their stderr to its stderr.
+"""The workers' output at the driver: their stdout to its stdout, their stderr to its stderr.
 
-By a thread of its own. A terminal or a pipe that is slow or full must not hold up the runtime's loop,
+It has a thread of its own. A terminal or a pipe that is slow or full must not block the runtime's loop,
 and a notebook routes what a thread prints to the cell that runs, but what a task of a loop prints to
 the cell that the loop was made in.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Printer:
-    """A queue of lines, and the thread that prints them; ``len()`` says how many wait."""
+    """A queue of lines, and the thread that prints them; ``len()`` is the number that wait."""
 
     def __init__(self) -> None:
         self._lines: queue.SimpleQueue[LogLine | None] = queue.SimpleQueue()
@@ -35,7 +35,7 @@ class Printer:
         return self._lines.qsize()
 
     def put(self, line: LogLine) -> None:
-        """Print a line soon."""
+        """Queue a line to be printed."""
         self._lines.put(line)
 
     def close(self, timeout_s: float) -> None:

@@ -1,9 +1,9 @@
-"""What a driver that waits waits for: said once per cause on stderr, and when it is interrupted.
+"""Notices of long waits in a driver: once per cause on stderr, and when a wait is interrupted.
 
-``get``, ``wait``, ``await`` and iteration over a generator say when they begin and end to wait. The
-runtime's tick looks at the waits that are older than the setting ``wait_notice_s``, finds what holds
-up their tasks, and has the scheduler explain it. Tasks that run are no cause: a program may wait for
-them as long as it likes. Workers say nothing: their driver waits for them.
+``get``, ``wait``, ``await`` and iteration over a generator register their waits in :class:`DriverWaits`.
+The runtime's tick checks those that are older than the setting ``wait_notice_s``, finds the causes that
+delay their tasks, and has the scheduler explain them. Tasks that run are no cause: a program may wait
+for them as long as it likes. Workers print nothing: their driver waits for them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stoker.exceptions import StokerError
 from stoker.runtime.objects.table import describe_wait
-from stoker.runtime.process.stderr import tell
+from stoker.runtime.process.stderr import write_soon
 from stoker.runtime.tasks.task_spec import PendingTask, Phase, unready_argument
 from stoker_wire.messages.control import Explanation, Fit
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from stoker_wire.http.client.client import Client
 
 _EXPLAIN_S = 5.0
-_NAMES = 3
-_LOOKED_AT = 10_000
-"""How many objects of one wait are looked at."""
+_MAX_NAMES = 3
+_MAX_ENTRIES = 10_000
+"""The number of objects of one wait that are looked at."""
 
 
 class _Wait:
-    """One wait: what does it, for which objects, since when."""
+    """One wait: the function that waits, its objects, its beginning."""
 
     __slots__ = ("began_s", "due_s", "entries", "what")
 
@@ -81,12 +81,12 @@ class DriverWaits:
             del self.current[wait]
 
     def blocked(self) -> contextlib.AbstractContextManager[None]:
-        """Return nothing to wait inside of: a driver has no lease that others could use."""
+        """Return an empty context: a driver has no lease that others could use."""
         return contextlib.nullcontext()
 
 
 def _explain_interrupt(wait: _Wait, stop: BaseException) -> None:
-    """Have the exception that ends a wait say what it waited for."""
+    """Add to the exception that ends a wait what it waited for."""
     missing = [e for e in wait.entries if e.location is None]
     if missing:
         took_s = time.monotonic() - wait.began_s
@@ -97,7 +97,7 @@ def _explain_interrupt(wait: _Wait, stop: BaseException) -> None:
 
 
 class WaitNotices:
-    """Looks at the waits that last, and says what holds them up."""
+    """The notices of long waits, one per cause."""
 
     def __init__(
         self,
@@ -114,10 +114,10 @@ class WaitNotices:
         self._job = job
         self._leases = leases
         self._actors = actors
-        self._said: set[Hashable] = set()
+        self._noticed: set[Hashable] = set()
 
     def tick(self) -> None:
-        """Look at waits that last (loop thread)."""
+        """Check the waits that last (loop thread)."""
         after_s = self._waits.notice_s
         if not self._waits.current or not after_s:
             return
@@ -125,28 +125,30 @@ class WaitNotices:
         for wait in list(self._waits.current):
             if wait.due_s <= now_s:
                 wait.due_s = now_s + after_s
-                self._look(wait, now_s - wait.began_s)
+                self._check(wait, now_s - wait.began_s)
 
-    def _look(self, wait: _Wait, waited_s: float) -> None:
-        for key, tasks in self._causes(wait.entries[:_LOOKED_AT]).items():
-            if key not in self._said:
-                self._said.add(key)
-                self._io.background.spawn(self._say(wait.what, waited_s, tasks), name="notice")
+    def _check(self, wait: _Wait, waited_s: float) -> None:
+        for key, tasks in self._group_by_cause(wait.entries[:_MAX_ENTRIES]).items():
+            if key not in self._noticed:
+                self._noticed.add(key)
+                self._io.background.spawn(
+                    self._print_notice(wait.what, waited_s, tasks), name="notice"
+                )
 
-    def _causes(self, entries: Iterable[Entry]) -> dict[Hashable, list[PendingTask]]:
-        """Return the tasks that wait, by what holds them up; arguments are followed to their tasks."""
+    def _group_by_cause(self, entries: Iterable[Entry]) -> dict[Hashable, list[PendingTask]]:
+        """Return the tasks that wait, by cause; arguments are followed to their tasks."""
         causes: dict[Hashable, list[PendingTask]] = {}
         seen: set[str] = set()
-        todo = [e.task for e in entries if e.location is None]
-        while todo:
-            task = todo.pop()
+        pending = [e.task for e in entries if e.location is None]
+        while pending:
+            task = pending.pop()
             if not isinstance(task, PendingTask) or task.task_id in seen:
                 continue
             seen.add(task.task_id)
             key: Hashable = None
             missing = [d._entry.task for d in task.deps if d._entry.location is None]
             if missing:
-                todo += missing
+                pending += missing
             elif task.spec.actor_id and task.phase is not Phase.SENT:
                 connection = self._actors.get(task.spec.actor_id)
                 if connection is None:
@@ -155,11 +157,11 @@ class WaitNotices:
                     connection.constructor_call is not None
                     and (missed := unready_argument(connection.constructor_call)) is not None
                 ):
-                    todo.append(missed.task)  # an argument of its constructor
+                    pending.append(missed.task)  # an argument of its constructor
                 elif connection.channel is None or connection.channel.closed:
                     key = ("actor", connection.name)
                 elif (ahead := connection.calls.ahead_of(task)) is not None:
-                    todo.append(ahead)
+                    pending.append(ahead)
             elif task.phase is Phase.QUEUED:
                 key = ("class", task.spec.demand_key)
             elif task.phase is Phase.REGISTERING:
@@ -170,53 +172,53 @@ class WaitNotices:
                 causes.setdefault(key, []).append(task)
         return causes
 
-    async def _say(self, what: str, waited_s: float, tasks: list[PendingTask]) -> None:
+    async def _print_notice(self, what: str, waited_s: float, tasks: list[PendingTask]) -> None:
         try:
             async with asyncio.timeout(_EXPLAIN_S):
-                why = await self._why(tasks)
+                why = await self._explain(tasks)
         except (StokerError, TimeoutError):
             why = tasks[0].describe()
         if all(task.phase in (Phase.SENT, Phase.ENDED) for task in tasks):
-            return  # it goes on meanwhile
+            return  # all of them started meanwhile
         actors = {task.spec.actor_id for task in tasks}
         subject = tasks[0].spec.actor_id or tasks[0].task_id
         if len(tasks) > 1 and len(actors) != 1:
             subject = self._job.job_id
         line = (
-            f"stoker: {what} has waited {waited_s:.0f} s for {_named(tasks)}: {why}. "
+            f"stoker: {what} has waited {waited_s:.0f} s for {_task_names(tasks)}: {why}. "
             f"More: stoker explain {subject}\n"
         )
-        tell(line)
+        write_soon(line)
 
-    async def _why(self, tasks: list[PendingTask]) -> str:
+    async def _explain(self, tasks: list[PendingTask]) -> str:
         first, gcs = tasks[0], self._gcs
         if first.spec.actor_id:
-            told = await gcs.call(
+            explanation = await gcs.call(
                 "GET", f"/v1/actors/{first.spec.actor_id}/explain", reply=Explanation, retry=False
             )
-            return _short(told)
+            return _one_line(explanation)
         reason = self._leases.connection_error(first.spec.demand_key)
         if reason or first.phase is not Phase.QUEUED:
             return first.describe()
-        told = await gcs.call(
+        explanation = await gcs.call(
             "POST", "/v1/explain", first.spec.demand, reply=Explanation, retry=False
         )
-        return _short(told)
+        return _one_line(explanation)
 
 
-def _named(tasks: list[PendingTask]) -> str:
+def _task_names(tasks: list[PendingTask]) -> str:
     """Name the tasks of one cause: "4 tasks (f, g)", "task f"."""
     counts: dict[str, None] = dict.fromkeys(task.spec.name for task in tasks)
-    names = ", ".join(list(counts)[:_NAMES]) + (", ..." if len(counts) > _NAMES else "")
+    names = ", ".join(list(counts)[:_MAX_NAMES]) + (", ..." if len(counts) > _MAX_NAMES else "")
     what = "call" if tasks[0].spec.actor_id else "task"
     return f"{what} {names}" if len(tasks) == 1 else f"{len(tasks)} {what}s ({names})"
 
 
-def _short(told: Explanation) -> str:
-    """Put an explanation into one line: what is asked for, and what is missing where."""
-    demand, verdicts = told.demand, told.verdicts
+def _one_line(explanation: Explanation) -> str:
+    """Return an explanation in one line: the demand, and what is missing where."""
+    demand, verdicts = explanation.demand, explanation.verdicts
     if demand is None or not verdicts or verdicts[0].fit is Fit.FITS:
-        return told.summary
-    same = [v for v in verdicts if v.detail == verdicts[0].detail]
-    where = verdicts[0].node_id if len(verdicts) == 1 else f"{len(same)} of {len(verdicts)} nodes"
+        return explanation.summary
+    alike = [v for v in verdicts if v.detail == verdicts[0].detail]
+    where = verdicts[0].node_id if len(verdicts) == 1 else f"{len(alike)} of {len(verdicts)} nodes"
     return f"{demand.name or 'it'}: {verdicts[0].detail} ({where})"

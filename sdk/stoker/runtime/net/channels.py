@@ -2,7 +2,7 @@
 
 Called by objects, tasks and actors with the address of a peer. A channel that a peer opened to us
 serves to reach it as well. The server half listens on a Unix socket, and on TCP in a cluster of
-several machines.
+several machines. Callers that ask for a peer at the same time share one channel.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Channels:
         on_messages: OnMessages,
         on_lost: OnLost,
     ) -> None:
-        """Take channels (and ``routes``) at :attr:`address` from now on."""
+        """Accept channels (and requests to ``routes``) at :attr:`address` from now on."""
         self._job = job
         self._on_messages, self._on_lost = on_messages, on_lost
         socket_path = self._identity.socket_path
@@ -94,27 +94,27 @@ class Channels:
             await web.SockSite(self._runner, self._tcp).start()
 
     async def close_channels(self) -> None:
-        """Close all channels, after what is posted on them left."""
+        """Close all channels, once what is posted on them has left."""
         await asyncio.gather(
             *(x.close() for x in list(self._channels.values())), return_exceptions=True
         )
 
     async def close(self) -> None:
-        """Close all channels (after what is posted on them left) and stop listening."""
+        """Close all channels (once what is posted on them has left) and stop listening."""
         await self.close_channels()
         if self._runner is not None:
             await self._runner.cleanup()
 
     def open_channel(self, peer_id: str) -> Channel | None:
-        """Return the channel to a peer if there is one."""
+        """Return the open channel to a peer, or None."""
         channel = self._channels.get(peer_id)
         return channel if channel is not None and not channel.closed else None
 
     async def channel(self, address: Address) -> Channel:
         """Return a channel to ``address``, opened if need be; concurrent callers share one."""
-        found = self.open_channel(address.peer_id)
-        if found is not None:
-            return found
+        existing = self.open_channel(address.peer_id)
+        if existing is not None:
+            return existing
         opening = self._opening.get(address.peer_id)
         if opening is None:
             opening = self._io.loop.create_future()
@@ -163,10 +163,10 @@ class Channels:
             await session.close()
             raise
         self._channels[channel.peer.peer_id] = channel
-        self._io.background.spawn(self._carry(channel, session), name="channel")
+        self._io.background.spawn(self._serve_channel(channel, session), name="channel")
         return channel
 
-    async def _carry(self, channel: Channel, session: aiohttp.ClientSession | None) -> None:
+    async def _serve_channel(self, channel: Channel, session: aiohttp.ClientSession | None) -> None:
         try:
             await channel.run(self._on_messages)
         finally:
@@ -176,23 +176,23 @@ class Channels:
             if session is not None:
                 await session.close()
 
-    def _allowed(self, request: web.Request) -> bool:
+    def _is_authorized(self, request: web.Request) -> bool:
         return auth.check(request.headers.get("Authorization"), self._identity.token)
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guarded(request: web.Request) -> web.StreamResponse:
-            if not self._allowed(request):
+            if not self._is_authorized(request):
                 raise web.HTTPUnauthorized
             return await handler(request)
 
         return guarded
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:
-        if not self._allowed(request):
+        if not self._is_authorized(request):
             raise web.HTTPUnauthorized
         ws, channel = await accept(request, me=self.address, job_id=self._job.job_id)
         if channel is not None:
             if self.open_channel(channel.peer.peer_id) is None:
                 self._channels[channel.peer.peer_id] = channel
-            await self._carry(channel, None)
+            await self._serve_channel(channel, None)
         return ws

@@ -1,6 +1,6 @@
-"""Clients of the services: one per URL, the scheduler that leads, what is known of nodes and workers.
+"""Clients of the services: one per URL, that of the leading scheduler, and look-ups of nodes and workers.
 
-All coroutines run on the loop thread; what user threads may call says so.
+Owned by the runtime; its connections close with it. All coroutines run on the loop thread.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from stoker_wire.http.client.client import Client
     from stoker_wire.settings import Settings
 
-_FORENSICS_S = 5.0
-_VERDICT_S = 30.0
+_EXIT_REPORT_S = 5.0
+_NODE_STATE_S = 30.0
 _HEALTH_S = 3.0
-_AGAIN_S = 0.3
+_RETRY_S = 0.3
 _NODE_S = 10.0
 
 
@@ -89,7 +89,7 @@ class ClusterClients:
                         "(stoker job submit), or set STOKER_ADVERTISE_HOST of each service to a "
                         "name or an address that this machine knows it by"
                     ) from None
-                await asyncio.sleep(_AGAIN_S)
+                await asyncio.sleep(_RETRY_S)
             else:
                 return
 
@@ -102,7 +102,7 @@ class ClusterClients:
         timeout_s: float,
         retry: bool = True,
     ) -> Any:
-        """POST to the scheduler that leads; asks the gcs for it again when it changes.
+        """POST to the scheduler that leads; ask the gcs for it again when it changes.
 
         Without ``retry`` the caller tries again, and learns at once what is wrong.
         """
@@ -113,13 +113,13 @@ class ClusterClients:
     async def job_of(self, job_id: str, actor_id: str) -> Job:
         """Return the job that this worker works for.
 
-        A detached actor works for one that never ends: what it knows of the job that made it stays.
+        A detached actor works for one that never ends, with the properties of the job that made it.
         """
         if job_id != DETACHED_JOB or not actor_id:
             return await self.gcs.call("GET", f"/v1/jobs/{job_id}", reply=Job)
         actor = await self.gcs.call("GET", f"/v1/actors/{actor_id}", reply=Actor)
-        maker = await self.gcs.call("GET", f"/v1/jobs/{actor.job_id}", reply=Job)
-        return msgspec.structs.replace(maker, job_id=job_id, namespace=actor.namespace)
+        creator = await self.gcs.call("GET", f"/v1/jobs/{actor.job_id}", reply=Job)
+        return msgspec.structs.replace(creator, job_id=job_id, namespace=actor.namespace)
 
     async def store_function(self, digest: str, blob: bytes) -> None:
         """Store a pickled function in the gcs, under its hash."""
@@ -130,18 +130,18 @@ class ClusterClients:
         return bytes(await self.gcs.call("GET", f"/v1/functions/{digest}", raw=True))
 
     async def node_of(self, node_id: str) -> Node:
-        """Return what the gcs knows of a node."""
+        """Return a node as the gcs knows it; note whether its arena is in this machine's memory."""
         node = await self.gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node)
-        near = node.host_id == self._identity.host_id and self._settings.share_arenas
-        self._arenas.setdefault(node_id, Arena(node.arena_dir) if near else None)
+        is_local = node.host_id == self._identity.host_id and self._settings.share_arenas
+        self._arenas.setdefault(node_id, Arena(node.arena_dir) if is_local else None)
         return node
 
     def seen_arena(self, node_id: str) -> Arena | None:
-        """Return a node's arena if it is known to be in this machine's memory."""
+        """Return a node's arena if it is known to be in this machine's memory (any thread)."""
         return self._arenas.get(node_id)
 
     def arena_of(self, node_id: str) -> Arena | None:
-        """Return the arena of a node whose memory this process can see, else None."""
+        """Return the arena of a node whose memory this process can see, else None (any thread)."""
         if node_id in self._arenas:
             return self._arenas[node_id]
         if self._io.is_current():
@@ -166,15 +166,15 @@ class ClusterClients:
                 "GET",
                 f"/v1/workers/{worker_id}/exit",
                 reply=WorkerExit,
-                query={"wait_s": _FORENSICS_S - 1},
-                timeout_s=_FORENSICS_S,
+                query={"wait_s": _EXIT_REPORT_S - 1},
+                timeout_s=_EXIT_REPORT_S,
             )
         except StokerError as error:
             with contextlib.suppress(StokerError, TimeoutError):
-                async with asyncio.timeout(_VERDICT_S):
+                async with asyncio.timeout(_NODE_STATE_S):
                     node = await self.node_of(node_id)
                     while patient and node.state is NodeState.SUSPECT:
-                        await asyncio.sleep(_AGAIN_S)
+                        await asyncio.sleep(_RETRY_S)
                         node = await self.node_of(node_id)
             if node is not None and node.state is NodeState.DEAD:
                 return node_died(node, worker_id)

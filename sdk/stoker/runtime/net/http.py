@@ -37,17 +37,17 @@ T = TypeVar("T")
 
 TIMEOUT_S = 30.0
 SILENCE_S = 35.0
-"""A stream that says nothing for so long (no keep-alive line either) is dead."""
+"""A stream that is silent for so long (no keep-alive line either) is dead."""
 
 _RETRY_INITIAL_S = 0.05
 _RETRY_MAX_S = 1.0
-_PART_NBYTES = 256 * 1024
+_CHUNK_NBYTES = 256 * 1024
 _CANNOT_REACH = "cannot reach the cluster"
 _SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little longer than we wait
 
 
 class HttpClient:
-    """Calls one server; every call opens a connection of its own, so it may be shared by threads.
+    """A client of one server; every call opens a connection of its own, so threads may share it.
 
     ``base_url`` is ``http://host:port`` (``https`` behind a proxy). ``timeout_s`` is the default
     deadline of a call.
@@ -91,7 +91,7 @@ class HttpClient:
         reply: None = None,
         query: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
-        sent: Callable[[int], object] | None = None,
+        on_sent: Callable[[int], object] | None = None,
     ) -> None: ...
 
     def call(
@@ -103,26 +103,26 @@ class HttpClient:
         reply: Any = None,
         query: Mapping[str, object] | None = None,
         timeout_s: float | None = None,
-        sent: Callable[[int], object] | None = None,
+        on_sent: Callable[[int], object] | None = None,
     ) -> Any:
         """Send one request and return its reply, decoded as ``reply``.
 
-        ``body`` is a message, sent as JSON, or bytes, sent as they are; ``sent`` is called with the
+        ``body`` is a message, sent as JSON, or bytes, sent as they are; ``on_sent`` is called with the
         number of bytes sent so far (from 0 again at another attempt). Failed connections and
         retryable problems are tried again until the deadline. Raises the error that the server
         sent, or UnavailableError with the address that did not answer.
         """
         key = f"r_{os.urandom(8).hex()}"
-        data, own = encode_request(method, body, encoding=JSON, accept=JSON, key=key)
-        headers = self._headers | own
-        if data is not None and sent is not None:
+        data, request_headers = encode_request(method, body, encoding=JSON, accept=JSON, key=key)
+        headers = self._headers | request_headers
+        if data is not None and on_sent is not None:
             headers["Content-Length"] = str(len(data))
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + timeout_s
         tries = 0
         while True:
             try:
-                sending = data if data is None or sent is None else _Parts(data, sent)
+                sending = data if data is None or on_sent is None else _ChunkedBody(data, on_sent)
                 return self._once(method, path, query, sending, headers, reply, deadline_s)
             except StokerError as error:
                 tries += 1
@@ -131,15 +131,15 @@ class HttpClient:
                     raise
                 if time.monotonic() + pause_s >= deadline_s:
                     if error.message.startswith(_CANNOT_REACH):
-                        raise  # it says what to do already
+                        raise  # it names its fix already
                     url = self.base_url + path
                     raise deadline_error(method, url, timeout_s, tries, error) from error
                 time.sleep(pause_s)
 
     def exists(self, path: str, *, timeout_s: float | None = None) -> bool:
-        """Whether ``HEAD path`` is answered with success; False for 404."""
+        """Return whether ``HEAD path`` is answered with success; False for 404."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        with self._sent("HEAD", path, None, None, self._headers, limit_s) as response:
+        with self._request("HEAD", path, None, None, self._headers, limit_s) as response:
             status = response.status
         if status == 404:
             return False
@@ -157,14 +157,14 @@ class HttpClient:
         """Yield the items of an NDJSON reply; UnavailableError when the connection breaks."""
         decode = msgspec.json.Decoder(item).decode
         headers = self._headers | {"Accept": NDJSON}
-        with self._sent("GET", path, query, None, headers, silence_s) as response:
+        with self._request("GET", path, query, None, headers, silence_s) as response:
             self._check(response, "GET", path)
             while line := self._read_line(response, path, silence_s):
                 if stripped := line.strip():
                     yield decode(stripped)
 
     @contextlib.contextmanager
-    def opened(
+    def open_stream(
         self,
         path: str,
         *,
@@ -176,7 +176,7 @@ class HttpClient:
         UnavailableError when the connection breaks, or is silent for ``silence_s``.
         """
         headers = self._headers | {"Accept": "*/*"}
-        with self._sent("GET", path, query, None, headers, silence_s) as response:
+        with self._request("GET", path, query, None, headers, silence_s) as response:
             source = f"GET {self.base_url}{path}"
             try:
                 self._check(response, "GET", path)
@@ -204,14 +204,14 @@ class HttpClient:
         method: str,
         path: str,
         query: Mapping[str, object] | None,
-        data: bytes | _Parts | None,
+        data: bytes | _ChunkedBody | None,
         headers: dict[str, str],
         reply: Any,
         deadline_s: float,
     ) -> Any:
         left_s = max(deadline_s - time.monotonic(), 0.01)
         timed = headers | {TIMEOUT_HEADER: f"{left_s:.3f}"}
-        with self._sent(method, path, query, data, timed, left_s + _SLACK_S) as response:
+        with self._request(method, path, query, data, timed, left_s + _SLACK_S) as response:
             content, url = response.read(), self.base_url + path
             check_status(response.status, content, method=method, url=url)
             if reply is None:
@@ -225,12 +225,12 @@ class HttpClient:
             check_status(response.status, response.read(), method=method, url=url)
 
     @contextlib.contextmanager
-    def _sent(
+    def _request(
         self,
         method: str,
         path: str,
         query: Mapping[str, object] | None,
-        data: bytes | _Parts | None,
+        data: bytes | _ChunkedBody | None,
         headers: dict[str, str],
         timeout_s: float,
     ) -> Iterator[HTTPResponse]:
@@ -257,18 +257,18 @@ class HttpClient:
             connection.close()
 
 
-class _Parts:
-    """A body in parts, with a callback after each that says how many bytes were sent."""
+class _ChunkedBody:
+    """A body in chunks, with a callback after each that gets the number of bytes sent."""
 
-    def __init__(self, data: bytes, sent: Callable[[int], object]) -> None:
+    def __init__(self, data: bytes, on_sent: Callable[[int], object]) -> None:
         self._data = memoryview(data)
-        self._sent = sent
+        self._on_sent = on_sent
 
     def __iter__(self) -> Iterator[memoryview]:
-        for start in range(0, len(self._data), _PART_NBYTES):
-            part = self._data[start : start + _PART_NBYTES]
-            yield part
-            self._sent(start + len(part))
+        for start in range(0, len(self._data), _CHUNK_NBYTES):
+            chunk = self._data[start : start + _CHUNK_NBYTES]
+            yield chunk
+            self._on_sent(start + len(chunk))
 
 
 def checked_url(url: str) -> str:

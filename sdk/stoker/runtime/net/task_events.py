@@ -1,8 +1,7 @@
-"""Tells what happened to tasks: rows on their way to SQL, written once a turn of the loop, never
-waited for.
+"""The task history's rows on their way to SQL: written once a turn of the loop, never waited for.
 
-A worker tells of the attempts that it ran, the owner of those that never ran. Rows go to a file in
-the spool folder of this process's node, from where the nodelet takes them, so that nothing is lost
+A worker records the attempts that it ran, the owner those that never ran. Rows go to a file in the
+spool folder of this process's node, from where the nodelet takes them, so that nothing is lost
 with this process; a driver without a nodelet posts them to the gcs itself.
 """
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from stoker_wire.messages.data import Location
     from stoker_wire.messages.work import TaskRecord
 
-_EVERY_S = 0.2
+_FLUSH_EVERY_S = 0.2
 _SEND_S = 30.0
 
 
@@ -38,7 +37,7 @@ def nbytes_of(location: Location) -> int:
 
 
 class TaskEvents:
-    """Rows on their way out (loop thread)."""
+    """The writer of a process's rows (loop thread)."""
 
     def __init__(
         self, identity: Identity, io: IoThread, clients: ClusterClients, *, enabled: bool
@@ -48,83 +47,83 @@ class TaskEvents:
         self._clients = clients
         self._enabled = enabled
         self._rows: list[TaskRow] = []
-        self._due = False
+        self._write_scheduled = False
         self._wake = asyncio.Event()
         node = identity.node
         folder = spool_folder(node.session_dir, node.node_id) if node is not None else None
-        self._way: SpoolWriter | _Post = (
+        self._sink: SpoolWriter | _GcsSink = (
             SpoolWriter(folder, identity.peer_id)
             if folder is not None and folder.is_dir()
-            else _Post(clients.gcs)
+            else _GcsSink(clients.gcs)
         )
 
     @property
     def dropped(self) -> int:
-        """How many records were lost: 0, unless a disk was full or the gcs away for very long."""
-        return self._way.dropped
+        """The number of records lost: 0, unless a disk was full or the gcs away for very long."""
+        return self._sink.dropped
 
     def add(self, record: TaskRecord) -> None:
-        """Note a record; it is written at the end of this turn of the loop."""
+        """Add a record, to be written at the end of this turn of the loop."""
         self.add_row(row_of(record))
-        if not self._due:
-            self._due = True
+        if not self._write_scheduled:
+            self._write_scheduled = True
             self._io.loop.call_soon(self.write)
 
     def add_row(self, row: TaskRow) -> None:
-        """Note a row; whoever lets others act on what it tells calls :meth:`write` before that."""
+        """Add a row; call :meth:`write` before others may act on what it records."""
         if self._enabled:
             self._rows.append(row)
 
     def write(self) -> None:
-        """Write what was added. From now on the end of this process does not lose it."""
-        self._due = False
+        """Write the added rows: the end of this process does not lose them any more."""
+        self._write_scheduled = False
         if self._rows:
             rows, self._rows = self._rows, []
-            self._way.write(rows)
-            if self._way.waits:
+            self._sink.write(rows)
+            if self._sink.waits:
                 self._wake.set()
 
     async def run(self) -> None:
-        """For as long as the runtime lives: post rows, or try again what the disk refused."""
+        """Post rows, or retry what the disk refused, for as long as the runtime lives."""
         while True:
             await self._wake.wait()
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_FLUSH_EVERY_S)
             await self.flush()
 
     async def flush(self) -> None:
-        """Write or post all that is there; what cannot go now stays."""
+        """Write or post all rows; those that cannot go now stay."""
         self.write()
         self._wake.clear()
-        if isinstance(self._way, _Post):
-            await self._way.post()
+        if isinstance(self._sink, _GcsSink):
+            await self._sink.post()
         else:
-            self._way.flush()
-        if self._way.waits:
+            self._sink.flush()
+        if self._sink.waits:
             self._wake.set()
 
     def close(self) -> None:
-        """Write what came since the last :meth:`flush`, and let go of the file."""
+        """Write the rows since the last :meth:`flush`, and close the file."""
         self.write()
-        if isinstance(self._way, SpoolWriter):
-            self._way.close()
+        if isinstance(self._sink, SpoolWriter):
+            self._sink.close()
 
     async def forward(self) -> None:
-        """Return once all that was told on this node so far is in SQL."""
+        """Return once all that was recorded on this node so far is in SQL."""
         await self.flush()
         if self._node is not None:
             client = self._clients.client_of(self._node.url)
             await client.call("POST", "/v1/tasks/flush", timeout_s=_SEND_S)
 
 
-class _Post:
-    """The way of a driver that has no nodelet: what the gcs has not taken yet waits in memory."""
+class _GcsSink:
+    """The sink of a driver without a nodelet: rows that the gcs has not taken yet wait in memory."""
 
     def __init__(self, gcs: Client) -> None:
         self.dropped = 0
         self._gcs = gcs
         self._waiting = bytearray()
-        self._one_at_a_time = asyncio.Lock()
-        self._untold = 0
+        self._post_lock = asyncio.Lock()
+        self._dropped_unreported = 0
 
     @property
     def waits(self) -> bool:
@@ -133,13 +132,13 @@ class _Post:
     def write(self, rows: list[TaskRow]) -> None:
         if len(self._waiting) > MAX_UNWRITTEN_BYTES:
             self.dropped += len(rows)
-            self._untold += len(rows)
+            self._dropped_unreported += len(rows)
         else:
-            self._waiting += frames_of(rows, self._untold)
-            self._untold = 0
+            self._waiting += frames_of(rows, self._dropped_unreported)
+            self._dropped_unreported = 0
 
     async def post(self) -> None:
-        async with self._one_at_a_time:
+        async with self._post_lock:
             body = bytes(self._waiting)
             if not body:
                 return

@@ -19,7 +19,7 @@ from stoker.runtime.objects.borrow_table import BorrowTable
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker.runtime.objects.values import drain
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.data.channel import Channel
 from stoker_wire.messages.data import (
     Borrow,
@@ -94,7 +94,7 @@ class Borrowing:
                 entry.refs += 1
             else:
                 entry = Entry(object_id)
-                entry.location = failed_with(
+                entry.location = encode_error(
                     ObjectFreedError(f"{object_id} was freed\nno ref to it was left")
                 )
         if self.borrows.unannounced:
@@ -122,7 +122,7 @@ class Borrowing:
                 channel.post(
                     Resolved(
                         object_id,
-                        failed_with(
+                        encode_error(
                             ObjectFreedError(
                                 f"{object_id} was freed by its owner "
                                 f"{self._address.peer_id}\n"
@@ -172,7 +172,7 @@ class Borrowing:
             if entry is not None and entry.location is None:
                 self._objects.settle(
                     entry,
-                    failed_with(ObjectFreedError(f"{object_id} was freed before it was borrowed")),
+                    encode_error(ObjectFreedError(f"{object_id} was freed before it was borrowed")),
                 )
 
     def _acknowledge(self, number: int) -> None:
@@ -319,7 +319,7 @@ class Borrowing:
         owner = entry.owner
         self._objects.settle(
             entry,
-            failed_with(
+            encode_error(
                 OwnerDiedError(
                     f"{entry.object_id} cannot be had: its owner "
                     f"{owner.peer_id if owner else '?'} does not answer\n"

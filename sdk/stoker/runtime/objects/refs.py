@@ -101,9 +101,9 @@ class ObjectRef(Generic[T_co]):
         return hash(self._entry.object_id)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from stoker.runtime.serialization.pickling import note_ref
+        from stoker.runtime.serialization.pickling import collect_ref
 
-        note_ref(self)
+        collect_ref(self)
         owner = self._entry.owner or _objects().address
         return load_ref, (
             self._entry.object_id,

@@ -29,7 +29,7 @@ from stoker.runtime.objects.waiters import (
     ValueFuture,
     Waits,
 )
-from stoker.runtime.serialization.exceptions import error_of, failed_with
+from stoker.runtime.serialization.exceptions import decode_error, encode_error
 from stoker.runtime.serialization.pickling import pack
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Failed, Inline, Location, Resolved, Stored
@@ -146,7 +146,7 @@ class ObjectStore:
             failed = self._wait_all(entries, timeout_s)
         try:
             if failed is not None:
-                raise error_of(failed)
+                raise decode_error(failed)
             if deadline_s is None:
                 return [self.load(e) for e in entries]
             return [self.load(e, deadline_s - time.monotonic()) for e in entries]
@@ -290,7 +290,7 @@ class ObjectStore:
             lost = ObjectLostError(
                 f"stoker.shutdown() was called before {entry.object_id} was there"
             )
-            self.settle(entry, failed_with(lost))
+            self.settle(entry, encode_error(lost))
 
     def settle(self, entry: Entry, location: Location) -> None:
         """Give an entry its location, and notify all that wait for it."""

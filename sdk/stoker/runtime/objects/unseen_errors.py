@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING
 
 from stoker.exceptions import TaskCancelledError, TaskError
-from stoker.runtime.process.stderr import tell, tell_now
+from stoker.runtime.process.stderr import write_now, write_soon
 from stoker_wire.messages.data import Failed
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class UnseenErrors:
     def close(self) -> None:
         """Report what is left: the refs go with the process (loop thread)."""
         unseen, self._errors = list(self._errors.values()), {}
-        tell_now(_lines(unseen))
+        write_now(_lines(unseen))
 
     def _report(self) -> None:
         self._report_scheduled = False
@@ -113,7 +113,7 @@ class UnseenErrors:
             self.mark_seen(error.failed)
         if unseen:
             self._reported_at_s = self._loop.time()
-            tell(_lines(unseen))
+            write_soon(_lines(unseen))
 
 
 def _lines(unseen: list[_Error]) -> str:

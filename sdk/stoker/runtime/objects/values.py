@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import ObjectLostError, StokerError
 from stoker.runtime.objects.refs import wire_ref
 from stoker.runtime.objects.remote_reader import RemoteReader
-from stoker.runtime.serialization.exceptions import error_of
+from stoker.runtime.serialization.exceptions import decode_error
 from stoker.runtime.serialization.pickling import Packed, unpack
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import capacity_for
@@ -167,7 +167,7 @@ class ValueStore:
     def load(self, location: Location, object_id: str, timeout_s: float | None = None) -> Any:
         """Return the value at a location, or raise its error. Not on the loop thread."""
         if isinstance(location, Failed):
-            raise error_of(location)
+            raise decode_error(location)
         data, buffers = self.bytes_of(location, object_id, timeout_s)
         return unpack(data, buffers, what=f"the value of {object_id}")
 

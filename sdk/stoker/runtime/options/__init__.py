@@ -1,1 +1,1 @@
-"""What a user asks for with a call: the options of tasks and actors, and the ``runtime_env`` among them."""
+"""The options of tasks and actors, with their ``runtime_env``: checked, documented, made into messages."""

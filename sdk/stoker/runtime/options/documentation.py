@@ -1,4 +1,4 @@
-"""What is written at the field of an option, and how docstrings and ``docs/options.md`` show it.
+"""The documentation of options: written at their fields, shown by docstrings and ``docs/options.md``.
 
 ``options.py`` has an :class:`Option` at each field; that text is the only one. ``import stoker`` waits
 for :func:`documented`, so it reads evaluated annotations and does not import textwrap.

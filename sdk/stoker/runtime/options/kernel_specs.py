@@ -1,7 +1,7 @@
-"""Checks the ``kernels`` of a ``runtime_env``: what shall be compiled before a worker starts.
+"""Checks of the ``kernels`` of a ``runtime_env``, which are compiled before a worker starts.
 
-The form is checked here, at the call. Which ops and sizes there are only the kernels themselves know, and
-they need torch: that is checked on the node, before anything is compiled.
+The form is checked here, at the call. Only the kernels themselves know the ops and sizes, and they need
+torch: those are checked on the node, before anything is compiled.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 DTYPES = ("bfloat16", "float16", "float32")
 _OP = re.compile(r"[A-Za-z_]\w*")
 _CALL = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_WANTED = (
+_EXPECTED = (
     "an op such as 'rms_norm', a function 'module:function' that runs a step, or a mapping such as "
     "{'op': 'rms_norm', 'dtype': 'bfloat16', 'columns': 4096}"
 )
@@ -29,7 +29,7 @@ def kernel_specs(value: Any) -> tuple[KernelSpec, ...]:
     if value is None:
         return ()
     if isinstance(value, (str, bytes)) or hasattr(value, "keys") or not hasattr(value, "__iter__"):
-        raise _wrong("kernels", value, f"a list of {_WANTED}")
+        raise _wrong("kernels", value, f"a list of {_EXPECTED}")
     return tuple(_spec(f"kernels[{index}]", entry) for index, entry in enumerate(value))
 
 
@@ -46,7 +46,7 @@ def _spec(where: str, entry: Any) -> KernelSpec:
         return _call(f"{where}.call", entry["call"])
     if callable(entry):
         return _call(where, _path_of(where, entry))
-    raise _wrong(where, entry, _WANTED)
+    raise _wrong(where, entry, _EXPECTED)
 
 
 def _call(where: str, path: Any) -> KernelSpec:
@@ -67,7 +67,7 @@ def _op(where: str, entry: Mapping[Any, Any]) -> KernelSpec:
     op: Any = rest.pop("op", None)
     dtype: Any = rest.pop("dtype", "")
     if not isinstance(op, str) or not _OP.fullmatch(op):
-        raise _wrong(f"{where}.op" if op is not None else where, dict(entry), _WANTED)
+        raise _wrong(f"{where}.op" if op is not None else where, dict(entry), _EXPECTED)
     # torch.bfloat16 is welcome too, and torch need not be imported here to see it.
     name = dtype if isinstance(dtype, str) else str(dtype).removeprefix("torch.")
     if name and name not in DTYPES:
@@ -80,6 +80,6 @@ def _op(where: str, entry: Mapping[Any, Any]) -> KernelSpec:
     return KernelSpec(op=op, dtype=name, sizes=rest)
 
 
-def _wrong(key: str, value: Any, wanted: str) -> BadRequestError:
+def _wrong(key: str, value: Any, expected: str) -> BadRequestError:
     field = f"runtime_env.{key}"
-    return BadRequestError(f"{field}: expected {wanted}, got {repr(value)[:200]}", field=field)
+    return BadRequestError(f"{field}: expected {expected}, got {repr(value)[:200]}", field=field)

@@ -32,7 +32,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 T = TypeVar("T", bound=msgspec.Struct)
 _RESERVED_NAMES = 4
 """Names that options of their own add to a request: CPU, GPU, memory; accelerator_type."""
-_SAID = 200
+_MAX_SHOWN = 200
 
 # Annotations are evaluated in this module: what is made of them needs no second pass.
 
@@ -475,7 +475,7 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
             field="name",
         )
     try:
-        found = msgspec.convert(dict(given), kind)
+        options = msgspec.convert(dict(given), kind)
     except msgspec.ValidationError as error:
         text, _, path = str(error).partition(" - at `$.")
         field = path.rstrip("`")
@@ -488,18 +488,18 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
             f"option {field!r} of {what} is {_short(value)}: {text[:1].lower()}{text[1:]}",
             field=field,
         ) from None
-    if isinstance(found, _Common):
-        _check_demand(found, what)
-    return found
+    if isinstance(options, _Common):
+        _check_demand(options, what)
+    return options
 
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SAID else f"{text[:_SAID]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
 
 
 def _check_demand(options: _Common, what: str) -> None:
-    """Raise for what no demand can say, where it is given."""
+    """Raise, where the options are given, for what no demand can hold."""
     resources_of(options, default_cpus=0.0)
     strategy_of(options.scheduling_strategy)
     for field in ("resources", "label_selector"):
@@ -524,38 +524,38 @@ def _check_demand(options: _Common, what: str) -> None:
 
 def merged(options: T, given: Mapping[str, Any], *, what: str) -> T:
     """Return ``options`` with those ``given`` in their place."""
-    both = {name: getattr(options, name) for name in options.__struct_fields__}
-    return check_options(type(options), {**both, **given}, what=what)
+    values = {name: getattr(options, name) for name in options.__struct_fields__}
+    return check_options(type(options), {**values, **given}, what=what)
 
 
 def resources_of(options: _Common, *, default_cpus: float) -> dict[str, float]:
     """Return the resource vector: CPU, GPU, memory in bytes, and the custom ones."""
     reserved = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    found: dict[str, float] = {}
+    resources: dict[str, float] = {}
     for key, amount in (options.resources or {}).items():
         if key in reserved:
             raise BadRequestError(
                 f"resources[{key!r}]: use the option {reserved[key]}= for it", field="resources"
             )
         if amount:
-            found[key] = amount
+            resources[key] = amount
     cpus = default_cpus if options.num_cpus is None else options.num_cpus
     if cpus:
-        found["CPU"] = cpus
+        resources["CPU"] = cpus
     if options.num_gpus:
         if options.num_gpus > 1 and options.num_gpus != int(options.num_gpus):
             raise BadRequestError(
                 f"num_gpus={options.num_gpus}: above 1 only whole GPUs can be given",
                 field="num_gpus",
             )
-        found["GPU"] = options.num_gpus
+        resources["GPU"] = options.num_gpus
     if options.memory:
-        found["memory"] = options.memory
-    for key, amount in found.items():
+        resources["memory"] = options.memory
+    for key, amount in resources.items():
         if not math.isfinite(amount):
             name = reserved.get(key, f"resources[{key!r}]")
             raise BadRequestError(f"{name}={amount} is not an amount", field=name)
-    return found
+    return resources
 
 
 def strategy_of(value: Any) -> Strategy:
@@ -582,7 +582,7 @@ def demand_of(
     default_cpus: float,
     name: str,
 ) -> Demand:
-    """Return what the scheduler is asked for: equal demands are interchangeable to it."""
+    """Return the demand to send to the scheduler, to which equal ones are interchangeable."""
     labels = dict(options.label_selector or {})
     if options.accelerator_type:
         labels["accelerator_type"] = options.accelerator_type

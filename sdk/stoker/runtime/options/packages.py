@@ -1,8 +1,8 @@
 """Packages: a folder of code as one zip with a name made from its content.
 
 Equal folders give equal bytes (sorted names, fixed times and permissions), so a package is uploaded
-once per cluster and unpacked once per node. Called by ``_runtime_env``; it talks to nobody, but says
-on stderr how far it is with a large folder.
+once per cluster and unpacked once per node. Called by ``runtime_env``; it sends nothing, but shows the
+progress of a large folder on stderr.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ IGNORE_FILES = (".gitignore", ".stokerignore")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _NAMED = 5
 NOTICE_BYTES = 16 * 2**20
-"""From here on, packing and uploading say on stderr how far they are."""
+"""Packing and uploading of this size and more show their progress on stderr."""
 _NOTICE_EVERY_S = 2.0
 
 
@@ -70,30 +70,30 @@ def pack(path: str | Path, *, inside: str = "", max_bytes: int = MAX_BYTES) -> P
 
 
 class Progress:
-    """Says on stderr how far a long transfer is: at its start, every 2 s, and at its end.
+    """The progress of a long transfer on stderr: at its start, every 2 s, and at its end.
 
-    Nothing of one that is smaller than 16 MiB.
+    Nothing is printed of one that is smaller than 16 MiB.
     """
 
     def __init__(self, what: str, total_nbytes: int) -> None:
         self._what = what
         self._total = total_nbytes
         self._is_long = total_nbytes >= NOTICE_BYTES
-        self._began_s = self._told_s = time.monotonic()
-        self._say(mib(total_nbytes))
+        self._began_s = self._printed_s = time.monotonic()
+        self._print(mib(total_nbytes))
 
     def done(self, nbytes: int) -> None:
-        """``nbytes`` of the total are done."""
+        """Report that ``nbytes`` of the total are done."""
         now_s = time.monotonic()
-        if self._is_long and now_s >= self._told_s + _NOTICE_EVERY_S:
-            self._told_s = now_s
-            self._say(f"{mib(nbytes)} of {mib(self._total)} ({100 * nbytes // self._total} %)")
+        if self._is_long and now_s >= self._printed_s + _NOTICE_EVERY_S:
+            self._printed_s = now_s
+            self._print(f"{mib(nbytes)} of {mib(self._total)} ({100 * nbytes // self._total} %)")
 
     def end(self) -> None:
-        """All is done."""
-        self._say(f"done in {time.monotonic() - self._began_s:.1f} s")
+        """Report that all is done."""
+        self._print(f"done in {time.monotonic() - self._began_s:.1f} s")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         if self._is_long:
             sys.stderr.write(f"stoker: {self._what}: {text}\n")
             sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""Turns the ``runtime_env`` that users write into the one that travels: checked, folders uploaded.
+"""Conversion of the ``runtime_env`` that users write into the one that travels: checked, uploaded.
 
 Used by ``stoker.init(runtime_env=...)``, by the option of tasks and actors, and by job submission.
-Every mistake is found here, at the call, with its fix in the message.
+Every mistake is an error here, at the call, with its fix in the message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Upload = Callable[[Package], None]
 
 KEYS = ("env_vars", "working_dir", "py_modules", "pip", "preload", "kernels")
-"""What a user may give. ``sys_path`` and ``cwd`` are the runtime's own."""
+"""The keys that a user may give. ``sys_path`` and ``cwd`` are the runtime's own."""
 
 UPLOAD_TIMEOUT_S = 600.0
 _HASH = re.compile(r"[0-9a-f]{64}")
@@ -74,7 +74,7 @@ def make_runtime_env(user: Mapping[str, Any] | RuntimeEnv | None, upload: Upload
 def uploader(client: HttpClient) -> Upload:
     """Return an ``upload`` that sends a package to the gcs unless it is there.
 
-    Of a large one, stderr tells how far it is.
+    A large one shows its progress on stderr.
     """
 
     def upload(package: Package) -> None:
@@ -83,7 +83,7 @@ def uploader(client: HttpClient) -> Upload:
             return
         total = len(package.content)
         progress = Progress(f"uploading to {client.base_url}", total)
-        client.call("PUT", path, package.content, timeout_s=UPLOAD_TIMEOUT_S, sent=progress.done)
+        client.call("PUT", path, package.content, timeout_s=UPLOAD_TIMEOUT_S, on_sent=progress.done)
         progress.end()
 
     return upload
@@ -94,7 +94,7 @@ def _env_vars(value: Any) -> dict[str, str]:
         return {}
     if not hasattr(value, "items"):
         raise _wrong("env_vars", value, "a mapping of names to values")
-    found = {}
+    checked = {}
     for name, text in value.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise _wrong(
@@ -106,8 +106,8 @@ def _env_vars(value: Any) -> dict[str, str]:
             raise _wrong(f"env_vars.{name}", text, "text or a number")
         if "\0" in str(text):
             raise _wrong(f"env_vars.{name}", text, "text without a zero byte")
-        found[name] = str(text)
-    return found
+        checked[name] = str(text)
+    return checked
 
 
 def _pip(value: Any) -> tuple[str, ...]:
@@ -119,8 +119,8 @@ def _pip(value: Any) -> tuple[str, ...]:
             raise _wrong("pip", str(value), "a list of requirements, or the path of a file of them")
         value = path.read_text().splitlines()
     lines = _texts("pip", value, "a list of requirements such as ['numpy>=2']")
-    kept = (line.partition(" #")[0].strip() for line in lines)
-    return tuple(line for line in kept if line and not line.startswith("#"))
+    requirements = (line.partition(" #")[0].strip() for line in lines)
+    return tuple(line for line in requirements if line and not line.startswith("#"))
 
 
 def _preload(value: Any) -> tuple[str, ...]:
@@ -133,14 +133,14 @@ def _preload(value: Any) -> tuple[str, ...]:
     return names
 
 
-def _texts(key: str, value: Any, wanted: str) -> tuple[str, ...]:
+def _texts(key: str, value: Any, expected: str) -> tuple[str, ...]:
     if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
-        raise _wrong(key, value, wanted)
-    found = tuple(value)
-    for each in found:
+        raise _wrong(key, value, expected)
+    checked = tuple(value)
+    for each in checked:
         if not isinstance(each, str):
-            raise _wrong(key, each, wanted)
-    return found
+            raise _wrong(key, each, expected)
+    return checked
 
 
 def _working_dir(value: Any, upload: Upload) -> str:
@@ -172,7 +172,7 @@ def _py_module(value: Any, upload: Upload) -> str:
     path = Path(value).expanduser()
     if not path.exists():
         raise _wrong("py_modules", str(value), "a path that exists")
-    # A folder stays a package of its name: what goes on sys.path is what holds it.
+    # A folder stays a package of its name: its parent goes on sys.path.
     return _uploaded(pack(path, inside=path.resolve().name if path.is_dir() else ""), upload)
 
 
@@ -190,10 +190,10 @@ def _uploaded(package: Package, upload: Upload) -> str:
     return package.hash
 
 
-def _wrong(key: str, value: Any, wanted: str) -> BadRequestError:
+def _wrong(key: str, value: Any, expected: str) -> BadRequestError:
     field = f"runtime_env.{key}" if key else "runtime_env"
     shown = repr(value)
     return BadRequestError(
-        f"{field}: expected {wanted}, got {shown if len(shown) <= 200 else shown[:200] + '...'}",
+        f"{field}: expected {expected}, got {shown if len(shown) <= 200 else shown[:200] + '...'}",
         field=field,
     )

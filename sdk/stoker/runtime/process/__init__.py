@@ -1,1 +1,1 @@
-"""What a process is before it does anything: its identity, its loop thread, its one runtime."""
+"""The parts of a process that come before all others: its identity, its loop thread, its one runtime."""

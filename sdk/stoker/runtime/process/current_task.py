@@ -1,4 +1,7 @@
-"""Which task the calling thread or coroutine runs."""
+"""The task that the calling thread or coroutine runs.
+
+Set by the worker around user code; a context variable, so that coroutines and copied contexts see theirs.
+"""
 
 from __future__ import annotations
 

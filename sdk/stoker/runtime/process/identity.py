@@ -1,4 +1,4 @@
-"""Who a process is to the others: fixed before it talks to anybody."""
+"""The identity of a process to the others, fixed before it opens a connection."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one thread of a runtime that talks: its event loop, its background work, and the way in.
+"""The one thread of a runtime that does I/O: its event loop, its background work, and its wake-up.
 
-Everything that is said to "run on the loop thread" runs here. Other threads leave work in queues of
-their own and call :meth:`IoThread.wake`, which costs one wake-up for all that is left until then.
+All that is marked "loop thread" runs here. Other threads leave work in queues of their own and call
+:meth:`IoThread.wake`, which costs one wake-up for all that is left until then.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class IoThread:
         self.running = True
         """False from the moment on at which the runtime ends."""
         self._name = name
-        self._awake = False
+        self._wake_scheduled = False
         self._flushes: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread; return when it can be given work."""
+        """Start the thread; return when it takes work."""
         self._thread = threading.Thread(target=self._serve, name="stoker-io", daemon=True)
         self._thread.start()
         self.run(self._begin(), _START_S)
@@ -57,37 +57,37 @@ class IoThread:
             self.loop.close()
 
     def is_current(self) -> bool:
-        """Return whether the caller is this thread, which must not wait."""
+        """Return whether the caller is this thread, which must not block."""
         return threading.current_thread() is self._thread
 
     def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Call ``function`` on the loop thread."""
         self.loop.call_soon_threadsafe(function, *args)
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+    def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
         """Run a coroutine on the loop thread and wait for it. Not from the loop thread."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)
         except concurrent.futures.TimeoutError:
             if future.done():
                 raise
             future.cancel()
-            name = getattr(work, "__qualname__", "a call")
+            name = getattr(coroutine, "__qualname__", "a call")
             raise DeadlineExceededError(f"{name} passed its deadline of {timeout_s:g} s") from None
 
     def on_wake(self, *flushes: Callable[[], object]) -> None:
-        """Have these called on the loop thread, in this order, after each :meth:`wake`."""
+        """Call these on the loop thread, in this order, after each :meth:`wake`."""
         self._flushes += flushes
 
     def wake(self) -> None:
-        """Have the loop thread take in what other threads left (one wake-up per batch)."""
-        if not self._awake:
-            self._awake = True
+        """Wake the loop thread to take what other threads left (one wake-up per batch)."""
+        if not self._wake_scheduled:
+            self._wake_scheduled = True
             self.loop.call_soon_threadsafe(self.flush)
 
     def flush(self) -> None:
-        """Take in what other threads left (loop thread)."""
-        self._awake = False
+        """Take what other threads left (loop thread)."""
+        self._wake_scheduled = False
         for flush in self._flushes:
             flush()

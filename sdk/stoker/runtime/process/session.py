@@ -1,7 +1,7 @@
-"""Which runtime this process has: the one cell that ``init()`` fills and ``shutdown()`` empties.
+"""The runtime of this process: the one cell that ``init()`` fills and ``shutdown()`` empties.
 
 Everything public goes through :func:`runtime`, so the error for a missing ``init()`` has one place.
-This module is below all others and names none of them: whoever asks says which part it needs.
+This module is below all others and imports none of them: its callers name the type that they need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from stoker.exceptions import ConflictError
 
 
 class _Cell:
-    """Holds the runtime of this process. Forked children start without one."""
+    """The holder of this process's runtime. Forked children start without one."""
 
     def __init__(self) -> None:
         self.runtime: Any = None

@@ -1,4 +1,7 @@
-"""Words of the runtime itself to whoever runs the program, on stderr."""
+"""Notices of the runtime itself on stderr.
+
+A terminal or a pipe may be slow or full, and the loop thread must not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,19 @@ import sys
 import threading
 
 
-def tell(text: str) -> None:
-    """Write to stderr by a thread, so that the caller need not wait; a notebook shows it where it is."""
+def write_soon(text: str) -> None:
+    """Write to stderr from a thread, so that the caller need not wait.
+
+    A notebook shows it in the cell that runs.
+    """
     with contextlib.suppress(RuntimeError):  # at the interpreter's end there are no new threads
         run = contextvars.Context().run
-        threading.Thread(target=run, args=(tell_now, text), name="stoker-notice").start()
+        threading.Thread(target=run, args=(write_now, text), name="stoker-notice").start()
         return
-    tell_now(text)
+    write_now(text)
 
 
-def tell_now(text: str) -> None:
+def write_now(text: str) -> None:
     """Write to stderr, if it can be written to."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(text)

@@ -1,1 +1,1 @@
-"""Values, tensors and exceptions to bytes and back."""
+"""The encoding of values, tensors and exceptions as bytes."""

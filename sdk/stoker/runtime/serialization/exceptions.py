@@ -1,9 +1,9 @@
-"""Exceptions to data and back: a remote exception arrives as the user's own type.
+"""The way of an exception between processes: it arrives as the user's own type.
 
 The worker turns what was raised into a :class:`Failed`; the reader turns that into a ``TaskError``
 that is also an instance of the user's class, with the remote traceback in its text. The traceback
 travels as text always, the pickled exception only on top of it, so a cause is never lost because
-it does not pickle.
+it does not pickle. Workers and the owners of objects call it; it knows nothing of tasks.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from stoker_wire.messages.data import Failed
 
 _MAX_PICKLED = 16 << 20
 _MAX_PART = 1 << 20
-"""Of one attribute, where the whole does not pickle."""
+"""The limit of one attribute, where the whole does not pickle."""
 _MAX_TEXT = 20_000
 _HEAP_TYPE = 1 << 9
 """The flag of classes that are made in Python."""
-_ENDS = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
-"""What would end the reader, too: these arrive as a plain ``TaskError``."""
-_ARGS: Any = vars(BaseException)["args"]
-"""The tuple itself, whatever a class made of the name."""
+_ENDS_THE_READER = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+"""Exceptions that would end the reader, too: these arrive as a plain ``TaskError``."""
+_ARGS_DESCRIPTOR: Any = vars(BaseException)["args"]
+"""The descriptor of the tuple itself, whatever a class has made of the name."""
 _NOT_COPIED = {
     "__dict__",
     "__traceback__",
@@ -48,12 +48,12 @@ _NOT_COPIED = {
     "__suppress_context__",
     "obj",
 }
-_OURS = str(Path(__file__).parents[2]) + os.sep
+_PACKAGE_FOLDER = str(Path(__file__).parents[2]) + os.sep
 _INTERNAL = (
     os.path.dirname(stoker_wire.__file__) + os.sep,
-    *(_OURS + folder + os.sep for folder in ("api", "local", "runtime")),
+    *(_PACKAGE_FOLDER + folder + os.sep for folder in ("api", "local", "runtime")),
 )
-_RUNNERS = tuple(
+_RUNNER_FILES = tuple(
     os.sep + os.path.join(*path)
     for path in (
         ("asyncio", "runners.py"),
@@ -61,37 +61,41 @@ _RUNNERS = tuple(
         ("concurrent", "futures", "thread.py"),
     )
 )
-_PACKAGE_FOLDER = re.compile(r"^/.*/[0-9a-f]{64}/")
+_ENV_FOLDER = re.compile(r"^/.*/[0-9a-f]{64}/")
 
 
-def failed_by(error: BaseException, *, task: str = "") -> Failed:
-    """Return what the user's code raised in ``task``, as data.
+def encode_exception(error: BaseException, *, task: str = "") -> Failed:
+    """Encode an exception that the user's code raised in ``task``.
 
     ``SystemExit`` and its like, which would end the reader too, arrive as a plain ``TaskError``.
     """
     own = isinstance(error, StokerError) and not isinstance(error, TaskError)
     if isinstance(error, StokerError) and own and type(error_for(error.code, "")) is type(error):
-        return failed_with(error)
+        return encode_error(error)
     kind, message = _name_of(type(error)), _text_of(error)
     cause: BaseException | None = error
     extra: dict[str, Any] = {"task": task}
     if isinstance(error, TaskError):
-        # A task that failed because a task it waited for did: show both, as the user would.
-        facts = error._stoker_facts if isinstance(error, _Both) else error.extra
-        cause = error._stoker_cause if isinstance(error, _Both) else error.cause
+        # A task that failed because one that it waited for did: show both.
+        facts = error._stoker_facts if isinstance(error, _CombinedError) else error.extra
+        cause = error._stoker_cause if isinstance(error, _CombinedError) else error.cause
         kind, message = facts.get("type", kind), facts.get("text", message)
         text = facts.get("traceback", "")
         # Its text has the first traceback in it, and so would every further one.
-        text = f"{text}\nwhich a get() raised again:\n{_frames(error)}" if text else _trace(error)
+        text = (
+            f"{text}\nwhich a get() raised again:\n{_frames_text(error)}"
+            if text
+            else _traceback_text(error)
+        )
     else:
-        text = _trace(error)
+        text = _traceback_text(error)
     pickled = None
     if cause is not None:
         notes = [str(note) for note in getattr(cause, "__notes__", ())]
-        _, pickled, left = _portable(cause)
+        _, pickled, left_behind = _portable(cause)
         extra |= {"notes": notes} if notes else {}
-        if left:
-            text += f"(left behind, as it cannot be pickled: {', '.join(left)})\n"
+        if left_behind:
+            text += f"(left behind, as it cannot be pickled: {', '.join(left_behind)})\n"
     return Failed(
         code=TaskError.code,
         message=_encodable(message),
@@ -107,34 +111,34 @@ def _encodable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def _trace(error: BaseException) -> str:
-    """Return the traceback as Python prints it, without frames of ours and long folder names."""
+def _traceback_text(error: BaseException) -> str:
+    """Return the traceback as Python prints it, without internal frames and long folder names."""
     shown = traceback.TracebackException.from_exception(error, compact=True)
-    _strip(shown)
+    _strip_internal_frames(shown)
     return "".join(shown.format())
 
 
-def _frames(error: BaseException) -> str:
-    return "".join(_users(traceback.extract_tb(error.__traceback__)).format())
+def _frames_text(error: BaseException) -> str:
+    return "".join(_user_frames(traceback.extract_tb(error.__traceback__)).format())
 
 
-def _strip(shown: traceback.TracebackException) -> None:
-    shown.stack = _users(shown.stack)
+def _strip_internal_frames(shown: traceback.TracebackException) -> None:
+    shown.stack = _user_frames(shown.stack)
     if not shown.stack:
         shown.stack = None  # type: ignore[assignment]  # the heading goes as well
     for inner in (shown.__cause__, shown.__context__, *(shown.exceptions or ())):
         if inner is not None:
-            _strip(inner)
+            _strip_internal_frames(inner)
 
 
-def _users(frames: traceback.StackSummary) -> traceback.StackSummary:
-    """Return the frames of the user's code, and what that called."""
-    left = [one for one in frames if not one.filename.startswith(_INTERNAL)]
-    while left and left[0].filename.endswith(_RUNNERS):
-        del left[0]
-    for one in left:
-        one.filename = _PACKAGE_FOLDER.sub("", one.filename)
-    return traceback.StackSummary.from_list(left)
+def _user_frames(frames: traceback.StackSummary) -> traceback.StackSummary:
+    """Return the frames of the user's code, and of what that called."""
+    shown = [frame for frame in frames if not frame.filename.startswith(_INTERNAL)]
+    while shown and shown[0].filename.endswith(_RUNNER_FILES):
+        del shown[0]
+    for frame in shown:
+        frame.filename = _ENV_FOLDER.sub("", frame.filename)
+    return traceback.StackSummary.from_list(shown)
 
 
 def _name_of(cls: type) -> str:
@@ -147,7 +151,7 @@ def _name_of(cls: type) -> str:
 
 
 class _Parts(NamedTuple):
-    """An exception that is made again without its ``__init__``, which may ask for anything.
+    """An exception to be made again without its ``__init__``, which may ask for anything.
 
     ``members`` are those of the C structure (errno of an OSError) and ``__slots__``. The exceptions
     of a group are parts in turn, inside of ``args``.
@@ -160,29 +164,29 @@ class _Parts(NamedTuple):
 
 
 class _Portable(NamedTuple):
-    """What to pickle for an exception, its pickle (None: only the text can travel), what stays."""
+    """The value to pickle for an exception, its pickle (None: only the text can travel), and what stays."""
 
     value: BaseException | _Parts | None
     data: bytes | None
-    left: list[str]
+    left_behind: list[str]
 
 
 def _portable(error: BaseException) -> _Portable:
     """Return the exception as it travels: as it pickles itself, else in parts, else in most of them."""
-    left: list[str] = []
+    left_behind: list[str] = []
     attempts: tuple[Callable[[], BaseException | _Parts], ...] = (
         lambda: error if _reduces_itself(type(error)) else _parts_of(error),
         lambda: _parts_of(error),
-        lambda: _parts_of(error, left),
+        lambda: _parts_of(error, left_behind),
     )
     for attempt in attempts:
         with contextlib.suppress(Exception):
             value = attempt()
             data: bytes = cloudpickle.dumps(value, 5)
             if value is error:
-                pickle.loads(data)  # only what can come back may leave
+                pickle.loads(data)  # it may leave only if it can come back
             if len(data) <= _MAX_PICKLED:
-                return _Portable(value, data, left)
+                return _Portable(value, data, left_behind)
     return _Portable(None, None, [])
 
 
@@ -192,24 +196,24 @@ def _reduces_itself(cls: type) -> bool:
     )
 
 
-def _parts_of(error: BaseException, left: list[str] | None = None) -> _Parts:
+def _parts_of(error: BaseException, left_behind: list[str] | None = None) -> _Parts:
     """Return the parts of an exception; with ``left``, only those that pickle, and name the rest."""
-    args = _ARGS.__get__(error)
+    args = _ARGS_DESCRIPTOR.__get__(error)
     state, members = dict(error.__dict__), _members_of(error)
     if isinstance(error, BaseExceptionGroup):
-        inner = [_portable(one).value for one in error.exceptions]
+        inner = [_portable(member).value for member in error.exceptions]
         return _Parts(type(error), (error.message, inner), state, members)
-    if left is not None:
-        args = tuple(arg if _fits(arg) else reprlib.repr(arg) for arg in args)
-        for found in (state, members):
-            lost = [name for name, value in found.items() if not _fits(value)]
-            left += [f".{name}" for name in lost]
-            for name in lost:
-                del found[name]
+    if left_behind is not None:
+        args = tuple(arg if _pickles(arg) else reprlib.repr(arg) for arg in args)
+        for attributes in (state, members):
+            dropped = [name for name, value in attributes.items() if not _pickles(value)]
+            left_behind += [f".{name}" for name in dropped]
+            for name in dropped:
+                del attributes[name]
     return _Parts(type(error), args, state, members)
 
 
-def _fits(value: Any) -> bool:
+def _pickles(value: Any) -> bool:
     try:
         return len(cloudpickle.dumps(value, 5)) <= _MAX_PART
     except Exception:
@@ -217,19 +221,19 @@ def _fits(value: Any) -> bool:
 
 
 def _members_of(error: BaseException) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for name, member in _descriptors(type(error)).items():
         with contextlib.suppress(AttributeError):
-            found[name] = member.__get__(error, type(error))
-    return found
+            members[name] = member.__get__(error, type(error))
+    return members
 
 
 def _descriptors(cls: type) -> dict[str, Any]:
-    """Return what an exception keeps outside of ``__dict__``, but for its args."""
-    kinds = cls.__mro__[: cls.__mro__.index(BaseException)]
+    """Return the descriptors of what an exception keeps outside of ``__dict__``, but for its args."""
+    classes = cls.__mro__[: cls.__mro__.index(BaseException)]
     return {
         name: member
-        for kind in reversed(kinds)
+        for kind in reversed(classes)
         if kind is not BaseExceptionGroup  # its members are its args
         for name, member in vars(kind).items()
         if inspect.ismemberdescriptor(member) or inspect.isgetsetdescriptor(member)
@@ -237,20 +241,20 @@ def _descriptors(cls: type) -> dict[str, Any]:
     }
 
 
-def _whole(value: BaseException | _Parts) -> BaseException:
+def _restored(value: BaseException | _Parts) -> BaseException:
     if not isinstance(value, _Parts):
         return value
-    error: BaseException = _made(value.cls, value)
+    error: BaseException = _instantiate(value.cls, value)
     error.__dict__.update(value.state)
     return error
 
 
-def _made(cls: type[BaseException], parts: _Parts) -> Any:
+def _instantiate(cls: type[BaseException], parts: _Parts) -> Any:
     args = parts.args
     if issubclass(cls, BaseExceptionGroup):
-        args = (args[0], [_whole(one) for one in args[1]])
+        args = (args[0], [_restored(member) for member in args[1]])
     error = _layout_of(cls).__new__(cls, *args)
-    _ARGS.__set__(error, args)
+    _ARGS_DESCRIPTOR.__set__(error, args)
     descriptors = _descriptors(cls)
     for name, member in parts.members.items():
         with contextlib.suppress(AttributeError, TypeError, KeyError):
@@ -265,8 +269,8 @@ def _layout_of(cls: Any) -> Any:
     return cls
 
 
-def failed_with(error: StokerError) -> Failed:
-    """Return an error of Stoker's own as data."""
+def encode_error(error: StokerError) -> Failed:
+    """Encode an error of Stoker's own, whose class its code names."""
     return Failed(
         code=error.code,
         message=_encodable(error.message),
@@ -275,11 +279,11 @@ def failed_with(error: StokerError) -> Failed:
     )
 
 
-# -- and back ----------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------
 
 
-def error_of(failed: Failed) -> StokerError:
-    """Return the exception to raise for ``failed``; a new one each time, so tracebacks stay own."""
+def decode_error(failed: Failed) -> StokerError:
+    """Return the exception to raise for ``failed``: a new one each time, so each has its own traceback."""
     extra = msgspec.msgpack.decode(failed.extra) if failed.extra else {}
     if failed.code != TaskError.code:
         return error_for(failed.code, failed.message, extra=extra)
@@ -293,40 +297,44 @@ def error_of(failed: Failed) -> StokerError:
     extra |= {"type": failed.type_name, "text": failed.message, "traceback": failed.traceback}
     if failed.pickled is not None:
         try:
-            cause = _whole(pickle.loads(failed.pickled))
+            cause = _restored(pickle.loads(failed.pickled))
         except Exception as error:
             message += f"\n(the exception object itself could not be read back: {error!r})"
         else:
-            return _as_both(cause, message, extra)
+            return _combine(cause, message, extra)
     return TaskError(message, extra=extra)
 
 
-def info_of(failed: Failed) -> ErrorInfo:
-    """Return what the task history keeps of a failure."""
+def error_info(failed: Failed) -> ErrorInfo:
+    """Return a failure as the task history keeps it."""
     message = f"{failed.type_name}: {failed.message}" if failed.type_name else failed.message
     return ErrorInfo(code=failed.code, message=message[:4000])
 
 
-class _Both(TaskError):
-    """The half of a remote exception that is ours; the other half is the user's class.
+class _CombinedError(TaskError):
+    """The Stoker half of a remote exception; the other half is the user's class.
 
-    The user's class comes first among the bases, so that its attributes and methods are the ones
-    that user code finds; only text and pickling are ours.
+    The user's class comes first among the bases, so that user code meets its attributes and methods;
+    only text and pickling are Stoker's.
     """
 
     _stoker_text: str
     _stoker_facts: dict[str, Any]
     _stoker_cause: BaseException
 
-    def _str(self) -> str:
+    def _stoker_str(self) -> str:
         return self._stoker_text
 
-    def _reduce(self, protocol: object = None) -> tuple[Any, ...]:
-        return _again, (_portable(self._stoker_cause).value, self._stoker_text, self._stoker_facts)
+    def _stoker_reduce(self, protocol: object = None) -> tuple[Any, ...]:
+        return _rebuild_combined, (
+            _portable(self._stoker_cause).value,
+            self._stoker_text,
+            self._stoker_facts,
+        )
 
 
 class _Unregistered:
-    """Hides a user's ``__init_subclass__``: what is made here is no class of the user's program."""
+    """A base that hides a user's ``__init_subclass__``: a combined class is none of the user's program."""
 
     __slots__ = ()
 
@@ -334,19 +342,19 @@ class _Unregistered:
         return
 
 
-def _as_both(cause: BaseException, message: str, extra: dict[str, Any]) -> StokerError:
+def _combine(cause: BaseException, message: str, extra: dict[str, Any]) -> StokerError:
     """Return a TaskError that is also an instance of the cause's class, with its attributes."""
     if extra.get("notes"):
         cause.__dict__.setdefault("__notes__", extra["notes"])  # its own __reduce__ forgot them
     plain = TaskError(message, extra=extra)
     plain.cause = cause
-    if isinstance(cause, _ENDS):
+    if isinstance(cause, _ENDS_THE_READER):
         return plain
     try:
-        error = _combined(cause)
+        error = _instantiate_combined(cause)
     except Exception:  # a class that forbids subclasses, or a group that holds what ends the reader
         return plain
-    mine = {
+    attributes = {
         "message": message,
         "field": None,
         "explain": None,
@@ -356,26 +364,30 @@ def _as_both(cause: BaseException, message: str, extra: dict[str, Any]) -> Stoke
         "_stoker_facts": extra,
         "_stoker_cause": cause,
     }
-    error.__dict__.update({**mine, **getattr(cause, "__dict__", {})})
+    error.__dict__.update({**attributes, **getattr(cause, "__dict__", {})})
     return error
 
 
-def _again(
+def _rebuild_combined(
     cause: BaseException | _Parts | None, message: str, extra: dict[str, Any]
 ) -> StokerError:
     if cause is None:
         return TaskError(message, extra=extra)
-    return _as_both(_whole(cause), message, extra)
+    return _combine(_restored(cause), message, extra)
 
 
-def _combined(cause: BaseException) -> _Both:
+def _instantiate_combined(cause: BaseException) -> _CombinedError:
     cls = type(cause)
-    names = {"__module__": cls.__module__, "__str__": _Both._str, "__reduce_ex__": _Both._reduce}
-    both = type(f"TaskError({cls.__name__})", (_Unregistered, cls, _Both), names)
-    args = _ARGS.__get__(cause)
+    names = {
+        "__module__": cls.__module__,
+        "__str__": _CombinedError._stoker_str,
+        "__reduce_ex__": _CombinedError._stoker_reduce,
+    }
+    both = type(f"TaskError({cls.__name__})", (_Unregistered, cls, _CombinedError), names)
+    args = _ARGS_DESCRIPTOR.__get__(cause)
     if isinstance(cause, BaseExceptionGroup):
         args = (cause.message, cause.exceptions)
-    error: _Both = _made(both, _Parts(cls, args, {}, _members_of(cause)))
+    error: _CombinedError = _instantiate(both, _Parts(cls, args, {}, _members_of(cause)))
     return error
 
 

@@ -1,8 +1,9 @@
-"""Values to bytes and back: pickle protocol 5 with out-of-band buffers, and the refs inside.
+"""Pickling of values: protocol 5 with out-of-band buffers, and the refs inside.
 
 Plain pickle first (C speed), cloudpickle where plain pickle cannot or must not (functions and
 classes of ``__main__``, lambdas, closures). A value that nothing can pickle is an error that names
-the path of the member at fault. Tensors are ``tensors``'s part, once torch is loaded.
+the path of the member at fault. Tensors go through :mod:`~stoker.runtime.serialization.tensors`, once
+torch is loaded. Each thread has its own packer, so nothing here takes a lock.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ if TYPE_CHECKING:
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, bytearray})
 _BYTES = frozenset({bytes, bytearray})
-WHOLE_MIN_NBYTES = 1 << 16
-"""Bytes from here on go outside the stream."""
+OUT_OF_BAND_MIN_NBYTES = 1 << 16
+"""Bytes of this size and more go outside the stream."""
 _REUSE_MAX_NBYTES = 1 << 16
-"""A pickler keeps memory in proportion to the longest stream that it wrote."""
+"""A pickler that wrote a longer stream is dropped: it keeps memory in proportion to it."""
 _TENSORS = re.compile(rb"stoker\.runtime\.serialization\.tensors")
 _CASTABLE = frozenset("?cbBhHiIlLqQnNfd")
 _MAX_PROBES = 200
@@ -50,8 +51,8 @@ class Packed(NamedTuple):
         return len(self.data) + sum(view.nbytes for view in self.buffers)
 
 
-class Whole:
-    """Stands for large bytes in what is pickled: a buffer of their own instead of a copy."""
+class LargeBytes:
+    """A stand-in for large bytes in what is pickled: a buffer of their own instead of a copy."""
 
     __slots__ = ("value",)
 
@@ -66,17 +67,17 @@ def pack(value: Any, *, what: str) -> Packed:
     """Pickle ``value``; ``what`` names it in the error if it cannot be."""
     kind = type(value)
     if kind in _ATOMS:
-        if kind not in _BYTES or len(value) < WHOLE_MIN_NBYTES:
+        if kind not in _BYTES or len(value) < OUT_OF_BAND_MIN_NBYTES:
             return Packed(pickle.dumps(value, 5), [], [])
-        value = Whole(value)
-    thread = _threads.state
+        value = LargeBytes(value)
+    thread = _thread_states.state
     outer = thread.active
     packer = thread.active = thread.idle or _Packer()
     thread.idle = None
     try:
         packed = packer.pack(value)
     except Exception as error:
-        packer.clear()  # it is a cycle, and would keep all until it is found
+        packer.clear()  # it is a cycle, and would keep all until the collector runs
         raise SerializationError(_diagnose(value, what, error), field=what) from error
     finally:
         thread.active = outer
@@ -86,38 +87,38 @@ def pack(value: Any, *, what: str) -> Packed:
 
 
 @contextlib.contextmanager
-def noted_refs() -> Iterator[list[Any]]:
-    """Note the refs inside of what is pickled in this block by other means than :func:`pack`."""
-    thread = _threads.state
-    outer, notes = thread.active, _Notes()
-    thread.active = notes
+def collected_refs() -> Iterator[list[Any]]:
+    """Collect the refs inside what is pickled in this block by other means than :func:`pack`."""
+    thread = _thread_states.state
+    outer, collector = thread.active, _RefCollector()
+    thread.active = collector
     try:
-        yield notes.refs
+        yield collector.refs
     finally:
         thread.active = outer
 
 
-def note_ref(ref: Any) -> None:
-    """Called by ``ObjectRef.__reduce__``: this ref is inside the value being pickled."""
-    packer = _threads.state.active
+def collect_ref(ref: Any) -> None:
+    """Collect a ref inside the value being pickled; called by ``ObjectRef.__reduce__``."""
+    packer = _thread_states.state.active
     if packer is not None:
         packer.refs.append(ref)
 
 
 def is_packing() -> bool:
-    """Return whether the refs inside of what this thread pickles are noted."""
-    return _threads.state.active is not None
+    """Return whether the refs inside what this thread pickles are collected."""
+    return _thread_states.state.active is not None
 
 
-class _Notes:
-    """Where refs are noted that are met while something is pickled."""
+class _RefCollector:
+    """The refs met while something is pickled."""
 
     def __init__(self) -> None:
         self.refs: list[Any] = []
 
 
-class _Packer(_Notes):
-    """A pickler with all that it needs. Made once a thread: that takes longer than a small value.
+class _Packer(_RefCollector):
+    """A pickler with all that it needs, made once a thread: making it takes longer than a small value.
 
     Of no use after an error.
     """
@@ -127,7 +128,7 @@ class _Packer(_Notes):
         self._buffers: list[memoryview] = []
         self._chunks: list[bytes] = []
         sink = types.SimpleNamespace(write=self._chunks.append)
-        self._plain = pickle.Pickler(sink, 5, buffer_callback=self._keep)
+        self._plain = pickle.Pickler(sink, 5, buffer_callback=self._add_buffer)
         self._tensors: TensorPickling | None = None
 
     def pack(self, value: Any) -> Packed:
@@ -135,23 +136,23 @@ class _Packer(_Notes):
             from stoker.runtime.serialization.tensors import TensorPickling
 
             self._tensors = TensorPickling()
-        data = self._by_name(value) or self._by_value(value)
+        data = self._dump_plain(value) or self._dump_by_value(value)
         packed = Packed(data, self._buffers, self.refs)
         self.clear()
         return packed
 
     def clear(self) -> None:
-        """Let go of the value."""
+        """Release the value."""
         self._buffers, self.refs = [], []
         if self._tensors is not None:
             self._tensors.forget()
 
-    def _keep(self, buffer: pickle.PickleBuffer) -> bool:
+    def _add_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         self._buffers.append(buffer.raw())
         return False
 
-    def _by_name(self, value: Any) -> bytes:
-        """Return the stream of plain pickle, or b'' where that will not do."""
+    def _dump_plain(self, value: Any) -> bytes:
+        """Return the stream of plain pickle, or b'' where that cannot or must not be used."""
         if cloudpickle.list_registry_pickle_by_value():
             return b""
         if self._tensors is not None:
@@ -167,29 +168,29 @@ class _Packer(_Notes):
         # By-reference pickles of __main__ would not resolve in another process.
         return b"" if b"__main__" in data or b"__mp_main__" in data else data
 
-    def _by_value(self, value: Any) -> bytes:
+    def _dump_by_value(self, value: Any) -> bytes:
         """Return the stream of cloudpickle."""
         self._buffers.clear()
         self.refs.clear()
         table = self._tensors.table if self._tensors is not None else {}
         stream = io.BytesIO()
-        _ByValuePickler(stream, table, self._keep).dump(value)
+        _ByValuePickler(stream, table, self._add_buffer).dump(value)
         return stream.getvalue()
 
 
 class _ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle with a dispatch table of ours in front of its own."""
+    """cloudpickle with Stoker's dispatch table in front of its own."""
 
     def __init__(
         self,
         stream: io.BytesIO,
         table: Mapping[type, Callable[[Any], Any]],
-        keep: Callable[[pickle.PickleBuffer], bool],
+        add_buffer: Callable[[pickle.PickleBuffer], bool],
     ) -> None:
         # Read once, by the constructor.
         views = {memoryview: _reduce_view}
         self.dispatch_table = ChainMap({**table, **views}, *cloudpickle.Pickler.dispatch_table.maps)
-        super().__init__(stream, 5, buffer_callback=keep)
+        super().__init__(stream, 5, buffer_callback=add_buffer)
 
 
 def _reduce_view(view: memoryview) -> tuple[Any, ...]:
@@ -199,35 +200,35 @@ def _reduce_view(view: memoryview) -> tuple[Any, ...]:
 
 
 def restore_view(buffer: Any, format: str, shape: tuple[int, ...]) -> memoryview:
-    """Return a memoryview that was pickled, over the bytes that arrived."""
+    """Return a pickled memoryview over the bytes that arrived."""
     return memoryview(buffer).cast("B").cast(format, shape)  # type: ignore[call-overload, no-any-return]
 
 
-class _Thread:
-    """The packers of one thread: the one at work (None: nobody is pickling), and one to reuse."""
+class _ThreadState:
+    """The packers of one thread: the active one (None: nothing is being pickled), and one to reuse."""
 
     __slots__ = ("active", "idle")
 
     def __init__(self) -> None:
-        self.active: _Notes | None = None
+        self.active: _RefCollector | None = None
         self.idle: _Packer | None = None
 
 
-class _Threads(threading.local):
+class _ThreadStates(threading.local):
     def __init__(self) -> None:
-        self.state = _Thread()
+        self.state = _ThreadState()
 
 
-_threads = _Threads()
+_thread_states = _ThreadStates()
 
 
 def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> Any:
-    """Return the value; arrays are read-only views of ``buffers``. ``what`` names it in the error."""
+    """Unpickle a value; arrays are read-only views of ``buffers``. ``what`` names it in the error."""
     try:
         if buffers and _TENSORS.search(data):
-            from stoker.runtime.serialization.tensors import own
+            from stoker.runtime.serialization.tensors import map_privately
 
-            buffers = own(buffers)
+            buffers = map_privately(buffers)
         return pickle.loads(data, buffers=buffers)
     except StokerError:
         raise
@@ -242,9 +243,9 @@ def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> A
 
 def _diagnose(value: Any, what: str, error: Exception) -> str:
     path, culprit, cause = what, value, error
-    probes, found, seen = 0, True, {id(value)}
-    while found and probes < _MAX_PROBES:
-        found = False
+    probes, descended, seen = 0, True, {id(value)}
+    while descended and probes < _MAX_PROBES:
+        descended = False
         for step, member in _members(culprit):
             probes += 1
             if probes >= _MAX_PROBES:
@@ -254,7 +255,7 @@ def _diagnose(value: Any, what: str, error: Exception) -> str:
             try:
                 cloudpickle.dumps(member, 5)
             except Exception as inner:
-                path, culprit, cause, found = path + step, member, inner, True
+                path, culprit, cause, descended = path + step, member, inner, True
                 seen.add(id(member))
                 break
     cls = type(culprit)
@@ -292,11 +293,11 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         for name, member in vars(value).items():
             if not name.startswith("__"):
                 yield f".{name}", member
-    elif hasattr(value, "__dict__") and not _decides_itself(type(value)):
+    elif hasattr(value, "__dict__") and not _reduces_itself(type(value)):
         for name, member in vars(value).items():
             yield f".{name}", member
 
 
-def _decides_itself(cls: type) -> bool:
-    """Whether a class pickles in a way of its own, so that its attributes are not at fault."""
+def _reduces_itself(cls: type) -> bool:
+    """Return whether a class defines its pickling, so that its attributes are not at fault."""
     return any("__reduce__" in vars(c) or "__reduce_ex__" in vars(c) for c in cls.__mro__[:-1])

@@ -1,7 +1,7 @@
 """Torch tensors as out-of-band buffers: their bytes leave without a copy and arrive as a mapping.
 
-Used by ``serialization`` alone, and imported only where torch is loaded or a tensor arrives. Nothing
-is registered with ``copyreg``: ``torch.save`` and users' own pickles stay as they are.
+Used by ``pickling`` alone, and imported only where torch is loaded or a tensor arrives. Nothing is
+registered with ``copyreg``: ``torch.save`` and users' own pickles stay as they are.
 
 A tensor ships the bytes between its first and its last element, never the rest of its storage;
 where that span has gaps it ships a contiguous copy. Tensors of one value that cover exactly the same
@@ -33,7 +33,7 @@ _Reduced = tuple[Any, ...]
 
 
 class TensorPickling:
-    """How one value's tensors are pickled: a dispatch table, and the memory met so far."""
+    """The pickling of one value's tensors: a dispatch table, and the memory met so far."""
 
     def __init__(self) -> None:
         self.table: dict[type, Callable[[Any], Any]] = {}
@@ -42,7 +42,7 @@ class TensorPickling:
         self._blocks: dict[tuple[Any, ...], _Block] = {}
 
     def forget(self) -> None:
-        """Let go of the tensors of the value that was pickled."""
+        """Release the tensors of the value that was pickled."""
         self._blocks.clear()
 
     def _reduce(self, tensor: torch.Tensor) -> _Reduced:
@@ -60,11 +60,11 @@ class TensorPickling:
         if block is None:
             block = self._blocks[key] = _Block(plain, span)
         is_parameter = type(tensor) is torch.nn.Parameter
-        made = (block, plain.dtype, size, strides, tensor.requires_grad, is_parameter)
+        arguments = (block, plain.dtype, size, strides, tensor.requires_grad, is_parameter)
         if not tensor.__dict__:
-            return rebuild, made
+            return rebuild, arguments
         # As state, which is pickled after the tensor and so may refer to it.
-        return rebuild, made, tensor.__dict__, None, None, set_attributes
+        return rebuild, arguments, tensor.__dict__, None, None, set_attributes
 
 
 def _by_torch(tensor: Any) -> _Reduced:
@@ -94,7 +94,7 @@ def _packed_layout(size: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tup
 
 
 class _Block:
-    """The bytes of one or more tensors, in host memory. Keeps the memory that it was made from."""
+    """The bytes of one or more tensors, in host memory. It keeps the memory that it was made from."""
 
     def __init__(self, tensor: torch.Tensor, span: int) -> None:
         self._source = tensor  # while it lives, its address means this memory
@@ -102,8 +102,8 @@ class _Block:
             flat = tensor.as_strided((span,), (1,))
         else:
             size, strides = tensor.size(), tensor.stride()
-            kept = [n if stride else 1 for n, stride in zip(size, strides, strict=True)]
-            flat = tensor.as_strided(kept, strides).contiguous().view(-1)
+            distinct = [n if stride else 1 for n, stride in zip(size, strides, strict=True)]
+            flat = tensor.as_strided(distinct, strides).contiguous().view(-1)
         self._origin = _uuid_of(flat.device.index) if flat.is_cuda else None
         flat = flat.cpu()
         self._bytes = _array_at(flat.data_ptr(), flat.nbytes, flat)
@@ -113,7 +113,7 @@ class _Block:
 
 
 class _Memory:
-    """Bytes at an address, for numpy to wrap; keeps ``owner``, whose memory it is."""
+    """Bytes at an address, for numpy to wrap; it keeps ``owner``, whose memory it is."""
 
     def __init__(self, address: int, nbytes: int, owner: Any) -> None:
         self.owner = owner
@@ -133,17 +133,17 @@ def _address_of(view: Any) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
-def own(buffers: Sequence[Any]) -> list[Any]:
-    """Return the buffers of one value with those that lie in the arena in a mapping of their own.
+def map_privately(buffers: Sequence[Any]) -> list[Any]:
+    """Return the buffers of one value, with a private mapping of those that lie in the arena.
 
-    The arena's views share a mapping that must not be written to; theirs is copy-on-write, and holds
-    the same lock. Where no more can be mapped they stay as they are, and tensors are copied.
+    The arena's views share a mapping that must not be written to; the private one is copy-on-write,
+    and holds the same lock. Where no more can be mapped they stay as they are, and tensors are copied.
     """
     mappings: dict[int, memoryview] = {}
-    return [_own(memoryview(buffer), mappings) for buffer in buffers]
+    return [_map_privately(memoryview(buffer), mappings) for buffer in buffers]
 
 
-def _own(view: memoryview, mappings: dict[int, memoryview]) -> memoryview:
+def _map_privately(view: memoryview, mappings: dict[int, memoryview]) -> memoryview:
     whole: Any = view.obj
     pin = getattr(whole, "pin", None)
     if pin is None or not view.nbytes:
@@ -176,7 +176,7 @@ def restore(buffer: Any, origin: str | None) -> torch.UntypedStorage:
 
 
 def _is_private(view: memoryview) -> bool:
-    """Whether a write to this memory changes nothing but this value.
+    """Return whether a write to this memory changes nothing but this value.
 
     A writable mapping under a view that was read from the arena is copy-on-write.
     """
@@ -200,7 +200,7 @@ def rebuild(
 
 
 def set_attributes(tensor: torch.Tensor, attributes: dict[str, Any]) -> None:
-    """Give a tensor the attributes that its user gave it."""
+    """Set the attributes that a tensor's user gave it."""
     tensor.__dict__.update(attributes)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.objects.refs import ObjectRefGenerator
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.tasks.streams import Stream
 from stoker.runtime.tasks.task_spec import PendingTask, Phase
 from stoker_wire.ids import return_id
@@ -139,7 +139,7 @@ class PendingCalls:
         """Fail all calls, so that nobody waits for ever."""
         for task in list(self.by_id.values()):
             text = f"task {task.spec.name} ({task.task_id}) ended with stoker.shutdown()"
-            self.fail(task, failed_with(TaskCancelledError(text)))
+            self.fail(task, encode_error(TaskCancelledError(text)))
 
     # -- any thread ------------------------------------------------------------------------------
 

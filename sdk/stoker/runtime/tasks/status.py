@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import TaskCancelledError
 from stoker.runtime.net.task_events import nbytes_of
-from stoker.runtime.serialization.exceptions import info_of
+from stoker.runtime.serialization.exceptions import error_info
 from stoker.runtime.tasks.task_spec import PendingTask, Phase
 from stoker_wire.messages.work import TaskRecord, TaskState
 
@@ -62,7 +62,7 @@ class TaskStatus:
             TaskState.CANCELLED if cancelled else TaskState.FAILED,
             attempt=task.attempt if attempt is None else attempt,
             ended_at_s=time.time(),
-            error=info_of(failed),
+            error=error_info(failed),
         )
         self._events.add(record)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import StokerError
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.process.current_task import current_task_id
-from stoker.runtime.serialization.exceptions import failed_with
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.inbox import TaskInbox
 from stoker.runtime.tasks.leases import Leases
@@ -103,7 +103,7 @@ class TaskSubmitter:
             task.channel.post(Cancel(task.task_id, force, recursive))
         elif task.phase is not Phase.SENT:
             self._dequeue(task)
-            self._pending.fail(task, failed_with(cancelled_error(task)))
+            self._pending.fail(task, encode_error(cancelled_error(task)))
 
     def _dequeue(self, task: PendingTask) -> None:
         if task.phase is Phase.QUEUED and task.queue is not None:
@@ -195,7 +195,7 @@ class TaskSubmitter:
             await self._clients.store_function(spec.function, spec.blob)
             spec.registered = True
         except StokerError as error:
-            failure = failed_with(error)
+            failure = encode_error(error)
         waiting, spec.awaiting_registration = spec.awaiting_registration, []
         touched: dict[bytes, None] = {}
         for task in waiting:
@@ -274,7 +274,7 @@ class TaskSubmitter:
                 task.phase = Phase.QUEUED
                 if task.cancelled:
                     queue.ready.drop(task)
-                    self._pending.fail(task, failed_with(cancelled_error(task)))
+                    self._pending.fail(task, encode_error(cancelled_error(task)))
             self.dispatch(tasks[0].spec.demand_key)
 
     def on_retire(self, channel: Channel) -> None:
@@ -292,15 +292,15 @@ class TaskSubmitter:
         for task in lost:
             task.slot = None
             if task.cancelled:
-                self._pending.fail(task, failed_with(cancelled_error(task)))
+                self._pending.fail(task, encode_error(cancelled_error(task)))
             elif len(lost) > 1:
                 task.isolate = True
                 self._retry(task)
             elif task.take_retry():
-                self._pending.status.ended(task, failed_with(cause), attempt=task.attempt - 1)
+                self._pending.status.ended(task, encode_error(cause), attempt=task.attempt - 1)
                 self._retry(task, delay_s=task.spec.options.retry_delay)
             else:
-                self._pending.fail(task, failed_with(error_for_task(task, cause)))
+                self._pending.fail(task, encode_error(error_for_task(task, cause)))
         if queue.ready:
             self.dispatch(key)
 
@@ -309,12 +309,12 @@ class TaskSubmitter:
         queue = self.queues[key]
         for task in list(queue.ready):
             queue.ready.drop(task)
-            self._pending.fail(task, failed_with(error_for_task(task, error)))
+            self._pending.fail(task, encode_error(error_for_task(task, error)))
 
     def _on_start_deadline(self, task: PendingTask) -> None:
         if task.phase in (Phase.WAITING, Phase.REGISTERING, Phase.QUEUED):
             self._dequeue(task)
-            self._pending.fail(task, failed_with(start_deadline_error(task, self.describe(task))))
+            self._pending.fail(task, encode_error(start_deadline_error(task, self.describe(task))))
 
     # -- status ------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import msgspec
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
 from stoker.runtime.objects.refs import ObjectRef, wire_ref
 from stoker.runtime.objects.table import Entry
-from stoker.runtime.serialization.pickling import WHOLE_MIN_NBYTES, Whole, pack
+from stoker.runtime.serialization.pickling import OUT_OF_BAND_MIN_NBYTES, LargeBytes, pack
 from stoker.runtime.tasks.dispatch import ClassQueue, Slot
 from stoker.runtime.tasks.streams import Stream
 from stoker_wire.data.channel import Channel
@@ -200,16 +200,16 @@ def pack_arguments(
             deps.append(value)
             where.append(index)
             plain[index] = None
-        elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
-            plain[index] = Whole(value)
+        elif type(value) is bytes and len(value) >= OUT_OF_BAND_MIN_NBYTES:
+            plain[index] = LargeBytes(value)
     if kwargs:
         for name, value in kwargs.items():
             if isinstance(value, ObjectRef):
                 deps.append(value)
                 where.append(name)
                 kwargs = {**kwargs, name: None}
-            elif type(value) is bytes and len(value) >= WHOLE_MIN_NBYTES:
-                kwargs = {**kwargs, name: Whole(value)}
+            elif type(value) is bytes and len(value) >= OUT_OF_BAND_MIN_NBYTES:
+                kwargs = {**kwargs, name: LargeBytes(value)}
     packed = pack((plain, kwargs, where), what=f"arguments of {spec.name}")
     refs = tuple(wire_ref(ref, address) for ref in packed.refs)
     if packed.nbytes > FRAME_MAX_BYTES and values.arena is not None:

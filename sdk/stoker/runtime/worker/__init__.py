@@ -1,1 +1,1 @@
-"""The worker's half: takes calls, runs the user's function, sends results back."""
+"""The worker's half of a runtime: calls are taken, run on the user's code, and their results sent back."""

@@ -1,8 +1,9 @@
-"""An actor inside its worker: its instance, and how its methods run.
+"""An actor inside its worker: its instance, and the threads or loops that run its methods.
 
 Sync actors run in order on the main thread; threaded ones on a pool per concurrency group; async
 ones (any method is a coroutine function or async generator) on an event loop per concurrency group,
-that of the default group on the main thread.
+that of the default group on the main thread. No method runs before the constructor has returned, and
+calls run in the order in which they came (per group). Its end is :mod:`~stoker.runtime.worker.actor_exit`'s.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.info import TERMINATE, ActorPayload, is_async
-from stoker.runtime.serialization.exceptions import error_of, failed_by, info_of
+from stoker.runtime.serialization.exceptions import decode_error, encode_exception, error_info
 from stoker.runtime.worker import actor_exit
-from stoker.runtime.worker.actor_exit import ActorEnd, Reason, left_by, reason_of, told
-from stoker.runtime.worker.event_loops import GroupLoop, drive, start_thread
+from stoker.runtime.worker.actor_exit import (
+    ActorExit,
+    ExitReason,
+    requested_reason,
+    self_exit_reason,
+    system_exit_reason,
+)
+from stoker.runtime.worker.event_loops import ConcurrencyGroupLoop, run_loop, start_thread
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.common import ErrorInfo
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.call import Outcome, ReceivedCall
-    from stoker.runtime.worker.execute import Execution
+    from stoker.runtime.worker.execute import CallExecutor
     from stoker_wire.http.client.client import Client
     from stoker_wire.messages.cluster import ActorSpec
 
@@ -47,13 +54,13 @@ _ABSENT = object()
 
 
 class ActorHost:
-    """The actor that this worker is."""
+    """The actor that this worker hosts."""
 
     def __init__(
         self,
         spec: ActorSpec,
         payload: ActorPayload,
-        execution: Execution,
+        executor: CallExecutor,
         io: IoThread,
         gcs: Client,
         job: JobContext,
@@ -62,22 +69,22 @@ class ActorHost:
     ) -> None:
         self.spec = spec
         self.path = f"/v1/actors/{spec.actor_id}/report"
-        self.calls = execution.calls
-        self.invoker = execution.invoker
-        self.send = execution.report
+        self.calls = executor.calls
+        self.invoker = executor.invoker
+        self.send = executor.report
         self.instance: Any = None
-        self.end = ActorEnd(self, io, gcs, peer_id, leave)
-        self._execution = execution
+        self.exit = ActorExit(self, io, gcs, peer_id, leave)
+        self._executor = executor
         self._io = io
         self._gcs = gcs
         self._job = job
         self._peer_id = peer_id
         self._payload = payload
-        self._early: list[ReceivedCall] = []
+        self._before_ready: list[ReceivedCall] = []
         self._ready = False
         self._is_async = False
         self._pools: dict[str, ThreadPoolExecutor] = {}
-        self._loops: dict[str, GroupLoop] = {}
+        self._loops: dict[str, ConcurrencyGroupLoop] = {}
         self._lock = threading.Lock()
 
     # -- the main thread -------------------------------------------------------------------------
@@ -85,35 +92,35 @@ class ActorHost:
     def serve(self) -> None:
         """Construct the instance, report, and run calls until the actor or its worker ends."""
         try:
-            cls, args, kwargs = self._arguments()
+            cls, args, kwargs = self._load_constructor()
         except BaseException as error:
             self._constructor_failed(error)
         else:
             self._is_async = is_async(cls)
             if self._is_async:
-                drive(self, self._serve_async(cls, args, kwargs))
+                run_loop(self, self._serve_async(cls, args, kwargs))
             else:
                 self._serve_calls(cls, args, kwargs)
-                self.end.await_calls()
-                if self.is_up and (hook := self.end.hook()) is not None:
+                self.exit.wait_for_calls()
+                if self.is_up and (hook := self.exit.call_shutdown_hook()) is not None:
                     asyncio.run(hook)
-        if self.end.begun:
-            self.end.close()
+        if self.exit.begun:
+            self.exit.exit_process()
 
     def _serve_calls(self, cls: type, args: Any, kwargs: dict[str, Any]) -> None:
         try:
             self.instance = cls(*args, **kwargs)
         except BaseException as error:
             self._constructor_failed(error)
-        if self.end.begun:
+        if self.exit.begun:
             return
         self._start_pools()
-        self._alive()
-        while (work := self._execution.next_call()) is not None:
-            self.report(self.invoker.invoke(work, self.callable_of(work)))
-            del work  # idle workers hold no arguments and no refs
+        self._report_alive()
+        while (received := self._executor.next_call()) is not None:
+            self.report(self.invoker.invoke(received, self.callable_of(received)))
+            del received  # idle workers hold no arguments and no refs
 
-    def _arguments(self) -> tuple[type, Any, dict[str, Any]]:
+    def _load_constructor(self) -> tuple[type, Any, dict[str, Any]]:
         (run,) = FrameCodec().decode(self._payload.frame)
         assert isinstance(run, Run)
         call, template = run.calls[0], run.templates[0]
@@ -139,23 +146,23 @@ class ActorHost:
         except BaseException as error:
             self._constructor_failed(error)
             return
-        if self.end.begun:
+        if self.exit.begun:
             return
-        main = GroupLoop(self, self._payload.max_concurrency or _ASYNC_CONCURRENCY)
+        main = ConcurrencyGroupLoop(self, self._payload.max_concurrency or _ASYNC_CONCURRENCY)
         threads = []
         for name, count in self._payload.concurrency_groups.items():
-            self._loops[name] = GroupLoop(self, count)
+            self._loops[name] = ConcurrencyGroupLoop(self, count)
             threads.append(start_thread(self, self._loops[name], name))
         self._loops[""] = main
-        await main.serve(self._alive)
-        await asyncio.to_thread(_join, threads, actor_exit.FINISH_S + _JOIN_S)
-        if (hook := self.end.hook()) is not None:
+        await main.serve(self._report_alive)
+        await asyncio.to_thread(_join_all, threads, actor_exit.FINISH_S + _JOIN_S)
+        if (hook := self.exit.call_shutdown_hook()) is not None:
             await hook
 
-    def _alive(self) -> None:
-        with self._lock:  # calls that arrive now come behind the early ones
-            self._route(self._early)
-            self._early = []
+    def _report_alive(self) -> None:
+        with self._lock:  # calls that arrive now come behind those that waited
+            self._route(self._before_ready)
+            self._before_ready = []
             self._ready = True
         report = ReportActor(
             state=ActorState.ALIVE,
@@ -165,21 +172,20 @@ class ActorHost:
         call = self._gcs.call("POST", self.path, report, timeout_s=_REPORT_S)
         try:
             self._io.run(call, _REPORT_S + 1)
-        except (
-            FencedError
-        ) as error:  # killed meanwhile, and the nodelet is about to end this process
-            self.end.begin(left_by(error.message))
+        except FencedError as error:
+            # Killed meanwhile, and the nodelet is about to end this process.
+            self.exit.begin(self_exit_reason(error.message))
 
     def _constructor_failed(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
-            self.end.begin(reason_of(error, "its constructor", restart=False))
+            self.exit.begin(system_exit_reason(error, "its constructor", restart=False))
             return
-        failed = failed_by(error)
+        failed = encode_exception(error)
         text = str(
-            error_of(Failed(failed.code, failed.message, failed.type_name, failed.traceback))
+            decode_error(Failed(failed.code, failed.message, failed.type_name, failed.traceback))
         )
-        cause = ErrorInfo(code=info_of(failed).code, message=f"its constructor raised {text}")
-        self.end.begin(Reason(1, cause))
+        cause = ErrorInfo(code=error_info(failed).code, message=f"its constructor raised {text}")
+        self.exit.begin(ExitReason(1, cause))
 
     @property
     def is_up(self) -> bool:
@@ -188,26 +194,26 @@ class ActorHost:
 
     @functools.cached_property
     def record(self) -> Actor:
-        """What the gcs keeps of it (any thread of the user)."""
+        """The gcs's record of the actor (any thread of the user)."""
         path = f"/v1/actors/{self.spec.actor_id}"
         return self._job.http.call("GET", path, reply=Actor)
 
     # -- what a call runs ------------------------------------------------------------------------
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """Return a method as the class has it: an attribute of the instance does not hide it."""
+        """Return a method of the class, or None; an attribute of the instance does not hide it."""
         instance = self.instance
         cls = type(instance)
         for base in cls.__mro__:
-            found = base.__dict__.get(name, _ABSENT)
-            if found is not _ABSENT:
-                bind = getattr(type(found), "__get__", None)
-                return found if bind is None else bind(found, instance, cls)  # type: ignore[no-any-return]
+            attribute = base.__dict__.get(name, _ABSENT)
+            if attribute is not _ABSENT:
+                bind = getattr(type(attribute), "__get__", None)
+                return attribute if bind is None else bind(attribute, instance, cls)  # type: ignore[no-any-return]
         return None
 
-    def callable_of(self, work: ReceivedCall) -> Callable[..., Any]:
-        """Return what a call of this actor runs; errors come when it is called."""
-        name = work.template.function
+    def callable_of(self, received: ReceivedCall) -> Callable[..., Any]:
+        """Return the function that a call of this actor runs; its errors come when it is called."""
+        name = received.template.function
         try:
             method = self.method(name)
         except Exception as error:  # a descriptor of the user's
@@ -219,54 +225,54 @@ class ActorHost:
         if name == "__stoker_call__":
             return lambda function, *args, **kwargs: function(self.instance, *args, **kwargs)
         if name == TERMINATE:
-            before = self._before(work)
-            return self._terminate_async(before) if self._is_async else self._terminate(before)
+            earlier = self._calls_before(received)
+            return self._terminate_async(earlier) if self._is_async else self._terminate(earlier)
         cls = type(self.instance).__name__
         text = f"{cls} has no method {name!r}"
         return functools.partial(_raise, BadRequestError(text, field="method"))
 
-    def _before(self, work: ReceivedCall) -> list[str]:
-        """The calls that go on while this one begins; those of its own group are behind it."""
-        group, mine = work.template.group, work.call.task_id
+    def _calls_before(self, received: ReceivedCall) -> list[str]:
+        """Return the calls that go on while this one begins; those of its own group are behind it."""
+        group, own_id = received.template.group, received.call.task_id
         queued = self.calls.queued.copy().values()
         return [
-            *(task_id for task_id in self.calls.running.copy() if task_id != mine),
+            *(task_id for task_id in self.calls.running.copy() if task_id != own_id),
             *(other.call.task_id for other in queued if other.template.group != group),
         ]
 
-    def _terminate(self, before: list[str]) -> Callable[..., None]:
+    def _terminate(self, earlier: list[str]) -> Callable[..., None]:
         def terminate(why: str = "") -> None:
-            self._wait_for(before)
-            self.end.begin(told(why))
+            self._wait_for(earlier)
+            self.exit.begin(requested_reason(why))
 
         return terminate
 
-    def _terminate_async(self, before: list[str]) -> Callable[..., Any]:
+    def _terminate_async(self, earlier: list[str]) -> Callable[..., Any]:
         async def terminate(why: str = "") -> None:
-            await asyncio.to_thread(self._wait_for, before)
-            self.end.begin(told(why))
+            await asyncio.to_thread(self._wait_for, earlier)
+            self.exit.begin(requested_reason(why))
 
         return terminate
 
     def _wait_for(self, task_ids: list[str]) -> None:
         running, queued = self.calls.running, self.calls.queued
-        while not self.end.begun and any(i in running or i in queued for i in task_ids):
+        while not self.exit.begun and any(i in running or i in queued for i in task_ids):
             time.sleep(_POLL_S)
 
     def report(self, outcome: Outcome) -> None:
-        """A call ended (any thread)."""
-        if not self.end.begun or not self.end.holds(outcome):
+        """Report the end of a call, unless the exit withholds it (any thread)."""
+        if not self.exit.begun or not self.exit.withholds(outcome):
             self.send(outcome)
 
     # -- the loop thread -------------------------------------------------------------------------
 
-    def take(self, batch: list[ReceivedCall]) -> None:
+    def submit(self, batch: list[ReceivedCall]) -> None:
         """Take new calls, in order; they wait until the constructor has returned."""
-        if self.end.begun:
-            return  # its loops may be closed; the gcs tells who made them
+        if self.exit.begun:
+            return  # its loops may be closed; callers learn of the end from the gcs
         with self._lock:
             if not self._ready:
-                self._early += batch
+                self._before_ready += batch
             else:
                 self._route(batch)
 
@@ -276,46 +282,48 @@ class ActorHost:
                 self._loops[""].submit(batch)
                 return
             by_group: dict[str, list[ReceivedCall]] = {}
-            for work in batch:
-                by_group.setdefault(work.template.group, []).append(work)
-            for group, theirs in by_group.items():
-                self._loops.get(group, self._loops[""]).submit(theirs)
+            for received in batch:
+                by_group.setdefault(received.template.group, []).append(received)
+            for group, calls in by_group.items():
+                self._loops.get(group, self._loops[""]).submit(calls)
             return
         if self._pools:
-            for work in batch:
-                pool = self._pools.get(work.template.group, self._pools[""])
-                pool.submit(self._run_in_thread, work)
+            for received in batch:
+                pool = self._pools.get(received.template.group, self._pools[""])
+                pool.submit(self._run_in_thread, received)
             return
-        for work in batch:
-            self._execution.enqueue(work)
+        for received in batch:
+            self._executor.enqueue(received)
 
-    def interrupt(self, work: ReceivedCall) -> bool:
-        """Stop a running call of an async or threaded actor, as far as its code listens; False for
-        a sync actor, where its main thread must be told."""
-        if any(loop.cancel(work.call.task_id) for loop in self._loops.values()):
+    def interrupt(self, received: ReceivedCall) -> bool:
+        """Cancel a running call of an async actor, or ask one of a threaded actor to stop.
+
+        False for a sync actor, whose main thread must be interrupted by a signal.
+        """
+        if any(loop.cancel(received.call.task_id) for loop in self._loops.values()):
             return True
         return bool(self._pools or self._loops)
 
     # -- any thread ------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Start no more calls, and have the main thread see to the actor's end."""
-        self._execution.stop()
+        """Start no more calls, and have the main thread run the exit."""
+        self._executor.stop()
         for loop in list(self._loops.values()):
             loop.stop()
 
-    def _run_in_thread(self, work: ReceivedCall) -> None:
-        task_id = work.call.task_id
-        if not self.end.begun and self.calls.queued.pop(task_id, None) is not None:
-            self.calls.running[task_id] = work
+    def _run_in_thread(self, received: ReceivedCall) -> None:
+        task_id = received.call.task_id
+        if not self.exit.begun and self.calls.queued.pop(task_id, None) is not None:
+            self.calls.running[task_id] = received
             try:
-                self.report(self.invoker.invoke(work, self.callable_of(work)))
-            except BaseException as error:  # the pool would keep it to itself
+                self.report(self.invoker.invoke(received, self.callable_of(received)))
+            except BaseException as error:  # the pool would swallow it
                 self.calls.running.pop(task_id, None)
-                self.end.broke(error)
+                self.exit.on_crash(error)
 
 
-def _join(threads: list[threading.Thread], timeout_s: float) -> None:
+def _join_all(threads: list[threading.Thread], timeout_s: float) -> None:
     """Wait until all of them have ended, but for this long at most."""
     until_s = time.monotonic() + timeout_s
     for thread in threads:

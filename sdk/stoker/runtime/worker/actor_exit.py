@@ -1,8 +1,8 @@
-"""How an actor ends of its own accord: no new call, its hooks, the reason to the gcs, then the process.
+"""The orderly exit of an actor: no new call, its hooks, the reason to the gcs, then the process.
 
 Begun by ``exit_actor()``, by a ``SystemExit`` of its code, by a constructor that raised, by
-``__stoker_terminate__``, or by the owner once no process has a handle. What an actor's callers learn
-comes from the gcs alone, so all learn the same. ``stoker.kill()`` is no such end: it runs no hook.
+``__stoker_terminate__``, or by the owner once no process has a handle. The actor's callers learn the
+reason from the gcs alone, so all learn the same. ``stoker.kill()`` is no such exit: it runs no hook.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from stoker_wire.messages.cluster import ActorSpec
 
 FINISH_S = 10.0
-"""How long calls that run in other threads or coroutines may take to finish."""
+"""The time that calls in other threads or coroutines have to finish."""
 _POLL_S = 0.01
 _SEND_S = 5.0
 _REPORT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
-    """Why an actor ends: its process' exit code, and the cause that its callers are told.
+class ExitReason:
+    """The reason for which an actor exits: its process' exit code, and the cause for its callers.
 
     ``restart``: it did not mean to end for good, so ``max_restarts`` applies.
     """
@@ -53,36 +53,38 @@ class Reason:
     restart: bool = False
 
 
-def reason_of(leave: SystemExit, where: str, *, restart: bool) -> Reason:
-    """Return why an actor ends whose code raised ``SystemExit``: as Python reads its code.
+def system_exit_reason(leave: SystemExit, where: str, *, restart: bool) -> ExitReason:
+    """Return the reason of an actor whose code raised ``SystemExit``, with its code as Python reads it.
 
-    None and 0 are an end that was meant; every other code is a failure.
+    None and 0 are an intended exit; every other code is a failure.
     """
     code = leave.code
     if code is not None and not isinstance(code, int):
         sys.stderr.write(f"{code}\n")
     number = code if isinstance(code, int) else int(code is not None)
-    shown = "" if code is None else repr(code)
-    return left_by(f"sys.exit({shown[:200]}) in {where}", number, restart=restart and number != 0)
+    code_text = "" if code is None else repr(code)
+    return self_exit_reason(
+        f"sys.exit({code_text[:200]}) in {where}", number, restart=restart and number != 0
+    )
 
 
-def left_by(how: str, exit_code: int = 0, *, restart: bool = False) -> Reason:
+def self_exit_reason(how: str, exit_code: int = 0, *, restart: bool = False) -> ExitReason:
     """Return the reason of an actor that ended itself."""
     cause = ErrorInfo(
         code="actor_died", message=f"it ended itself: {how}", extra={"exit_code": exit_code}
     )
-    return Reason(exit_code & 0xFF, cause, restart)
+    return ExitReason(exit_code & 0xFF, cause, restart)
 
 
-def told(why: str) -> Reason:
-    """Return the reason of an actor that was told to end, by its handle or because it has none."""
+def requested_reason(why: str) -> ExitReason:
+    """Return the reason of an actor that was asked to end, by its handle or because it has none."""
     if not why:
-        return left_by(f"{TERMINATE} was called")
-    return Reason(0, ErrorInfo(code="actor_died", message=why))
+        return self_exit_reason(f"{TERMINATE} was called")
+    return ExitReason(0, ErrorInfo(code="actor_died", message=why))
 
 
-def whereabouts() -> str:
-    """Return where the calling code runs, in words: its call, or its thread."""
+def calling_code() -> str:
+    """Return the name of the code that calls this: its call, or its thread."""
     info = current_task.get()
     if info is not None:
         return info.name
@@ -91,7 +93,7 @@ def whereabouts() -> str:
 
 
 class _Host(Protocol):
-    """The actor that ends."""
+    """The actor that exits."""
 
     spec: ActorSpec
     path: str
@@ -102,10 +104,10 @@ class _Host(Protocol):
     def send(self, outcome: Outcome) -> None: ...
 
 
-class ActorEnd:
-    """The end of this worker's actor, once.
+class ActorExit:
+    """The exit of this worker's actor; it happens once.
 
-    ``leave`` sends what is finished and closes the channels behind it.
+    ``leave`` sends finished results and closes the channels behind them.
     """
 
     def __init__(
@@ -116,7 +118,7 @@ class ActorEnd:
         peer_id: str,
         leave: Callable[[], Awaitable[object]],
     ) -> None:
-        self.reason: Reason | None = None
+        self.reason: ExitReason | None = None
         self._host = host
         self._io = io
         self._gcs = gcs
@@ -124,97 +126,98 @@ class ActorEnd:
         self._leave_cluster = leave
         self._lock = threading.Lock()
         self._leaving = False
-        self._last: list[Outcome] = []
-        """The results of calls that asked for this end: they are sent once the hooks have run."""
+        self._withheld: list[Outcome] = []
+        """The results of calls that asked for this exit: they are sent once the hooks have run."""
 
     @property
     def begun(self) -> bool:
-        """Whether the actor ends."""
+        """Whether the exit has begun."""
         return self.reason is not None
 
-    def begin(self, reason: Reason) -> bool:
-        """End the actor for this reason (any thread); False if it ends for another already."""
+    def begin(self, reason: ExitReason) -> bool:
+        """Begin the exit for this reason (any thread); False if it has begun for another."""
         with self._lock:
             if self.reason is not None:
                 return False
             self.reason = reason
-        self._io.call_soon(self._not_for_ever)
+        self._io.call_soon(self._limit_duration)
         self._host.stop()
         return True
 
-    def exited(self, work: ReceivedCall, leave: SystemExit) -> None:
-        """The code of a call raised ``SystemExit`` (any thread)."""
-        self.begin(reason_of(leave, work.template.name, restart=True))
+    def on_system_exit(self, received: ReceivedCall, leave: SystemExit) -> None:
+        """Begin the exit because a call raised ``SystemExit`` (any thread)."""
+        self.begin(system_exit_reason(leave, received.template.name, restart=True))
 
-    def broke(self, error: BaseException) -> None:
-        """What runs its calls raised, and runs no more of them (any thread)."""
+    def on_crash(self, error: BaseException) -> None:
+        """Begin the exit because a thread or loop that runs calls failed (any thread)."""
         traceback.print_exception(error)
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        said = "".join(traceback.format_exception_only(error)).strip()
-        cause = ErrorInfo(code="actor_died", message=f"it could run no more calls\n{said}")
-        self.begin(Reason(1, cause, restart=True))
+        text = "".join(traceback.format_exception_only(error)).strip()
+        cause = ErrorInfo(code="actor_died", message=f"it could run no more calls\n{text}")
+        self.begin(ExitReason(1, cause, restart=True))
 
-    def holds(self, outcome: Outcome) -> bool:
-        """Whether a call's result is not sent now, once the end has begun (any thread).
+    def withholds(self, outcome: Outcome) -> bool:
+        """Return whether a result is not sent now that the exit has begun (any thread).
 
-        Callers of what it made fail learn of the end instead, who asked for it once it is near.
+        A call that the exit made fail gets the reason from the gcs instead of its error; one that
+        asked for the exit is answered once the hooks have run.
         """
-        terminates = outcome.work.template.function == TERMINATE
+        terminates = outcome.received.template.function == TERMINATE
         if not (outcome.failed or terminates):
             return False
         if not outcome.failed:
-            self._last.append(outcome)
-        self._host.calls.running.pop(outcome.work.call.task_id, None)
+            self._withheld.append(outcome)
+        self._host.calls.running.pop(outcome.received.call.task_id, None)
         return True
 
     # -- the main thread -------------------------------------------------------------------------
 
-    def await_calls(self) -> None:
-        """Let the calls that run in other threads finish; their callers get what they return."""
+    def wait_for_calls(self) -> None:
+        """Wait for the calls that run in other threads; their callers get their results."""
         until_s = time.monotonic() + FINISH_S
         while self._host.calls.running and time.monotonic() < until_s:
             time.sleep(_POLL_S)
 
-    def hook(self) -> Any:
-        """Call the actor's ``__stoker_shutdown__``; returns its coroutine, if it is one."""
-        found = self._host.method(SHUTDOWN) if self.begun else None
-        if found is None:
+    def call_shutdown_hook(self) -> Any:
+        """Call the actor's ``__stoker_shutdown__``; return its coroutine, if it is one."""
+        hook = self._host.method(SHUTDOWN) if self.begun else None
+        if hook is None:
             return None
         try:
-            result = found()
+            result = hook()
         except BaseException:
             traceback.print_exc()
             return None
-        return _shown(result) if inspect.isawaitable(result) else None
+        return _print_errors_of(result) if inspect.isawaitable(result) else None
 
-    def close(self) -> None:
-        """Run what is left to run, and end the process. Does not return."""
+    def exit_process(self) -> None:
+        """Run the ``atexit`` functions, and end the process. Does not return."""
         atexit._run_exitfuncs()
         with contextlib.suppress(Exception):
             flush_output()
-        self._io.call_soon(self._leave_soon)
+        self._io.call_soon(self._leave_once)
         threading.Event().wait(_SEND_S + _REPORT_S + 5.0)
         os._exit(1)
 
     # -- the loop thread -------------------------------------------------------------------------
 
-    def _not_for_ever(self) -> None:
-        self._io.loop.call_later(END_S, self._leave_soon)
+    def _limit_duration(self) -> None:
+        self._io.loop.call_later(END_S, self._leave_once)
 
-    def _leave_soon(self) -> None:
+    def _leave_once(self) -> None:
         if not self._leaving:
             self._leaving = True
             self._io.background.spawn(self._leave(), name="actor-end")
 
     async def _leave(self) -> None:
-        """Send what is finished, tell the gcs why, end the process."""
+        """Send finished results, report the reason to the gcs, end the process."""
         assert self.reason is not None
         host = self._host
         try:
-            for outcome in self._last:
+            for outcome in self._withheld:
                 host.send(outcome)
-            await self._say_goodbye()
+            await self._close_channels()
             report = ReportActor(
                 state=ActorState.DEAD,
                 incarnation=host.spec.incarnation,
@@ -222,21 +225,21 @@ class ActorEnd:
                 error=self.reason.cause,
                 restart=self.reason.restart,
             )
-            with contextlib.suppress(StokerError):  # of a life that is over, or nobody listens
+            with contextlib.suppress(StokerError):  # a later incarnation lives, or no gcs answers
                 await self._gcs.call("POST", host.path, report, timeout_s=_REPORT_S)
         finally:
             os._exit(self.reason.exit_code)
 
-    async def _say_goodbye(self) -> None:
-        """Close the channels behind what was posted on them: the gcs ends this process once it knows."""
+    async def _close_channels(self) -> None:
+        """Close the channels behind what was posted on them, before the gcs has this process ended."""
         with contextlib.suppress(StokerError, TimeoutError, OSError):
             async with asyncio.timeout(_SEND_S):
                 await self._leave_cluster()
 
 
-async def _shown(hook: Any) -> None:
-    """Await a hook; what it raises is printed."""
+async def _print_errors_of(call_shutdown_hook: Any) -> None:
+    """Await a hook; print what it raises."""
     try:
-        await hook
+        await call_shutdown_hook
     except BaseException:
         traceback.print_exc()

@@ -1,7 +1,7 @@
-"""A worker whose task waits: others may have its CPU, and the calls behind it, meanwhile.
+"""The waits of a worker's task: others may have its CPU, and the calls behind it, meanwhile.
 
-The scheduler is told the latest state until it has it; flips in between are skipped. The loop thread
-tells, any thread of the task waits.
+The scheduler gets the latest state until it has it; flips in between are skipped. Any thread of the
+task waits, the loop thread reports.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class WorkerWaits:
         self._on_blocked: Callable[[], object] | None = None
 
     @property
-    def any(self) -> bool:
-        """Whether the running task waits."""
+    def is_blocked(self) -> bool:
+        """Whether the running task is blocked."""
         return bool(self._waits)
 
-    def on_blocked(self, then: Callable[[], object]) -> None:
-        """Have ``then`` called on the loop thread when a task begins to wait."""
-        self._on_blocked = then
+    def on_blocked(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` on the loop thread whenever a task begins to wait."""
+        self._on_blocked = callback
 
     # -- the threads of the task -----------------------------------------------------------------
 
@@ -83,11 +83,11 @@ class WorkerWaits:
                 await future
 
     def blocked(self) -> contextlib.AbstractContextManager[None]:
-        """Return what the calling thread waits inside of, where it waits by other means."""
+        """Return the context inside which the calling thread waits by means of its own."""
         return self._blocking() if self._is_on_task_thread() else contextlib.nullcontext()
 
     def _is_on_task_thread(self) -> bool:
-        """Whether a wait of the calling thread gives the CPU back.
+        """Return whether a wait of the calling thread gives the CPU back.
 
         The main thread's does, and that of the threads that a task made.
         """
@@ -101,18 +101,18 @@ class WorkerWaits:
     def _blocking(self) -> Iterator[None]:
         wait = object()
         self._waits.add(wait)
-        self._io.call_soon(self._changed)
+        self._io.call_soon(self._on_change)
         try:
             yield
         finally:
             self._waits.discard(wait)
-            self._io.call_soon(self._changed)
+            self._io.call_soon(self._on_change)
 
     def task_ended(self) -> None:
         """Forget the waits of threads that the task left behind (main thread)."""
         if self._waits:
             self._waits.clear()
-            self._io.call_soon(self._changed)
+            self._io.call_soon(self._on_change)
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ class WorkerWaits:
         """Begin a lease, whose CPU is taken."""
         self._reported = False
 
-    def _changed(self) -> None:
+    def _on_change(self) -> None:
         if self._waits and self._on_blocked is not None:
             self._on_blocked()
         if not self._reporting:

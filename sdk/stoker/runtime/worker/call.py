@@ -1,4 +1,9 @@
-"""A call at its worker: as it came, how it ended, and the table of all that have not ended."""
+"""A call at its worker, its outcome, and the table of the calls that have not ended.
+
+The loop thread adds calls; the thread that runs them and :class:`~stoker.runtime.worker.execute.CallExecutor`
+move them on. A call is in one of ``queued`` and ``running`` until its result is posted, so that the two
+together are all for which this worker still answers.
+"""
 
 from __future__ import annotations
 
@@ -15,31 +20,39 @@ if TYPE_CHECKING:
 
 
 class ReceivedCall:
-    """One call at this worker."""
+    """One call that this worker was sent."""
 
-    __slots__ = ("answered", "call", "channel", "interrupt", "reported", "started_at_s", "template")
+    __slots__ = (
+        "abandoned",
+        "call",
+        "channel",
+        "running_reported",
+        "started_at_s",
+        "stop_error",
+        "template",
+    )
 
     def __init__(self, channel: Channel, call: Call, template: Template) -> None:
         self.channel = channel
         self.call = call
         self.template = template
         self.started_at_s = 0.0
-        self.reported = False
-        self.answered = False
-        """Its caller was told how it ends, though it still runs."""
-        self.interrupt: StokerError | None = None
-        """Set once the task was told to stop: the error that it ends with."""
+        self.running_reported = False
+        self.abandoned = False
+        """Its caller has its error already, though it still runs."""
+        self.stop_error: StokerError | None = None
+        """Set by a request to stop: the error that it ends with."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How a call ended, before it is sent. ``contained`` are refs inside its results."""
+    """The end of a call, before it is sent. ``contained_refs`` are those inside its results."""
 
-    work: ReceivedCall
+    received: ReceivedCall
     result: Result
     ended_at_s: float
     result_nbytes: int = 0
-    contained: tuple[Any, ...] = ()
+    contained_refs: tuple[Any, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -49,11 +62,11 @@ class Outcome:
 
 
 class CallTable:
-    """The calls at this worker that have not ended. Read by any thread."""
+    """The calls at this worker that have not ended. Any thread may read it."""
 
     def __init__(self) -> None:
         self.queued: dict[str, ReceivedCall] = {}
-        """Popped by whoever gets there first: the main thread to run, the loop to give back."""
+        """Popped by whichever comes first: a thread that runs the call, or the loop that returns it."""
         self.running: dict[str, ReceivedCall] = {}
         self.credits: dict[str, int] = {}
         """How many items of each streaming call its caller has taken."""

@@ -1,5 +1,5 @@
 """The event loops of an async actor: one per concurrency group, so that code that blocks in one group
-holds up no other.
+delays no other.
 
 The default group's runs on the worker's main thread, each other's on a thread of its own.
 """
@@ -15,55 +15,55 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import StokerError
 from stoker.runtime.worker import actor_exit
-from stoker.runtime.worker.actor_exit import left_by, reason_of
+from stoker.runtime.worker.actor_exit import self_exit_reason, system_exit_reason
 from stoker_wire.process.event_loop import new_loop
 
 if TYPE_CHECKING:
-    from stoker.runtime.worker.actor_exit import ActorEnd
+    from stoker.runtime.worker.actor_exit import ActorExit
     from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
     from stoker.runtime.worker.invoke import Invoker
 
 
-_BEGIN_S = 30.0
+_START_S = 30.0
 
 
 class _Host(Protocol):
     """The actor whose calls run on the loops."""
 
-    end: ActorEnd
+    exit: ActorExit
     calls: CallTable
     invoker: Invoker
 
     @property
     def is_up(self) -> bool: ...
-    def callable_of(self, work: ReceivedCall) -> Callable[..., Any]: ...
+    def callable_of(self, received: ReceivedCall) -> Callable[..., Any]: ...
     def report(self, outcome: Outcome) -> None: ...
 
 
-class GroupLoop:
-    """One concurrency group's event loop; at most ``limit`` of its calls are inside at once."""
+class ConcurrencyGroupLoop:
+    """One concurrency group's event loop; at most ``limit`` of its calls run at once."""
 
     def __init__(self, host: _Host, limit: int) -> None:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._host = host
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: asyncio.TaskGroup | None = None
-        self._gate = asyncio.Semaphore(limit)
-        self._over = asyncio.Event()
+        self._slots = asyncio.Semaphore(limit)
+        self._stopping = asyncio.Event()
 
     # -- the group's thread ----------------------------------------------------------------------
 
-    async def serve(self, begun: Callable[[], object]) -> None:
-        """Run calls until :meth:`stop`; ``begun`` is called once.
+    async def serve(self, on_started: Callable[[], object]) -> None:
+        """Run calls until :meth:`stop`; call ``on_started`` once it takes them.
 
-        Those that run then may finish; what takes too long is cancelled.
+        Those that run at the stop may finish; those that take too long are cancelled.
         """
         self._loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as self._group:
-            begun()
-            if self._host.end.begun:
-                self._over.set()
-            await self._over.wait()
+            on_started()
+            if self._host.exit.begun:
+                self._stopping.set()
+            await self._stopping.wait()
             if self.tasks:
                 await asyncio.wait(self.tasks.values(), timeout=actor_exit.FINISH_S)
             for task in self.tasks.values():
@@ -71,26 +71,26 @@ class GroupLoop:
 
     def _start(self, batch: list[ReceivedCall]) -> None:
         assert self._group is not None
-        if self._over.is_set():
+        if self._stopping.is_set():
             return
-        for work in batch:
-            task = self._group.create_task(self._run(work), name=work.template.name)
-            self.tasks[work.call.task_id] = task
+        for received in batch:
+            task = self._group.create_task(self._run(received), name=received.template.name)
+            self.tasks[received.call.task_id] = task
 
-    async def _run(self, work: ReceivedCall) -> None:
+    async def _run(self, received: ReceivedCall) -> None:
         host, calls = self._host, self._host.calls
-        task_id = work.call.task_id
+        task_id = received.call.task_id
         began = time.perf_counter()
         try:
-            async with self._gate:
-                if host.end.begun or calls.queued.pop(task_id, None) is None:
+            async with self._slots:
+                if host.exit.begun or calls.queued.pop(task_id, None) is None:
                     return
-                calls.running[task_id] = work
-                outcome = await host.invoker.invoke_async(work, host.callable_of(work))
+                calls.running[task_id] = received
+                outcome = await host.invoker.invoke_async(received, host.callable_of(received))
         except asyncio.CancelledError as error:
-            if host.end.begun or calls.queued.pop(task_id, None) is None:
+            if host.exit.begun or calls.queued.pop(task_id, None) is None:
                 return
-            outcome = host.invoker.failure(work, error, began)
+            outcome = host.invoker.failure(received, error, began)
         finally:
             self.tasks.pop(task_id, None)
         host.report(outcome)
@@ -99,61 +99,64 @@ class GroupLoop:
 
     def submit(self, batch: list[ReceivedCall]) -> None:
         """Start calls, in order."""
-        self._tell(self._start, batch)
+        self._call_soon_threadsafe(self._start, batch)
 
     def cancel(self, task_id: str) -> bool:
         """Cancel a call; False if it is not here."""
         task = self.tasks.get(task_id)
         if task is None:
             return False
-        self._tell(task.cancel)
+        self._call_soon_threadsafe(task.cancel)
         return True
 
     def stop(self) -> None:
         """Take no more calls, and cancel those that run."""
-        self._tell(self._over.set)
+        self._call_soon_threadsafe(self._stopping.set)
 
-    def _tell(self, what: Callable[..., object], *args: Any) -> None:
-        """Have the group's thread call this, unless it ended before."""
+    def _call_soon_threadsafe(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call this on the group's thread, unless that has ended."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it is closed
-                self._loop.call_soon_threadsafe(what, *args)
+                self._loop.call_soon_threadsafe(callback, *args)
 
 
-def start_thread(host: _Host, group: GroupLoop, name: str) -> threading.Thread:
-    """Run a group on a thread of its own; returns once it takes calls, StokerError if it never does."""
-    begun = threading.Event()
+def start_thread(host: _Host, group: ConcurrencyGroupLoop, name: str) -> threading.Thread:
+    """Run a group on a thread of its own; return once it takes calls, StokerError if it never does."""
+    started = threading.Event()
     thread = threading.Thread(
-        target=drive, args=(host, group.serve(begun.set)), name=f"stoker-actor-{name}", daemon=True
+        target=run_loop,
+        args=(host, group.serve(started.set)),
+        name=f"stoker-actor-{name}",
+        daemon=True,
     )
     thread.start()
-    if not begun.wait(_BEGIN_S):
+    if not started.wait(_START_S):
         raise StokerError(
-            f"the event loop of concurrency group {name!r} did not begin within {_BEGIN_S:g} s\n"
+            f"the event loop of concurrency group {name!r} did not begin within {_START_S:g} s\n"
             "the worker's log says why (stoker logs), for instance a limit on threads or open "
             "files"
         )
     return thread
 
 
-def drive(host: _Host, work: Coroutine[Any, Any, None]) -> None:
+def run_loop(host: _Host, coroutine: Coroutine[Any, Any, None]) -> None:
     """Run a coroutine to its end on a new loop of the calling thread.
 
-    A ``SystemExit`` in a task that user code made leaves the loop: it ends the actor, in order. So
-    does what the coroutine raises: nobody would run the calls that come.
+    A ``SystemExit`` in a task that user code made leaves the loop: the actor exits in order. So it does
+    where the coroutine raises: nothing would run the calls that come.
     """
     runner = asyncio.Runner(loop_factory=new_loop)
     with contextlib.suppress(SystemExit, KeyboardInterrupt), runner:  # again, as the loop closes
         loop = runner.get_loop()
-        task = loop.create_task(work, name="actor")
+        task = loop.create_task(coroutine, name="actor")
         while not task.done():
             try:
                 loop.run_until_complete(task)
             except SystemExit as leave:
                 where = "a task of its event loop"
-                host.end.begin(reason_of(leave, where, restart=host.is_up))
+                host.exit.begin(system_exit_reason(leave, where, restart=host.is_up))
             except KeyboardInterrupt:
                 how = "KeyboardInterrupt in a task of its event loop"
-                host.end.begin(left_by(how, 130, restart=host.is_up))
+                host.exit.begin(self_exit_reason(how, 130, restart=host.is_up))
             except BaseException as error:
-                host.end.broke(error)
+                host.exit.on_crash(error)

@@ -1,4 +1,9 @@
-"""What one call does: its function, its arguments, the user's code, its results as locations."""
+"""The run of one call: its function, its arguments, the user's code, its results as locations.
+
+Owned by :class:`~stoker.runtime.worker.execute.CallExecutor` and shared by all ways to run: main thread,
+pools and event loops. ``invoke`` never raises: each error of the user's code is an outcome, and the
+thread that runs calls goes on.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +21,8 @@ import cloudpickle
 from stoker.exceptions import BadRequestError, SerializationError, StokerError, TaskError
 from stoker.runtime.objects.refs import REF_MARK, wire_ref
 from stoker.runtime.process.current_task import TaskInfo, current_task
-from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with
-from stoker.runtime.serialization.pickling import noted_refs, pack, unpack
+from stoker.runtime.serialization.exceptions import decode_error, encode_error, encode_exception
+from stoker.runtime.serialization.pickling import collected_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
 from stoker_wire.ids import return_id
@@ -39,7 +44,7 @@ _CREDIT_WAIT_S = 600.0
 
 
 class Invoker:
-    """Runs calls to their end, on whichever thread or loop it is asked."""
+    """The runner of single calls, on the thread or loop that asks."""
 
     def __init__(
         self,
@@ -54,8 +59,8 @@ class Invoker:
     ) -> None:
         self.functions: dict[str, Any] = {}
         """Functions and classes that were unpickled, by their hash."""
-        self.on_exit: Callable[[ReceivedCall, SystemExit], None] | None = None
-        """In an actor: takes the ``SystemExit`` that a call raised."""
+        self.on_system_exit: Callable[[ReceivedCall, SystemExit], None] | None = None
+        """In an actor: takes the ``SystemExit`` of a call."""
         self._address = address
         self._io = io
         self._clients = clients
@@ -70,52 +75,52 @@ class Invoker:
         lease = self._job.lease
         return lease.actor_id if lease is not None else ""
 
-    def invoke(self, work: ReceivedCall, method: Callable[..., Any] | None = None) -> Outcome:
+    def invoke(self, received: ReceivedCall, method: Callable[..., Any] | None = None) -> Outcome:
         """Run one call to its end on the calling thread. Never raises."""
-        call, template = work.call, work.template
+        call, template = received.call, received.template
         actor_id = self._actor_id()
         token = current_task.set(TaskInfo(call.task_id, template.name, call.attempt, actor_id))
-        work.started_at_s = time.time()
+        received.started_at_s = time.time()
         began = time.perf_counter()
         try:
             try:
                 function = method or self.load_function(template.function)
                 args, kwargs = self.load_arguments(call)
-                with self._cancellation.allowed(work):
+                with self._cancellation.interruptible(received):
                     value = function(*args, **kwargs)
                     if inspect.iscoroutine(value):
                         value = _run_coroutine(value)
                     if inspect.isasyncgen(value):
-                        value = _stepped(value)
+                        value = _iterate_async(value)
                     if template.num_returns > 1 and inspect.isgenerator(value):
-                        taken: list[Any] = []
+                        yielded: list[Any] = []
                         try:
-                            taken.extend(value)
+                            yielded.extend(value)
                         except Exception as error:
-                            return self._partial(work, taken, error, began)
-                        value = taken
-                if work.interrupt is not None and actor_id:
-                    raise work.interrupt  # it noticed, and what it returned is not what was asked for
+                            return self._partial_failure(received, yielded, error, began)
+                        value = yielded
+                if received.stop_error is not None and actor_id:
+                    raise received.stop_error  # it saw the request, and its value is not a result
                 if template.streaming:
-                    return self._streamed(work, value, began)
-                return self._outcome(work, value, began)
+                    return self._stream(received, value, began)
+                return self._success(received, value, began)
             except BaseException as error:
                 if os.getpid() != self._pid:
                     _end_fork(error)
-                return self.failure(work, error, began)
+                return self.failure(received, error, began)
         finally:
             if os.getpid() != self._pid:
-                os._exit(0)  # user code forked, and its copy came back: there is one worker only
+                os._exit(0)  # user code forked and the child returned here: it is no worker
             current_task.reset(token)
 
     def load_function(self, digest: str, blob: bytes = b"") -> Callable[..., Any]:
-        """Return a function (or class) by its hash; fetched from the gcs the first time, if need be."""
+        """Return a function (or class) by its hash; fetch it from the gcs the first time, if need be."""
         cache = self.functions
-        found = cache.get(digest)
-        if found is None:
+        function = cache.get(digest)
+        if function is None:
             blob = blob or self._io.run(self._clients.load_function(digest), _LOAD_S)
             try:
-                found = cloudpickle.loads(blob)
+                function = cloudpickle.loads(blob)
             except Exception as error:
                 raise SerializationError(
                     "the function cannot be unpickled on this worker\n"
@@ -126,33 +131,33 @@ class Invoker:
             if REF_MARK not in blob:  # else it would keep objects alive that nobody can reach
                 while len(cache) >= _FUNCTIONS:
                     cache.pop(next(iter(cache)), None)
-                cache[digest] = found
-        return found  # type: ignore[no-any-return]
+                cache[digest] = function
+        return function  # type: ignore[no-any-return]
 
     def load_arguments(self, call: Call) -> tuple[Any, dict[str, Any]]:
         """Return the arguments, with the values of top-level refs in their places."""
         values = self._values
         if isinstance(call.args, Failed):
-            raise error_of(call.args)
+            raise decode_error(call.args)
         data, buffers = values.bytes_of(call.args, "")
-        args, kwargs, where = unpack(data, buffers, what="an argument")
-        for position, dep in zip(where, call.deps, strict=True):
-            value = self._value_of(dep)
+        args, kwargs, positions = unpack(data, buffers, what="an argument")
+        for position, dep in zip(positions, call.deps, strict=True):
+            value = self._load_dependency(dep)
             if isinstance(position, int):
                 args[position] = value
             else:
                 kwargs[position] = value
         return args, kwargs
 
-    def _value_of(self, dep: Dep) -> Any:
+    def _load_dependency(self, dep: Dep) -> Any:
         if isinstance(dep.location, Failed):
-            raise error_of(dep.location)
+            raise decode_error(dep.location)
         data, buffers = self._values.bytes_of(dep.location, dep.ref.object_id)
         return unpack(data, buffers, what=f"the argument {dep.ref.object_id}")
 
-    def _outcome(self, work: ReceivedCall, value: Any, began: float) -> Outcome:
+    def _success(self, received: ReceivedCall, value: Any, began: float) -> Outcome:
         duration_s = time.perf_counter() - began
-        call, template = work.call, work.template
+        call, template = received.call, received.template
         count = template.num_returns
         values: list[Any] = [value] if count == 1 else []
         if count > 1:
@@ -165,65 +170,65 @@ class Invoker:
                     field="num_returns",
                 )
             values = list(value)
-        locations, contained, nbytes = self._stored(work, values)
+        locations, contained_refs, nbytes = self._store_results(received, values)
         result = Result(call.task_id, call.attempt, locations, duration_s)
-        return Outcome(work, result, time.time(), nbytes, contained)
+        return Outcome(received, result, time.time(), nbytes, contained_refs)
 
-    def _partial(
-        self, work: ReceivedCall, values: list[Any], error: Exception, began: float
+    def _partial_failure(
+        self, received: ReceivedCall, values: list[Any], error: Exception, began: float
     ) -> Outcome:
-        """Return the outcome of a generator that raised: what it yielded before that are values."""
-        outcome = self.failure(work, error, began)
-        missing = work.template.num_returns - len(values)
-        if work.interrupt is None and not outcome.result.retry and values and missing > 0:
-            locations, contained, outcome.result_nbytes = self._stored(work, values)
+        """Return the outcome of a generator that raised: its values are those yielded before."""
+        outcome = self.failure(received, error, began)
+        missing = received.template.num_returns - len(values)
+        if received.stop_error is None and not outcome.result.retry and values and missing > 0:
+            locations, contained_refs, outcome.result_nbytes = self._store_results(received, values)
             outcome.result.returns = (*locations, *outcome.result.returns * missing)
-            outcome.contained += contained
+            outcome.contained_refs += contained_refs
         return outcome
 
-    def _stored(
-        self, work: ReceivedCall, values: list[Any]
+    def _store_results(
+        self, received: ReceivedCall, values: list[Any]
     ) -> tuple[tuple[Location, ...], tuple[Any, ...], int]:
-        """Return the locations of results, the refs inside of them, and their bytes."""
-        call = work.call
-        # All are packed before the first is stored: one that does not pickle leaves nothing behind.
-        packs = [pack(item, what=f"result of {work.template.name}") for item in values]
+        """Store results; return their locations, the refs inside them, and their bytes."""
+        call = received.call
+        # All are packed before the first is stored: one that does not pickle leaves no object behind.
+        packs = [pack(item, what=f"result of {received.template.name}") for item in values]
         locations: list[Location] = []
-        contained: list[Any] = []
+        contained_refs: list[Any] = []
         nbytes = 0
         for index, packed in enumerate(packs):
             location = self._values.store(
-                return_id(call.task_id, index), packed, work.channel.peer.peer_id
+                return_id(call.task_id, index), packed, received.channel.peer.peer_id
             )
             locations.append(location)
-            contained += packed.refs
+            contained_refs += packed.refs
             nbytes += packed.nbytes
-        return tuple(locations), tuple(contained), nbytes
+        return tuple(locations), tuple(contained_refs), nbytes
 
-    def failure(self, work: ReceivedCall, error: BaseException, began: float) -> Outcome:
+    def failure(self, received: ReceivedCall, error: BaseException, began: float) -> Outcome:
         """Return the outcome of a call whose code (or whose packing) raised."""
-        call = work.call
-        if isinstance(error, SystemExit) and self.on_exit is not None:
-            self.on_exit(work, error)
+        call = received.call
+        if isinstance(error, SystemExit) and self.on_system_exit is not None:
+            self.on_system_exit(received, error)
         refs: list[Any] = []
-        if work.interrupt is not None:
-            failed, retry = failed_with(work.interrupt), False
-            error.__traceback__ = None  # its frames hold the arguments, and are held by `work`
+        if received.stop_error is not None:
+            failed, retry = encode_error(received.stop_error), False
+            error.__traceback__ = None  # its frames hold the arguments, and `received` holds it
         else:
-            with noted_refs() as refs:
-                retry = _should_retry(work, error)  # first: it may have something to add
-                failed = failed_by(error, task=work.template.name)
+            with collected_refs() as refs:
+                retry = _should_retry(received, error)  # first: it may add a note
+                failed = encode_exception(error, task=received.template.name)
             failed.refs = tuple(wire_ref(r, self._address) for r in refs)
         result = Result(
             call.task_id, call.attempt, (failed,), time.perf_counter() - began, retry=retry
         )
-        return Outcome(work, result, time.time(), contained=tuple(refs))
+        return Outcome(received, result, time.time(), contained_refs=tuple(refs))
 
-    def _streamed(self, work: ReceivedCall, values: Any, began: float) -> Outcome:
-        call = work.call
+    def _stream(self, received: ReceivedCall, values: Any, began: float) -> Outcome:
+        call = received.call
         if not isinstance(values, Iterator):
             raise BadRequestError(
-                f"{work.template.name} has num_returns='streaming' but returned a "
+                f"{received.template.name} has num_returns='streaming' but returned a "
                 f"{type(values).__name__}, not a generator",
                 field="num_returns",
             )
@@ -231,56 +236,58 @@ class Invoker:
         try:
             while True:
                 # Interrupted in user code or while it waits, never while an item is being stored.
-                with self._cancellation.allowed(work):
+                with self._cancellation.interruptible(received):
                     value = next(values, _END)
-                    self.wait_for_credit(work, index)
+                    self.wait_for_credit(received, index)
                 if value is _END:
                     break
-                if work.interrupt is not None:
-                    raise work.interrupt
-                item, refs, size = self._item(work, index, value)
-                self._send_item(work, item, refs)
+                if received.stop_error is not None:
+                    raise received.stop_error
+                item, refs, size = self._store_item(received, index, value)
+                self._send_item(received, item, refs)
                 nbytes += size
                 index += 1
         finally:
             if inspect.isgenerator(values):
-                values.close()  # cancelled outside of it: its own finally runs now, not some time
+                values.close()  # cancelled outside of it: its own finally runs now, not at collection
         result = Result(call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index)
-        return Outcome(work, result, time.time(), nbytes)
+        return Outcome(received, result, time.time(), nbytes)
 
-    def _item(self, work: ReceivedCall, index: int, value: Any) -> tuple[Item, list[Any], int]:
-        call = work.call
-        packed = pack(value, what=f"result of {work.template.name}")
+    def _store_item(
+        self, received: ReceivedCall, index: int, value: Any
+    ) -> tuple[Item, list[Any], int]:
+        call = received.call
+        packed = pack(value, what=f"result of {received.template.name}")
         location = self._values.store(
-            return_id(call.task_id, index), packed, work.channel.peer.peer_id
+            return_id(call.task_id, index), packed, received.channel.peer.peer_id
         )
         return Item(call.task_id, call.attempt, index, location), packed.refs, packed.nbytes
 
-    def wait_for_credit(self, work: ReceivedCall, index: int) -> None:
+    def wait_for_credit(self, received: ReceivedCall, index: int) -> None:
         """Wait until the caller has taken enough of the items yielded before."""
-        task_id = work.call.task_id
+        task_id = received.call.task_id
         if index - self._calls.credits.get(task_id, 0) < AHEAD:
             return
         with self._calls.credit_changed:
             if not self._calls.credit_changed.wait_for(
                 lambda: (
                     index - self._calls.credits.get(task_id, 0) < AHEAD
-                    or work.channel.closed
-                    or work.interrupt is not None
+                    or received.channel.closed
+                    or received.stop_error is not None
                 ),
                 timeout=_CREDIT_WAIT_S,
             ):
                 raise StokerError(
-                    f"{work.template.name} yielded {index} items and its caller took none for "
+                    f"{received.template.name} yielded {index} items and its caller took none for "
                     f"{_CREDIT_WAIT_S:g} s"
                 )
 
-    async def invoke_async(self, work: ReceivedCall, method: Callable[..., Any]) -> Outcome:
-        """Run one call of an async actor on its event loop. Never raises, but for its loop's end."""
-        call, template = work.call, work.template
+    async def invoke_async(self, received: ReceivedCall, method: Callable[..., Any]) -> Outcome:
+        """Run one call of an async actor on its event loop. Never raises, but at its loop's end."""
+        call, template = received.call, received.template
         actor_id = self._actor_id()
         current_task.set(TaskInfo(call.task_id, template.name, call.attempt, actor_id))
-        work.started_at_s = time.time()
+        received.started_at_s = time.time()
         began = time.perf_counter()
         try:
             if self._is_remote(call):
@@ -292,37 +299,37 @@ class Invoker:
             value = method(*args, **kwargs)
             if inspect.isawaitable(value):
                 value = await value
-            if work.interrupt is not None:
-                raise work.interrupt  # it noticed, and what it returned is not what was asked for
+            if received.stop_error is not None:
+                raise received.stop_error  # it saw the request, and its value is not a result
             if template.streaming:
                 if isinstance(value, AsyncIterator):
-                    return await self._streamed_async(work, value, began)
-                return self._streamed(work, value, began)
-            return self._outcome(work, value, began)
+                    return await self._stream_async(received, value, began)
+                return self._stream(received, value, began)
+            return self._success(received, value, began)
         except BaseException as error:
-            return self.failure(work, error, began)
+            return self.failure(received, error, began)
 
-    async def _streamed_async(
-        self, work: ReceivedCall, values: AsyncIterator[Any], began: float
+    async def _stream_async(
+        self, received: ReceivedCall, values: AsyncIterator[Any], began: float
     ) -> Outcome:
         import asyncio
 
-        call = work.call
+        call = received.call
         index, nbytes = 0, 0
         async for value in values:
             if index - self._calls.credits.get(call.task_id, 0) >= AHEAD:
-                await asyncio.to_thread(self.wait_for_credit, work, index)
-            if work.interrupt is not None:
-                raise work.interrupt
-            item, refs, size = self._item(work, index, value)
-            self._send_item(work, item, refs)
+                await asyncio.to_thread(self.wait_for_credit, received, index)
+            if received.stop_error is not None:
+                raise received.stop_error
+            item, refs, size = self._store_item(received, index, value)
+            self._send_item(received, item, refs)
             nbytes += size
             index += 1
         result = Result(call.task_id, call.attempt, (), time.perf_counter() - began, nitems=index)
-        return Outcome(work, result, time.time(), nbytes)
+        return Outcome(received, result, time.time(), nbytes)
 
     def _is_remote(self, call: Call) -> bool:
-        """Whether an argument lies on another node, so that loading it would block the loop."""
+        """Return whether an argument lies on another node, so that loading it would block the loop."""
         locations = [call.args, *(d.location for d in call.deps)]
         return not all(self._values.is_local(location) for location in locations)
 
@@ -343,7 +350,7 @@ def _run_coroutine(coroutine: Any) -> Any:
     return asyncio.run(coroutine)
 
 
-def _stepped(values: AsyncIterator[Any]) -> Iterator[Any]:
+def _iterate_async(values: AsyncIterator[Any]) -> Iterator[Any]:
     """Iterate over an async generator from a thread without a loop."""
     import asyncio
 
@@ -355,18 +362,18 @@ def _stepped(values: AsyncIterator[Any]) -> Iterator[Any]:
             yield value
 
 
-def _should_retry(work: ReceivedCall, error: BaseException) -> bool:
-    wanted = work.template.retry_exceptions
-    if not wanted:
+def _should_retry(received: ReceivedCall, error: BaseException) -> bool:
+    retry_on = received.template.retry_exceptions
+    if not retry_on:
         return False
     try:
-        kinds = cloudpickle.loads(wanted)
+        kinds = cloudpickle.loads(retry_on)
         if kinds is True:
             own = isinstance(error, StokerError) and not isinstance(error, TaskError)
             return isinstance(error, Exception) and not own
         return isinstance(error, tuple(kinds))
     except BaseException as problem:  # of the user's code, a module that is not here for one
-        said = "".join(traceback.format_exception_only(problem)).strip()
+        text = "".join(traceback.format_exception_only(problem)).strip()
         with contextlib.suppress(Exception):
-            error.add_note(f"not tried again: this worker cannot read its retry_exceptions\n{said}")
+            error.add_note(f"not tried again: this worker cannot read its retry_exceptions\n{text}")
         return False

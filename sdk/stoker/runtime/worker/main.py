@@ -1,4 +1,4 @@
-"""The worker: what a forked process becomes. Its main thread runs user code, its loop thread talks.
+"""The entry point of a worker process. Its main thread runs user code, its loop thread talks.
 
 ``main`` is the fork server's target: this module is imported once, before the forks, and starts no
 thread at import. ``prepare`` is called once there too.
@@ -32,14 +32,14 @@ from stoker_wire.process.search_path import apply_path
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
-    from stoker.runtime.worker.execute import Execution
+    from stoker.runtime.worker.execute import CallExecutor
 
 _REGISTER_S = 30.0
 _MSGPACK = "application/msgpack"
 
 
 def prepare() -> None:
-    """Do once, before any fork, what each worker would do again (in pages of its own)."""
+    """Load and cache, once and before any fork, what each worker would make in pages of its own."""
     Settings.from_env()
     host_identity.host_id()
     loop_factory()
@@ -54,7 +54,7 @@ async def _unrouted(_: web.Request) -> web.StreamResponse:
 
 
 def main(boot: WorkerBoot) -> None:
-    """Be a worker until the nodelet ends this process."""
+    """Run a worker until the nodelet ends this process."""
     host = boot.nodelet_url.split("//", 1)[-1].rsplit(":", 1)[0]
     identity = Identity(
         peer_id=boot.worker_id,
@@ -78,18 +78,18 @@ def main(boot: WorkerBoot) -> None:
 
 
 class _Worker:
-    """What the nodelet may ask of a worker."""
+    """The HTTP API of a worker, for its nodelet."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
 
     @property
-    def _execution(self) -> Execution:
+    def _executor(self) -> CallExecutor:
         assert self._runtime.worker is not None
         return self._runtime.worker
 
     async def register(self, boot: WorkerBoot) -> None:
-        """Tell the nodelet where this worker listens; learn what it is for."""
+        """Register this worker's address at the nodelet, and apply the setup that it answers with."""
         setup = await self._runtime.clients.client_of(boot.nodelet_url).call(
             "POST",
             "/v1/workers/register",
@@ -102,12 +102,12 @@ class _Worker:
         self._apply(setup)
 
     async def assign(self, request: web.Request) -> web.StreamResponse:
-        """``POST /v1/assign``: a lease has this worker now."""
+        """Answer ``POST /v1/assign``: work for another lease."""
         self._apply(msgspec.msgpack.decode(await request.read(), type=WorkerSetup))
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
     async def retire(self, request: web.Request) -> web.StreamResponse:
-        """``POST /v1/retire``: end, unless others still need what this process owns."""
+        """Answer ``POST /v1/retire``: end, unless others still need what this process owns."""
         runtime = self._runtime
         entries = list(runtime.objects.table.entries.values())
         # What handles of others hold is the actor, which is counted by itself while it lives.
@@ -115,15 +115,15 @@ class _Worker:
             bool(e.borrowers) and e.object_id not in runtime.actors.handle_marks for e in entries
         )
         tasks, actors = len(runtime.pending), runtime.actors.owned_alive()
-        if held or tasks or actors or self._execution.busy:
+        if held or tasks or actors or self._executor.busy:
             why = (
                 f"worker {runtime.identity.peer_id} owns {held} borrowed objects, {tasks} unfinished "
                 f"calls and {actors} living actors"
             )
-            error = ConflictError(why, extra={"runs": self._execution.runs})
+            error = ConflictError(why, extra={"runs": self._executor.has_calls})
             status, content_type, body = problem_response(error)
             return web.Response(body=body, status=status, content_type=content_type)
-        self._execution.stop()
+        self._executor.stop()
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
     def _apply(self, setup: WorkerSetup) -> None:
@@ -134,19 +134,19 @@ class _Worker:
             os.chdir(setup.cwd)
         if lease is None:
             return
-        self._execution.take_lease(lease, setup.runtime_env)
-        if setup.actor is not None and self._execution.actor is None:
+        self._executor.take_lease(lease, setup.runtime_env)
+        if setup.actor is not None and self._executor.actor is None:
             payload = msgspec.msgpack.decode(setup.actor.payload, type=ActorPayload)
             runtime = self._runtime
             host = ActorHost(
                 setup.actor,
                 payload,
-                self._execution,
+                self._executor,
                 runtime.io,
                 runtime.clients.gcs,
                 runtime.job,
                 runtime.identity.peer_id,
                 runtime.leave,
             )
-            self._execution.become(host)
-        self._execution.begin()
+            self._executor.become_actor(host)
+        self._executor.accept_calls()

@@ -1,4 +1,4 @@
-"""A worker's stdout and stderr: they say which task printed, without a cost for those that do not.
+"""A worker's stdout and stderr, marked with the task that printed, at no cost for those that do not.
 
 Both go into one log file, so that their lines keep their order. A worker runs tasks of many
 functions in turn: before output of another function, or to the other stream than the last, a mark
@@ -21,8 +21,8 @@ _MARK_AGAIN_BYTES = 1 << 18
 """After so many bytes the mark is repeated: readers look back only so far."""
 
 
-class _Printed:
-    """What both streams share: whose output came last, and whether its line is unfinished."""
+class _OutputState:
+    """The state that both streams share: whose output came last, and whether its line is unfinished."""
 
     def __init__(self) -> None:
         self.name = ""
@@ -33,9 +33,9 @@ class _Printed:
 
 
 class _MarkedFile(io.BufferedWriter):
-    """Marks whose output follows. Keeps nothing back: a worker may be killed once its result left."""
+    """A file that marks whose output follows. Unbuffered: a worker may be killed once its result left."""
 
-    def __init__(self, fd: int, which: LogStream, printed: _Printed) -> None:
+    def __init__(self, fd: int, which: LogStream, printed: _OutputState) -> None:
         super().__init__(io.FileIO(fd, "w", closefd=False))
         self._which = which
         self._printed = printed
@@ -64,7 +64,7 @@ class _MarkedFile(io.BufferedWriter):
 class MarkedOutput(io.TextIOWrapper):
     """A line-buffered text stream over such a file."""
 
-    def __init__(self, fd: int, which: LogStream, printed: _Printed) -> None:
+    def __init__(self, fd: int, which: LogStream, printed: _OutputState) -> None:
         super().__init__(
             _MarkedFile(fd, which, printed),
             encoding="utf-8",
@@ -86,8 +86,8 @@ class MarkedOutput(io.TextIOWrapper):
 
 
 def mark_output() -> None:
-    """Have everything that is printed in this process say whose it is."""
-    printed = _Printed()
+    """Mark all output of this process from now on with the task that printed it."""
+    printed = _OutputState()
     for which in LogStream:
         stream = getattr(sys, which)
         if isinstance(stream, io.TextIOWrapper):
@@ -96,7 +96,7 @@ def mark_output() -> None:
 
 
 def flush_output() -> None:
-    """Write out what was printed without an end of line: whoever gets a result may read it next."""
+    """Write out unfinished lines: whoever gets a result may read the output next."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, MarkedOutput) and stream.has_open_line:
             stream.flush()

@@ -83,11 +83,11 @@ def test_a_call_carries_token_deadline_protocol_and_key(server: Any, client: Htt
 
 def test_a_large_body_tells_how_much_of_it_was_sent(server: Any, client: HttpClient) -> None:
     server.script[:] = [problem("unavailable", 503, retryable=True), (200, {})]
-    content, told = bytes(range(256)) * 4000, list[int]()
-    client.call("PUT", "/v1/packages/x", content, sent=told.append)
+    content, counts = bytes(range(256)) * 4000, list[int]()
+    client.call("PUT", "/v1/packages/x", content, on_sent=counts.append)
     assert [sent[3] for sent in server.seen] == [content] * 2
-    assert told == sorted(told[: len(told) // 2]) * 2, "the second attempt begins again"
-    assert told[-1] == len(content)
+    assert counts == sorted(counts[: len(counts) // 2]) * 2, "the second attempt begins again"
+    assert counts[-1] == len(content)
 
 
 def test_a_problem_is_raised_as_the_error_of_its_code(server: Any, client: HttpClient) -> None:

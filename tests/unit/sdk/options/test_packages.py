@@ -118,9 +118,14 @@ def test_what_takes_long_is_told_on_stderr(
             return path in self.kept
 
         def call(
-            self, method: str, path: str, body: bytes, timeout_s: float, sent: Callable[[int], None]
+            self,
+            method: str,
+            path: str,
+            body: bytes,
+            timeout_s: float,
+            on_sent: Callable[[int], None],
         ) -> None:
-            sent(len(body) // 2)
+            on_sent(len(body) // 2)
             self.kept.add(path)
 
     (tmp_path / "a").write_bytes(os.urandom(2**20))

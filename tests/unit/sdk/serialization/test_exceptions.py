@@ -18,7 +18,12 @@ from stoker.exceptions import (
     TaskError,
     WorkerDiedError,
 )
-from stoker.runtime.serialization.exceptions import error_of, failed_by, failed_with, info_of
+from stoker.runtime.serialization.exceptions import (
+    decode_error,
+    encode_error,
+    encode_exception,
+    error_info,
+)
 from stoker_wire.errors import error_for
 
 
@@ -31,7 +36,7 @@ def _raised(error: BaseException) -> BaseException:
 
 def sent(error: BaseException, *, task: str = "f") -> StokerError:
     """Return what the caller of a task gets that raised ``error``."""
-    return error_of(failed_by(_raised(error), task=task))
+    return decode_error(encode_exception(_raised(error), task=task))
 
 
 class ReadOnlyArgs(Exception):
@@ -200,7 +205,7 @@ def test_the_text_is_one_sentence_then_the_users_frames() -> None:
     try:
         compute()
     except ZeroDivisionError as error:
-        found = error_of(failed_by(error, task="divide"))
+        found = decode_error(encode_exception(error, task="divide"))
     text = str(found)
     assert text.startswith("task divide raised ZeroDivisionError: division by zero.\n\n")
     assert "return 1 / 0" in text and "builtins." not in text
@@ -223,7 +228,7 @@ def test_frames_of_ours_are_left_out_also_in_the_middle_and_in_causes() -> None:
     try:
         user()
     except KeyError as error:
-        text = str(error_of(failed_by(error)))
+        text = str(decode_error(encode_exception(error)))
     assert "in user" in text and "outer" in text and "ZeroDivisionError" in text
     assert "serialization.py" not in text
 
@@ -236,13 +241,13 @@ def test_package_folders_are_shown_relative_to_the_working_dir() -> None:
     try:
         exec(code, {})
     except ValueError as error:
-        text = str(error_of(failed_by(error)))
+        text = str(decode_error(encode_exception(error)))
     assert 'File "lib/mod.py", line 2, in inner' in text
     assert "0a0a" not in text
 
 
 def test_an_exception_without_frames_of_users_has_no_empty_traceback() -> None:
-    assert "Traceback" not in str(error_of(failed_by(ValueError("plain"))))
+    assert "Traceback" not in str(decode_error(encode_exception(ValueError("plain"))))
 
 
 def test_an_error_of_ours_that_a_task_saw_is_that_error() -> None:
@@ -261,21 +266,21 @@ class Own(StokerError):
 def test_a_users_exception_keeps_its_type_through_any_number_of_hops(error: Exception) -> None:
     first: BaseException = error
     for _ in range(4):
-        first = error_of(failed_by(_raised(first)))
+        first = decode_error(encode_exception(_raised(first)))
         assert isinstance(first, (type(error), TaskError))
         assert isinstance(first, type(error))
         assert first.args == error.args
     assert str(first).count("remote traceback") == 1
     home = "" if type(error).__module__ == "builtins" else f"{type(error).__module__}."
-    assert info_of(failed_by(first)).message.startswith(home + type(error).__qualname__)
+    assert error_info(encode_exception(first)).message.startswith(home + type(error).__qualname__)
 
 
 def test_an_error_of_ours_keeps_its_class_text_and_facts() -> None:
     died = WorkerDiedError("killed", extra={"signal": 9})
-    back = error_of(failed_with(died))
+    back = decode_error(encode_error(died))
     assert type(back) is WorkerDiedError
     assert (back.message, back.extra) == ("killed", {"signal": 9})
-    assert type(error_of(failed_by(_raised(died)))) is WorkerDiedError
+    assert type(decode_error(encode_exception(_raised(died)))) is WorkerDiedError
 
 
 def test_an_error_of_ours_stands_for_its_code_whoever_derives_from_it() -> None:
@@ -283,13 +288,13 @@ def test_an_error_of_ours_stands_for_its_code_whoever_derives_from_it() -> None:
         pass
 
     assert type(error_for("bad_request", "x")) is BadRequestError
-    error_of(failed_by(_raised(ValueError())))
+    decode_error(encode_exception(_raised(ValueError())))
     assert type(error_for("task_failed", "x")) is TaskError
     assert Derived("x").code == "bad_request"
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), GeneratorExit()], ids=repr)
 def test_what_would_end_the_reader_arrives_as_a_plain_error(error: BaseException) -> None:
-    back = error_of(failed_by(_raised(error)))
+    back = decode_error(encode_exception(_raised(error)))
     assert type(back) is TaskError
     assert type(error).__name__ in str(back)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stoker.runtime.serialization.pickling import Whole, pack
+from stoker.runtime.serialization.pickling import LargeBytes, pack
 from tests.unit.sdk.packing import inline, stored, travel
 
 np = pytest.importorskip("numpy")
@@ -50,7 +50,7 @@ def test_arrays_come_back(sent: Any, lay: Any) -> None:
         bytearray(b"y"),
         bytearray(b"y" * 70_000),
         [b"x" * 70_000, bytearray(70_000)],
-        Whole(b"z" * 10),
+        LargeBytes(b"z" * 10),
         array.array("d", [1.5, 2.5]),
         memoryview(b"abc"),
         memoryview(array.array("i", range(6))).cast("B").cast("i", (2, 3)),
@@ -60,7 +60,7 @@ def test_arrays_come_back(sent: Any, lay: Any) -> None:
 )
 def test_bytes_come_back(sent: Any, lay: Any) -> None:
     found = travel(sent, lay)
-    sent = sent.value if isinstance(sent, Whole) else sent
+    sent = sent.value if isinstance(sent, LargeBytes) else sent
     assert type(found) is type(sent)
     assert found == sent
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
-from stoker.runtime.worker.execute import Execution
+from stoker.runtime.worker.execute import CallExecutor
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Call, Done, Inline, Item, Result, Template
 
@@ -23,8 +23,8 @@ class Line:
 
 
 def outcome(line: Line, task_id: str) -> Outcome:
-    work = ReceivedCall(cast("Any", line), Call(task_id, 1, Inline(b"")), Template(1, "f", "f"))
-    return Outcome(work, Result(task_id, 0, ()), 0.0)
+    received = ReceivedCall(cast("Any", line), Call(task_id, 1, Inline(b"")), Template(1, "f", "f"))
+    return Outcome(received, Result(task_id, 0, ()), 0.0)
 
 
 def test_items_leave_before_the_end_of_their_call() -> None:
@@ -35,18 +35,18 @@ def test_items_leave_before_the_end_of_their_call() -> None:
     objects.borrowing.would_overtake_borrow = lambda line: False
     address = Address("w_1", "n_1", "h", "", "")
     other, job = MagicMock(), SimpleNamespace(lease=None, job_id="j_1")
-    execution = Execution(
+    executor = CallExecutor(
         other, address, io, other, other, cast("Any", job), objects, other, CallTable(), other
     )
     line = Line()
     first, second = outcome(line, "t_1"), outcome(line, "t_2")
-    execution.report(first)
+    executor.report(first)
     item = Item("t_2", 0, 0, Inline(b""))
-    execution.send_item(second.work, item, ["ref"])
-    execution.report(second)
+    executor.send_item(second.received, item, ["ref"])
+    executor.report(second)
     (flush,) = woken
     flush()
     assert line.posted == [item, Done([first.result, second.result])]
-    assert list(execution.pinned.values()) == [(line, ["ref"])]
-    execution.send_item(second.work, item, [])
+    assert list(executor.pinned.values()) == [(line, ["ref"])]
+    executor.send_item(second.received, item, [])
     assert len(woken) == 2, "the next moment wakes the loop again"

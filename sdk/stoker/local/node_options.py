@@ -1,4 +1,4 @@
-"""Check of what ``init()`` is to offer as a node, before any process is started."""
+"""Checks of the arguments of ``init()`` that describe a node, before any process is started."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stoker.exceptions import BadRequestError, WrongTypeError
 from stoker_wire.messages.common import MAX_NAMES
 
 _OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-_SAID = 200
+_MAX_SHOWN = 200
 
 
-def checked_offer(offer: Mapping[str, Any]) -> dict[str, Any]:
+def checked_node_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``init()`` that describe a node, whole numbers as ints.
 
     Raises BadRequestError or WrongTypeError that names the argument.
     """
-    checked = dict(offer)
+    checked = dict(options)
     for name in ("num_cpus", "num_gpus", "memory"):
         if checked[name] is not None:
             checked[name] = _amount(name, checked[name], field=name, whole=name != "num_cpus")
@@ -76,4 +76,4 @@ def _amount(name: str, amount: Any, *, field: str, whole: bool) -> float:
 
 def _short(value: Any) -> str:
     text = repr(value)
-    return text if len(text) <= _SAID else f"{text[:_SAID]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
