@@ -1,6 +1,6 @@
 """Writes the pages of ``docs/`` that are made of the code, for ``make docs``.
 
-``tests/unit/sdk/api/test_options.py`` fails when they are not current.
+``tests/unit/sdk/options/test_options.py`` fails when they are not current.
 """
 
 from __future__ import annotations

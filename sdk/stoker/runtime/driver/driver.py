@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.common import RuntimeEnv
 
-_log = logging.getLogger("stoker.driver")
+_log = logging.getLogger(__name__)
 _CALL_S = 15.0
 _ELECTION_S = 2.0
 _HEAD_S = 0.5
