@@ -453,4 +453,4 @@ def test_a_handle_whose_owner_died_before_it_created_the_actor() -> None:
     stoker.kill(holder)
     error = caught(lambda: get(ref), exceptions.ActorDiedError)
     assert "died before it had created it" in str(error)
-    assert runtime.actors.known("a_0123456789abcdef").dead is not None
+    assert runtime.actors.get("a_0123456789abcdef").dead is not None
