@@ -4,6 +4,9 @@ A process appends the rows of one moment as one *frame* to a file of its own in 
 folder, which survives it. The nodelet forwards whole frames as they are, and the gcs stores
 the rows as they come: no process between decodes a record. One :class:`SpoolWriter` per process, used
 by its loop thread only; it never waits for another process, and never raises.
+
+Not a SQLite file, which would bring its own durability: a row takes 1.9 us here and 10 us there, a
+hundred rows 14 and 219 us (WAL, no fsync), and each call writes before its result leaves.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ from typing import Any
 def import_aiohttp() -> None:
     """Import aiohttp, which makes two TLS contexts, without reading the machine's certificates.
 
-    They are read when one of the contexts is first used. Saves 30 ms and 2.5 MB a process.
+    They are read when one of the contexts is first used. Saves 30 to 55 ms of 120 to 200, and 2.5 MB
+    a process, in each start of a local cluster.
     """
     if "aiohttp" in sys.modules:
         return
