@@ -7,6 +7,7 @@ thread at import. ``prepare`` is called once there too.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,7 +21,7 @@ from stoker.runtime.worker.actor import ActorHost
 from stoker.runtime.worker.output import mark_output
 from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
-from stoker_wire.errors import ConflictError
+from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.http.auth import is_loopback
 from stoker_wire.http.codec import Codec
 from stoker_wire.http.problems import problem_response
@@ -71,7 +72,10 @@ def main(boot: WorkerBoot) -> None:
     mark_output()
     worker = _Worker(runtime)
     runtime.start({("POST", "/v1/assign"): worker.assign, ("POST", "/v1/retire"): worker.retire})
-    runtime.io.run(worker.register(boot), _REGISTER_S)
+    try:
+        runtime.io.run(worker.register(boot), _REGISTER_S)
+    except (ConflictError, NotFoundError):
+        sys.exit(1)  # its nodelet ended it as it started, and says why
     assert runtime.worker is not None
     runtime.worker.serve()
     runtime.stop()

@@ -120,17 +120,19 @@ async def test_a_passed_deadline_names_method_url_tries_and_last_cause(cluster: 
     assert caught.value.explain == "/v1/why"
 
 
-async def test_the_servers_own_deadline_text_is_kept(cluster: Cluster) -> None:
+async def test_the_servers_own_deadline_text_is_kept_and_comes_first(cluster: Cluster) -> None:
     service = cluster.service()
+    given_s: list[float] = []
 
     async def wait(req: Request) -> None:
-        req.waiting_for("a GPU")
-        await asyncio.Event().wait()
+        given_s.append(req.deadline_s)
+        raise DeadlineExceededError("it passed its deadline while it waited for a GPU")
 
     service.route("GET", "/v1/wait", wait, summary="Waits.")
     client = cluster.client(await cluster.start(service))
     with pytest.raises(DeadlineExceededError, match="while it waited for a GPU"):
-        await client.call("GET", "/v1/wait", timeout_s=2)
+        await client.call("GET", "/v1/wait", timeout_s=60, retry=False)
+    assert given_s[0] <= 59.8, "the server's answer would come after the client's own deadline"
 
 
 async def test_nobody_listening_is_unavailable_or_a_passed_deadline(closed_port: int) -> None:
