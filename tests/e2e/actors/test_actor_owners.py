@@ -196,7 +196,8 @@ def test_a_named_actor_is_there_before_its_arguments_are(tmp_path: Path) -> None
     stoker.kill(actor)
 
 
-def test_an_actor_whose_argument_fails_is_dead_for_all() -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_an_actor_whose_argument_fails_is_dead_for_all(before: bool) -> None:
     @stoker.remote(num_cpus=0)
     def fails() -> int:
         raise ValueError("no argument")
@@ -206,7 +207,10 @@ def test_an_actor_whose_argument_fails_is_dead_for_all() -> None:
         value: int = stoker.get(actor.get.remote())
         return value
 
-    actor = Child.remote(fails.remote())
+    argument = fails.remote()
+    if before:
+        stoker.wait([argument])
+    actor = Child.remote(argument)
     there = call.remote(actor)
     caught(lambda: get(actor.get.remote()), ValueError)
     assert "an argument of actor Child failed" in str(

@@ -162,6 +162,7 @@ async def test_task_history_survives_an_absent_gcs_and_a_restart(start, gcs: Fak
     write("t_5")
     await eventually(lambda: "t_5" in told(), "the folder of the dead one is still read")
     assert (await flush()).dropped == 0
+    writer.close()
 
 
 def package(**files: str) -> bytes:

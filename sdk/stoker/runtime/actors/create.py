@@ -192,10 +192,12 @@ class _Creation:
             await self.supply_arguments()
 
     async def register(self) -> Actor:
-        """Register the actor in the gcs, durably; with its arguments if they are there."""
-        self._check_arguments()
+        """Register the actor in the gcs, durably; with its arguments if they are there.
+
+        Also if one has failed: its handle may be anywhere, and all must learn the cause.
+        """
         request = replace(self.request, awaits_arguments=True)
-        if unready_argument(self.call) is None:
+        if unready_argument(self.call) is None and failed_argument(self.call) is None:
             request = replace(self.request, payload=self._payload())
         connector = self._creator.connector
         await connector.watch.start()  # then no event of it can be missed
