@@ -17,7 +17,7 @@ import sys
 import threading
 import types
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cloudpickle
@@ -78,6 +78,8 @@ def pack(value: Any, *, what: str) -> Packed:
         packed = packer.pack(value)
     except Exception as error:
         packer.clear()  # it is a cycle, and would keep all until the collector runs
+        if _can_be_pickled(value):
+            raise  # what a signal's handler raised, for one: none of the value's doing
         raise SerializationError(_diagnose(value, what, error), field=what) from error
     finally:
         thread.active = outer
@@ -233,12 +235,30 @@ def unpack(data: bytes, buffers: list[Any] | tuple[Any, ...], *, what: str) -> A
     except StokerError:
         raise
     except Exception as error:
+        if _can_be_unpickled(data, buffers):
+            raise  # as in pack
         raise SerializationError(
             f"{what} cannot be read back in this process\n{type(error).__name__}: {error}\n"
             "its type must be importable here (ship its module with runtime_env="
             "{'working_dir': ...} or 'py_modules'), and its __reduce__ and __setstate__ must accept "
             "what was pickled"
         ) from error
+
+
+def _can_be_unpickled(data: bytes, buffers: Sequence[Any]) -> bool:
+    try:
+        pickle.loads(data, buffers=buffers)
+    except Exception:
+        return False
+    return True
+
+
+def _can_be_pickled(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value, 5)
+    except Exception:
+        return False
+    return True
 
 
 def _diagnose(value: Any, what: str, error: Exception) -> str:

@@ -54,3 +54,36 @@ def looped() -> Any:
 def test_the_member_at_fault_is_named_by_its_path(make: Any, path: str) -> None:
     with pytest.raises(SerializationError, match=path):
         pack(make(), what="value")
+
+
+def test_an_error_that_is_not_the_values_is_passed_on() -> None:
+    """As that of a signal's handler, which may come at any moment."""
+
+    class Interrupted:
+        rang = False
+
+        def __reduce__(self) -> tuple[type, tuple[()]]:
+            if not self.rang:
+                self.rang = True
+                raise TimeoutError("the alarm rang")
+            return dict, ()
+
+    with pytest.raises(TimeoutError, match="alarm"):
+        pack([Interrupted()], what="value")
+
+
+class RingsOnce:
+    rang = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if not RingsOnce.rang:
+            RingsOnce.rang = True
+            raise TimeoutError("the alarm rang")
+
+
+def test_nor_is_one_while_a_value_is_read() -> None:
+    value = RingsOnce()
+    value.x = 1  # type: ignore[attr-defined]
+    packed = pack(value, what="value")
+    with pytest.raises(TimeoutError, match="alarm"):
+        unpack(packed.data, packed.buffers, what="value")
