@@ -8,14 +8,11 @@ calling thread, so coroutines should make it in a thread.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
+from stoker.api import current
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError, NotFoundError
-from stoker.runtime.process import session
-
-if TYPE_CHECKING:
-    from stoker.runtime.runtime import Runtime
 
 __all__ = ("delete", "get", "keys", "put", "wait")
 
@@ -36,7 +33,7 @@ def put(
             "give bytes or str, or keep objects with stoker.put()",
             field="value",
         )
-    runtime, path = _runtime(), _path(key, namespace)
+    runtime, path = current.runtime(), _path(key, namespace)
     query = {"if_absent": True if if_absent else None}
     try:
         runtime.io.run(runtime.clients.gcs.call("PUT", path, value, query=query), _CALL_S)
@@ -74,7 +71,7 @@ def wait(key: str, *, timeout: float, namespace: str | None = None) -> bytes:
 
 def delete(key: str, *, namespace: str | None = None) -> bool:
     """Remove ``key``; False if it was not there."""
-    runtime, path = _runtime(), _path(key, namespace)
+    runtime, path = current.runtime(), _path(key, namespace)
     try:
         runtime.io.run(runtime.clients.gcs.call("DELETE", path), _CALL_S)
     except NotFoundError:
@@ -84,7 +81,7 @@ def delete(key: str, *, namespace: str | None = None) -> bool:
 
 def keys(prefix: str = "", *, namespace: str | None = None) -> list[str]:
     """Return the keys that start with ``prefix``, sorted."""
-    runtime, path = _runtime(), f"/v1/kv/{_namespace(namespace)}"
+    runtime, path = current.runtime(), f"/v1/kv/{_namespace(namespace)}"
     names: list[str] = []
     cursor = ""
     while True:
@@ -99,7 +96,7 @@ def keys(prefix: str = "", *, namespace: str | None = None) -> list[str]:
 
 
 def _get(path: str, wait_s: float) -> bytes:
-    runtime = _runtime()
+    runtime = current.runtime()
     query = {"wait_s": wait_s or None}
     timeout_s = wait_s + _CALL_S
     return runtime.io.run(
@@ -116,10 +113,5 @@ def _path(key: str, namespace: str | None) -> str:
 
 def _namespace(namespace: str | None) -> str:
     if namespace is None:
-        namespace = _runtime().job.namespace
+        namespace = current.runtime().job.namespace
     return quote(namespace, safe="")
-
-
-def _runtime() -> Runtime:
-    runtime: Runtime = session.runtime()
-    return runtime

@@ -6,15 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
+from stoker.api import current
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.info import METHOD_OPTIONS, checked_groups
 from stoker.runtime.options.documentation import with_options
 from stoker.runtime.options.options import ActorOptions, MethodOptions, check_options, merged
-from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
-    from stoker.runtime.runtime import Runtime
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,7 +41,7 @@ def exit_actor() -> NoReturn:
     0 it is a failure, after which ``max_restarts`` applies.
     ``BadRequestError`` outside of actors.
     """
-    runtime: Runtime | None = session.maybe_runtime()
+    runtime = current.maybe_runtime()
     host = runtime.worker.actor if runtime is not None and runtime.worker is not None else None
     if host is None:
         raise BadRequestError(
@@ -91,8 +90,7 @@ class ActorClass(Generic[C]):
             except TypeError as error:
                 name = self._cls.__qualname__
                 raise TypeError(f"{name}.remote(): {error}; it takes {signature}") from None
-        runtime: Runtime = session.runtime()
-        return runtime.actor_creator.create(self._cls, self._options, args, kwargs)
+        return current.runtime().actor_creator.create(self._cls, self._options, args, kwargs)
 
     def options(self, **options: Any) -> ActorClass[C]:
         """Return this class with other options; unknown ones are errors."""

@@ -9,23 +9,17 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from stoker.api import current
 from stoker.api.context import RuntimeContext
 from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
-from stoker.runtime.process import session
 from stoker.runtime.process.current_task import current_task
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
-    from stoker.runtime.runtime import Runtime
 
 T = TypeVar("T")
 _CALL_S = 30.0
-
-
-def _runtime() -> Runtime:
-    runtime: Runtime = session.runtime()
-    return runtime
 
 
 @overload
@@ -49,8 +43,8 @@ def get(refs: Any, /, *, timeout: float | None = None) -> Any:
         )
     try:
         if isinstance(refs, ObjectRef):
-            return _runtime().objects.get((refs,), timeout)[0]
-        return _runtime().objects.get(_refs(refs, "get"), timeout)
+            return current.runtime().objects.get((refs,), timeout)[0]
+        return current.runtime().objects.get(_refs(refs, "get"), timeout)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None)  # noqa: B904 (its note names the wait; internal frames add nothing)
 
@@ -87,7 +81,7 @@ def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
 
 def put(value: T) -> ObjectRef[T]:
     """Store a value and return its ref; large values go to shared memory, written once."""
-    return _runtime().objects.put(value)
+    return current.runtime().objects.put(value)
 
 
 def wait(
@@ -118,7 +112,7 @@ def wait(
             field="num_returns",
         )
     try:
-        return _runtime().objects.wait(checked, num_returns, timeout)
+        return current.runtime().objects.wait(checked, num_returns, timeout)
     except KeyboardInterrupt as stop:
         raise stop.with_traceback(None)  # noqa: B904 (as in get)
 
@@ -147,7 +141,7 @@ def cancel(
         )
     if not ref.task_id:
         raise BadRequestError(f"cancel(): {ref!r} was put, no task makes it", field="ref")
-    if force and _runtime().actors.has_call(ref.task_id):
+    if force and current.runtime().actors.has_call(ref.task_id):
         raise BadRequestError(
             f"cancel(force=True): {ref!r} is a call of an actor\n"
             "its process is not that call's alone: cancel it without force, or end the actor "
@@ -156,9 +150,9 @@ def cancel(
         )
     owner = ref._entry.owner if isinstance(ref, ObjectRef) else None
     if owner is None:
-        _runtime().pending.cancel_soon(ref.task_id, force=force, recursive=recursive)
+        current.runtime().pending.cancel_soon(ref.task_id, force=force, recursive=recursive)
     else:
-        _runtime().pending.cancel_at(owner, ref.task_id, force=force, recursive=recursive)
+        current.runtime().pending.cancel_at(owner, ref.task_id, force=force, recursive=recursive)
 
 
 def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
@@ -170,7 +164,7 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
             f"kill() takes an actor handle, not {type(actor).__name__}\nfor a task use cancel()",
             field="actor",
         )
-    runtime = _runtime()
+    runtime = current.runtime()
     runtime.io.run(
         runtime.actors.kill(
             actor.actor_id, no_restart=no_restart, reason="killed by stoker.kill()"
@@ -200,7 +194,7 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
     from stoker_wire.messages.control import Page
     from stoker_wire.messages.work import Actor, ActorState
 
-    runtime = _runtime()
+    runtime = current.runtime()
     where = namespace or runtime.job.namespace
     query = {"name": name, "namespace": where, "limit": 100}
     page = runtime.io.run(
@@ -219,12 +213,12 @@ def get_actor(name: str, *, namespace: str | None = None) -> ActorHandle[Any]:
 
 def is_initialized() -> bool:
     """Return whether this process is connected to a cluster."""
-    return session.maybe_runtime() is not None
+    return current.maybe_runtime() is not None
 
 
 def get_runtime_context() -> RuntimeContext:
     """Return where the calling code runs: job, node, worker, task, actor, GPUs."""
-    runtime = _runtime()
+    runtime = current.runtime()
     info = current_task.get()
     lease, actor = runtime.job.lease, runtime.job.actor
     return RuntimeContext(
@@ -254,7 +248,7 @@ def nodes() -> list[dict[str, Any]]:
 
 
 def _items(path: str, **filters: str) -> list[dict[str, Any]]:
-    runtime = _runtime()
+    runtime = current.runtime()
     items: list[dict[str, Any]] = []
     cursor = ""
     while True:
@@ -279,7 +273,7 @@ def available_resources() -> dict[str, float]:
 def _cluster(field: str) -> dict[str, float]:
     from stoker_wire.messages.cluster import ClusterResources
 
-    reply = _runtime().job.http.call("GET", "/v1/cluster", reply=ClusterResources)
+    reply = current.runtime().job.http.call("GET", "/v1/cluster", reply=ClusterResources)
     return dict(getattr(reply, field))
 
 
@@ -290,7 +284,7 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]]:
     """
     import msgspec
 
-    runtime = _runtime()
+    runtime = current.runtime()
     runtime.io.run(runtime.events.forward(), _CALL_S)
     from stoker.api.trace import trace_events
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stoker.api import current
 from stoker.exceptions import BadRequestError
-from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle
-    from stoker.runtime.runtime import Runtime
     from stoker.runtime.worker.execute import CallExecutor
     from stoker_wire.messages.work import Actor
 
@@ -55,7 +54,7 @@ class RuntimeContext:
 
         if not self.node_id:
             return {}
-        node = _runtime().job.http.call("GET", f"/v1/nodes/{self.node_id}", reply=Node)
+        node = current.runtime().job.http.call("GET", f"/v1/nodes/{self.node_id}", reply=Node)
         return dict(node.labels)
 
     def is_cancelled(self) -> bool:
@@ -129,13 +128,8 @@ class RuntimeContext:
         return dict(self.assigned_resources)
 
 
-def _runtime() -> Runtime:
-    runtime: Runtime = session.runtime()
-    return runtime
-
-
 def _executor() -> CallExecutor | None:
-    runtime: Runtime | None = session.maybe_runtime()
+    runtime = current.maybe_runtime()
     return runtime.worker if runtime is not None else None
 
 

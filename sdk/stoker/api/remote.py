@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
+from stoker.api import current
+from stoker.runtime.actors.parameters import POSITIONAL
 from stoker.runtime.options.documentation import with_options
 from stoker.runtime.options.options import (
     ActorOptions,
@@ -15,7 +18,6 @@ from stoker.runtime.options.options import (
     demand_of,
     merged,
 )
-from stoker.runtime.process import session
 from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
     from stoker.runtime.tasks.task_spec import FunctionSpec
 
+_REST = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
@@ -50,11 +53,11 @@ class RemoteFunction(Generic[P, R]):
         A list of refs, or a generator of them, with ``num_returns`` other than 1. Top-level refs
         among the arguments arrive as their values.
         """
-        runtime: Runtime = session.runtime()
+        runtime = current.runtime()
         spec = self._spec
         if spec is None or self._spec_of is not runtime:
             spec = self._make_spec(runtime)
-        if args or kwargs or self._needs_arguments:
+        if kwargs or len(args) not in self._positional:
             self._check_signature(args, kwargs)
         return runtime.tasks.submit(spec, args, kwargs)  # type: ignore[no-any-return]
 
@@ -87,13 +90,15 @@ class RemoteFunction(Generic[P, R]):
             raise TypeError(f"{self.name}.remote(): {error}; it takes {self._signature}") from None
 
     @functools.cached_property
-    def _needs_arguments(self) -> bool:
-        """Whether a call without arguments is wrong (checked once: such calls are the fastest)."""
-        try:
-            self._signature.bind()
-        except TypeError:
-            return True
-        return False
+    def _positional(self) -> range:
+        """How many arguments, all of them positional, are right without a closer look."""
+        each = self._signature.parameters.values()
+        required = [p for p in each if p.default is p.empty and p.kind not in _REST]
+        if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required):
+            return range(0)
+        if any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in each):
+            return range(len(required), sys.maxsize)
+        return range(len(required), sum(p.kind in POSITIONAL for p in each) + 1)
 
     @functools.cached_property
     def _signature(self) -> inspect.Signature:
@@ -102,6 +107,7 @@ class RemoteFunction(Generic[P, R]):
     def _make_spec(self, runtime: Runtime) -> FunctionSpec:
         from stoker.runtime.tasks.functions import (
             TEMPLATE_NUMBERS,
+            is_generator,
             pickled,
             pickled_exception_types,
             returns_of,
@@ -111,7 +117,7 @@ class RemoteFunction(Generic[P, R]):
 
         options = self._options
         blob, digest, refs = pickled(self._function, what=f"function {self.name}")
-        count, streaming = returns_of(options.num_returns, self._function)
+        count, streaming = returns_of(options.num_returns, generates=is_generator(self._function))
         demand = demand_of(
             options,
             job_id=runtime.job.job_id,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stoker import kv
+from stoker.api import current
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError
-from stoker.runtime.process import session
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def destroy_process_group() -> None:
 
 def advertised_host() -> str:
     """Return the address by which other processes of the cluster reach this one."""
-    return urlsplit(session.runtime().channels.address.url).hostname or _LOOPBACK
+    return urlsplit(current.runtime().channels.address.url).hostname or _LOOPBACK
 
 
 class _Rendezvous:
@@ -111,7 +111,7 @@ class _Rendezvous:
         self.timeout_s = timeout_s
         self._title = f"group {name!r} (attempt {attempt}, {world_size} ranks)"
         self._deadline_s = deadline_s
-        self._base = f"train/{session.runtime().job.job_id}/{name}/{attempt}/"
+        self._base = f"train/{current.runtime().job.job_id}/{name}/{attempt}/"
 
     @property
     def left_s(self) -> float:
@@ -120,7 +120,7 @@ class _Rendezvous:
     def announce(self) -> None:
         """Announce this rank; ConflictError if another process has done so."""
         key = self._key(self.rank)
-        own_name = f"{session.runtime().identity.peer_id} pid {os.getpid()}"
+        own_name = f"{current.runtime().identity.peer_id} pid {os.getpid()}"
         if kv.put(key, own_name, if_absent=True):
             return
         holder = (kv.get(key) or b"nobody").decode()

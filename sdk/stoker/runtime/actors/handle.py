@@ -151,15 +151,17 @@ class ActorMethod:
         )
 
     def _make_spec(self, runtime: _Runtime) -> FunctionSpec:
-        from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS, pickled_exception_types
+        from stoker.runtime.tasks.functions import (
+            TEMPLATE_NUMBERS,
+            pickled_exception_types,
+            returns_of,
+        )
         from stoker.runtime.tasks.task_spec import FunctionSpec
         from stoker_wire.messages.cluster import Demand
         from stoker_wire.messages.data import Template
 
         options, info = self._info.options, self._handle._info
-        returns = options.num_returns
-        if returns is None:
-            returns = "streaming" if self._info.generates else 1
+        count, streaming = returns_of(options.num_returns, generates=self._info.generates)
         name = options.name or f"{info.class_name}.{self._name}"
         retries = options.max_task_retries
         return FunctionSpec(
@@ -171,8 +173,8 @@ class ActorMethod:
                 number=next(TEMPLATE_NUMBERS),
                 function=self._name,
                 name=name,
-                num_returns=0 if returns == "streaming" else int(returns),
-                streaming=returns == "streaming",
+                num_returns=count,
+                streaming=streaming,
                 timeout_s=options.timeout or 0.0,
                 group=options.concurrency_group,
                 retry_exceptions=pickled_exception_types(options.retry_exceptions),

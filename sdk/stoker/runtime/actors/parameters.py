@@ -15,7 +15,7 @@ _EITHER = int(inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _REST = int(inspect.Parameter.VAR_POSITIONAL)
 _NAMES = int(inspect.Parameter.VAR_KEYWORD)
 _BY_NAME = (_EITHER, int(inspect.Parameter.KEYWORD_ONLY))
-_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class Parameters(NamedTuple):
@@ -79,12 +79,12 @@ def parameters_of(cls: type, name: str) -> Parameters | None:
         signature = list(inspect.signature(member, follow_wrapped=False).parameters.values())
     except (ValueError, TypeError):  # written in C
         return None
-    if plain and signature and signature[0].kind in _POSITIONAL:
+    if plain and signature and signature[0].kind in POSITIONAL:
         del signature[0]
     each = tuple((p.name, int(p.kind), p.default is not p.empty) for p in signature)
-    positional = [p for p in signature if p.kind in _POSITIONAL]
+    positional = [p for p in signature if p.kind in POSITIONAL]
     required = [p for p in signature if p.default is p.empty]
     named = any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required)
     anything = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in signature)
-    min_positional = sys.maxsize if named else sum(p.kind in _POSITIONAL for p in required)
+    min_positional = sys.maxsize if named else sum(p.kind in POSITIONAL for p in required)
     return Parameters(each, min_positional, sys.maxsize if anything else len(positional))

@@ -75,10 +75,14 @@ def pickled_exception_types(types: Any) -> bytes:
     return pickled(types, what="retry_exceptions")[0]
 
 
-def returns_of(num_returns: Any, function: Any) -> tuple[int, bool]:
+def is_generator(function: Any) -> bool:
+    """Return whether a function is a generator, async or not."""
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def returns_of(num_returns: Any, *, generates: bool) -> tuple[int, bool]:
     """Return (number of results, whether they stream); generators stream by default."""
     if num_returns is None:
-        generates = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         num_returns = "streaming" if generates else 1
     if num_returns == "streaming":
         return 0, True
