@@ -50,26 +50,30 @@ TRACE = Trace()
 def wrap_worker() -> None:
     """Note the hops of calls at this worker from now on."""
     from stoker.runtime.worker import execute, invoke
+    from stoker_wire.data.frame_socket import FrameSocket
     from stoker_wire.data.frames import FrameCodec
 
+    TRACE.wrap(FrameSocket, "read", "worker: woken")
     TRACE.wrap(FrameCodec, "decode", "worker: frame read", "worker: frame decoded")
-    TRACE.wrap(invoke.Invoker, "load_arguments", "worker: main thread has it")
+    TRACE.wrap(invoke.Invoker, "load_arguments", "worker: call taken")
     TRACE.wrap(execute.CallExecutor, "report", "worker: user code returned")
-    TRACE.wrap(execute.CallExecutor, "_send", "worker: loop woken")
-    TRACE.wrap(FrameCodec, "encode", "worker: result posted", "worker: result encoded")
+    TRACE.wrap(FrameCodec, "encode_parts", "worker: history written", "worker: result encoded")
+    TRACE.wrap(FrameSocket, "send", "", "worker: result sent")
 
 
 def wrap_driver() -> None:
     """Note the hops of calls at this driver from now on."""
-    from stoker.runtime.objects.waiters import ThreadWaiter
-    from stoker.runtime.process.io_thread import IoThread
+    from stoker.runtime.objects.waiters import FailFastWaiter
+    from stoker.runtime.tasks.pending import PendingCalls
+    from stoker_wire.data.frame_socket import FrameSocket
     from stoker_wire.data.frames import FrameCodec
 
-    TRACE.wrap(IoThread, "wake", "driver: packed and queued")
-    TRACE.wrap(IoThread, "flush", "driver: loop woken")
-    TRACE.wrap(FrameCodec, "encode", "driver: worker chosen", "driver: frame encoded")
+    TRACE.wrap(PendingCalls, "send_soon", "driver: packed and queued")
+    TRACE.wrap(FrameCodec, "encode_parts", "driver: worker chosen", "driver: frame encoded")
+    TRACE.wrap(FrameSocket, "send", "", "driver: frame sent")
+    TRACE.wrap(FrameSocket, "read", "driver: woken")
     TRACE.wrap(FrameCodec, "decode", "driver: result read", "driver: result decoded")
-    TRACE.wrap(ThreadWaiter, "settled", "driver: result settled")
+    TRACE.wrap(FailFastWaiter, "settled", "driver: result settled")
 
 
 @stoker.remote

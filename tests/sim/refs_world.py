@@ -157,12 +157,17 @@ class Process:
         self._count = 0
         this: Any = self
         settings = Settings(log_unseen_errors=False)
-        self.objects = ObjectStore(this, self.address, settings, this, this, this, this, None, this)
+        self.objects = ObjectStore(
+            this, self.address, settings, this, this, this, this, None, this, this
+        )
         table = _Table(self)
         self.objects.table = self.objects.borrowing._table = table
         self.objects.borrowing.borrows._table = table
 
     # what the shell asks of loop thread and channels
+
+    def demand(self) -> None:
+        """Nothing: all messages come by the loop here."""
 
     def wake(self) -> None:
         if not self._awake:

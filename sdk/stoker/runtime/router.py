@@ -20,6 +20,7 @@ from stoker_wire.messages.data import (
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.calls import ActorCalls
+    from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.pending import PendingCalls
@@ -40,6 +41,7 @@ class MessageRouter:
     def __init__(
         self,
         io: IoThread,
+        reader: DirectReader,
         objects: ObjectStore,
         pending: PendingCalls,
         tasks: TaskSubmitter,
@@ -47,6 +49,7 @@ class MessageRouter:
         worker: _Worker | None,
     ) -> None:
         self._io = io
+        self._reader = reader
         self._objects = objects
         self._pending = pending
         self._tasks = tasks
@@ -101,6 +104,7 @@ class MessageRouter:
 
     def on_lost(self, channel: Channel) -> None:
         """Have all parts handle the end of a channel."""
+        self._reader.on_channel_closed(channel)
         if self._io.running:
             self._objects.borrowing.on_channel_closed(channel)
             self._tasks.on_channel_closed(channel)

@@ -18,6 +18,7 @@ from stoker.runtime.driver.wait_notices import DriverWaits, WaitNotices
 from stoker.runtime.job import JobContext
 from stoker.runtime.net.channels import Channels
 from stoker.runtime.net.clients import ClusterClients
+from stoker.runtime.net.direct_reader import DirectReader
 from stoker.runtime.net.task_events import TaskEvents
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.process.io_thread import IoThread
@@ -33,6 +34,7 @@ from stoker_wire.arena import Arena
 if TYPE_CHECKING:
     from stoker.runtime.net.channels import Handler
     from stoker.runtime.process.identity import Identity
+    from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.settings import Settings
 
 _TICK_S = 0.1
@@ -54,6 +56,7 @@ class Runtime:
     tasks: TaskSubmitter
     actors: ActorCalls
     actor_creator: ActorCreator
+    _reader: DirectReader
 
     def __init__(self, identity: Identity, settings: Settings, *, job_id: str = "") -> None:
         self.identity = identity
@@ -78,16 +81,18 @@ class Runtime:
         self.events = events = TaskEvents(identity, io, clients, enabled=settings.task_history)
         address, gcs = channels.address, clients.gcs
         calls = CallTable()
+        pending_by_id: dict[str, PendingTask] = {}
+        self._reader = reader = DirectReader(io, pending_by_id)
         waits: DriverWaits | WorkerWaits
         if identity.is_worker:
             waits = WorkerWaits(io, clients, job, calls)
         else:
             waits = DriverWaits(settings.wait_notice_s)
         self.objects = objects = ObjectStore(
-            identity, address, settings, io, channels, clients, job, arena, waits
+            identity, address, settings, io, channels, clients, job, arena, waits, reader
         )
         status = TaskStatus(identity.peer_id, job, events)
-        self.pending = pending = PendingCalls(io, channels, objects, status)
+        self.pending = pending = PendingCalls(io, channels, objects, status, pending_by_id)
         self.tasks = tasks = TaskSubmitter(
             address, settings, io, channels, clients, objects, pending
         )
@@ -95,12 +100,12 @@ class Runtime:
         self.actor_creator = ActorCreator(address, io, clients, job, objects, actors)
         if isinstance(waits, WorkerWaits):
             self.worker = CallExecutor(
-                identity, address, io, clients, events, job, objects, pending, calls, waits
+                identity, address, io, reader, clients, events, job, objects, pending, calls, waits
             )
         else:
             self._notices = WaitNotices(waits, io, gcs, job, tasks.leases, actors)
         io.on_wake(tasks.flush, actors.flush, objects.flush)
-        router = MessageRouter(io, objects, pending, tasks, actors, self.worker)
+        router = MessageRouter(io, reader, objects, pending, tasks, actors, self.worker)
         await channels.serve(job, routes, router.on_messages, router.on_lost)
         io.background.spawn(events.run(), name="task-events")
         io.loop.call_later(_TICK_S, self._tick)
@@ -127,6 +132,7 @@ class Runtime:
         with contextlib.suppress(StokerError, TimeoutError):
             self.io.run(self._stop(), _STOP_S)
         self.io.stop()
+        self._reader.close()
 
     async def _stop(self) -> None:
         self.objects.unseen.on_job_end()

@@ -99,20 +99,21 @@ def test_no_line_of_a_worker_is_lost_at_the_end_of_a_submitted_job(
 
 LEAVING = """
 import asyncio
-import aiohttp
 import stoker
 from stoker.runtime.process.session import runtime
-from stoker_wire.data.channel import PATH
+from stoker_wire.data.channel import PATH, UPGRADE
 
 stoker.init()
 
 
 async def leave_in_the_handshake():
-    connector = aiohttp.UnixConnector(runtime().identity.socket_path)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        headers = {"Authorization": f"Bearer {runtime().identity.token}"}
-        async with session.ws_connect("http://driver" + PATH, headers=headers) as socket:
-            await socket.receive()
+    reader, writer = await asyncio.open_unix_connection(runtime().identity.socket_path)
+    writer.write(
+        f"GET {PATH} HTTP/1.1\\r\\nHost: driver\\r\\nAuthorization: Bearer {runtime().identity.token}\\r\\n"
+        f"Connection: Upgrade\\r\\nUpgrade: {UPGRADE}\\r\\n\\r\\n".encode()
+    )
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    writer.close()
 
 
 asyncio.run(leave_in_the_handshake())

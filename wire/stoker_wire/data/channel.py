@@ -1,8 +1,9 @@
-"""A persistent, authenticated, two-way channel between two runtimes: data frames over a WebSocket.
+"""A persistent, authenticated, two-way channel between two runtimes: data frames over a socket.
 
-Opened (:func:`connect`) and accepted (:func:`accept`) by the sdk's runtimes. Messages are posted and
-handled in order. Those of one turn of the loop leave as one frame, so a burst costs one system call;
-a frame is handed over as one list, so a burst costs one wake-up.
+It begins as an HTTP request that upgrades the connection; from then on both sides send frames behind
+their length. Opened (:func:`connect`) and accepted (:func:`accept`) by the sdk's runtimes. Messages are
+posted and handled in order. Those of one turn of the loop leave as one frame, so a burst costs one
+system call; what arrives at once is handed over as one list, so a burst costs one wake-up.
 """
 
 from __future__ import annotations
@@ -10,37 +11,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-import aiohttp
 from aiohttp import web
 
 from stoker_wire import version
+from stoker_wire.data.frame_socket import Frame, FrameSocket, length_prefix
 from stoker_wire.data.frames import FrameCodec
-from stoker_wire.errors import ProtocolError, StokerError, UnavailableError
+from stoker_wire.errors import BadRequestError, ProtocolError, StokerError, UnavailableError
 from stoker_wire.messages.data import DataMessage, Hello, Template
 
 if TYPE_CHECKING:
-    from aiohttp import ClientSession
-
     from stoker_wire.messages.common import Address
 
 _log = logging.getLogger(__name__)
 PATH = "/v1/channel"
+UPGRADE = "stoker-frames"
 _HANDSHAKE_S = 10.0
-_TCP_HEARTBEAT_S = 10.0
+_DRAIN_S = 2.0
+_JOINED_NBYTES = 1 << 14
+"""A frame up to this size is sent from one buffer: that is cheaper than many parts."""
+_HEAD_NBYTES = 1 << 14
+_KEEPALIVE_S = 10
+_DEAD_S = 30
+"""A TCP peer whose kernel has not answered for so long is gone."""
 
 
 class Channel:
     """A channel to one peer. ``post`` from the loop's thread only."""
 
-    def __init__(
-        self,
-        socket: aiohttp.ClientWebSocketResponse | web.WebSocketResponse,
-        peer: Address,
-        job_id: str,
-    ) -> None:
+    def __init__(self, frames: FrameSocket, peer: Address, job_id: str) -> None:
+        self.frames = frames
         self.peer = peer
         self.job_id = job_id
         self.closed = False
@@ -48,51 +53,75 @@ class Channel:
         """Templates received on this channel, by number."""
         self.templates_sent: set[int] = set()
         """Numbers of the templates sent on it."""
-        self.socket = socket
-        self._codec = FrameCodec()
-        self._reader_codec = FrameCodec()
+        self._at_turn_end: Callable[[Callable[[], None]], object]
+        self._encoder = FrameCodec()
+        self._decoder = FrameCodec()
         self._outbox: list[DataMessage] = []
-        self._wake = asyncio.Event()
+        self._flush_scheduled = False
+        self._on_messages: Callable[[Channel, list[DataMessage]], None]
+        self._on_closed: Callable[[Channel], None]
+
+    def start(
+        self,
+        on_messages: Callable[[Channel, list[DataMessage]], None],
+        on_closed: Callable[[Channel], None],
+        at_turn_end: Callable[[Callable[[], None]], object],
+    ) -> None:
+        """Hand over all messages from now on, and say once that the channel is closed.
+
+        ``at_turn_end`` calls a function when the present turn of the loop ends.
+        """
+        self._on_messages, self._on_closed = on_messages, on_closed
+        self._at_turn_end = at_turn_end
+        self.frames.start(self._receive, self._end)
 
     def post(self, message: DataMessage) -> None:
         """Send ``message`` with all others of this turn of the loop. Lost if the channel is closed."""
         self._outbox.append(message)
-        if not self._wake.is_set():
-            self._wake.set()
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._at_turn_end(self._flush)
 
-    async def run(self, on_messages: Callable[[Channel, list[DataMessage]], None]) -> None:
-        """Send and receive messages until the channel closes; then return."""
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        messages, self._outbox = self._outbox, []
+        if messages:
+            self.frames.send(_sendable(self._encoder, messages))
+
+    def _receive(self, frames: list[Frame]) -> None:
+        decode = self._decoder.decode
         try:
-            async with asyncio.TaskGroup() as group:
-                writer = group.create_task(self._write(), name="channel.write")
-                async for message in self.socket:
-                    if message.type is not aiohttp.WSMsgType.BINARY:
-                        break
-                    on_messages(self, self._reader_codec.decode(message.data))
-                writer.cancel()
-        finally:
-            self.closed = True
-            await self.socket.close()
+            messages = decode(frames[0])
+            for frame in frames[1:]:
+                messages += decode(frame)
+        except BadRequestError as error:
+            _log.warning("%s sent what is no frame: %s", self.peer.peer_id, error)
+            self.frames.close()
+            return
+        self._on_messages(self, messages)
+
+    def _end(self) -> None:
+        self.closed = True
+        self._on_closed(self)
 
     async def close(self) -> None:
-        """Send the posted messages, then close."""
-        if self._outbox and not self.closed:
-            messages, self._outbox = self._outbox, []
-            with contextlib.suppress(OSError, aiohttp.ClientError, TimeoutError):
-                await asyncio.wait_for(self.socket.send_bytes(self._codec.encode(messages)), 2.0)
+        """Send what is posted, then close."""
+        self._flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await self.frames.drain()
         self.closed = True
-        await self.socket.close()
+        self.frames.close()
 
-    async def _write(self) -> None:
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                messages, self._outbox = self._outbox, []
-                if messages:
-                    await self.socket.send_bytes(self._codec.encode(messages))
-        except (OSError, aiohttp.ClientError):
-            await self.socket.close()
+
+def _sendable(codec: FrameCodec, messages: list[DataMessage]) -> list[Frame]:
+    """Return a frame of messages behind its length, in as many parts as are worth it."""
+    parts: list[Frame] = list(codec.encode_parts(messages))
+    nbytes = sum(map(len, parts))
+    prefix = length_prefix(nbytes)
+    if nbytes <= _JOINED_NBYTES:
+        return [b"".join((prefix, *parts))]
+    return [prefix, *parts]
 
 
 def usable_path(address: Address, host_id: str) -> str:
@@ -100,70 +129,128 @@ def usable_path(address: Address, host_id: str) -> str:
     return address.unix if address.unix and address.host_id == host_id else ""
 
 
-async def connect(
-    session: ClientSession, url: str, *, me: Address, job_id: str, token: str, over_tcp: bool
-) -> Channel:
-    """Open a channel over ``session`` (which decides Unix or TCP) and shake hands."""
+async def connect(address: Address, *, path: str, me: Address, job_id: str, token: str) -> Channel:
+    """Open a channel to ``address``, by its Unix ``path`` or else by TCP, and shake hands."""
+    where = path or address.url
     try:
-        socket = await session.ws_connect(
-            url + PATH,
-            headers={"Authorization": f"Bearer {token}"},
-            max_msg_size=0,
-            compress=0,
-            heartbeat=_TCP_HEARTBEAT_S if over_tcp else None,
-            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-        )
-    except aiohttp.WSServerHandshakeError as error:
-        raise StokerError(f"{url} refused the data channel: HTTP {error.status}") from None
-    except (OSError, aiohttp.ClientError) as error:
-        raise UnavailableError(f"cannot reach {url} for the data channel\n{error}") from None
-    return await _shake_hands(socket, me, job_id)
+        sock = await _connected(path, address.url)
+    except OSError as error:
+        raise UnavailableError(f"cannot reach {where} for the data channel\n{error}") from None
+    try:
+        rest = await _upgrade(sock, where, token)
+        return await _shake_hands(FrameSocket(sock, rest), me, job_id)
+    except BaseException:
+        sock.close()
+        raise
 
 
-async def accept(
-    request: web.Request, *, me: Address, job_id: str
-) -> tuple[web.WebSocketResponse, Channel | None]:
-    """Accept an incoming channel (already authenticated) and shake hands.
+async def _connected(path: str, url: str) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    if path:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        target: str | tuple[object, ...] = path
+    else:
+        parts = urlsplit(url)
+        found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
+        family, _, _, _, target = found[0]
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        _keep_alive(sock)
+    try:
+        sock.setblocking(False)
+        await loop.sock_connect(sock, target)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
-    None in place of the channel if the peer left meanwhile, as one does that is killed as it connects.
+
+def _keep_alive(sock: socket.socket) -> None:
+    """Have the kernel find out when a TCP peer's machine is gone; a busy peer's kernel answers."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_S * 1000)
+
+
+async def _upgrade(sock: socket.socket, where: str, token: str) -> bytes:
+    """Turn an HTTP connection into one of frames; return what the peer sent behind its answer."""
+    loop = asyncio.get_running_loop()
+    request = (
+        f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+        f"Connection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
+    )
+    try:
+        async with asyncio.timeout(_HANDSHAKE_S):
+            await loop.sock_sendall(sock, request.encode())
+            answer = b""
+            while b"\r\n\r\n" not in answer and len(answer) < _HEAD_NBYTES:
+                data = await loop.sock_recv(sock, _HEAD_NBYTES)
+                if not data:
+                    raise UnavailableError(f"{where} closed the connection as it was opened")
+                answer += data
+    except (OSError, TimeoutError) as error:
+        raise UnavailableError(f"the data channel's handshake failed\n{error!r}") from None
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    status = head.split(b" ", 2)[1:2]
+    if status != [b"101"]:
+        said = status[0].decode(errors="replace") if status else "nothing that is HTTP"
+        raise StokerError(f"{where} refused the data channel: HTTP {said}")
+    return rest
+
+
+async def accept(request: web.Request, *, me: Address, job_id: str) -> Channel | None:
+    """Take over an incoming connection (already authenticated) and shake hands.
+
+    None where the peer left meanwhile, as those do that are ended as they connect. The connection is
+    none of the HTTP server's any more.
     """
-    over_tcp = request.transport is not None and isinstance(
-        request.transport.get_extra_info("peername"), tuple
-    )
-    socket = web.WebSocketResponse(
-        max_msg_size=0,
-        compress=False,
-        heartbeat=_TCP_HEARTBEAT_S if over_tcp else None,
-        timeout=1.0,
-    )
-    await socket.prepare(request)
+    if request.headers.get("Upgrade", "").lower() != UPGRADE:
+        raise web.HTTPUpgradeRequired(
+            headers={"Upgrade": UPGRADE}, text=f"send 'Upgrade: {UPGRADE}'"
+        )
+    transport = request.transport
+    if transport is None:
+        return None
+    sock = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+    transport.abort()  # closes the server's own descriptor; the connection stays
     try:
-        return socket, await _shake_hands(socket, me, job_id)
-    except UnavailableError as error:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            _keep_alive(sock)
+        answer = (
+            f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
+        )
+        await asyncio.get_running_loop().sock_sendall(sock, answer.encode())
+        return await _shake_hands(FrameSocket(sock), me, job_id)
+    except (UnavailableError, OSError) as error:
+        sock.close()
         _log.debug("a peer left as it connected: %s", error)
-        return socket, None
+        return None
+    except BaseException:
+        sock.close()
+        raise
 
 
-async def _shake_hands(
-    socket: aiohttp.ClientWebSocketResponse | web.WebSocketResponse, me: Address, job_id: str
-) -> Channel:
+async def _shake_hands(frames: FrameSocket, me: Address, job_id: str) -> Channel:
     codec = FrameCodec()
     hello = Hello(peer=me, job_id=job_id, protocol=version.PROTOCOL)
+    frames.send(_sendable(codec, [hello]))
     try:
-        await socket.send_bytes(codec.encode([hello]))
-        first = await asyncio.wait_for(socket.receive_bytes(), _HANDSHAKE_S)
-        (answer,) = codec.decode(first)
-    except (OSError, aiohttp.ClientError, TimeoutError, TypeError, ValueError) as error:
-        await socket.close()
+        async with asyncio.timeout(_HANDSHAKE_S):
+            (theirs,) = codec.decode(await frames.receive())
+    except (TimeoutError, ValueError, StokerError) as error:
+        frames.close()
         raise UnavailableError(f"the data channel's handshake failed\n{error!r}") from None
-    if not isinstance(answer, Hello):
-        await socket.close()
+    if not isinstance(theirs, Hello):
+        frames.close()
         raise UnavailableError("the data channel's handshake failed\nno Hello came first")
     ours = version.PROTOCOL
-    if answer.protocol[0] != ours[0] or abs(answer.protocol[1] - ours[1]) > 1:
-        await socket.close()
+    if theirs.protocol[0] != ours[0] or abs(theirs.protocol[1] - ours[1]) > 1:
+        frames.close()
         raise ProtocolError(
-            f"{answer.peer.peer_id} speaks protocol {answer.protocol}, this process {ours}\n"
+            f"{theirs.peer.peer_id} speaks protocol {theirs.protocol}, this process {ours}\n"
             "they must be at most one minor version apart"
         )
-    return Channel(socket, answer.peer, answer.job_id)
+    return Channel(frames, theirs.peer, theirs.job_id)

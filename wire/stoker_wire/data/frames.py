@@ -43,23 +43,29 @@ class FrameCodec:
 
     def encode(self, messages: list[DataMessage]) -> bytes:
         """Return one frame with all ``messages``."""
+        return b"".join(self.encode_parts(messages))
+
+    def encode_parts(self, messages: list[DataMessage]) -> list[bytes | memoryview]:
+        """Return one frame as the parts that it is made of: buffers are not copied."""
         out: list[memoryview] = []
         self._out = out
         body = self._encoder.encode(messages)
         # [lengths, messages] spliced by hand: the lengths are known only once the body is encoded.
         head = b"\x92" + self._encoder.encode([view.nbytes for view in out]) + body
         if not out:
-            return _LENGTH.pack(len(head)) + head
-        parts: list[bytes | memoryview] = [_LENGTH.pack(len(head)), head]
+            return [_LENGTH.pack(len(head)) + head]
+        parts: list[bytes | memoryview] = [_LENGTH.pack(len(head)) + head]
         offset = _LENGTH.size + len(head)
         for view in out:
             pad = _padding(offset)
-            parts += (bytes(pad), view)
+            if pad:
+                parts.append(bytes(pad))
+            parts.append(view)
             offset += pad + view.nbytes
         self._out = []
-        return b"".join(parts)
+        return parts
 
-    def decode(self, frame: bytes) -> list[DataMessage]:
+    def decode(self, frame: bytes | memoryview) -> list[DataMessage]:
         """Return the messages of ``frame``; their buffers are read-only views of it."""
         whole = memoryview(frame)
         if len(frame) < _LENGTH.size:

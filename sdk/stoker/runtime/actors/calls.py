@@ -129,7 +129,7 @@ class ActorCalls:
         result = self._pending.add(task)
         connection.unsettled.add(task_id)
         self._submitted.append((connection, task))
-        self._io.wake()
+        self._pending.send_soon()
         return result
 
     # -- the loop thread -------------------------------------------------------------------------

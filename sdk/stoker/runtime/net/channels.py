@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import aiohttp
 from aiohttp import web
 from msgspec.structs import replace
 
@@ -65,6 +64,8 @@ class Channels:
         self._on_lost: OnLost
         self._job: _Job
         self._channels: dict[str, Channel] = {}
+        self._open: set[Channel] = set()
+        """All channels: both sides may have opened one to the other at the same moment."""
         self._opening: dict[str, asyncio.Future[Channel]] = {}
         self._runner: web.AppRunner | None = None
 
@@ -96,7 +97,7 @@ class Channels:
     async def close_channels(self) -> None:
         """Close all channels, once what is posted on them has left."""
         await asyncio.gather(
-            *(x.close() for x in list(self._channels.values())), return_exceptions=True
+            *(channel.close() for channel in list(self._open)), return_exceptions=True
         )
 
     async def close(self) -> None:
@@ -140,41 +141,32 @@ class Channels:
                 f"{address.peer_id} listens on a Unix socket of another machine only\n"
                 f"its socket is {address.unix or 'none'}: is it of this cluster?"
             )
-        connector: aiohttp.BaseConnector = (
-            aiohttp.UnixConnector(path) if path else aiohttp.TCPConnector()
-        )
-        session = aiohttp.ClientSession(connector=connector)
         try:
             async with asyncio.timeout(_CONNECT_S):
                 channel = await connect(
-                    session,
-                    "http://localhost" if path else address.url,
+                    address,
+                    path=path,
                     me=self.address,
                     job_id=self._job.job_id,
                     token=self._identity.token,
-                    over_tcp=not path,
                 )
         except TimeoutError:
-            await session.close()
             raise UnavailableError(
                 f"{address.peer_id} at {path or address.url} took no channel within {_CONNECT_S:g} s"
             ) from None
-        except BaseException:
-            await session.close()
-            raise
         self._channels[channel.peer.peer_id] = channel
-        self._io.background.spawn(self._serve_channel(channel, session), name="channel")
+        self._start(channel)
         return channel
 
-    async def _serve_channel(self, channel: Channel, session: aiohttp.ClientSession | None) -> None:
-        try:
-            await channel.run(self._on_messages)
-        finally:
-            if self._channels.get(channel.peer.peer_id) is channel:
-                del self._channels[channel.peer.peer_id]
-            self._on_lost(channel)
-            if session is not None:
-                await session.close()
+    def _start(self, channel: Channel) -> None:
+        self._open.add(channel)
+        channel.start(self._on_messages, self._on_closed, self._io.at_turn_end)
+
+    def _on_closed(self, channel: Channel) -> None:
+        self._open.discard(channel)
+        if self._channels.get(channel.peer.peer_id) is channel:
+            del self._channels[channel.peer.peer_id]
+        self._on_lost(channel)
 
     def _is_authorized(self, request: web.Request) -> bool:
         return auth.check(request.headers.get("Authorization"), self._identity.token)
@@ -190,9 +182,9 @@ class Channels:
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         if not self._is_authorized(request):
             raise web.HTTPUnauthorized
-        ws, channel = await accept(request, me=self.address, job_id=self._job.job_id)
+        channel = await accept(request, me=self.address, job_id=self._job.job_id)
         if channel is not None:
             if self.open_channel(channel.peer.peer_id) is None:
                 self._channels[channel.peer.peer_id] = channel
-            await self._serve_channel(channel, None)
-        return ws
+            self._start(channel)
+        return web.Response()  # to nobody: the connection is the channel's now

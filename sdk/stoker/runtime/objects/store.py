@@ -23,6 +23,7 @@ from stoker.runtime.objects.unseen_errors import UnseenErrors
 from stoker.runtime.objects.values import ValueStore, drain
 from stoker.runtime.objects.waiters import (
     Callback,
+    DirectWaiter,
     FailFastWaiter,
     LoopWaiter,
     ThreadWaiter,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.process.identity import Identity
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.arena import Arena
@@ -65,12 +67,14 @@ class ObjectStore:
         job: JobContext,
         arena: Arena | None,
         waits: Waits,
+        reader: DirectReader,
     ) -> None:
         self.table = ObjectTable()
         self.lock = Lock()
         self.address = address
         self.waits = waits
         self._io = io
+        self._reader = reader
         self._clients = clients
         self._put_ids = IdSource(Prefix.OBJECT)
         self._dropped_refs: deque[Entry] = deque()
@@ -156,8 +160,7 @@ class ObjectStore:
 
     def _wait_all(self, entries: list[Entry], timeout_s: float | None) -> Failed | None:
         """Wait until all are settled, or one has failed; return that failure."""
-        self.borrowing.request(entries)
-        waiter = FailFastWaiter()
+        waiter = self._new_waiter(entries)
         with self.lock:
             for entry in entries:
                 if entry.location is None:
@@ -179,7 +182,7 @@ class ObjectStore:
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         """Wait until ``num_returns`` are settled or the time passed; return (ready, not ready)."""
         entries = [r._entry for r in refs]
-        self.borrowing.request(entries)
+        self._request(entries)
         waiter = ThreadWaiter()
         with self.lock:
             pending = [e for e in entries if e.location is None]
@@ -198,6 +201,20 @@ class ObjectStore:
             (ready if settled else rest).append(ref)
         self.unseen.mark_requested([ref._entry for ref in ready])
         return ready, rest
+
+    def _new_waiter(self, entries: Sequence[Entry]) -> FailFastWaiter:
+        if self._io.is_current():
+            raise RuntimeError("the loop thread cannot wait for itself: was this in a destructor?")
+        task = entries[0].task
+        if len(entries) == 1 and task is not None and task.channel is not None:
+            return DirectWaiter(self._reader, task.channel)
+        self._request(entries)
+        return FailFastWaiter()
+
+    def _request(self, entries: Sequence[Entry]) -> None:
+        """Have their owners say where these are, and the loop thread hear it."""
+        self._reader.demand()
+        self.borrowing.request(entries)
 
     def _remove_waiter(self, waiter: Waiter, entries: list[Entry]) -> list[Entry]:
         with self.lock:
@@ -229,7 +246,7 @@ class ObjectStore:
         """Await the value from any event loop."""
         entry = ref._entry
         if entry.location is None:
-            self.borrowing.request([entry])
+            self._request([entry])
             waiter = LoopWaiter()
             with self.lock:
                 pending = entry.location is None
@@ -259,7 +276,7 @@ class ObjectStore:
 
     def when_settled(self, entry: Entry, callback: Any) -> None:
         """Call ``callback()`` on the loop thread once the entry is settled (now, if it is)."""
-        self.borrowing.request([entry])
+        self._request([entry])
         with self.lock:
             if entry.location is None:
                 entry.waiters.append(Callback(callback))

@@ -29,6 +29,8 @@ class Producer(Protocol):
     """An unsettled call of this process that will make an object."""
 
     task_id: str
+    channel: Any
+    """The channel on which its results come, once it was sent."""
 
     @property
     def name(self) -> str:

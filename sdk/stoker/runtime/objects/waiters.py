@@ -9,15 +9,19 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stoker.runtime.process.held_signals import HeldSignals
 from stoker_wire.messages.data import Failed, Location
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.objects.table import Entry
+    from stoker_wire.data.channel import Channel
 
 
 class Waits(Protocol):
@@ -78,6 +82,35 @@ class FailFastWaiter(ThreadWaiter):
         self.missing -= 1
         if self.missing == 0:
             self._gate.release()
+
+
+class DirectWaiter(FailFastWaiter):
+    """A thread that waits for one entry, and reads the channel that brings it by itself if it can."""
+
+    __slots__ = ("_channel", "_reader")
+
+    def __init__(self, reader: DirectReader, channel: Channel) -> None:
+        super().__init__()
+        self._reader = reader
+        self._channel = channel
+
+    def settled(self, location: Location | None = None) -> None:
+        """Count the entry, and wake the thread if it is not the one that brought it (loop thread)."""
+        super().settled(location)
+        self._reader.wake()
+
+    def _is_settled(self) -> bool:
+        return self.missing <= 0
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Wait until it has settled; return False if ``timeout_s`` passed first."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with HeldSignals() as signals:
+            self._reader.read_until(self._channel, self._is_settled, timeout_s, signals)
+        if self.missing <= 0:
+            return True
+        self._reader.demand()
+        return super().wait(None if deadline_s is None else deadline_s - time.monotonic())
 
 
 class LoopWaiter:

@@ -1,24 +1,82 @@
 """The one thread of a runtime that does I/O: its event loop, its background work, and its wake-up.
 
-All that is marked "loop thread" runs here. Other threads leave work in queues of their own and call
-:meth:`IoThread.wake`, which costs one wake-up for all that is left until then.
+All that is marked "loop thread" runs on it, or on a thread that takes its place for a moment: between
+:meth:`IoThread.enter` and :meth:`IoThread.leave` the calling thread *is* the loop thread, while the loop
+sleeps. So a thread that has nothing to do but wait for one answer does the work itself, which saves two
+switches between threads, and the state that belongs to the loop needs no locks. Other threads leave work in
+queues of their own and call :meth:`IoThread.wake`, which costs one wake-up for all that is left until then.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
+import selectors
 import threading
+from asyncio.events import _get_running_loop, _set_running_loop
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
+from stoker.runtime.process.held_signals import HeldSignals
 from stoker_wire.errors import DeadlineExceededError
 from stoker_wire.process.background import Background
-from stoker_wire.process.event_loop import new_loop
+
+if TYPE_CHECKING:
+    from contextvars import Context
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 _START_S = 20.0
 _JOIN_S = 5.0
+
+
+class _Selector(selectors.DefaultSelector):
+    """A selector that gives up the loop's turn while it waits, and no longer."""
+
+    def __init__(self, turn: threading.Lock) -> None:
+        super().__init__()
+        self._turn = turn
+        self._was_changed = False
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self._was_changed = False
+        self._turn.release()
+        try:
+            events: list[tuple[selectors.SelectorKey, int]] = super().select(timeout)
+        finally:
+            self._turn.acquire()
+        if self._was_changed:  # an event of what is registered no more would undo what is
+            keys = self.get_map()
+            events = [event for event in events if keys.get(event[0].fd) is event[0]]
+        return events
+
+    def unregister(self, fileobj: Any) -> selectors.SelectorKey:
+        self._was_changed = True
+        key: selectors.SelectorKey = super().unregister(fileobj)
+        return key
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """asyncio's own loop, which says whether anything was scheduled (its callers may be guests)."""
+
+    has_new = False
+
+    def call_soon(
+        self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
+    ) -> asyncio.Handle:
+        self.has_new = True
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        self.has_new = True
+        return super().call_at(when, callback, *args, context=context)
 
 
 class IoThread:
@@ -27,10 +85,18 @@ class IoThread:
     background: Background
 
     def __init__(self, name: str) -> None:
-        self.loop = new_loop()
+        self._turn = threading.Lock()
+        """Held by whoever is the loop thread: the thread itself, but while it sleeps, or a guest."""
+        self.loop = _Loop(_Selector(self._turn))
+        self.loop.set_debug(False)  # even if Python's development mode is on: it refuses guests
         self.running = True
         """False from the moment on at which the runtime ends."""
         self._name = name
+        self._guest = 0
+        """The thread that has entered, by its ident."""
+        self._outer_loop: asyncio.AbstractEventLoop | None = None
+        self._pauses_gc = False
+        self._at_turn_end: list[Callable[[], object]] = []
         self._wake_scheduled = False
         self._flushes: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
@@ -43,7 +109,8 @@ class IoThread:
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        with self._turn:
+            self.loop.run_forever()
 
     async def _begin(self) -> None:
         self.background = Background(self._name)
@@ -57,15 +124,76 @@ class IoThread:
             self.loop.close()
 
     def is_current(self) -> bool:
-        """Return whether the caller is this thread, which must not block."""
-        return threading.current_thread() is self._thread
+        """Return whether the caller is this thread, or has taken its place: it must not block."""
+        ident = threading.get_ident()
+        return self._guest == ident or (self._thread is not None and self._thread.ident == ident)
+
+    # -- guests ------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Take the loop thread's place until :meth:`leave`, as soon as the loop sleeps.
+
+        For work that is short and never waits. On the main thread of a driver inside
+        :class:`~stoker.runtime.process.held_signals.HeldSignals`, as a signal's handler may raise.
+        """
+        self._turn.acquire()
+        self._become_guest()
+
+    def try_enter(self) -> bool:
+        """Enter if the loop sleeps just now; return whether it did."""
+        entered = self._turn.acquire(blocking=False)
+        if entered:
+            self._become_guest()
+        return entered
+
+    def _become_guest(self) -> None:
+        self._guest = threading.get_ident()
+        self._outer_loop = _get_running_loop()
+        _set_running_loop(self.loop)
+        self.loop.has_new = False
+        # A destructor of user code that waits for a task would wait for this very thread.
+        self._pauses_gc = gc.isenabled()
+        if self._pauses_gc:
+            gc.disable()
+
+    def leave(self) -> None:
+        """Give the place back; the loop thread goes on with what was scheduled meanwhile."""
+        if self._at_turn_end:
+            self._end_turn()
+        if self._pauses_gc:
+            gc.enable()
+        _set_running_loop(self._outer_loop)
+        self._outer_loop = None
+        self._guest = 0
+        has_new = self.loop.has_new
+        self._turn.release()
+        if has_new and self.running:
+            self.loop.call_soon_threadsafe(_nothing)
+
+    def at_turn_end(self, callback: Callable[[], object]) -> None:
+        """Call ``callback`` when this turn of the loop ends, or that of a guest (loop thread)."""
+        if self._guest:
+            self._at_turn_end.append(callback)
+        else:
+            self.loop.call_soon(callback)
+
+    def _end_turn(self) -> None:
+        while self._at_turn_end:
+            callbacks, self._at_turn_end = self._at_turn_end, []
+            for callback in callbacks:
+                callback()
+
+    # -- other threads -----------------------------------------------------------------------------
 
     def call_soon(self, function: Callable[..., Any], *args: Any) -> None:
         """Call ``function`` on the loop thread."""
         self.loop.call_soon_threadsafe(function, *args)
 
     def run(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """Run a coroutine on the loop thread and wait for it. Not from the loop thread."""
+        """Run a coroutine on the loop thread and wait for it. RuntimeError on the loop thread."""
+        if self.is_current():
+            coroutine.close()
+            raise RuntimeError("the loop thread cannot wait for itself: was this in a destructor?")
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)
@@ -86,8 +214,44 @@ class IoThread:
             self._wake_scheduled = True
             self.loop.call_soon_threadsafe(self.flush)
 
+    def flush_now(self) -> None:
+        """Do on the calling thread what :meth:`wake` has the loop thread do, if the loop sleeps."""
+        if self._wake_scheduled:
+            return  # it is under way
+        with HeldSignals():
+            if self.visit(self.flush):
+                return
+        self.wake()
+
+    def visit(self, work: Callable[[], object]) -> bool:
+        """Enter, do ``work`` and leave, if the loop sleeps just now; return whether it did.
+
+        Errors go where those of the loop's own callbacks go.
+        """
+        if not self.try_enter():
+            return False
+        try:
+            work()
+        except Exception as error:
+            self.on_error(error)
+        finally:
+            self.leave()
+        return True
+
+    def on_error(self, error: Exception) -> None:
+        """Report an error of work on the loop thread, which must go on (loop thread)."""
+        self.loop.call_exception_handler(
+            {"message": "an error on the loop thread", "exception": error}
+        )
+
     def flush(self) -> None:
         """Take what other threads left (loop thread)."""
         self._wake_scheduled = False
         for flush in self._flushes:
             flush()
+            if self._at_turn_end:
+                self._end_turn()
+
+
+def _nothing() -> None:
+    """Do nothing: to schedule it wakes the loop."""

@@ -107,6 +107,16 @@ class ClassQueue(Generic[T]):
     def dispatch(self, now_s: float) -> Iterator[tuple[Slot[T], list[T]]]:
         """Yield the batches to send, each with its slot. Fills the emptiest slots first, evenly."""
         ready = self.ready
+        if len(ready) == 1:  # the usual case of calls that are waited for: no lists, no shares
+            emptiest = None
+            for slot in self.slots.values():
+                if (emptiest is None or slot.load_s < emptiest.load_s) and slot.can_take(
+                    ready.first()
+                ):
+                    emptiest = slot
+            if emptiest is not None:
+                yield emptiest, [self._take(emptiest, now_s)]
+            return
         while ready:
             open_slots = [s for s in self.slots.values() if s.can_take(ready.first())]
             if not open_slots:
@@ -116,12 +126,16 @@ class ClassQueue(Generic[T]):
             for slot in open_slots:
                 batch: list[T] = []
                 while ready and len(batch) < share and slot.can_take(ready.first()):
-                    task = ready.popleft()
-                    slot.put(task, now_s)
-                    slot.closing = slot.closing or self._spread
-                    batch.append(task)
+                    batch.append(self._take(slot, now_s))
                 if batch:
                     yield slot, batch
+
+    def _take(self, slot: Slot[T], now_s: float) -> T:
+        """Move the next task to a slot."""
+        task = self.ready.popleft()
+        slot.put(task, now_s)
+        slot.closing = slot.closing or self._spread
+        return task
 
     def complete(self, slot: Slot[T], task_id: str, duration_s: float, now_s: float) -> T | None:
         """Handle the end of a call; return it, or None if it was no longer there."""

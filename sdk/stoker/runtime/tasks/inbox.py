@@ -37,7 +37,10 @@ class TaskInbox:
         self._local = _ThreadInbox(self._inboxes)
 
     def __bool__(self) -> bool:
-        return any(tasks for tasks, _ in self._inboxes)
+        for tasks, _ in self._inboxes:  # noqa: SIM110 (called for each call: any() costs a generator)
+            if tasks:
+                return True
+        return False
 
     def fairness_key(self, spec: FunctionSpec) -> Hashable:
         """Return the key of the calls that share turns: those of one function by the calling thread."""
@@ -55,8 +58,8 @@ class TaskInbox:
         """Take some of each thread's tasks (loop thread)."""
         for inbox in list(self._inboxes):
             tasks, thread = inbox
-            ended = not thread.is_alive()  # read first: its last tasks were added before its end
-            for _ in range(min(len(tasks), _TAKE_TASKS)):
-                yield tasks.popleft()
-            if ended and not tasks:
+            if tasks:
+                for _ in range(min(len(tasks), _TAKE_TASKS)):
+                    yield tasks.popleft()
+            elif not thread.is_alive() and not tasks:  # its last tasks were added before its end
                 self._inboxes.remove(inbox)

@@ -31,13 +31,18 @@ class PendingCalls:
     """All calls of this process that are not settled, by task id (``by_id``)."""
 
     def __init__(
-        self, io: IoThread, channels: Channels, objects: ObjectStore, status: TaskStatus
+        self,
+        io: IoThread,
+        channels: Channels,
+        objects: ObjectStore,
+        status: TaskStatus,
+        by_id: dict[str, PendingTask],
     ) -> None:
         self._io = io
         self._channels = channels
         self._objects = objects
         self.status = status
-        self.by_id: dict[str, PendingTask] = {}
+        self.by_id = by_id
         self.lost: Failed | None = None
         """The error of every call, once the cluster is gone."""
 
@@ -53,14 +58,21 @@ class PendingCalls:
             task.stream.completed_ref._entry.task = task
             result = ObjectRefGenerator(task.stream)
         else:
-            names = (return_id(task.task_id, i) for i in range(template.num_returns))
-            refs = [self._objects.new_ref(name) for name in names]
+            new_ref, task_id = self._objects.new_ref, task.task_id
+            refs = [new_ref(return_id(task_id, i)) for i in range(template.num_returns)]
             task.entries = tuple([ref._entry for ref in refs])
             for entry in task.entries:
                 entry.task = task
             result = refs[0] if len(refs) == 1 else refs or None
         self.by_id[task.task_id] = task
         return result
+
+    def send_soon(self) -> None:
+        """Have new calls sent (any thread): the only one at once, many together by the loop thread."""
+        if len(self.by_id) == 1:
+            self._io.flush_now()
+        else:
+            self._io.wake()
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -97,13 +109,9 @@ class PendingCalls:
         if task.slot is not None:
             task.slot.pop(task.task_id)
         self._objects.values.free(task.args)
-        task.phase, task.slot, task.channel, task.deps, task.nested = (
-            Phase.ENDED,
-            None,
-            None,
-            (),
-            (),
-        )
+        task.phase = Phase.ENDED
+        task.slot = task.channel = None
+        task.deps = task.nested = ()
 
     def on_item(self, channel: Channel, message: Item) -> None:
         """Handle a value that a streaming task or method yielded."""

@@ -94,7 +94,7 @@ class TaskSubmitter:
         if key is not None and isinstance(result, ObjectRef):
             self.cache.put(key, result)
         self._submitted.add(task)
-        self._io.wake()
+        self._pending.send_soon()
         return result
 
     def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
@@ -208,6 +208,8 @@ class TaskSubmitter:
     def dispatch(self, key: bytes) -> None:
         """Send waiting tasks of a class to the workers that have room; request more leases."""
         queue = self.queues[key]
+        if not queue.ready:
+            return
         now = self._io.loop.time()
         for slot, batch in queue.dispatch(now):
             channel = slot.channel

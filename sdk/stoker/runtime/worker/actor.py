@@ -71,6 +71,7 @@ class ActorHost:
         self.path = f"/v1/actors/{spec.actor_id}/report"
         self.calls = executor.calls
         self.invoker = executor.invoker
+        self.reader = executor.reader
         self.send = executor.report
         self.instance: Any = None
         self.exit = ActorExit(self, io, gcs, peer_id, leave)
@@ -148,7 +149,8 @@ class ActorHost:
             return
         if self.exit.begun:
             return
-        main = ConcurrencyGroupLoop(self, self._payload.max_concurrency or _ASYNC_CONCURRENCY)
+        limit = self._payload.max_concurrency or _ASYNC_CONCURRENCY
+        main = ConcurrencyGroupLoop(self, limit, reads=True)
         threads = []
         for name, count in self._payload.concurrency_groups.items():
             self._loops[name] = ConcurrencyGroupLoop(self, count)

@@ -19,6 +19,7 @@ from stoker.runtime.worker.actor_exit import self_exit_reason, system_exit_reaso
 from stoker_wire.process.event_loop import new_loop
 
 if TYPE_CHECKING:
+    from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.worker.actor_exit import ActorExit
     from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
     from stoker.runtime.worker.invoke import Invoker
@@ -33,6 +34,7 @@ class _Host(Protocol):
     exit: ActorExit
     calls: CallTable
     invoker: Invoker
+    reader: DirectReader
 
     @property
     def is_up(self) -> bool: ...
@@ -41,11 +43,15 @@ class _Host(Protocol):
 
 
 class ConcurrencyGroupLoop:
-    """One concurrency group's event loop; at most ``limit`` of its calls run at once."""
+    """One concurrency group's event loop; at most ``limit`` of its calls run at once.
 
-    def __init__(self, host: _Host, limit: int) -> None:
+    One that ``reads`` reads the channel of its last caller by itself, where the next call may come from.
+    """
+
+    def __init__(self, host: _Host, limit: int, *, reads: bool = False) -> None:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self._host = host
+        self._reads = reads
         self._loop: asyncio.AbstractEventLoop | None = None
         self._group: asyncio.TaskGroup | None = None
         self._slots = asyncio.Semaphore(limit)
@@ -94,6 +100,8 @@ class ConcurrencyGroupLoop:
         finally:
             self.tasks.pop(task_id, None)
         host.report(outcome)
+        if self._reads and not self.tasks and self._loop is not None:
+            host.reader.read_on(self._loop, received.channel)
 
     # -- any thread ------------------------------------------------------------------------------
 

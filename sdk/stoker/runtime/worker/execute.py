@@ -12,7 +12,6 @@ keeps know of them: its caller may end this process, or drop what it passed, as 
 from __future__ import annotations
 
 import asyncio
-import queue
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +21,7 @@ from stoker.runtime.objects.borrowing import GRACE_S
 from stoker.runtime.serialization.exceptions import error_info
 from stoker.runtime.tasks.task_spec import TEMPLATES
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
+from stoker.runtime.worker.call_inbox import CallInbox
 from stoker.runtime.worker.cancellation import Cancellation
 from stoker.runtime.worker.invoke import Invoker
 from stoker.runtime.worker.output import flush_output
@@ -46,6 +46,7 @@ from stoker_wire.messages.work import TaskState
 if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.net.task_events import TaskEvents
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.process.identity import Identity
@@ -84,6 +85,7 @@ class CallExecutor:
         identity: Identity,
         address: Address,
         io: IoThread,
+        reader: DirectReader,
         clients: ClusterClients,
         events: TaskEvents,
         job: JobContext,
@@ -93,6 +95,7 @@ class CallExecutor:
         waits: WorkerWaits,
     ) -> None:
         self.calls = calls
+        self.reader = reader
         self.actor: _Actor | None = None
         self.pinned: dict[str, tuple[Channel, Any]] = {}
         """Refs inside results, held until their callers have borrowed them."""
@@ -104,7 +107,8 @@ class CallExecutor:
         self._job = job
         self._objects = objects
         self._waits = waits
-        self._inbox: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._inbox = CallInbox(reader)
+        self._last_caller: Channel | None = None
         self._outcomes: list[Outcome] = []
         self._items: list[tuple[Channel, Item, list[Any]]] = []
         self._flush_scheduled = False
@@ -117,7 +121,15 @@ class CallExecutor:
         """The request to the nodelet to give this worker no other lease."""
         self.cancellation = Cancellation(io, events, pending, calls, self)
         self.invoker = Invoker(
-            address, io, clients, job, objects.values, calls, self.cancellation, self.send_item
+            address,
+            io,
+            reader,
+            clients,
+            job,
+            objects.values,
+            calls,
+            self.cancellation,
+            self.send_item,
         )
         waits.on_blocked(self._return_queued_calls)
 
@@ -126,7 +138,7 @@ class CallExecutor:
     def serve(self) -> None:
         """Run calls until :meth:`stop`. The main thread does nothing else."""
         self.cancellation.install_signal_handler()
-        while (task_id := self._inbox.get()) is not None:
+        while (task_id := self._inbox.get(self._last_caller)) is not None:
             if task_id == _RUN_ACTOR:
                 assert self.actor is not None
                 self.actor.serve()
@@ -136,6 +148,7 @@ class CallExecutor:
             received = self.calls.queued.pop(task_id, None)
             if received is not None:
                 self.calls.running[task_id] = received
+                self._last_caller = received.channel
                 self.report(self._finish_task(self.invoker.invoke(received)))
                 del received  # idle workers hold no arguments and no refs
 
@@ -175,18 +188,21 @@ class CallExecutor:
 
     def next_call(self) -> ReceivedCall | None:
         """Wait for the next call of a sync actor, in order; None at the end."""
-        while (task_id := self._inbox.get()) is not None and not self._stopped:
+        while (task_id := self._inbox.get(self._last_caller)) is not None and not self._stopped:
             received = self.calls.queued.pop(task_id, None)
             if received is not None:
                 self.calls.running[task_id] = received
+                self._last_caller = received.channel
                 return received
         return None
 
     def report(self, outcome: Outcome) -> None:
-        """Queue the outcome of a call (any thread): it leaves with all others of this moment."""
+        """Send the outcome of a call (any thread), together with those that come in the same moment."""
         flush_output()
         self._outcomes.append(outcome)
-        self._wake()
+        alone = not self.calls.queued and len(self.calls.running) == 1
+        if not alone or not self._io.visit(self._flush):
+            self._wake()
 
     def send_item(self, received: ReceivedCall, item: Item, refs: list[Any]) -> None:
         """Queue a value that a generator yielded, with the refs inside it (any thread)."""
@@ -197,7 +213,7 @@ class CallExecutor:
     def _wake(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._io.loop.call_soon_threadsafe(self._flush)
+            self._io.loop.call_soon_threadsafe(self._flush_all_waiting)
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -281,8 +297,11 @@ class CallExecutor:
         self._events.write()
         received.channel.post(Done([Result(call.task_id, call.attempt, (failed,))]))
 
-    def _flush(self) -> None:
+    def _flush_all_waiting(self) -> None:
         self._flush_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
         outcomes, self._outcomes = self._outcomes, []
         items, self._items = self._items, []  # taken last, sent first: before their call's end
         for channel, item, refs in items:

@@ -31,6 +31,7 @@ from stoker_wire.messages.data import Call, Dep, Failed, Item, Location, Result
 if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
+    from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.objects.values import ValueStore
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.cancellation import Cancellation
@@ -50,6 +51,7 @@ class Invoker:
         self,
         address: Address,
         io: IoThread,
+        reader: DirectReader,
         clients: ClusterClients,
         job: JobContext,
         values: ValueStore,
@@ -63,6 +65,7 @@ class Invoker:
         """In an actor: takes the ``SystemExit`` of a call."""
         self._address = address
         self._io = io
+        self._reader = reader
         self._clients = clients
         self._job = job
         self._values = values
@@ -268,6 +271,7 @@ class Invoker:
         task_id = received.call.task_id
         if index - self._calls.credits.get(task_id, 0) < AHEAD:
             return
+        self._reader.demand()
         with self._calls.credit_changed:
             if not self._calls.credit_changed.wait_for(
                 lambda: (

@@ -30,13 +30,24 @@ def outcome(line: Line, task_id: str) -> Outcome:
 def test_items_leave_before_the_end_of_their_call() -> None:
     """Also where a call before it ended in the same moment, and its result has not left."""
     woken: list[Any] = []
-    io: Any = SimpleNamespace(loop=SimpleNamespace(call_soon_threadsafe=woken.append))
+    loop = SimpleNamespace(call_soon_threadsafe=woken.append)
+    io: Any = SimpleNamespace(loop=loop, visit=lambda work: False)
     objects: Any = MagicMock()
     objects.borrowing.would_overtake_borrow = lambda line: False
     address = Address("w_1", "n_1", "h", "", "")
     other, job = MagicMock(), SimpleNamespace(lease=None, job_id="j_1")
     executor = CallExecutor(
-        other, address, io, other, other, cast("Any", job), objects, other, CallTable(), other
+        other,
+        address,
+        io,
+        other,
+        other,
+        other,
+        cast("Any", job),
+        objects,
+        other,
+        CallTable(),
+        other,
     )
     line = Line()
     first, second = outcome(line, "t_1"), outcome(line, "t_2")

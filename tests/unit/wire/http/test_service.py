@@ -42,7 +42,7 @@ async def test_messages_go_both_ways_in_msgpack_and_in_json(cluster: Cluster) ->
     async with client.session.post(f"{service.url}/v1/orders/7", data=b'{"name": "x"}') as answer:
         assert answer.content_type == "application/json"
         assert await answer.json() == {"name": "x", "count": 1, "path": "7"}
-        assert answer.headers["Stoker-Protocol"] == "2.0"
+        assert answer.headers["Stoker-Protocol"] == "3.0"
         assert answer.headers["X-Request-Id"].startswith("r_")
 
 
@@ -222,7 +222,7 @@ async def test_an_error_in_a_started_stream_breaks_the_connection(cluster: Clust
 
 @pytest.mark.parametrize(
     ("theirs", "accepted"),
-    [("2.0", True), ("2.1", True), ("2.2", False), ("3.0", False), ("1.9", False), ("x", False)],
+    [("3.0", True), ("3.1", True), ("3.2", False), ("4.0", False), ("2.9", False), ("x", False)],
 )
 async def test_protocols_may_be_one_minor_version_apart(
     cluster: Cluster, theirs: str, accepted: bool
@@ -242,7 +242,7 @@ async def test_protocols_may_be_one_minor_version_apart(
             assert problem["field"] == "Stoker-Protocol"
             return
         assert (reply.status, problem["code"]) == (409, ProtocolError.code)
-        older = "nodelet n_1" if theirs == "1.9" else "gcs"
+        older = "nodelet n_1" if theirs == "2.9" else "gcs"
         assert problem["detail"].endswith(f"upgrade {older}")
 
 
