@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker import exceptions
 from stoker.api.actors import ActorClass, exit_actor, method
+from stoker.api.arrays import empty
 from stoker.api.calls import (
     available_resources,
     cancel,
@@ -58,6 +59,7 @@ __all__ = (
     "available_resources",
     "cancel",
     "cluster_resources",
+    "empty",
     "exceptions",
     "exit_actor",
     "get",

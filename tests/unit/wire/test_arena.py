@@ -335,3 +335,90 @@ def test_a_killed_process_lets_go_of_all(folder: Path, started: list[Any]) -> No
     started[0].join()
     assert not arena.in_use(half)
     assert arena.delete(folder / FREE / name) > 500_000
+
+
+def in_place(arena: Arena, nbytes: int) -> memoryview:
+    memory = arena.allocate(nbytes)
+    memory[:] = os.urandom(nbytes)
+    return memory
+
+
+@pytest.mark.parametrize("nbytes", [1, 4095, 4096, 70_000, 1 << 20])
+@pytest.mark.parametrize("more", [0, 1, 3])
+def test_what_is_filled_in_place_is_stored_as_it_is(folder: Path, nbytes: int, more: int) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, nbytes)
+    expected = bytes(memory)
+    others = [os.urandom(100 + i) for i in range(more)]
+    buffers = [memory, *map(memoryview, others)]
+    head = ObjectHead("j_1", "p_1", 0.0, 6, tuple(b.nbytes for b in buffers))
+    arena.write("o_1", head, b"stream", buffers)
+    data, got = Arena(folder).read("o_1")
+    assert bytes(data).startswith(b"stream")
+    assert [bytes(b) for b in got] == [expected, *others]
+    copied = any(path.suffix == ".tmp" for path in folder.iterdir())
+    assert not copied or more, "others may be too long for the rest of the extent"
+
+
+def test_what_is_written_after_it_was_stored_is_seen_by_nobody_else(folder: Path) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 100_000)
+    expected = bytes(memory)
+    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    memory[:] = bytes(100_000)
+    assert bytes(Arena(folder).read("o_1")[1][0]) == expected
+    assert bytes(memory) == bytes(100_000)
+
+
+def test_a_stored_extent_is_not_used_again_while_its_maker_holds_the_array(folder: Path) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 100_000)
+    expected = bytes(memory)
+    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    arena.recycle("o_1")
+    write(Arena(folder), "o_2", bytes(100_000))
+    assert bytes(memory) == expected
+    del memory
+    name = free_names(folder)[0]
+    write(Arena(folder), "o_3", bytes(100_000))
+    assert name not in free_names(folder)
+
+
+def test_a_buffer_that_is_never_stored_is_recycled(folder: Path) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 100_000)
+    assert not free_names(folder)
+    del memory
+    assert len(free_names(folder)) == 1
+
+
+def test_a_fork_does_not_end_its_parents_buffers(folder: Path) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 100_000)
+    expected = bytes(memory)
+    pid = os.fork()
+    if not pid:
+        del memory
+        os._exit(0)
+    os.waitpid(pid, 0)
+    write(Arena(folder), "o_2", bytes(100_000))
+    assert bytes(memory) == expected
+    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    assert bytes(Arena(folder).read("o_1")[1][0]) == expected
+
+
+def test_a_stream_too_long_for_the_room_before_it_is_stored_all_the_same(folder: Path) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 10_000)
+    expected, stream = bytes(memory), os.urandom(5000)
+    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 5000, (10_000,)), stream, [memory])
+    assert read(Arena(folder), "o_1") == (stream, [expected])
+
+
+def test_a_part_that_begins_later_is_copied(folder: Path) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 10_000)
+    part = memory[64:]
+    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (part.nbytes,)), b"stream", [part])
+    memory[:] = bytes(10_000)
+    assert bytes(Arena(folder).read("o_1")[1][0]) != bytes(part.nbytes)

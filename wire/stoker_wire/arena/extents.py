@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker_wire.arena.byte_quota import ByteQuota
+from stoker_wire.arena.in_place import HEAD_ROOM, POPULATE_WRITE, InPlaceBuffers
 from stoker_wire.arena.layout import PREFIX_NBYTES, ObjectHead, id_of, pack_head, parts_of, split
 from stoker_wire.arena.views import Views
 from stoker_wire.errors import ArenaFullError, ObjectLostError
@@ -51,9 +52,6 @@ _WORTH_ASKING = 1 << 20
 _SLICE = 16 << 20
 """Bytes copied at once: between slices other threads may have the interpreter."""
 _NEVER = object()
-_POPULATE_WRITE = (
-    23  # MADV_POPULATE_WRITE, which Python 3.11 does not name; an older kernel refuses it
-)
 _BUSY_S = 2.0
 _AGAIN_S = 0.002
 
@@ -85,16 +83,19 @@ class Extent:
         """The open file, for callers that have the kernel fill it; this object closes it."""
         return self._fd
 
-    def seal(self, object_id: str) -> None:
+    def seal(self, object_id: str, *, shared: bool = False) -> None:
         """Publish it as a complete object, in place of an earlier one of that name.
 
         A task that is tried again makes its results again; readers of the first ones go on with them.
+        With ``shared`` the mappings of it are views: they keep a shared lock for as long as they live.
         """
         final = os.path.join(self._arena.path, object_id)
         if os.path.exists(final):
             self._arena.recycle(object_id)
+        if shared:
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
         os.rename(self._path, final)
-        self._close()
+        self._close(unlock=not shared)
 
     def discard(self) -> None:
         """Recycle it, filled or not. Nothing happens if it has ended already."""
@@ -102,10 +103,10 @@ class Extent:
             self._arena.recycle_file(self._path)
             self._close()
 
-    def _close(self) -> None:
+    def _close(self, *, unlock: bool = True) -> None:
         fd, self._fd = self._fd, -1
-        # A mapping made of this file keeps it open: without this it would keep the lock too.
-        fcntl.flock(fd, fcntl.LOCK_UN)
+        if unlock:  # a mapping made of this file keeps it open, and would keep the lock too
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
@@ -119,6 +120,7 @@ class Arena:
         self._names = itertools.count()
         self._lock = threading.Lock()
         self._views = Views()
+        self._in_place = InPlaceBuffers()
         self._recycled: dict[int, int] = {}
         """Inode -> capacity of what this process recycled last; some may be taken by now."""
         self._filled: OrderedDict[int, Any] = OrderedDict()
@@ -156,6 +158,9 @@ class Arena:
 
         ``reclaim`` as for :meth:`create`.
         """
+        total = self._in_place.publish(object_id, head, data, buffers)
+        if total:
+            return total
         start, total = pack_head(object_id, head)
         extent = self.create(total, reclaim)
         try:
@@ -198,23 +203,33 @@ class Arena:
         """Delete an object that was written to disk and that no nodelet knows of."""
         (self.path / SPILL / object_id).unlink(missing_ok=True)
 
+    def allocate(self, nbytes: int, reclaim: Callable[[], bool] | None = None) -> memoryview:
+        """Return writable memory that :meth:`write` need not copy if an object's first buffer begins there.
+
+        Once it is stored, what is written to it changes nothing for readers. ``reclaim`` as for
+        :meth:`create`. Raises :class:`ArenaFullError`.
+        """
+        return self._in_place.add(self._obtain(HEAD_ROOM + nbytes, reclaim), nbytes)
+
     def create(self, nbytes: int, reclaim: Callable[[], bool] | None = None) -> Extent:
         """Return an extent of at least ``nbytes`` to fill: a warm one, or fresh memory.
 
         ``reclaim`` frees what the caller can free at once and returns whether it freed anything; it
         is called before so much memory is touched that this costs more than asking.
         """
-        extent = self._claim(nbytes)
-        if extent is None and nbytes >= _WORTH_ASKING and reclaim is not None and reclaim():
-            extent = self._claim(nbytes)
-        if extent is None:
-            extent = self._fresh(nbytes)
+        extent = self._obtain(nbytes, reclaim)
         try:
             extent.mapping = self._mapping_of(extent)
         except BaseException:  # an interrupt, or the cancellation of a task
             extent.discard()
             raise
         return extent
+
+    def _obtain(self, nbytes: int, reclaim: Callable[[], bool] | None) -> Extent:
+        extent = self._claim(nbytes)
+        if extent is None and nbytes >= _WORTH_ASKING and reclaim is not None and reclaim():
+            extent = self._claim(nbytes)
+        return extent or self._fresh(nbytes)
 
     def _mapping_of(self, extent: Extent) -> mmap.mmap | None:
         """Return the cached mapping of an extent; one is made at its second filling."""
@@ -223,7 +238,7 @@ class Arena:
             if mapping is None:
                 with contextlib.suppress(OSError):
                     mapping = mmap.mmap(extent.fd, extent.capacity)
-                    mapping.madvise(_POPULATE_WRITE)
+                    mapping.madvise(POPULATE_WRITE)
             self._filled[extent.inode] = None if mapping is _NEVER else mapping
             if len(self._filled) > _MAPPINGS:
                 self._filled.popitem(last=False)

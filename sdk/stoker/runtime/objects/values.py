@@ -108,6 +108,18 @@ class ValueStore:
             self.discard(object_id)
             raise
 
+    def allocate(self, nbytes: int) -> memoryview | None:
+        """Return memory of the arena for a buffer of that size, which is then stored without a copy.
+
+        None where such a value would not lie in the arena, or that is full.
+        """
+        if self.arena is None or nbytes <= self._inline_max_bytes:
+            return None
+        try:
+            return self.arena.allocate(nbytes, self._reclaim)
+        except ArenaFullError:
+            return None  # what makes room, or takes disk, is the storing of values
+
     def discard(self, object_id: str) -> None:
         """Free what was written under this id, if anything, whose location nobody got."""
         arena, node = self.arena, self._node
