@@ -365,6 +365,7 @@ def test_what_is_written_after_it_was_stored_is_seen_by_nobody_else(folder: Path
     memory = in_place(arena, 100_000)
     expected = bytes(memory)
     arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    arena.settle_in_place()
     memory[:] = bytes(100_000)
     assert bytes(Arena(folder).read("o_1")[1][0]) == expected
     assert bytes(memory) == bytes(100_000)
@@ -375,6 +376,7 @@ def test_a_stored_extent_is_not_used_again_while_its_maker_holds_the_array(folde
     memory = in_place(arena, 100_000)
     expected = bytes(memory)
     arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    arena.settle_in_place()
     arena.recycle("o_1")
     write(Arena(folder), "o_2", bytes(100_000))
     assert bytes(memory) == expected
@@ -422,3 +424,28 @@ def test_a_part_that_begins_later_is_copied(folder: Path) -> None:
     arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (part.nbytes,)), b"stream", [part])
     memory[:] = bytes(10_000)
     assert bytes(Arena(folder).read("o_1")[1][0]) != bytes(part.nbytes)
+
+
+def test_a_mapping_that_nobody_has_any_more_is_warm_for_the_next(folder: Path) -> None:
+    arena = Arena(folder)
+    expected = []
+    for turn in range(5):
+        memory = in_place(arena, 100_000)
+        expected.append(bytes(memory))
+        head = ObjectHead("j_1", "p_1", 0.0, 6, (100_000,))
+        arena.write(f"o_{turn}", head, b"stream", [memory])
+        del memory
+        arena.settle_in_place()
+        assert bytes(Arena(folder).read(f"o_{turn}")[1][0]) == expected[-1]
+        assert len(arena._in_place._warm) == 1
+        arena.recycle(f"o_{turn}")
+    assert len(free_names(folder)) == 1, "each took the extent of the one before"
+
+
+def test_one_that_was_made_private_is_not(folder: Path) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 100_000)
+    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    arena.settle_in_place()
+    del memory
+    assert not arena._in_place._warm

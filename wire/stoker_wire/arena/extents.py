@@ -83,30 +83,36 @@ class Extent:
         """The open file, for callers that have the kernel fill it; this object closes it."""
         return self._fd
 
-    def seal(self, object_id: str, *, shared: bool = False) -> None:
+    def seal(self, object_id: str) -> None:
         """Publish it as a complete object, in place of an earlier one of that name.
 
         A task that is tried again makes its results again; readers of the first ones go on with them.
-        With ``shared`` the mappings of it are views: they keep a shared lock for as long as they live.
         """
+        self._rename(object_id)
+        self.close()
+
+    def publish(self, object_id: str) -> None:
+        """Seal it, and keep a shared lock on it until :meth:`close`, as a view does."""
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        self._rename(object_id)
+
+    def _rename(self, object_id: str) -> None:
         final = os.path.join(self._arena.path, object_id)
         if os.path.exists(final):
             self._arena.recycle(object_id)
-        if shared:
-            fcntl.flock(self._fd, fcntl.LOCK_SH)
         os.rename(self._path, final)
-        self._close(unlock=not shared)
 
     def discard(self) -> None:
         """Recycle it, filled or not. Nothing happens if it has ended already."""
         if self._fd >= 0:
             self._arena.recycle_file(self._path)
-            self._close()
+            self.close()
 
-    def _close(self, *, unlock: bool = True) -> None:
+    def close(self) -> None:
+        """Give the lock up."""
         fd, self._fd = self._fd, -1
-        if unlock:  # a mapping made of this file keeps it open, and would keep the lock too
-            fcntl.flock(fd, fcntl.LOCK_UN)
+        # A mapping made of this file keeps it open: without this it would keep the lock too.
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
@@ -133,6 +139,7 @@ class Arena:
         with self._lock:
             self._filled.clear()
         self._views.clear()
+        self._in_place.close()
         if self._quota is not None:
             self._quota.close()
             self._quota = None
@@ -206,10 +213,14 @@ class Arena:
     def allocate(self, nbytes: int, reclaim: Callable[[], bool] | None = None) -> memoryview:
         """Return writable memory that :meth:`write` need not copy if an object's first buffer begins there.
 
-        Once it is stored, what is written to it changes nothing for readers. ``reclaim`` as for
-        :meth:`create`. Raises :class:`ArenaFullError`.
+        Once it is stored and :meth:`settle_in_place` was called, what is written to it changes nothing for
+        readers. ``reclaim`` as for :meth:`create`. Raises :class:`ArenaFullError`.
         """
         return self._in_place.add(self._obtain(HEAD_ROOM + nbytes, reclaim), nbytes)
+
+    def settle_in_place(self) -> None:
+        """Give what was stored in place to its readers alone; call it before any can learn of it."""
+        self._in_place.settle()
 
     def create(self, nbytes: int, reclaim: Callable[[], bool] | None = None) -> Extent:
         """Return an extent of at least ``nbytes`` to fill: a warm one, or fresh memory.

@@ -1,10 +1,12 @@
 """Memory of the arena that a process fills by itself, before it is an object: storing it copies nothing.
 
 The bytes of the object lie behind room for its head, in an extent that this process alone may fill. When a
-value is stored whose first buffer begins there, its head is written in front, and the file is published.
-From that moment on others read it: the pages that this process has mapped become its own (copy on write), so
-that what it writes later changes nothing for them. The mapping keeps the file under a shared lock, as a view
-does, until the last array over it is gone.
+value is stored whose first buffer begins there, its head is written in front, and the file is published. As
+long as an array over it lives the file is under a shared lock, as under a view.
+
+What this process writes to it later must change nothing for others. :meth:`InPlaceBuffers.settle` sees to
+that before anybody can learn of the object: an array that somebody still has gets its pages for itself (copy
+on write). Where nobody has, as after a task that returned it, the mapping stays warm for the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import functools
 import mmap
 import os
 import sys
+import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -23,78 +27,121 @@ from stoker_wire.arena.layout import ALIGNMENT, ObjectHead, pack_head
 
 HEAD_ROOM = 4096
 """Bytes before the buffer: a page, so that arrays begin on one."""
-_FIXED = 0x10
 POPULATE_WRITE = (
     23  # MADV_POPULATE_WRITE, which Python 3.11 does not name; an older kernel refuses it
 )
+_FIXED = 0x10
+_WARM = 16
+"""Mappings that are kept for the next buffers."""
 
 
 class _Extent(Protocol):
     """A file that this process alone may fill."""
 
+    inode: int
     capacity: int
 
     @property
     def fd(self) -> int: ...
     def pwrite(self, part: Any, offset: int) -> None: ...
-    def seal(self, object_id: str, *, shared: bool = False) -> None: ...
+    def publish(self, object_id: str) -> None: ...
+    def close(self) -> None: ...
     def discard(self) -> None: ...
 
 
-class _Mapping(mmap.mmap):
-    """A mapping that a weak reference can follow; arrays over it keep it alive."""
+class _Buffer:
+    """One buffer: its file and mapping, and the array that all views of it share."""
+
+    def __init__(self, extent: _Extent, mapping: mmap.mmap, array: Any) -> None:
+        self.extent = extent
+        self.mapping = mapping
+        self.array = weakref.ref(array)
+        self.is_published = False
+        self.is_private = False
 
 
 class InPlaceBuffers:
-    """The buffers of this process that are filled in place and not stored yet. For any thread."""
+    """The buffers of this process that are filled in place. For any thread."""
 
     def __init__(self) -> None:
-        self._buffers: dict[int, tuple[weakref.ref[_Mapping], _Extent]] = {}
-        """The address of each buffer -> its mapping and its file."""
+        self._buffers: dict[int, _Buffer] = {}
+        """By address, from ``add`` until nobody refers to it."""
+        self._unsettled: list[_Buffer] = []
+        self._warm: OrderedDict[int, mmap.mmap] = OrderedDict()
+        """Mappings without users, by inode."""
+        self._lock = threading.Lock()
+        self._array_type: Any = None
 
     def add(self, extent: _Extent, nbytes: int) -> memoryview:
-        """Return the writable bytes of an extent that are to become a buffer of an object.
+        """Return the writable bytes of an extent that are to become a buffer of an object. Needs numpy.
 
         The extent is discarded if the last reference to them goes before that.
         """
+        import numpy
+
         try:
-            mapping = _Mapping(extent.fd, extent.capacity)
+            mapping = self._mapping(extent)
+            if self._array_type is None:
+                self._array_type = type("PinnedArray", (numpy.ndarray,), {})
+            array = numpy.frombuffer(mapping, numpy.uint8, nbytes, HEAD_ROOM).view(self._array_type)
+            address = _address_of(mapping) + HEAD_ROOM
+            self._buffers[address] = _Buffer(extent, mapping, array)
+            weakref.finalize(array, self._on_dropped, address, os.getpid())
         except BaseException:
             extent.discard()
             raise
-        with contextlib.suppress(OSError):  # each page is then found as it is touched
-            mapping.madvise(POPULATE_WRITE)
-        address = _address_of(mapping) + HEAD_ROOM
-        self._buffers[address] = weakref.ref(mapping), extent
-        weakref.finalize(mapping, self._on_dropped, address, os.getpid())
-        return memoryview(mapping)[HEAD_ROOM : HEAD_ROOM + nbytes]
+        return memoryview(array)
+
+    def _mapping(self, extent: _Extent) -> mmap.mmap:
+        with self._lock:
+            mapping = self._warm.pop(extent.inode, None)
+        if mapping is None or len(mapping) != extent.capacity:
+            # Of another open file than the locked one, which it would keep locked.
+            unlocked = os.open(f"/proc/self/fd/{extent.fd}", os.O_RDWR | os.O_CLOEXEC)
+            try:
+                mapping = mmap.mmap(unlocked, extent.capacity)
+            finally:
+                os.close(unlocked)
+            with contextlib.suppress(OSError):  # each page is then found as it is touched
+                mapping.madvise(POPULATE_WRITE)
+        return mapping
 
     def _on_dropped(self, address: int, pid: int) -> None:
         if os.getpid() != pid:
             return  # a fork's copy: the file is its parent's
-        _, extent = self._buffers.pop(address, (None, None))
-        if extent is not None:
-            extent.discard()
+        buffer = self._buffers.pop(address, None)
+        if buffer is None:
+            return
+        if buffer.is_published:
+            buffer.extent.close()
+        else:
+            buffer.extent.discard()
+        if not buffer.is_private:
+            with self._lock:
+                self._warm[buffer.extent.inode] = buffer.mapping
+                if len(self._warm) > _WARM:
+                    self._warm.popitem(last=False)
 
     def publish(
         self, object_id: str, head: ObjectHead, data: Any, buffers: Sequence[memoryview]
     ) -> int:
         """Store an object whose first buffer was filled in place; return its length, 0 if it was not.
 
-        Other buffers are written behind the first one.
+        Other buffers are written behind the first one. :meth:`settle` must follow.
         """
         if not self._buffers or not buffers or not buffers[0].nbytes:
             return 0
-        address = _address_of(buffers[0])
-        known, extent = self._buffers.get(address, (None, None))
-        mapping = known() if known is not None else None
-        if mapping is None or extent is None:
+        buffer = self._buffers.get(_address_of(buffers[0]))
+        if buffer is None:
             return 0
         start, total = _padded_head(object_id, head)
+        extent, mapping = buffer.extent, buffer.mapping
         if not start or len(start) + len(data) > HEAD_ROOM or total > extent.capacity:
             return 0
-        if self._buffers.pop(address, None) is None:
-            return 0  # another thread stores it just now
+        with self._lock:
+            if buffer.is_published:
+                return 0  # another thread stores it just now
+            buffer.is_published = True
         try:
             mapping[: len(start)] = start
             mapping[len(start) : len(start) + len(data)] = data
@@ -103,12 +150,25 @@ class InPlaceBuffers:
                 offset += -offset % ALIGNMENT
                 extent.pwrite(view, offset)
                 offset += view.nbytes
-            _make_private(mapping, extent.fd)
-            extent.seal(object_id, shared=True)
+            self._unsettled.append(buffer)
+            extent.publish(object_id)
         except BaseException:
-            extent.discard()
+            buffer.is_published = False
             raise
         return total
+
+    def settle(self) -> None:
+        """Make the pages of what was published private to this process, where it still has the array."""
+        while self._unsettled:
+            buffer = self._unsettled.pop()
+            if buffer.array() is not None:
+                buffer.is_private = True
+                _make_private(buffer.mapping, buffer.extent.fd)
+
+    def close(self) -> None:
+        """Drop the mappings without users."""
+        with self._lock:
+            self._warm.clear()
 
 
 def _padded_head(object_id: str, head: ObjectHead) -> tuple[bytes, int]:

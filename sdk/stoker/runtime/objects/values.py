@@ -80,6 +80,17 @@ class ValueStore:
         ``owner_id`` is the runtime that its refs belong to, this one if none is given. Raises
         :class:`ArenaFullError` where neither memory nor disk has room.
         """
+        location = self.store_result(object_id, packed, owner_id)
+        self.settle()
+        return location
+
+    def settle(self) -> None:
+        """See to it that stored values do not change; call it before others can learn of them."""
+        if self.arena is not None:
+            self.arena.settle_in_place()
+
+    def store_result(self, object_id: str, packed: Packed, owner_id: str) -> Location:
+        """Store a value of which its maker may be about to let go; :meth:`settle` must follow."""
         refs = tuple(wire_ref(ref, self._address) for ref in packed.refs)
         if packed.nbytes <= self._inline_max_bytes or self.arena is None:
             return Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)

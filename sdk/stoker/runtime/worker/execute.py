@@ -379,7 +379,8 @@ class CallExecutor:
                     outcome.result_nbytes,
                 )
             results.append(result)
-        # Before the caller may act on it: it may end this process next.
+        # Before the caller may act on it: it may read, or end this process next.
+        self._objects.values.settle()
         self._events.write()
         channel.post(Done(results))
         if self._retiring and not self.calls.running:

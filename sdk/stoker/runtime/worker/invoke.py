@@ -200,7 +200,7 @@ class Invoker:
         contained_refs: list[Any] = []
         nbytes = 0
         for index, packed in enumerate(packs):
-            location = self._values.store(
+            location = self._values.store_result(
                 return_id(call.task_id, index), packed, received.channel.peer.peer_id
             )
             locations.append(location)
