@@ -82,6 +82,11 @@ class Channel:
             self._flush_scheduled = True
             self._at_turn_end(self._flush)
 
+    def receive_now(self) -> None:
+        """Handle what has arrived: before news from elsewhere that it was sent ahead of."""
+        if not self.closed:
+            self.frames.read()
+
     def _flush(self) -> None:
         self._flush_scheduled = False
         messages, self._outbox = self._outbox, []

@@ -290,6 +290,9 @@ class ActorConnector:
         connection = self._calls.get(actor.actor_id)
         if connection is not None:
             connection.update(actor)
+            if connection.channel is not None and connection.incarnation_ended(actor):
+                # An actor that ends itself answers before it tells the gcs.
+                connection.channel.receive_now()
             if connection.incarnation_ended(actor):
                 self._on_disconnect(connection)
 

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from stoker.exceptions import StokerError, WorkerDiedError
 from stoker.runtime.tasks.task_spec import locality_of
+from stoker_wire.data.channel import Channel
 from stoker_wire.errors import DeadlineExceededError
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import (
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.dispatch import ClassQueue, Slot
     from stoker.runtime.tasks.task_spec import PendingTask
-    from stoker_wire.data.channel import Channel
 
 _REQUEST_WAIT_S = 5.0
 _POLL_WAIT_S = 2.0
@@ -320,6 +320,8 @@ class Leases:
         slot = self._tasks.queues[key].slots.get(lease_id)
         if slot is not None:
             slot.closing = True
+            assert isinstance(slot.channel, Channel)
+            slot.channel.receive_now()  # results that came before the end
         cause: StokerError = WorkerDiedError("its worker was not used")
         if slot is not None and slot.inflight:
             cause = await self._clients.death_of(
