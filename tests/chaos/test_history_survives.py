@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +44,8 @@ def get(refs: Any) -> Any:
 
 
 @stoker.remote
-def pid_of(number: int) -> int:
+def pid_of(number: int, for_s: float = 0.0) -> int:
+    time.sleep(for_s)
     return os.getpid()
 
 
@@ -109,6 +111,10 @@ def test_actors_killed_right_after_their_results_take_no_record_with_them(joined
 def test_history_outlives_an_absent_gcs_and_a_killed_nodelet(joined: Apart) -> None:
     refs = [pid_of.remote(i) for i in range(300)]
     get(refs)
+    pids: set[int] = set()
+    while len(pids) < 2:  # a worker that never ran it would ask the gcs for the function
+        refs += [pid_of.remote(i, 0.3) for i in range(2)]
+        pids.update(get(refs[-2:]))
     joined.gcs.kill()
     later = [pid_of.remote(i) for i in range(300)]
     get(later)
