@@ -33,6 +33,8 @@ LOAD = (
     r"did not end [\d.]+ s after its cancel",
     r"leadership lost",
     r'"event": "cut off"',
+    # asyncpg's, where a connection is given up while it asks the server for TLS.
+    r"unexpected connection_lost\(\) call",
 )
 """What a healthy service says on a machine that is too busy to run it."""
 

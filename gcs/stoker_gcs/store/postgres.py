@@ -11,7 +11,7 @@ import asyncio
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 from sqlalchemy.exc import (
     DataError,
     DBAPIError,
@@ -28,7 +28,6 @@ from stoker_gcs.store.changes import WriteConflict
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.store.sql_reads import KEYS_PER_SELECT, SqlReads, compaction, not_migrated
 from stoker_wire.errors import DatabaseError, UnavailableError
-from stoker_wire.http.auth import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,22 +52,13 @@ class PostgresStore(SqlReads):
 
     def __init__(self, url: str) -> None:
         self._url = url
-        options: dict[str, object] = {
-            "timeout": CONNECT_TIMEOUT_S,
-            "command_timeout": COMMAND_TIMEOUT_S,
-        }
-        where = make_url(url)
-        if is_loopback(where.host or "") and not {"ssl", "sslmode"} & where.query.keys():
-            # It costs a round trip to ask a server of this machine for TLS, and asyncpg leaves an
-            # error that nobody reads where it gives the connection up meanwhile.
-            options["ssl"] = False
         self._engine = create_async_engine(
             url,
             pool_size=8,
             max_overflow=8,
             pool_timeout=CONNECT_TIMEOUT_S,
             pool_pre_ping=True,
-            connect_args=options,
+            connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": COMMAND_TIMEOUT_S},
         )
         # A read is one statement, so a transaction around it would only cost round trips.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")
