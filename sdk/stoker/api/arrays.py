@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from stoker.api import current
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy
     from numpy.typing import DTypeLike, NDArray
 
 
-def empty(shape: int | Sequence[int], dtype: DTypeLike = float) -> NDArray[Any]:
+def empty(shape: SupportsIndex | Sequence[SupportsIndex], dtype: DTypeLike = float) -> NDArray[Any]:
     """Return a new array as ``numpy.empty(shape, dtype)`` does, in the node's shared memory.
 
     Fill it, then return it from a task or method, or ``put`` it: its bytes are the object's, and are not
@@ -24,17 +26,16 @@ def empty(shape: int | Sequence[int], dtype: DTypeLike = float) -> NDArray[Any]:
     """
     import numpy
 
-    kind = numpy.dtype(dtype)
+    kind, lengths = numpy.dtype(dtype), _lengths(shape)
     memory = None
-    if not kind.hasobject:
-        memory = current.runtime().objects.values.allocate(_nbytes(shape, kind))
+    if not kind.hasobject and min(lengths, default=0) >= 0:
+        nbytes = math.prod(lengths, start=kind.itemsize)
+        memory = current.runtime().objects.values.allocate(nbytes)
     if memory is None:
-        return numpy.empty(shape, kind)
-    return numpy.frombuffer(memory, kind).reshape(shape)
+        return numpy.empty(lengths, kind)
+    return numpy.frombuffer(memory, kind).reshape(lengths)
 
 
-def _nbytes(shape: int | Sequence[int], kind: numpy.dtype[Any]) -> int:
-    nbytes = kind.itemsize
-    for length in (shape,) if isinstance(shape, int) else shape:
-        nbytes *= length
-    return nbytes
+def _lengths(shape: SupportsIndex | Sequence[SupportsIndex]) -> tuple[int, ...]:
+    lengths = shape if isinstance(shape, Iterable) else (shape,)
+    return tuple(map(operator.index, lengths))

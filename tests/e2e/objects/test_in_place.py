@@ -76,8 +76,18 @@ class TestInPlace:
         assert stoker.empty(100_000, object)[5] is None
         assert stoker.empty((), float).shape == ()
         assert stoker.empty((0, 7)).shape == (0, 7)
+        assert stoker.empty(numpy.int64(NBYTES), numpy.int8).shape == (NBYTES,)
+        assert stoker.empty((numpy.int32(3), NBYTES)).shape == (3, NBYTES)
+        assert stoker.empty([2, NBYTES]).shape == (2, NBYTES)
+        assert stoker.empty(numpy.array([2, NBYTES])).shape == (2, NBYTES)
         with pytest.raises(ValueError, match="negative"):
             stoker.empty((-1,))
+        with pytest.raises(ValueError, match="negative"):
+            stoker.empty((-NBYTES, -1))
+        with pytest.raises(TypeError):
+            stoker.empty((NBYTES, 1.5))  # type: ignore[list-item]
+        with pytest.raises((ValueError, MemoryError)):
+            stoker.empty((1 << 62, 1 << 62))
 
 
 @stoker.remote

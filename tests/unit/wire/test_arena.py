@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import gc
 import multiprocessing
 import os
 import random
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker_wire.arena import Arena, ByteQuota, ObjectHead, extents, views
+from stoker_wire.arena import Arena, ByteQuota, Extent, ObjectHead, extents, views
 from stoker_wire.arena.extents import FREE, QUOTA
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 
@@ -343,6 +345,11 @@ def in_place(arena: Arena, nbytes: int) -> memoryview:
     return memory
 
 
+def store(arena: Arena, object_id: str, memory: memoryview) -> None:
+    head = ObjectHead("j_1", "p_1", 0.0, 6, (memory.nbytes,))
+    arena.write(object_id, head, b"stream", [memory])
+
+
 @pytest.mark.parametrize("nbytes", [1, 4095, 4096, 70_000, 1 << 20])
 @pytest.mark.parametrize("more", [0, 1, 3])
 def test_what_is_filled_in_place_is_stored_as_it_is(folder: Path, nbytes: int, more: int) -> None:
@@ -364,7 +371,7 @@ def test_what_is_written_after_it_was_stored_is_seen_by_nobody_else(folder: Path
     arena = Arena(folder)
     memory = in_place(arena, 100_000)
     expected = bytes(memory)
-    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    store(arena, "o_1", memory)
     arena.settle_in_place()
     memory[:] = bytes(100_000)
     assert bytes(Arena(folder).read("o_1")[1][0]) == expected
@@ -375,7 +382,7 @@ def test_a_stored_extent_is_not_used_again_while_its_maker_holds_the_array(folde
     arena = Arena(folder)
     memory = in_place(arena, 100_000)
     expected = bytes(memory)
-    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    store(arena, "o_1", memory)
     arena.settle_in_place()
     arena.recycle("o_1")
     write(Arena(folder), "o_2", bytes(100_000))
@@ -405,7 +412,7 @@ def test_a_fork_does_not_end_its_parents_buffers(folder: Path) -> None:
     os.waitpid(pid, 0)
     write(Arena(folder), "o_2", bytes(100_000))
     assert bytes(memory) == expected
-    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    store(arena, "o_1", memory)
     assert bytes(Arena(folder).read("o_1")[1][0]) == expected
 
 
@@ -432,8 +439,7 @@ def test_a_mapping_that_nobody_has_any_more_is_warm_for_the_next(folder: Path) -
     for turn in range(5):
         memory = in_place(arena, 100_000)
         expected.append(bytes(memory))
-        head = ObjectHead("j_1", "p_1", 0.0, 6, (100_000,))
-        arena.write(f"o_{turn}", head, b"stream", [memory])
+        store(arena, f"o_{turn}", memory)
         del memory
         arena.settle_in_place()
         assert bytes(Arena(folder).read(f"o_{turn}")[1][0]) == expected[-1]
@@ -445,7 +451,69 @@ def test_a_mapping_that_nobody_has_any_more_is_warm_for_the_next(folder: Path) -
 def test_one_that_was_made_private_is_not(folder: Path) -> None:
     arena = Arena(folder)
     memory = in_place(arena, 100_000)
-    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (100_000,)), b"stream", [memory])
+    store(arena, "o_1", memory)
     arena.settle_in_place()
     del memory
     assert not arena._in_place._warm
+
+
+def test_threads_that_store_at_once_settle_each_others(folder: Path) -> None:
+    """Nobody returns from settling while what it stored can still be changed by its maker."""
+    arena, seed = Arena(folder), random.randrange(1 << 30)
+    wrong: list[str] = []
+
+    def work(number: int) -> None:
+        dice = random.Random(seed + number)
+        for turn in range(60):
+            memory = in_place(arena, dice.choice((5000, 70_000, 300_000)))
+            expected, name = bytes(memory), f"o_{number}_{turn}"
+            store(arena, name, memory)
+            if dice.random() < 0.5:
+                del memory
+                arena.settle_in_place()
+            else:
+                arena.settle_in_place()
+                memory[:] = bytes(memory.nbytes)
+            if bytes(Arena(folder).read(name)[1][0]) != expected:
+                wrong.append(name)
+            arena.recycle(name)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    assert not wrong
+    assert not arena._in_place._unsettled
+
+
+def test_an_array_may_be_dropped_by_the_collector_at_any_instant(folder: Path) -> None:
+    arena = Arena(folder)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for turn in range(50):
+            cycle: list[Any] = [in_place(arena, 10_000)]
+            cycle.append(cycle)
+            del cycle
+            memory = in_place(arena, 10_000)
+            store(arena, f"o_{turn}", memory)
+            arena.settle_in_place()
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+def test_what_could_not_be_stored_is_still_filled_in_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 100_000)
+    with monkeypatch.context() as patched:
+        patched.setattr(Extent, "publish", broken_publish)
+        with pytest.raises(OSError, match="no such disk"):
+            store(arena, "o_1", memory)
+    arena.settle_in_place()
+    memory[:] = expected = os.urandom(100_000)
+    store(arena, "o_1", memory)
+    assert bytes(Arena(folder).read("o_1")[1][0]) == expected
+
+
+def broken_publish(self: Extent, object_id: str) -> None:
+    raise OSError("no such disk")

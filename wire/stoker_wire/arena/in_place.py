@@ -69,7 +69,8 @@ class InPlaceBuffers:
         self._unsettled: list[_Buffer] = []
         self._warm: OrderedDict[int, mmap.mmap] = OrderedDict()
         """Mappings without users, by inode."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Reentrant: the collector may find a dropped array while this thread holds it."""
         self._array_type: Any = None
 
     def add(self, extent: _Extent, nbytes: int) -> memoryview:
@@ -150,20 +151,26 @@ class InPlaceBuffers:
                 offset += -offset % ALIGNMENT
                 extent.pwrite(view, offset)
                 offset += view.nbytes
-            self._unsettled.append(buffer)
             extent.publish(object_id)
         except BaseException:
             buffer.is_published = False
             raise
+        with self._lock:
+            self._unsettled.append(buffer)
         return total
 
     def settle(self) -> None:
         """Make the pages of what was published private to this process, where it still has the array."""
-        while self._unsettled:
-            buffer = self._unsettled.pop()
-            if buffer.array() is not None:
-                buffer.is_private = True
-                _make_private(buffer.mapping, buffer.extent.fd)
+        if not self._unsettled:
+            return
+        with self._lock:  # whoever comes meanwhile returns when this is done
+            for buffer in self._unsettled:
+                array = buffer.array()  # held, so that the extent stays open
+                if array is not None and not buffer.is_private:
+                    _make_private(buffer.mapping, buffer.extent.fd)
+                    buffer.is_private = True
+                del array
+            self._unsettled.clear()
 
     def close(self) -> None:
         """Drop the mappings without users."""
