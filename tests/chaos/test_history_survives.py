@@ -112,9 +112,14 @@ def test_history_outlives_an_absent_gcs_and_a_killed_nodelet(joined: Apart) -> N
     refs = [pid_of.remote(i) for i in range(300)]
     get(refs)
     pids: set[int] = set()
-    while len(pids) < 2:  # a worker that never ran it would ask the gcs for the function
-        refs += [pid_of.remote(i, 0.3) for i in range(2)]
+
+    def both_ran() -> bool:
+        refs.extend(pid_of.remote(i, 0.3) for i in range(2))
         pids.update(get(refs[-2:]))
+        return len(pids) >= 2
+
+    # A worker that never ran it would ask the gcs for the function.
+    until(both_ran, 60.0, "both workers ran a task")
     joined.gcs.kill()
     later = [pid_of.remote(i) for i in range(300)]
     get(later)

@@ -143,9 +143,9 @@ class DirectReader:
             return
         self._end()
         if self._lent_to != (loop, channel) and self._handover.reader is Reader.NOBODY:
-            self._lent_to = loop, channel
             fd = os.dup(channel.frames.fileno())  # its own, for as long as the loop knows it
             loop.add_reader(fd, self._on_readable, loop, channel, fd)
+            self._lent_to = loop, channel
 
     def _on_readable(self, loop: asyncio.AbstractEventLoop, channel: Channel, fd: int) -> None:
         self._io.enter()

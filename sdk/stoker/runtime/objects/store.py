@@ -188,6 +188,7 @@ class ObjectStore:
             pending = [e for e in entries if e.location is None]
             need = num_returns - (len(entries) - len(pending))
             if need > 0 and timeout_s != 0:
+                self._io.check_may_wait()
                 waiter.missing = need
                 for entry in pending:
                     entry.waiters.append(waiter)
@@ -203,8 +204,7 @@ class ObjectStore:
         return ready, rest
 
     def _new_waiter(self, entries: Sequence[Entry]) -> FailFastWaiter:
-        if self._io.is_current():
-            raise RuntimeError("the loop thread cannot wait for itself: was this in a destructor?")
+        self._io.check_may_wait()
         task = entries[0].task
         if len(entries) == 1 and task is not None and task.channel is not None:
             return DirectWaiter(self._reader, task.channel)

@@ -128,6 +128,15 @@ class IoThread:
         ident = threading.get_ident()
         return self._guest == ident or (self._thread is not None and self._thread.ident == ident)
 
+    def check_may_wait(self) -> None:
+        """Raise RuntimeError on the loop thread: what it would wait for is its own work."""
+        if self.is_current():
+            raise RuntimeError(
+                "Stoker's loop thread cannot wait for a result, as it is what brings results\n"
+                "this call was made in a destructor (__del__, weakref.finalize) or a callback that ran "
+                "there: have a thread of your own make it, or call it before the object is dropped"
+            )
+
     # -- guests ------------------------------------------------------------------------------------
 
     def enter(self) -> None:
@@ -193,7 +202,7 @@ class IoThread:
         """Run a coroutine on the loop thread and wait for it. RuntimeError on the loop thread."""
         if self.is_current():
             coroutine.close()
-            raise RuntimeError("the loop thread cannot wait for itself: was this in a destructor?")
+        self.check_may_wait()
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
             return future.result(timeout_s)

@@ -78,7 +78,7 @@ def pack(value: Any, *, what: str) -> Packed:
         packed = packer.pack(value)
     except Exception as error:
         packer.clear()  # it is a cycle, and would keep all until the collector runs
-        if _can_be_pickled(value):
+        if _can_be_packed(value):
             raise  # what a signal's handler raised, for one: none of the value's doing
         raise SerializationError(_diagnose(value, what, error), field=what) from error
     finally:
@@ -253,11 +253,15 @@ def _can_be_unpickled(data: bytes, buffers: Sequence[Any]) -> bool:
     return True
 
 
-def _can_be_pickled(value: Any) -> bool:
+def _can_be_packed(value: Any) -> bool:
+    thread = _thread_states.state
+    packer = thread.active = _Packer()
     try:
-        cloudpickle.dumps(value, 5)
+        packer.pack(value)
     except Exception:
         return False
+    finally:
+        packer.clear()
     return True
 
 

@@ -213,7 +213,7 @@ class CallExecutor:
     def _wake(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
-            self._io.loop.call_soon_threadsafe(self._flush_all_waiting)
+            self._io.loop.call_soon_threadsafe(self._flush)
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -297,11 +297,8 @@ class CallExecutor:
         self._events.write()
         received.channel.post(Done([Result(call.task_id, call.attempt, (failed,))]))
 
-    def _flush_all_waiting(self) -> None:
-        self._flush_scheduled = False
-        self._flush()
-
     def _flush(self) -> None:
+        self._flush_scheduled = False
         outcomes, self._outcomes = self._outcomes, []
         items, self._items = self._items, []  # taken last, sent first: before their call's end
         for channel, item, refs in items:

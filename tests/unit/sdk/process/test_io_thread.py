@@ -214,7 +214,7 @@ def test_a_guest_that_fails_takes_nothing_with_it(io: IoThread) -> None:
 def test_the_loop_thread_does_not_wait_for_itself(io: IoThread) -> None:
     io.enter()
     try:
-        with pytest.raises(RuntimeError, match="wait for itself"):
+        with pytest.raises(RuntimeError, match="cannot wait for a result"):
             io.run(asyncio.sleep(0), WAIT_S)
     finally:
         io.leave()
