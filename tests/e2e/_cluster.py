@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 import stoker
+from stoker import exceptions
 from stoker.launch import LocalCluster, spawn_local
 from stoker.runtime.net.http import HttpClient
 from tests.services import until
@@ -141,3 +142,8 @@ def caught(call: Callable[[], Any], kind: type[BaseException] = Exception) -> An
     with pytest.raises(kind) as raised:
         call()
     return raised.value
+
+
+def waits_for(ref: Any) -> str:
+    """What a get that passes its timeout says about the ref."""
+    return str(caught(lambda: stoker.get(ref, timeout=0.01), exceptions.GetTimeoutError))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 
 import stoker
 from stoker import exceptions
-from tests.e2e._cluster import actor_record, caught, embedded, until_state
+from tests.e2e._cluster import actor_record, caught, embedded, until_state, waits_for
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -113,6 +114,64 @@ def test_a_constructor_that_raises_is_not_tried_again() -> None:
     broken = Broken.remote()
     assert "always" in str(caught(lambda: get(broken.work.remote()), exceptions.ActorDiedError))
     assert actor_record(broken.actor_id)["restarts"] == 0
+
+
+def test_calls_sent_to_a_process_that_dies_in_its_constructor_run_in_the_next(
+    tmp_path: Path,
+) -> None:
+    """They have run nowhere: neither are they lost, nor does it take a retry."""
+    ran = tmp_path / "ran"
+
+    @stoker.remote(max_restarts=3)
+    class Fragile:
+        def __init__(self) -> None:
+            life = len(list(tmp_path.glob("life-*")))
+            (tmp_path / f"life-{life}").touch()
+            if life < 3:
+                until((tmp_path / f"end-{life}").exists, GET_S, "the driver has sent its calls")
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def add(self, number: int) -> int:
+            with ran.open("a") as file:
+                file.write(f"{number}\n")
+            return number
+
+    fragile = Fragile.remote()
+    refs = [fragile.add.remote(i) for i in range(20)]
+    for life in range(3):
+        sent = functools.partial(at_worker, refs[-1], tmp_path, life)
+        until(sent, GET_S, f"life {life} has the calls")
+        (tmp_path / f"end-{life}").touch()
+    assert get(refs) == list(range(20))
+    assert ran.read_text().split() == [str(i) for i in range(20)]
+    assert actor_record(fragile.actor_id)["restarts"] == 3
+
+
+def at_worker(ref: Any, folder: Path, life: int) -> bool:
+    begun = (folder / f"life-{life}").exists()
+    return begun and "its constructor has not returned" in waits_for(ref)
+
+
+def test_a_call_may_be_cancelled_while_the_constructor_runs(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    @stoker.remote
+    class Slow:
+        def __init__(self) -> None:
+            until(go.exists, GET_S, "the driver has cancelled a call")
+            self.heard: list[int] = []
+
+        def say(self, number: int) -> list[int]:
+            self.heard.append(number)
+            return self.heard
+
+    slow = Slow.remote()
+    refs = [slow.say.remote(i) for i in range(3)]
+    until(lambda: "has not returned" in waits_for(refs[2]), GET_S, "they are at the worker")
+    stoker.cancel(refs[1])
+    assert isinstance(caught(lambda: get(refs[1])), exceptions.TaskCancelledError)
+    go.touch()
+    assert get(refs[2]) == [0, 2]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 import stoker
 from stoker import exceptions
-from tests.e2e._cluster import caught, embedded, until_state
+from tests.e2e._cluster import caught, embedded, until_state, waits_for
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -158,6 +158,9 @@ def test_calls_made_while_the_constructor_is_slow_wait_for_it(tmp_path: Path) ->
     slow = Slow.remote()
     refs = [slow.look.remote() for _ in range(100)]
     assert stoker.wait(refs, timeout=0)[0] == [], "remote() does not wait for the constructor"
+    until(
+        lambda: "its constructor has not returned" in waits_for(refs[-1]), GET_S, "they are there"
+    )
     go.touch()
     assert all(get(refs))
 

@@ -213,6 +213,7 @@ def worker_lost(
         address=None,
         started_at_s=None,
         death_cause=cause,
+        ran_no_call=actor.state is not ActorState.ALIVE,
         pending_reason=AWAITS_ARGUMENTS if actor.awaits_arguments else f"restarts: {cause.message}",
     )
     return Transition(then, EventKind.ACTOR_RESTARTING, operations=_end_lease(actor, release))

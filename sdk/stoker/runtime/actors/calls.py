@@ -39,7 +39,7 @@ from stoker.runtime.tasks.task_spec import (
 )
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Call, Cancel, Failed, Inline, Result, Run, Template
-from stoker_wire.messages.work import Actor, KillActor
+from stoker_wire.messages.work import Actor, ActorState, KillActor
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.info import HandleInfo
@@ -280,10 +280,16 @@ class ActorCalls:
         self.connector.on_channel_closed(self.connections(), channel)
 
     def retry_or_fail(
-        self, connection: ActorConnection, lost: list[PendingTask], how: str, why: str = ""
+        self,
+        connection: ActorConnection,
+        lost: list[PendingTask],
+        how: str,
+        why: str,
+        *,
+        may_have_run: bool,
     ) -> None:
         """Requeue the calls that were under way before all others, or fail them."""
-        retried: list[PendingTask] = []
+        requeued: list[PendingTask] = []
         for task in lost:
             text = (
                 f"actor {connection.name} ({connection.actor_id}) {how} "
@@ -294,13 +300,16 @@ class ActorCalls:
             failed = encode_error(ActorUnavailableError(text))
             if task.cancelled:
                 self.fail(task, encode_error(cancelled_error(task)))
+            elif not may_have_run:
+                requeued.append(task)
             elif task.take_retry():
                 self._pending.status.ended(task, failed, attempt=task.attempt - 1)
-                task.phase, task.channel = Phase.WAITING, None
-                retried.append(task)
+                requeued.append(task)
             else:
                 self.fail(task, failed)
-        connection.calls.requeue(retried)
+        for task in requeued:
+            task.phase, task.channel = Phase.WAITING, None
+        connection.calls.requeue(requeued)
 
     # -- lifetime --------------------------------------------------------------------------------
 
@@ -397,7 +406,10 @@ class ActorCalls:
         if connection is None:
             return "its actor is not known here"
         if task.phase is Phase.SENT:
-            return f"actor {connection.name} has it and has not finished"
+            record = connection.record
+            runs = record is None or record.state is ActorState.ALIVE
+            rest = "has not finished" if runs else "its constructor has not returned"
+            return f"actor {connection.name} has it and {rest}"
         if (missing := unready_argument(task)) is not None:
             return f"its argument waits for {self._describe_argument(missing)}"
         ahead = connection.calls.ahead_of(task)

@@ -119,12 +119,13 @@ class ActorConnection:
             return False
         return True
 
-    def incarnation_ended(self, actor: Actor) -> bool:
-        """Return whether the incarnation that the channel leads to has ended, as the gcs sees it."""
-        if self.channel is None:
+    def has_ended(self, incarnation: int) -> bool:
+        """Return whether this incarnation has ended, as the latest record says."""
+        record = self.record
+        if record is None:
             return False
-        ended = actor.state is ActorState.DEAD and actor.incarnation == self.incarnation
-        return ended or actor.incarnation > self.incarnation
+        ended = record.state is ActorState.DEAD and record.incarnation == incarnation
+        return ended or record.incarnation > incarnation
 
 
 def _progress(actor: Actor) -> tuple[int, int, bool]:
@@ -143,7 +144,13 @@ class _Calls(Protocol):
     def fail(self, task: PendingTask, failed: Failed) -> None: ...
     def fail_all(self, connection: ActorConnection, failed: Failed) -> None: ...
     def retry_or_fail(
-        self, connection: ActorConnection, lost: list[PendingTask], how: str, why: str = ""
+        self,
+        connection: ActorConnection,
+        lost: list[PendingTask],
+        how: str,
+        why: str,
+        *,
+        may_have_run: bool,
     ) -> None: ...
 
 
@@ -199,17 +206,18 @@ class ActorConnector:
                 self._calls.send(connection)
 
     async def _open_channel(self, connection: ActorConnection, actor: Actor) -> bool:
-        """Open the channel to an actor; return whether the actor is ready for calls.
+        """Open the channel to an actor; return False if it has no worker just now.
 
-        While the constructor runs, the channel is only opened ahead of time.
+        Its constructor may still run: its worker keeps the calls until the actor is ALIVE.
         """
         if actor.address is None or actor.incarnation < connection.incarnation:
             return False
         channel = await self._channels.channel(actor.address)
-        if actor.state is not ActorState.ALIVE:
+        connection.update(actor)
+        if connection.has_ended(actor.incarnation):
             return False
         connection.channel, connection.incarnation = channel, actor.incarnation
-        connection.status_text = "it is ALIVE"
+        connection.status_text = f"it is {actor.state.value}"
         return True
 
     async def channel_to(self, connection: ActorConnection) -> Channel | None:
@@ -290,11 +298,11 @@ class ActorConnector:
         connection = self._calls.get(actor.actor_id)
         if connection is not None:
             connection.update(actor)
-            if connection.channel is not None and connection.incarnation_ended(actor):
+            if connection.channel is not None and connection.has_ended(connection.incarnation):
                 # An actor that ends itself answers before it tells the gcs.
                 connection.channel.receive_now()
-            if connection.incarnation_ended(actor):
-                self._on_disconnect(connection)
+                if connection.channel is not None:  # still: it may have been closed
+                    self._on_disconnect(connection)
 
     def _check_all(self) -> None:
         for connection in self._calls.connections():
@@ -312,33 +320,26 @@ class ActorConnector:
         connection.sent.clear()
         incarnation = connection.incarnation
         deadline = self._io.loop.time() + _DEATH_NOTICE_S
-        actor: Actor | None = None
         while self._io.running and self._io.loop.time() < deadline:
-            actor = await self._look_up(connection)
-            if connection.dead is not None:
-                break
-            if actor is not None and (
-                actor.state in (ActorState.DEAD, ActorState.RESTARTING)
-                or actor.incarnation > incarnation
-            ):
+            if (found := await self._look_up(connection)) is not None:
+                connection.update(found)
+            if connection.dead is not None or connection.has_ended(incarnation):
                 break
             await asyncio.sleep(_POLL_S)
-        if actor is not None:
-            connection.update(actor)
-            if actor.state is ActorState.DEAD:
-                self._calls.on_actor_dead(connection, actor)
+        actor = connection.record
+        if actor is not None and actor.state is ActorState.DEAD:
+            self._calls.on_actor_dead(connection, actor)
         connection.connecting = False
         if connection.dead is not None:
             for task in lost:
                 self._calls.fail(task, connection.dead)
             return
-        restarts = actor is not None and actor.state is ActorState.RESTARTING
-        cause = actor.death_cause if actor is not None else None
-        how = "ended"
-        if restarts or (actor is not None and actor.incarnation > incarnation):
+        how, why, may_have_run = "lost the connection to this process", "", True
+        if actor is not None and actor.incarnation > incarnation:
+            how = "ended"
             connection.incarnation = incarnation + 1
-        else:
-            how = "lost the connection to this process"
-        why = cause.message if restarts and cause is not None else ""
-        self._calls.retry_or_fail(connection, lost, how, why)
+            if actor.incarnation == incarnation + 1:  # it says how the one before ended
+                why = actor.death_cause.message if actor.death_cause else ""
+                may_have_run = not actor.ran_no_call
+        self._calls.retry_or_fail(connection, lost, how, why, may_have_run=may_have_run)
         self._calls.send(connection)

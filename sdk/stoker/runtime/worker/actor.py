@@ -2,8 +2,10 @@
 
 Sync actors run in order on the main thread; threaded ones on a pool per concurrency group; async
 ones (any method is a coroutine function or async generator) on an event loop per concurrency group,
-that of the default group on the main thread. No method runs before the constructor has returned, and
-calls run in the order in which they came (per group). Its end is :mod:`~stoker.runtime.worker.actor_exit`'s.
+that of the default group on the main thread. Callers send as soon as there is a worker; no method runs
+before the constructor has returned and the gcs has the actor as ALIVE, so calls sent to one that never was
+can be sent again. Calls run in the order in which they came (per group). Its end is
+:mod:`~stoker.runtime.worker.actor_exit`'s.
 """
 
 from __future__ import annotations
@@ -81,8 +83,10 @@ class ActorHost:
         self._job = job
         self._peer_id = peer_id
         self._payload = payload
-        self._before_ready: list[ReceivedCall] = []
-        self._ready = False
+        self.is_up = False
+        """Whether its constructor has returned."""
+        self._early: list[ReceivedCall] | None = []
+        """Calls that came before it was ALIVE; None from then on."""
         self._is_async = False
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._loops: dict[str, ConcurrencyGroupLoop] = {}
@@ -116,7 +120,7 @@ class ActorHost:
         if self.exit.begun:
             return
         self._start_pools()
-        self._report_alive()
+        self._begin_calls()
         while (received := self._executor.next_call()) is not None:
             self.report(self.invoker.invoke(received, self.callable_of(received)))
             del received  # idle workers hold no arguments and no refs
@@ -156,16 +160,14 @@ class ActorHost:
             self._loops[name] = ConcurrencyGroupLoop(self, count)
             threads.append(start_thread(self, self._loops[name], name))
         self._loops[""] = main
-        await main.serve(self._report_alive)
+        await main.serve(self._begin_calls)
         await asyncio.to_thread(_join_all, threads, actor_exit.FINISH_S + _JOIN_S)
         if (hook := self.exit.call_shutdown_hook()) is not None:
             await hook
 
-    def _report_alive(self) -> None:
-        with self._lock:  # calls that arrive now come behind those that waited
-            self._route(self._before_ready)
-            self._before_ready = []
-            self._ready = True
+    def _begin_calls(self) -> None:
+        """Report that the actor is ALIVE, and then run the calls that have come."""
+        self.is_up = True
         report = ReportActor(
             state=ActorState.ALIVE,
             incarnation=self.spec.incarnation,
@@ -177,6 +179,11 @@ class ActorHost:
         except FencedError as error:
             # Killed meanwhile, and the nodelet is about to end this process.
             self.exit.begin(self_exit_reason(error.message))
+            return
+        with self._lock:  # calls that arrive now come behind those that waited
+            assert self._early is not None
+            self._route(self._early)
+            self._early = None
 
     def _constructor_failed(self, error: BaseException) -> None:
         if isinstance(error, SystemExit):
@@ -188,11 +195,6 @@ class ActorHost:
         )
         cause = ErrorInfo(code=error_info(failed).code, message=f"its constructor raised {text}")
         self.exit.begin(ExitReason(1, cause))
-
-    @property
-    def is_up(self) -> bool:
-        """Whether its constructor has returned."""
-        return self._ready
 
     @functools.cached_property
     def record(self) -> Actor:
@@ -269,12 +271,12 @@ class ActorHost:
     # -- the loop thread -------------------------------------------------------------------------
 
     def submit(self, batch: list[ReceivedCall]) -> None:
-        """Take new calls, in order; they wait until the constructor has returned."""
+        """Take new calls, in order; they wait until the actor is ALIVE."""
         if self.exit.begun:
             return  # its loops may be closed; callers learn of the end from the gcs
         with self._lock:
-            if not self._ready:
-                self._before_ready += batch
+            if self._early is not None:
+                self._early += batch
             else:
                 self._route(batch)
 

@@ -35,9 +35,8 @@ class _Host(Protocol):
     calls: CallTable
     invoker: Invoker
     reader: DirectReader
+    is_up: bool
 
-    @property
-    def is_up(self) -> bool: ...
     def callable_of(self, received: ReceivedCall) -> Callable[..., Any]: ...
     def report(self, outcome: Outcome) -> None: ...
 
