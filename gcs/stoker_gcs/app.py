@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.reconcile import Reconciler
 from stoker_gcs.ephemeral.fallback import FallbackEphemeralStore
+from stoker_gcs.explain.explain import Explainer
+from stoker_gcs.explain.id_prefixes import IdFinder
 from stoker_gcs.peer_clients import PeerClients
 from stoker_gcs.registry.actors.ownership import Ownership
 from stoker_gcs.registry.actors.placement import ActorPlacement
@@ -55,6 +57,8 @@ class GcsApp:
     worker_exits: WorkerExits
     history: TaskHistory
     reconciler: Reconciler
+    explainer: Explainer
+    id_finder: IdFinder
     replica_id: str
     applied_seq: int = 0
     """The sequence number up to which the views are in step with the log."""
@@ -125,5 +129,7 @@ def build_app(
         worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,
         reconciler=reconciler,
+        explainer=Explainer(state, peers, actors, history),
+        id_finder=IdFinder(state, peers),
         replica_id=f"gcs_{os.urandom(6).hex()}",
     )

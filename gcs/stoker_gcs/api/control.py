@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.explain.id_prefixes import find_ids
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.control import (
     Campaign,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def list_ids(app: GcsApp, req: Request) -> IdMatches:
-    return await find_ids(app, req.query)
+    return await app.id_finder.find(req.query)
 
 
 async def campaign(app: GcsApp, req: Request) -> Leader:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_gcs.explain.causes import cause_of
-from stoker_gcs.explain.explain import explain_actor, explain_job, explain_task
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
@@ -85,15 +84,15 @@ async def explain_demand(app: GcsApp, req: Request) -> Explanation:
 
 
 async def explain_task_by_id(app: GcsApp, req: Request) -> Explanation:
-    return await explain_task(app, req.path["task_id"])
+    return await app.explainer.task(req.path["task_id"])
 
 
 async def explain_actor_by_id(app: GcsApp, req: Request) -> Explanation:
-    return await explain_actor(app, req.path["actor_id"])
+    return await app.explainer.actor(req.path["actor_id"])
 
 
 async def explain_job_by_id(app: GcsApp, req: Request) -> Explanation:
-    return await explain_job(app, req.path["job_id"])
+    return await app.explainer.job(req.path["job_id"])
 
 
 def _without_defaults(query: ListQuery) -> dict[str, object]:

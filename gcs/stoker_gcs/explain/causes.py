@@ -27,7 +27,8 @@ from stoker_wire.messages.work import ActorState, TaskState
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from stoker_gcs.app import GcsApp
+    from stoker_gcs.peer_clients import PeerClients
+    from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Condition
     from stoker_wire.messages.control import Verdict
     from stoker_wire.messages.work import Actor
@@ -83,73 +84,80 @@ def _class_of(demand: Demand) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(demand, locality={}), order="sorted")
 
 
-async def waiting_of(app: GcsApp, job_id: str) -> tuple[WaitingGroup, ...]:
-    """Return the waiting groups of a job, the largest first."""
-    groups = _Groups()
-    await _add_actors(app, job_id, groups)
-    await _add_tasks(app, job_id, groups)
-    largest = sorted(groups.by_key.values(), key=lambda group: -group.count)[:SHOWN]
-    asked = [group for group in largest if group.demand is not None][:ASKED_FOR]
-    replies = await asyncio.gather(*[_ask(app, group.demand) for group in asked])
-    explanations = dict(zip(map(id, asked), replies, strict=True))
-    return tuple(
-        _group_of(group, explanations.get(id(group)), group.kind not in groups.bounded)
-        for group in largest
-    )
+class WaitingGroups:
+    """The search for what waits in a job: found in SQL, explained by the scheduler."""
 
+    def __init__(self, state: StateStore, peers: PeerClients) -> None:
+        self._state = state
+        self._peers = peers
 
-async def _add_actors(app: GcsApp, job_id: str, groups: _Groups) -> None:
-    states = (ActorState.PENDING.value, ActorState.RESTARTING.value)
-    where: dict[str, Condition] = {"job_id": job_id, "state": states}
-    rows = await app.state.store.select(schema.ACTORS, where, limit=LOOKED_AT + 1)
-    if len(rows) > LOOKED_AT:
-        groups.bounded.add("actor")
-    for row in rows[:LOOKED_AT]:
-        actor = ACTORS.decode(row).record
-        demand = None
-        note = "runs its constructor"
-        if waits(actor):
-            note = actor.pending_reason
-            demand = msgspec.structs.replace(
-                spec_of(row).demand, kind=LeaseKind.ACTOR, job_id=lease_job(actor)
+    async def of_job(self, job_id: str) -> tuple[WaitingGroup, ...]:
+        """Return the waiting groups of a job, the largest first."""
+        groups = _Groups()
+        await self._add_actors(job_id, groups)
+        await self._add_tasks(job_id, groups)
+        largest = sorted(groups.by_key.values(), key=lambda group: -group.count)[:SHOWN]
+        asked = [group for group in largest if group.demand is not None][:ASKED_FOR]
+        replies = await asyncio.gather(*[self._ask(group.demand) for group in asked])
+        explanations = dict(zip(map(id, asked), replies, strict=True))
+        return tuple(
+            _group_of(group, explanations.get(id(group)), group.kind not in groups.bounded)
+            for group in largest
+        )
+
+    async def _add_actors(self, job_id: str, groups: _Groups) -> None:
+        states = (ActorState.PENDING.value, ActorState.RESTARTING.value)
+        where: dict[str, Condition] = {"job_id": job_id, "state": states}
+        rows = await self._state.store.select(schema.ACTORS, where, limit=LOOKED_AT + 1)
+        if len(rows) > LOOKED_AT:
+            groups.bounded.add("actor")
+        for row in rows[:LOOKED_AT]:
+            actor = ACTORS.decode(row).record
+            demand = None
+            note = "runs its constructor"
+            if waits(actor):
+                note = actor.pending_reason
+                demand = msgspec.structs.replace(
+                    spec_of(row).demand, kind=LeaseKind.ACTOR, job_id=lease_job(actor)
+                )
+            groups.add("actor", actor.class_name, actor.state, actor.actor_id, demand, note)
+
+    async def _add_tasks(self, job_id: str, groups: _Groups) -> None:
+        states = (TaskState.WAITING.value, TaskState.QUEUED.value)
+        where: dict[str, Condition] = {"job_id": job_id, "state": states}
+        rows = await self._state.store.select(schema.TASKS, where, limit=LOOKED_AT + 1)
+        if len(rows) > LOOKED_AT:
+            groups.bounded.add("task")
+        tasks = [task_of(row) for row in rows[:LOOKED_AT]]
+        actors = await self._actors_by_id({task.actor_id for task in tasks if task.actor_id})
+        for task in tasks:
+            queued = task.state is TaskState.QUEUED and not task.actor_id
+            note, alike = task.waiting_for or "waits for a worker", ""
+            if (actor := actors.get(task.actor_id)) is not None:
+                # As the actor is now: the task reported how it was when the call was made.
+                alike = f"{actor.class_name} {actor.state}"
+                note = (
+                    f"waits for actor {actor.class_name} ({actor.actor_id}), which is {actor.state}"
+                )
+            demand = task.demand if queued else None
+            groups.add("task", task.name, task.state, task.task_id, demand, note, alike)
+
+    async def _actors_by_id(self, ids: set[str]) -> dict[str, Actor]:
+        by_id = {}
+        some = sorted(ids)
+        for start in range(0, len(some), _PER_SELECT):
+            where: dict[str, Condition] = {"actor_id": tuple(some[start : start + _PER_SELECT])}
+            for row in await self._state.store.select(schema.ACTORS, where):
+                by_id[row["actor_id"]] = ACTORS.decode(row).record
+        return by_id
+
+    async def _ask(self, demand: Demand | None) -> Explanation | None:
+        try:
+            return await self._peers.call_scheduler(
+                "POST", "/v1/explain", demand, reply=Explanation
             )
-        groups.add("actor", actor.class_name, actor.state, actor.actor_id, demand, note)
-
-
-async def _add_tasks(app: GcsApp, job_id: str, groups: _Groups) -> None:
-    states = (TaskState.WAITING.value, TaskState.QUEUED.value)
-    where: dict[str, Condition] = {"job_id": job_id, "state": states}
-    rows = await app.state.store.select(schema.TASKS, where, limit=LOOKED_AT + 1)
-    if len(rows) > LOOKED_AT:
-        groups.bounded.add("task")
-    tasks = [task_of(row) for row in rows[:LOOKED_AT]]
-    actors = await _actors(app, {task.actor_id for task in tasks if task.actor_id})
-    for task in tasks:
-        queued = task.state is TaskState.QUEUED and not task.actor_id
-        note, alike = task.waiting_for or "waits for a worker", ""
-        if (actor := actors.get(task.actor_id)) is not None:
-            # As the actor is now: the task reported how it was when the call was made.
-            alike = f"{actor.class_name} {actor.state}"
-            note = f"waits for actor {actor.class_name} ({actor.actor_id}), which is {actor.state}"
-        demand = task.demand if queued else None
-        groups.add("task", task.name, task.state, task.task_id, demand, note, alike)
-
-
-async def _actors(app: GcsApp, ids: set[str]) -> dict[str, Actor]:
-    by_id = {}
-    some = sorted(ids)
-    for start in range(0, len(some), _PER_SELECT):
-        where: dict[str, Condition] = {"actor_id": tuple(some[start : start + _PER_SELECT])}
-        for row in await app.state.store.select(schema.ACTORS, where):
-            by_id[row["actor_id"]] = ACTORS.decode(row).record
-    return by_id
-
-
-async def _ask(app: GcsApp, demand: Demand | None) -> Explanation | None:
-    try:
-        return await app.peers.call_scheduler("POST", "/v1/explain", demand, reply=Explanation)
-    except StokerError:
-        return None
+        except StokerError:
+            return None
 
 
 def _group_of(group: _Group, explanation: Explanation | None, exact: bool) -> WaitingGroup:

@@ -17,7 +17,8 @@ from stoker_wire.messages.control import IdMatch, IdMatches
 from stoker_wire.messages.events import EventKind
 
 if TYPE_CHECKING:
-    from stoker_gcs.app import GcsApp
+    from stoker_gcs.peer_clients import PeerClients
+    from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.control import IdQuery
 
 KINDS = {
@@ -31,79 +32,88 @@ _ATTEMPTS = 4
 """Rows read per task: one that was retried has several."""
 
 
-async def find_ids(app: GcsApp, query: IdQuery) -> IdMatches:
-    """Return the ids that begin with ``query.prefix``, in their order; an exact match is the first."""
-    matches: list[IdMatch] = []
-    wanted = query.limit + 1
-    for kind, stem in KINDS.items():
-        if _may_begin(query.prefix, f"{stem}_") and len(matches) < wanted:
-            matches += await _FINDERS[kind](app, query.prefix, wanted - len(matches))
-    return IdMatches(matches=tuple(matches[: query.limit]), more=len(matches) > query.limit)
+class IdFinder:
+    """The search for ids by prefix."""
+
+    def __init__(self, state: StateStore, peers: PeerClients) -> None:
+        self._state = state
+        self._peers = peers
+
+    async def find(self, query: IdQuery) -> IdMatches:
+        """Return the ids that begin with ``query.prefix``, in their order; an exact match is the first."""
+        matches: list[IdMatch] = []
+        wanted = query.limit + 1
+        finders = {
+            "node": self._nodes,
+            "job": self._jobs,
+            "task": self._tasks,
+            "actor": self._actors,
+            "worker": self._workers,
+        }
+        for kind, stem in KINDS.items():
+            if _may_begin(query.prefix, f"{stem}_") and len(matches) < wanted:
+                matches += await finders[kind](query.prefix, wanted - len(matches))
+        return IdMatches(matches=tuple(matches[: query.limit]), more=len(matches) > query.limit)
+
+    async def _nodes(self, prefix: str, limit: int) -> list[IdMatch]:
+        rows = await self._state.store.select(
+            schema.NODES, {"node_id": Prefix(prefix)}, limit=limit
+        )
+        nodes = [NODES.decode(row).record for row in rows]
+        return [IdMatch(id=n.node_id, kind="node", state=n.state, name=n.hostname) for n in nodes]
+
+    async def _jobs(self, prefix: str, limit: int) -> list[IdMatch]:
+        rows = await self._state.store.select(schema.JOBS, {"job_id": Prefix(prefix)}, limit=limit)
+        jobs = [JOBS.decode(row).record for row in rows]
+        return [
+            IdMatch(id=j.job_id, kind="job", state=j.state, name=j.name or j.entrypoint)
+            for j in jobs
+        ]
+
+    async def _actors(self, prefix: str, limit: int) -> list[IdMatch]:
+        rows = await self._state.store.select(
+            schema.ACTORS, {"actor_id": Prefix(prefix)}, limit=limit
+        )
+        actors = [ACTORS.decode(row).record for row in rows]
+        return [
+            IdMatch(id=a.actor_id, kind="actor", state=a.state, name=a.class_name) for a in actors
+        ]
+
+    async def _tasks(self, prefix: str, limit: int) -> list[IdMatch]:
+        rows = await self._state.store.select(
+            schema.TASKS,
+            {"task_id": Prefix(prefix)},
+            limit=_ATTEMPTS * limit,
+            columns=("task_id", "state", "name"),
+        )
+        last = {
+            row["task_id"]: IdMatch(
+                id=row["task_id"], kind="task", state=row["state"], name=row["name"]
+            )
+            for row in rows
+        }
+        return list(last.values())[:limit]
+
+    async def _workers(self, prefix: str, limit: int) -> list[IdMatch]:
+        matches = {
+            worker.worker_id: IdMatch(
+                id=worker.worker_id, kind="worker", state=worker.state, name=worker.job_id
+            )
+            for worker in await self._peers.workers()
+            if worker.worker_id.startswith(prefix)
+        }
+        exited = await self._state.store.select(
+            schema.EVENTS,
+            {"subject": Prefix(max(prefix, "w_")), "kind": EventKind.WORKER_EXITED.value},
+            limit=limit,
+            columns=("subject",),
+        )
+        for row in exited:
+            matches.setdefault(
+                row["subject"], IdMatch(id=row["subject"], kind="worker", state="DEAD")
+            )
+        return sorted(matches.values(), key=lambda match: match.id)[:limit]
 
 
 def _may_begin(prefix: str, stem: str) -> bool:
     return prefix.startswith(stem) or stem.startswith(prefix)
-
-
-async def _nodes(app: GcsApp, prefix: str, limit: int) -> list[IdMatch]:
-    rows = await app.state.store.select(schema.NODES, {"node_id": Prefix(prefix)}, limit=limit)
-    nodes = [NODES.decode(row).record for row in rows]
-    return [IdMatch(id=n.node_id, kind="node", state=n.state, name=n.hostname) for n in nodes]
-
-
-async def _jobs(app: GcsApp, prefix: str, limit: int) -> list[IdMatch]:
-    rows = await app.state.store.select(schema.JOBS, {"job_id": Prefix(prefix)}, limit=limit)
-    jobs = [JOBS.decode(row).record for row in rows]
-    return [
-        IdMatch(id=j.job_id, kind="job", state=j.state, name=j.name or j.entrypoint) for j in jobs
-    ]
-
-
-async def _actors(app: GcsApp, prefix: str, limit: int) -> list[IdMatch]:
-    rows = await app.state.store.select(schema.ACTORS, {"actor_id": Prefix(prefix)}, limit=limit)
-    actors = [ACTORS.decode(row).record for row in rows]
-    return [IdMatch(id=a.actor_id, kind="actor", state=a.state, name=a.class_name) for a in actors]
-
-
-async def _tasks(app: GcsApp, prefix: str, limit: int) -> list[IdMatch]:
-    rows = await app.state.store.select(
-        schema.TASKS,
-        {"task_id": Prefix(prefix)},
-        limit=_ATTEMPTS * limit,
-        columns=("task_id", "state", "name"),
-    )
-    last = {
-        row["task_id"]: IdMatch(
-            id=row["task_id"], kind="task", state=row["state"], name=row["name"]
-        )
-        for row in rows
-    }
-    return list(last.values())[:limit]
-
-
-async def _workers(app: GcsApp, prefix: str, limit: int) -> list[IdMatch]:
-    matches = {
-        worker.worker_id: IdMatch(
-            id=worker.worker_id, kind="worker", state=worker.state, name=worker.job_id
-        )
-        for worker in await app.peers.workers()
-        if worker.worker_id.startswith(prefix)
-    }
-    exited = await app.state.store.select(
-        schema.EVENTS,
-        {"subject": Prefix(max(prefix, "w_")), "kind": EventKind.WORKER_EXITED.value},
-        limit=limit,
-        columns=("subject",),
-    )
-    for row in exited:
-        matches.setdefault(row["subject"], IdMatch(id=row["subject"], kind="worker", state="DEAD"))
-    return sorted(matches.values(), key=lambda match: match.id)[:limit]
-
-
-_FINDERS = {
-    "node": _nodes,
-    "job": _jobs,
-    "task": _tasks,
-    "actor": _actors,
-    "worker": _workers,
-}
