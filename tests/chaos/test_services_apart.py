@@ -14,7 +14,7 @@ import pytest
 import stoker
 from stoker import exceptions
 from tests.chaos._services import Apart, apart
-from tests.e2e._cluster import caught, session_root
+from tests.e2e._cluster import caught, session_root, waits_for
 from tests.services import until
 
 if TYPE_CHECKING:
@@ -165,6 +165,36 @@ REDIS_AWAY_S = 8.0
 """Half of it frozen (connections hang), half of it killed (they are refused)."""
 PATIENT = {"STOKER_SUSPECT_AFTER_S": "3", "STOKER_DEAD_AFTER_S": "10"}
 """Shorter than Redis is away, and longer than a busy machine holds up a heartbeat."""
+
+
+def test_calls_outlive_a_constructor_that_dies_while_the_gcs_is_away(
+    joined: Apart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long that takes: they have run nowhere."""
+    monkeypatch.setattr("stoker.runtime.actors.connection._DEATH_NOTICE_S", 0.2)
+
+    @stoker.remote(num_cpus=0, max_restarts=1)
+    class Fragile:
+        def __init__(self) -> None:
+            pids = tmp_path / "pids"
+            first = not pids.exists()
+            with pids.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            if first:
+                time.sleep(2 * GET_S)
+
+        def answer(self) -> int:
+            return 42
+
+    ref = Fragile.remote().answer.remote()
+    until(lambda: "has not returned" in waits_for(ref), GET_S, "the call is at the worker")
+    until((tmp_path / "pids").exists, GET_S, "the constructor runs")
+    joined.gcs.kill()
+    os.kill(int((tmp_path / "pids").read_text()), signal.SIGKILL)
+    until(lambda: "connection" in waits_for(ref), GET_S, "the driver has noticed")
+    time.sleep(1.0)  # several times what it may take the gcs to notice
+    joined.gcs.start()
+    assert get(ref) == 42
 
 
 def test_postgres_and_redis_serve_as_well_and_redis_may_go_away(

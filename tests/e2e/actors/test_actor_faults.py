@@ -147,6 +147,43 @@ def test_calls_sent_to_a_process_that_dies_in_its_constructor_run_in_the_next(
     assert actor_record(fragile.actor_id)["restarts"] == 3
 
 
+def test_calls_outlive_a_constructor_that_crashes_again_and_again(tmp_path: Path) -> None:
+    """However many processes end between two looks of the caller."""
+
+    @stoker.remote(max_restarts=-1)
+    class Fragile:
+        def __init__(self) -> None:
+            life = len(list(tmp_path.glob("life-*")))
+            (tmp_path / f"life-{life}").touch()
+            if life < 6:
+                os._exit(1)
+
+        def add(self, number: int) -> int:
+            return number
+
+    fragile = Fragile.remote()
+    assert get([fragile.add.remote(i) for i in range(20)]) == list(range(20))
+    assert actor_record(fragile.actor_id)["restarts"] == 6
+
+
+def test_an_actor_without_handles_is_not_asked_to_end_while_its_constructor_runs() -> None:
+    @stoker.remote
+    class Stuck:
+        def __init__(self) -> None:
+            time.sleep(2 * GET_S)
+
+        def work(self) -> None:
+            return None
+
+    stuck = Stuck.remote()
+    actor_id, ref = stuck.actor_id, stuck.work.remote()
+    until(lambda: "has not returned" in waits_for(ref), GET_S, "its constructor runs")
+    stoker.cancel(ref)
+    assert isinstance(caught(lambda: get(ref)), exceptions.TaskCancelledError)
+    del stuck
+    until_state(actor_id, "DEAD", 25.0)  # the time that it would have to end by itself is longer
+
+
 def at_worker(ref: Any, folder: Path, life: int) -> bool:
     begun = (folder / f"life-{life}").exists()
     return begun and "its constructor has not returned" in waits_for(ref)

@@ -75,6 +75,31 @@ def test_what_waits_for_resources_is_said_once_per_cause(driver: Run) -> None:
     assert ". More: stoker explain t_" in task
 
 
+def test_a_constructor_that_takes_long_is_said(driver: Run) -> None:
+    done = driver(
+        """
+        import io, sys, time, stoker
+        stoker.init(num_cpus=1, num_gpus=0)
+
+        @stoker.remote
+        class Slow:
+            def __init__(self): time.sleep(1000)
+            def f(self): pass
+
+        ref = Slow.remote().f.remote()
+        before, sys.stderr = sys.stderr, io.StringIO()
+        heard = sys.stderr
+        while "runs its constructor" not in heard.getvalue():
+            try: stoker.get(ref, timeout=1)
+            except TimeoutError: pass
+        sys.stderr = before
+        print(heard.getvalue())
+        """,
+        STOKER_WAIT_NOTICE_S="0.5",
+    )
+    assert any("runs its constructor" in said for said in notices(done.stdout)), done.stderr
+
+
 def test_what_a_call_waits_behind_is_followed_to_its_cause(driver: Run) -> None:
     done = driver(
         """

@@ -135,17 +135,17 @@ def test_a_lost_worker_restarts_while_restarts_are_left(
     if comes_back:
         assert transition.record.state is ActorState.RESTARTING
         assert (transition.record.incarnation, transition.record.lease_id) == (1, "")
-        assert not transition.record.ran_no_call
+        assert transition.record.last_alive == 0
     else:
         assert (transition.record.state, transition.record.death_cause) == (ActorState.DEAD, CAUSE)
     assert actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_0") is None
 
 
 @pytest.mark.parametrize("state", [ActorState.PENDING, ActorState.RESTARTING])
-def test_a_process_lost_in_its_constructor_has_run_no_call(state: ActorState) -> None:
-    actor = an_actor(state, lease_id="l_1", max_restarts=1)
+def test_a_process_lost_in_its_constructor_was_not_alive(state: ActorState) -> None:
+    actor = an_actor(state, lease_id="l_1", max_restarts=1, last_alive=-1)
     transition = actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_1")
-    assert transition is not None and transition.record.ran_no_call
+    assert transition is not None and transition.record.last_alive == -1
 
 
 def test_the_dead_absorb_and_running_workers_are_released() -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker_wire.arena import Arena, ByteQuota, Extent, ObjectHead, extents, views
+from stoker_wire.arena import in_place as in_place_module
 from stoker_wire.arena.extents import FREE, QUOTA
 from stoker_wire.errors import ArenaFullError, ObjectLostError
 
@@ -517,3 +518,23 @@ def test_what_could_not_be_stored_is_still_filled_in_place(
 
 def broken_publish(self: Extent, object_id: str) -> None:
     raise OSError("no such disk")
+
+
+def test_a_mapping_that_cannot_be_made_private_fails_what_was_stored_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena = Arena(folder)
+    memory = in_place(arena, 100_000)
+    store(arena, "o_1", memory)
+    with monkeypatch.context() as patched:
+        patched.setattr(in_place_module, "_make_private", no_memory)
+        with pytest.raises(OSError, match="no memory"):
+            arena.settle_in_place()
+    arena.settle_in_place()
+    other = in_place(arena, 100_000)
+    store(arena, "o_2", other)
+    arena.settle_in_place()
+
+
+def no_memory(mapping: Any, fd: int) -> None:
+    raise OSError("no memory")

@@ -164,13 +164,16 @@ class InPlaceBuffers:
         if not self._unsettled:
             return
         with self._lock:  # whoever comes meanwhile returns when this is done
-            for buffer in self._unsettled:
+            while self._unsettled:
+                buffer = self._unsettled[-1]
                 array = buffer.array()  # held, so that the extent stays open
-                if array is not None and not buffer.is_private:
-                    _make_private(buffer.mapping, buffer.extent.fd)
-                    buffer.is_private = True
+                try:
+                    if array is not None and not buffer.is_private:
+                        _make_private(buffer.mapping, buffer.extent.fd)
+                        buffer.is_private = True
+                finally:
+                    self._unsettled.remove(buffer)
                 del array
-            self._unsettled.clear()
 
     def close(self) -> None:
         """Drop the mappings without users."""

@@ -224,8 +224,9 @@ class Actor(Record):
     ended_at_s: float | None = None
     death_cause: ErrorInfo | None = None
     """Why it is dead; of one that started again, why its last process ended."""
-    ran_no_call: bool = False
-    """Of one that starts again: whether its last process ended before it was ALIVE, and so ran no call."""
+    last_alive: int | None = None
+    """The latest incarnation before this one that was ALIVE, -1 if none was: those between have run no call.
+    None if that is not known."""
     pending_reason: str = ""
     handle_info: bytes = b""
     owner: Owner | None = None

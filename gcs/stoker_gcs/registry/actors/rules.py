@@ -94,6 +94,7 @@ def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
         handle_info=body.handle_info,
         owner=body.owner,
         awaits_arguments=body.awaits_arguments,
+        last_alive=-1,
         pending_reason=AWAITS_ARGUMENTS if body.awaits_arguments else "",
     )
 
@@ -213,7 +214,7 @@ def worker_lost(
         address=None,
         started_at_s=None,
         death_cause=cause,
-        ran_no_call=actor.state is not ActorState.ALIVE,
+        last_alive=actor.incarnation if actor.state is ActorState.ALIVE else actor.last_alive,
         pending_reason=AWAITS_ARGUMENTS if actor.awaits_arguments else f"restarts: {cause.message}",
     )
     return Transition(then, EventKind.ACTOR_RESTARTING, operations=_end_lease(actor, release))

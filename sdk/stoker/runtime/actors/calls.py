@@ -39,7 +39,7 @@ from stoker.runtime.tasks.task_spec import (
 )
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.data import Call, Cancel, Failed, Inline, Result, Run, Template
-from stoker_wire.messages.work import Actor, ActorState, KillActor
+from stoker_wire.messages.work import Actor, KillActor
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.info import HandleInfo
@@ -183,11 +183,13 @@ class ActorCalls:
             return
         batch: list[PendingTask] = []
         failures: list[tuple[PendingTask, Failed]] = []
+        is_up = connection.is_up
         for task in connection.calls.take(self._is_ready):
             if task.deps and (failed := failed_argument(task)) is not None:
                 failures.append((task, failed))
                 continue
-            task.phase, task.channel = Phase.SENT, channel
+            if is_up:
+                task.phase, task.channel = Phase.SENT, channel
             connection.sent[task.task_id] = task
             batch.append(task)
         if batch:
@@ -215,6 +217,11 @@ class ActorCalls:
             for entry in missing:
                 self._objects.when_settled(entry, partial(on_settled, entry))
         return False
+
+    def on_actor_up(self, connection: ActorConnection) -> None:
+        """Note that the calls that were sent while the constructor ran can run now."""
+        for task in connection.sent.values():
+            task.phase, task.channel = Phase.SENT, connection.channel
 
     def on_actor_dead(self, connection: ActorConnection, actor: Actor) -> None:
         """Fail the calls of an actor that the gcs says is dead, with the cause."""
@@ -271,7 +278,12 @@ class ActorCalls:
             # Never forced: that would end the actor and the state of all its other callers.
             task.channel.post(Cancel(task.task_id, False, recursive))
         elif task.phase is Phase.WAITING:
-            connection.calls.drop(task)
+            if connection.sent.pop(task.task_id, None) is None:
+                connection.calls.drop(task)
+            elif (
+                connection.channel is not None
+            ):  # it waits at the worker, which may be busy for long
+                connection.channel.post(Cancel(task.task_id, False, recursive))
             self.fail(task, encode_error(cancelled_error(task)))
             self.send(connection)  # it may have been what the others waited behind
 
@@ -405,11 +417,8 @@ class ActorCalls:
         connection = self._connections.get(task.spec.actor_id)
         if connection is None:
             return "its actor is not known here"
-        if task.phase is Phase.SENT:
-            record = connection.record
-            runs = record is None or record.state is ActorState.ALIVE
-            rest = "has not finished" if runs else "its constructor has not returned"
-            return f"actor {connection.name} has it and {rest}"
+        if task.phase is Phase.SENT and connection.channel is not None:
+            return f"actor {connection.name} has it and has not finished"
         if (missing := unready_argument(task)) is not None:
             return f"its argument waits for {self._describe_argument(missing)}"
         ahead = connection.calls.ahead_of(task)

@@ -15,6 +15,7 @@ from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
 from stoker.runtime.serialization.exceptions import encode_error
+from stoker.runtime.tasks.task_spec import Phase
 from stoker_wire.messages.data import Failed
 from stoker_wire.messages.work import Actor, ActorState
 
@@ -36,6 +37,7 @@ _CREATION_S = 60.0
 """How long an actor may be unknown to the gcs: its handle may travel faster than it is created, and its
 constructor's arguments may come late."""
 _POLL_S = 0.03
+_SLOW_POLL_S = 1.0
 
 
 class ActorConnection:
@@ -50,6 +52,7 @@ class ActorConnection:
         self.calls: CallOrder[PendingTask] = CallOrder(unordered)
         """Calls that are not under way."""
         self.sent: dict[str, PendingTask] = {}
+        """Calls at the actor's worker; they wait there, and are in phase WAITING, until it is up."""
         self.unsettled: set[str] = set()
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
         self.channel: Channel | None = None
@@ -119,13 +122,28 @@ class ActorConnection:
             return False
         return True
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the incarnation that the channel leads to is ALIVE, as the latest record says."""
+        return self.channel is not None and self._is(self.incarnation, ActorState.ALIVE)
+
+    def is_starting(self, incarnation: int) -> bool:
+        """Return whether this incarnation is neither up nor ended, as the latest record says."""
+        return self._is(incarnation, ActorState.PENDING, ActorState.RESTARTING)
+
     def has_ended(self, incarnation: int) -> bool:
         """Return whether this incarnation has ended, as the latest record says."""
+        later = self.record is not None and self.record.incarnation > incarnation
+        return later or self._is(incarnation, ActorState.DEAD)
+
+    def may_have_run(self, incarnation: int) -> bool:
+        """Return whether a call that this incarnation had, which has ended, may have run."""
+        last_alive = None if self.record is None else self.record.last_alive
+        return last_alive is None or last_alive >= incarnation
+
+    def _is(self, incarnation: int, *states: ActorState) -> bool:
         record = self.record
-        if record is None:
-            return False
-        ended = record.state is ActorState.DEAD and record.incarnation == incarnation
-        return ended or record.incarnation > incarnation
+        return record is not None and record.incarnation == incarnation and record.state in states
 
 
 def _progress(actor: Actor) -> tuple[int, int, bool]:
@@ -140,6 +158,7 @@ class _Calls(Protocol):
     def get(self, actor_id: str) -> ActorConnection | None: ...
     def connections(self) -> Iterable[ActorConnection]: ...
     def send(self, connection: ActorConnection) -> None: ...
+    def on_actor_up(self, connection: ActorConnection) -> None: ...
     def on_actor_dead(self, connection: ActorConnection, actor: Actor) -> None: ...
     def fail(self, task: PendingTask, failed: Failed) -> None: ...
     def fail_all(self, connection: ActorConnection, failed: Failed) -> None: ...
@@ -217,12 +236,12 @@ class ActorConnector:
         if connection.has_ended(actor.incarnation):
             return False
         connection.channel, connection.incarnation = channel, actor.incarnation
-        connection.status_text = f"it is {actor.state.value}"
+        connection.status_text = "its constructor has not returned"
         return True
 
     async def channel_to(self, connection: ActorConnection) -> Channel | None:
         """Return a channel to an actor that perhaps only others call; None if the actor is not up."""
-        if connection.channel is not None and not connection.channel.closed:
+        if connection.is_up and connection.channel is not None and not connection.channel.closed:
             return connection.channel
         if connection.dead is not None or (
             connection.creation is not None and not connection.registered.is_set()
@@ -303,6 +322,8 @@ class ActorConnector:
                 connection.channel.receive_now()
                 if connection.channel is not None:  # still: it may have been closed
                     self._on_disconnect(connection)
+            elif connection.is_up:
+                self._calls.on_actor_up(connection)
 
     def _check_all(self) -> None:
         for connection in self._calls.connections():
@@ -318,14 +339,19 @@ class ActorConnector:
         """Find out what became of the actor; retry or fail the calls that were sent to it."""
         lost = list(connection.sent.values())
         connection.sent.clear()
+        for task in lost:  # those that waited for its constructor too: they are in no queue here
+            task.phase = Phase.SENT
         incarnation = connection.incarnation
         deadline = self._io.loop.time() + _DEATH_NOTICE_S
-        while self._io.running and self._io.loop.time() < deadline:
+        while self._io.running:
             if (found := await self._look_up(connection)) is not None:
                 connection.update(found)
             if connection.dead is not None or connection.has_ended(incarnation):
                 break
-            await asyncio.sleep(_POLL_S)
+            late = self._io.loop.time() > deadline
+            if late and not connection.is_starting(incarnation):
+                break
+            await asyncio.sleep(_SLOW_POLL_S if late else _POLL_S)
         actor = connection.record
         if actor is not None and actor.state is ActorState.DEAD:
             self._calls.on_actor_dead(connection, actor)
@@ -336,10 +362,9 @@ class ActorConnector:
             return
         how, why, may_have_run = "lost the connection to this process", "", True
         if actor is not None and actor.incarnation > incarnation:
-            how = "ended"
+            how, may_have_run = "ended", connection.may_have_run(incarnation)
             connection.incarnation = incarnation + 1
-            if actor.incarnation == incarnation + 1:  # it says how the one before ended
-                why = actor.death_cause.message if actor.death_cause else ""
-                may_have_run = not actor.ran_no_call
+            if actor.incarnation == incarnation + 1 and actor.death_cause is not None:
+                why = actor.death_cause.message
         self._calls.retry_or_fail(connection, lost, how, why, may_have_run=may_have_run)
         self._calls.send(connection)

@@ -158,7 +158,7 @@ class WaitNotices:
                     and (missed := unready_argument(connection.constructor_call)) is not None
                 ):
                     pending.append(missed.task)  # an argument of its constructor
-                elif connection.channel is None or connection.channel.closed:
+                elif not connection.is_up:
                     key = ("actor", connection.name)
                 elif (ahead := connection.calls.ahead_of(task)) is not None:
                     pending.append(ahead)

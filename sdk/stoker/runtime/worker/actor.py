@@ -317,13 +317,11 @@ class ActorHost:
             loop.stop()
 
     def _run_in_thread(self, received: ReceivedCall) -> None:
-        task_id = received.call.task_id
-        if not self.exit.begun and self.calls.queued.pop(task_id, None) is not None:
-            self.calls.running[task_id] = received
+        if not self.exit.begun and self.calls.take(received):
             try:
                 self.report(self.invoker.invoke(received, self.callable_of(received)))
             except BaseException as error:  # the pool would swallow it
-                self.calls.running.pop(task_id, None)
+                self.calls.running.pop(received.call.task_id, None)
                 self.exit.on_crash(error)
 
 

@@ -71,3 +71,14 @@ class CallTable:
         self.credits: dict[str, int] = {}
         """How many items of each streaming call its caller has taken."""
         self.credit_changed = threading.Condition()
+
+    def take(self, received: ReceivedCall) -> bool:
+        """Move a call from ``queued`` to ``running``; return False if it is not there any more.
+
+        A later attempt of the same call may be there instead.
+        """
+        task_id = received.call.task_id
+        if self.queued.get(task_id) is not received or self.queued.pop(task_id, None) is None:
+            return False
+        self.running[task_id] = received
+        return True

@@ -84,20 +84,18 @@ class ConcurrencyGroupLoop:
 
     async def _run(self, received: ReceivedCall) -> None:
         host, calls = self._host, self._host.calls
-        task_id = received.call.task_id
         began = time.perf_counter()
         try:
             async with self._slots:
-                if host.exit.begun or calls.queued.pop(task_id, None) is None:
+                if host.exit.begun or not calls.take(received):
                     return
-                calls.running[task_id] = received
                 outcome = await host.invoker.invoke_async(received, host.callable_of(received))
         except asyncio.CancelledError as error:
-            if host.exit.begun or calls.queued.pop(task_id, None) is None:
+            if host.exit.begun or not calls.take(received):
                 return
             outcome = host.invoker.failure(received, error, began)
         finally:
-            self.tasks.pop(task_id, None)
+            self.tasks.pop(received.call.task_id, None)
         host.report(outcome)
         if self._reads and not self.tasks and self._loop is not None:
             host.reader.read_on(self._loop, received.channel)
