@@ -151,7 +151,7 @@ class Process:
         self.channels: list[SimChannel] = []
         self.held: list[ObjectRef[Any]] = []
         """What its user holds."""
-        self.escaped: dict[str, tuple[SimChannel, Any]] = {}
+        self.pinned: dict[str, tuple[SimChannel, Any]] = {}
         self.calls: dict[str, tuple[Any, asyncio.Future[Any]]] = {}
         self._awake = False
         self._count = 0
@@ -209,7 +209,7 @@ class Process:
     def on_lost(self, channel: SimChannel) -> None:
         self.channels.remove(channel)
         if self.alive:
-            self.loop.call_later(GRACE_S, self._forget_escaped, channel)
+            self.loop.call_later(GRACE_S, self._forget_pinned, channel)
             self.objects.borrowing.on_channel_closed(channel)
             self.loop.call_later(GRACE_S, self._fail_calls, channel)  # it asks first what happened
 
@@ -218,9 +218,9 @@ class Process:
             if at is channel and not future.done():
                 future.set_result(None)
 
-    def _forget_escaped(self, channel: SimChannel) -> None:
-        for task_id in [i for i, (at, _) in self.escaped.items() if at is channel]:
-            del self.escaped[task_id]
+    def _forget_pinned(self, channel: SimChannel) -> None:
+        for task_id in [i for i, (at, _) in self.pinned.items() if at is channel]:
+            del self.pinned[task_id]
 
     def on_message(self, channel: SimChannel, message: Any) -> None:
         borrowing = self.objects.borrowing
@@ -237,10 +237,10 @@ class Process:
                 borrowing.on_resolved(message)
             case ("run", task_id, refs):
                 self.background.spawn(self._run(channel, task_id, refs), name="run")
-            case ("done", task_id, refs, escaped):
-                self._done(channel, task_id, refs, escaped)
+            case ("done", task_id, refs, pinned):
+                self._done(channel, task_id, refs, pinned)
             case ("release", task_id):
-                self.escaped.pop(task_id, None)
+                self.pinned.pop(task_id, None)
 
     def die(self) -> None:
         """Like SIGKILL: nothing runs here any more; peers read what is sent, or lose its tail."""
@@ -252,7 +252,7 @@ class Process:
             channel.cut(lossy=self.world.random.random() < 0.5)
             channel.closed = True
         self.held.clear()
-        self.escaped.clear()
+        self.pinned.clear()
         self.calls.clear()
         self.objects.table.entries.clear()
 
@@ -304,13 +304,13 @@ class Process:
         self.calls.pop(task_id, None)
         return result or []
 
-    def _done(self, channel: SimChannel, task_id: str, refs: list[Ref], escaped: bool) -> None:
+    def _done(self, channel: SimChannel, task_id: str, refs: list[Ref], pinned: bool) -> None:
         (_, future) = self.calls.get(task_id, (None, None))
         adopt = self.objects.borrowing.adopt
         adopted = [adopt(r.object_id, r.owner) for r in refs]
         if future is not None and not future.done():
             future.set_result(adopted)
-        if escaped:
+        if pinned:
             self.background.spawn(self._release(channel, task_id), name="release")
 
     async def _release(self, channel: SimChannel, task_id: str) -> None:
@@ -333,13 +333,13 @@ class Process:
         self.held += [r for r in known if chance.random() < 0.3]
         result = [r for r in known if chance.random() < 0.4]
         if result:
-            self.escaped[task_id] = (channel, result)
+            self.pinned[task_id] = (channel, result)
         del known
         if self.objects.borrowing.would_overtake_borrow(channel):
             await self.objects.borrowing.wait_acknowledged(channel)
         channel.post(("done", task_id, [wire_ref(r, self.address) for r in result], bool(result)))
         if channel.closed:
-            self.escaped.pop(task_id, None)
+            self.pinned.pop(task_id, None)
 
 
 class World:
@@ -459,7 +459,7 @@ class World:
                 "returning": list(borrows.releasing),
                 "unacknowledged": list(borrowing.unacknowledged),
                 "opening": list(borrowing._opening),
-                "escaped": list(process.escaped),
+                "pinned": list(process.pinned),
                 "calls": list(process.calls),
                 "channels that ended": [x for x in (*lent, *borrowed) if x.closed],  # type: ignore[attr-defined]
             }

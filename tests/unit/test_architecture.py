@@ -63,8 +63,11 @@ BARE_TASKS_ALLOWED = {
     REPO / "wire/stoker_wire/process/background.py",
     REPO / "sdk/stoker/runtime/worker/event_loops.py",  # it runs its loop until that task ends
 }
-# Of the docstring of a class or function: it sends the reader on, or leaves the noun to be guessed.
-EMPTY_OPENINGS = ("See the module", "What ", "Who ")
+# Of a docstring: it sends the reader on, or leaves the noun to be guessed.
+EMPTY_OPENINGS = (
+    "See the module",
+    *("How ", "What ", "When ", "Where ", "Which ", "Who ", "Why "),
+)
 HEAVY = {"torch", "numpy", "sqlalchemy", "redis", "aiohttp"}
 
 
@@ -204,10 +207,10 @@ def test_every_module_says_why_it_exists() -> None:
 def test_a_docstring_says_what_its_function_does_or_what_its_class_is() -> None:
     """An imperative verb or a noun phrase; a clause that begins with a question word is neither."""
     broken = [
-        f"{source.at(node)}: {node.name}: {text.splitlines()[0]}"
+        f"{source.at(node)}: {text.splitlines()[0]}"
         for source in sources()
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (text := ast.get_docstring(node) or "").startswith(EMPTY_OPENINGS)
     ]
     check(broken, "a docstring that neither does nor names (CONTRIBUTING.md: prose)")

@@ -94,7 +94,7 @@ class MessageRouter:
         for result in message.results:
             if result.task_id not in pending:
                 self._objects.discard(result.returns)
-            if result.escaped:
+            if result.pinned:
                 pinned.append(result.task_id)
         rest = self._actors.on_done(channel, message.results)
         if rest:

@@ -39,7 +39,7 @@ from stoker_wire.errors import ArenaFullError, ObjectLostError
 
 FREE = "free"
 SPILL = "spill"
-QUOTA = ".ledger"
+QUOTA = ".quota"
 """The quota's file, under the name that processes of other versions know it by."""
 
 _PAGE = mmap.PAGESIZE

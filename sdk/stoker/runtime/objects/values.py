@@ -122,7 +122,7 @@ class ValueStore:
     def allocate(self, nbytes: int) -> memoryview | None:
         """Return memory of the arena for a buffer of that size, which is then stored without a copy.
 
-        None where such a value would not lie in the arena, or that is full.
+        None where such a value would not be in the arena, or that is full.
         """
         if self.arena is None or nbytes <= self._inline_max_bytes:
             return None
