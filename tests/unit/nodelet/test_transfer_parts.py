@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 from contextlib import AsyncExitStack
 
 import pytest
@@ -134,7 +135,7 @@ def test_nobody_ever_waits_for_itself(
 
 
 async def test_chunks_are_ready_in_order_and_waiters_wake_for_theirs() -> None:
-    chunks = ChunkMap(2 * CHUNK_NBYTES + 5, fd=-1)
+    chunks = ChunkMap(2 * CHUNK_NBYTES + 5, mmap.mmap(-1, 1))
     assert [span_of(i, chunks.nbytes) for i in range(3)] == [
         (0, CHUNK_NBYTES), (CHUNK_NBYTES, CHUNK_NBYTES), (2 * CHUNK_NBYTES, 5)
     ]  # fmt: skip
