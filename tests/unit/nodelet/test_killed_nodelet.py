@@ -20,7 +20,7 @@ import os, pathlib, signal, sys
 from stoker_nodelet.objects import arena
 from stoker_nodelet.workers.forkserver import _send, fork_forkserver
 log, folder = map(pathlib.Path, sys.argv[1:])
-server = fork_forkserver(log, target="tests.e2e.worker_target:main")
+server = fork_forkserver(log, target="tests.e2e.nodelet.worker_target:main")
 arena.create_owned(folder)
 (folder / "object").write_text("x")
 _send(server.sock, {"op": "cleanup_path", "path": str(folder)})
