@@ -1,77 +1,25 @@
-"""The arena by itself: what is written is read, and no extent is used again under a reader."""
+"""Extents: bounded by the quota, whole or not there, and not used again under a reader."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import gc
 import multiprocessing
 import os
 import random
 import signal
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from stoker_wire.arena import Arena, ByteQuota, Extent, ObjectHead, extents, views
-from stoker_wire.arena import in_place as in_place_module
+from stoker_wire.arena import Arena, extents
 from stoker_wire.arena.extents import FREE, QUOTA
 from stoker_wire.errors import ArenaFullError, ObjectLostError
+from tests.unit.wire.arena.conftest import LIMIT, free_names, laid_out, read, write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-LIMIT = 64 << 20
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return laid_out(tmp_path)
-
-
-def laid_out(path: Path, limit_bytes: int = LIMIT) -> Path:
-    (path / FREE).mkdir()
-    ByteQuota(path / QUOTA, limit_bytes).close()
-    return path
-
-
-def write(arena: Arena, object_id: str, *buffers: bytes, data: bytes = b"stream") -> int:
-    lengths = tuple(len(b) for b in buffers)
-    head = ObjectHead("j_1", "p_1", 0.0, len(data), lengths)
-    return arena.write(object_id, head, data, [memoryview(b) for b in buffers])
-
-
-def read(arena: Arena, object_id: str) -> tuple[bytes, list[bytes]]:
-    data, buffers = arena.read(object_id)
-    return bytes(data), [bytes(b) for b in buffers]
-
-
-def free_names(folder: Path) -> list[str]:
-    return sorted(path.name for path in (folder / FREE).iterdir())
-
-
-@settings(max_examples=50, deadline=None)
-@given(buffers=st.lists(st.binary(max_size=300), max_size=5), data=st.binary(max_size=300))
-def test_what_is_written_is_read_aligned_and_read_only(
-    buffers: list[bytes], data: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    arena = Arena(laid_out(tmp_path_factory.mktemp("arena")))
-    for number in range(3):  # fresh, written again, written through the mapping
-        nbytes = write(arena, f"o_{number}", *buffers, data=data)
-        found, views = arena.read(f"o_{number}")
-        assert bytes(found) == data
-        assert [bytes(v) for v in views] == buffers
-        assert all(v.readonly for v in views)
-        assert nbytes <= (arena.path / f"o_{number}").stat().st_size
-        del found, views
-        assert arena.recycle(f"o_{number}")
-        assert len(free_names(arena.path)) == 1
-    arena.close()
 
 
 def test_a_freed_extent_is_used_again_for_a_like_size_only(folder: Path) -> None:
@@ -84,25 +32,6 @@ def test_a_freed_extent_is_used_again_for_a_like_size_only(folder: Path) -> None
     write(arena, "o_3", bytes((1 << 20) - 1000))
     assert free_names(folder) == []
     assert (folder / "o_3").stat().st_ino == int(name.partition("-")[2])
-
-
-def test_a_view_keeps_its_bytes_and_its_extent(folder: Path) -> None:
-    arena = Arena(folder)
-    write(arena, "o_1", b"a" * 500_000)
-    view = arena.read("o_1")[1][0]
-    arena.recycle("o_1")
-    with pytest.raises(ObjectLostError, match="o_1"):
-        arena.read("o_1")
-    write(arena, "o_2", b"b" * 500_000)
-    assert bytes(view) == b"a" * 500_000
-    assert len(free_names(folder)) == 1, "o_2 lies elsewhere, o_1's extent waits for its reader"
-    held = folder / FREE / free_names(folder)[0]
-    assert arena.delete(held) == 0
-    inode = held.stat().st_ino
-    del view
-    write(arena, "o_3", b"c" * 500_000)
-    assert (folder / "o_3").stat().st_ino == inode
-    assert read(arena, "o_2")[1] == [b"b" * 500_000]
 
 
 def test_the_quota_bounds_what_is_taken(folder: Path) -> None:
@@ -144,18 +73,6 @@ def test_a_write_that_fails_leaves_no_object(folder: Path, monkeypatch: pytest.M
     assert len(free_names(folder)) == 1
     write(arena, "o_1", bytes(100_000))
     assert read(arena, "o_1")[1] == [bytes(100_000)]
-
-
-def test_where_no_more_can_be_mapped_it_is_copied(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhausted(*_: Any, **__: Any) -> Any:
-        raise OSError(errno.ENOMEM, "too many mappings")
-
-    arena = Arena(folder)
-    write(arena, "o_1", b"x" * 200_000)
-    monkeypatch.setattr(views.mmap, "mmap", exhausted)
-    assert read(arena, "o_1") == (b"stream", [b"x" * 200_000])
 
 
 def test_an_object_made_again_takes_the_place_of_the_first(folder: Path) -> None:
@@ -228,18 +145,6 @@ def test_a_spilled_object_is_read_from_where_it_lies(folder: Path, tmp_path: Pat
     (folder / "spill").symlink_to(tmp_path / "disk")
     os.rename(folder / "o_1", tmp_path / "disk" / "o_1")
     assert read(arena, "o_1") == (b"stream", [b"x" * 200_000])
-
-
-def test_a_quota_whose_lock_is_stuck_goes_on(folder: Path) -> None:
-    quota = ByteQuota(folder / QUOTA)
-    with open(folder / QUOTA) as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        assert quota.take(10)
-    assert quota.used_bytes == 10
-    quota.recount(5, before_bytes=11)
-    assert quota.used_bytes == 10, "it changed during the count"
-    quota.recount(5, before_bytes=10)
-    assert quota.used_bytes == 5
 
 
 # -- many processes ------------------------------------------------------------------------------------
@@ -338,203 +243,3 @@ def test_a_killed_process_lets_go_of_all(folder: Path, started: list[Any]) -> No
     started[0].join()
     assert not arena.in_use(half)
     assert arena.delete(folder / FREE / name) > 500_000
-
-
-def in_place(arena: Arena, nbytes: int) -> memoryview:
-    memory = arena.allocate(nbytes)
-    memory[:] = os.urandom(nbytes)
-    return memory
-
-
-def store(arena: Arena, object_id: str, memory: memoryview) -> None:
-    head = ObjectHead("j_1", "p_1", 0.0, 6, (memory.nbytes,))
-    arena.write(object_id, head, b"stream", [memory])
-
-
-@pytest.mark.parametrize("nbytes", [1, 4095, 4096, 70_000, 1 << 20])
-@pytest.mark.parametrize("more", [0, 1, 3])
-def test_what_is_filled_in_place_is_stored_as_it_is(folder: Path, nbytes: int, more: int) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, nbytes)
-    expected = bytes(memory)
-    others = [os.urandom(100 + i) for i in range(more)]
-    buffers = [memory, *map(memoryview, others)]
-    head = ObjectHead("j_1", "p_1", 0.0, 6, tuple(b.nbytes for b in buffers))
-    arena.write("o_1", head, b"stream", buffers)
-    data, got = Arena(folder).read("o_1")
-    assert bytes(data).startswith(b"stream")
-    assert [bytes(b) for b in got] == [expected, *others]
-    copied = any(path.suffix == ".tmp" for path in folder.iterdir())
-    assert not copied or more, "others may be too long for the rest of the extent"
-
-
-def test_what_is_written_after_it_was_stored_is_seen_by_nobody_else(folder: Path) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 100_000)
-    expected = bytes(memory)
-    store(arena, "o_1", memory)
-    arena.settle_in_place()
-    memory[:] = bytes(100_000)
-    assert bytes(Arena(folder).read("o_1")[1][0]) == expected
-    assert bytes(memory) == bytes(100_000)
-
-
-def test_a_stored_extent_is_not_used_again_while_its_maker_holds_the_array(folder: Path) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 100_000)
-    expected = bytes(memory)
-    store(arena, "o_1", memory)
-    arena.settle_in_place()
-    arena.recycle("o_1")
-    write(Arena(folder), "o_2", bytes(100_000))
-    assert bytes(memory) == expected
-    del memory
-    name = free_names(folder)[0]
-    write(Arena(folder), "o_3", bytes(100_000))
-    assert name not in free_names(folder)
-
-
-def test_a_buffer_that_is_never_stored_is_recycled(folder: Path) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 100_000)
-    assert not free_names(folder)
-    del memory
-    assert len(free_names(folder)) == 1
-
-
-def test_a_fork_does_not_end_its_parents_buffers(folder: Path) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 100_000)
-    expected = bytes(memory)
-    pid = os.fork()
-    if not pid:
-        del memory
-        os._exit(0)
-    os.waitpid(pid, 0)
-    write(Arena(folder), "o_2", bytes(100_000))
-    assert bytes(memory) == expected
-    store(arena, "o_1", memory)
-    assert bytes(Arena(folder).read("o_1")[1][0]) == expected
-
-
-def test_a_stream_too_long_for_the_room_before_it_is_stored_all_the_same(folder: Path) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 10_000)
-    expected, stream = bytes(memory), os.urandom(5000)
-    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 5000, (10_000,)), stream, [memory])
-    assert read(Arena(folder), "o_1") == (stream, [expected])
-
-
-def test_a_part_that_begins_later_is_copied(folder: Path) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 10_000)
-    part = memory[64:]
-    arena.write("o_1", ObjectHead("j_1", "p_1", 0.0, 6, (part.nbytes,)), b"stream", [part])
-    memory[:] = bytes(10_000)
-    assert bytes(Arena(folder).read("o_1")[1][0]) != bytes(part.nbytes)
-
-
-def test_a_mapping_that_nobody_has_any_more_is_warm_for_the_next(folder: Path) -> None:
-    arena = Arena(folder)
-    expected = []
-    for turn in range(5):
-        memory = in_place(arena, 100_000)
-        expected.append(bytes(memory))
-        store(arena, f"o_{turn}", memory)
-        del memory
-        arena.settle_in_place()
-        assert bytes(Arena(folder).read(f"o_{turn}")[1][0]) == expected[-1]
-        assert len(arena._in_place._warm) == 1
-        arena.recycle(f"o_{turn}")
-    assert len(free_names(folder)) == 1, "each took the extent of the one before"
-
-
-def test_one_that_was_made_private_is_not(folder: Path) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 100_000)
-    store(arena, "o_1", memory)
-    arena.settle_in_place()
-    del memory
-    assert not arena._in_place._warm
-
-
-def test_threads_that_store_at_once_settle_each_others(folder: Path) -> None:
-    """Nobody returns from settling while what it stored can still be changed by its maker."""
-    arena, seed = Arena(folder), random.randrange(1 << 30)
-    wrong: list[str] = []
-
-    def work(number: int) -> None:
-        dice = random.Random(seed + number)
-        for turn in range(60):
-            memory = in_place(arena, dice.choice((5000, 70_000, 300_000)))
-            expected, name = bytes(memory), f"o_{number}_{turn}"
-            store(arena, name, memory)
-            if dice.random() < 0.5:
-                del memory
-                arena.settle_in_place()
-            else:
-                arena.settle_in_place()
-                memory[:] = bytes(memory.nbytes)
-            if bytes(Arena(folder).read(name)[1][0]) != expected:
-                wrong.append(name)
-            arena.recycle(name)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    assert not wrong
-    assert not arena._in_place._unsettled
-
-
-def test_an_array_may_be_dropped_by_the_collector_at_any_instant(folder: Path) -> None:
-    arena = Arena(folder)
-    thresholds = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        for turn in range(50):
-            cycle: list[Any] = [in_place(arena, 10_000)]
-            cycle.append(cycle)
-            del cycle
-            memory = in_place(arena, 10_000)
-            store(arena, f"o_{turn}", memory)
-            arena.settle_in_place()
-    finally:
-        gc.set_threshold(*thresholds)
-
-
-def test_what_could_not_be_stored_is_still_filled_in_place(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 100_000)
-    with monkeypatch.context() as patched:
-        patched.setattr(Extent, "publish", broken_publish)
-        with pytest.raises(OSError, match="no such disk"):
-            store(arena, "o_1", memory)
-    arena.settle_in_place()
-    memory[:] = expected = os.urandom(100_000)
-    store(arena, "o_1", memory)
-    assert bytes(Arena(folder).read("o_1")[1][0]) == expected
-
-
-def broken_publish(self: Extent, object_id: str) -> None:
-    raise OSError("no such disk")
-
-
-def test_a_mapping_that_cannot_be_made_private_fails_what_was_stored_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arena = Arena(folder)
-    memory = in_place(arena, 100_000)
-    store(arena, "o_1", memory)
-    with monkeypatch.context() as patched:
-        patched.setattr(in_place_module, "_make_private", no_memory)
-        with pytest.raises(OSError, match="no memory"):
-            arena.settle_in_place()
-    arena.settle_in_place()
-    other = in_place(arena, 100_000)
-    store(arena, "o_2", other)
-    arena.settle_in_place()
-
-
-def no_memory(mapping: Any, fd: int) -> None:
-    raise OSError("no memory")
