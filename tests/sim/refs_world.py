@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.objects import store as objects_module
 from stoker.runtime.objects.borrowing import GRACE_S
-from stoker.runtime.objects.refs import wire_ref
+from stoker.runtime.objects.refs import CURRENT, wire_ref
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
-from stoker.runtime.process.session import CELL
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
@@ -347,7 +346,7 @@ class World:
 
     def __init__(self, seed: int, count: int, patch: pytest.MonkeyPatch) -> None:
         patch.setattr(objects_module, "ValueStore", _NoValues)
-        patch.setattr(CELL, "runtime", self)
+        patch.setattr(CURRENT, "runtime", self)
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
         self.messages: Counter[str] = Counter()
@@ -358,7 +357,7 @@ class World:
         for _ in range(count):
             self.start()
 
-    # `stoker.runtime.process.session.runtime()`, for refs
+    # `stoker.runtime.objects.refs.CURRENT`
 
     @property
     def objects(self) -> World:

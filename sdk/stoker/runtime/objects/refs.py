@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.runtime.process import session
+from stoker.runtime.process.current_runtime import CurrentRuntime
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Ref
 
@@ -44,9 +44,18 @@ class _Stream(Protocol):
     def abandon(self) -> None: ...
 
 
+class _Runtime(Protocol):
+    """This process's runtime, as refs see it."""
+
+    @property
+    def objects(self) -> _Objects: ...
+
+
+CURRENT: CurrentRuntime[_Runtime] = CurrentRuntime()
+
+
 def _objects() -> _Objects:
-    objects: _Objects = session.runtime().objects
-    return objects
+    return CURRENT.get().objects
 
 
 class ObjectRef(Generic[T_co]):
@@ -112,7 +121,7 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         # Runs on any thread, at any bytecode: only an append, which is atomic.
-        runtime, entry = session.maybe_runtime(), getattr(self, "_entry", None)
+        runtime, entry = CURRENT.runtime, getattr(self, "_entry", None)
         if runtime is not None and entry is not None:  # None: a signal interrupted __init__
             runtime.objects.drop_ref(entry)
 
