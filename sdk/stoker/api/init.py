@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _JOIN_S = 5.0
 """The time for which a cluster that does not answer is tried: it may be starting."""
+_ELECTION_S = 2.0
+_CALL_S = 15.0
 AUTO = "auto"
 _SOCKET_PATH_BYTES = 104
 
@@ -209,9 +211,16 @@ def _connect(
     runtime = Runtime(identity, settings)
     runtime.start()
     try:
-        driver = Driver(runtime)
+        driver = Driver(
+            identity,
+            runtime.io,
+            runtime.clients.gcs,
+            runtime.job,
+            runtime.pending,
+            runtime.objects.unseen,
+        )
         if head is None:
-            driver.check_scheduler()
+            _check_scheduler(runtime)
         env = _driver_env(runtime, node, runtime_env, settings)
         driver.attach(settings.job_id or None, namespace, env)
         show = settings.log_to_driver if log_to_driver is None else log_to_driver
@@ -226,6 +235,12 @@ def _connect(
     LIFECYCLE.auto_init, LIFECYCLE.forked = True, False
     atexit.register(_leave_at_exit)
     return _info_of(runtime)
+
+
+def _check_scheduler(runtime: Runtime) -> None:
+    """Raise UnavailableError if this process cannot reach the scheduler that leads."""
+    within_s = runtime.settings.leader_ttl_s + _ELECTION_S
+    runtime.io.run(runtime.clients.reach_scheduler(within_s), within_s + _CALL_S)
 
 
 def _socket_path(node: LocalNode, peer_id: str) -> str:
