@@ -13,11 +13,11 @@ import selectors
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stoker.runtime.objects import store as objects_module
 from stoker.runtime.objects.borrowing import GRACE_S
 from stoker.runtime.objects.refs import CURRENT, wire_ref
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
+from stoker.runtime.objects.unseen_errors import UnseenErrors
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
@@ -31,7 +31,6 @@ from stoker_wire.messages.data import (
     Resolved,
 )
 from stoker_wire.process.background import Background
-from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +125,7 @@ class _Table(ObjectTable):
 
 
 class _NoValues:
-    def __init__(self, *parts: Any, **options: Any) -> None:
+    def on_full(self, reclaim: Any) -> None:
         pass
 
     def free(self, location: Any, object_id: str) -> None:
@@ -155,13 +154,11 @@ class Process:
         self._awake = False
         self._count = 0
         this: Any = self
-        settings = Settings(log_unseen_errors=False)
+        values: Any = _NoValues()
+        unseen = UnseenErrors(self.loop, enabled=False)
         self.objects = ObjectStore(
-            this, self.address, settings, this, this, this, this, None, this, this
+            self.address, this, this, this, this, _Table(self), values, unseen
         )
-        table = _Table(self)
-        self.objects.table = self.objects.borrowing._table = table
-        self.objects.borrowing.borrows._table = table
 
     # what the shell asks of loop thread and channels
 
@@ -345,7 +342,6 @@ class World:
     """All processes, and what is checked of them."""
 
     def __init__(self, seed: int, count: int, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(objects_module, "ValueStore", _NoValues)
         patch.setattr(CURRENT, "runtime", self)
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
