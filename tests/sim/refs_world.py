@@ -280,8 +280,8 @@ class Process:
         if not isinstance(entry.location, Inline):
             self.world.refused(self, ref)
             return []
-        adopt = self.objects.borrowing.adopt
-        return [adopt(r.object_id, r.owner) for r in entry.location.refs]
+        import_ref = self.objects.borrowing.import_ref
+        return [import_ref(r.object_id, r.owner) for r in entry.location.refs]
 
     async def call(self, peer: Process, refs: list[ObjectRef[Any]]) -> list[ObjectRef[Any]]:
         """Call another process with refs inside the arguments; return those inside its result."""
@@ -302,10 +302,10 @@ class Process:
 
     def _done(self, channel: SimChannel, task_id: str, refs: list[Ref], escaped: bool) -> None:
         (_, future) = self.calls.get(task_id, (None, None))
-        adopt = self.objects.borrowing.adopt
-        adopted = [adopt(r.object_id, r.owner) for r in refs]
+        import_ref = self.objects.borrowing.import_ref
+        imported = [import_ref(r.object_id, r.owner) for r in refs]
         if future is not None and not future.done():
-            future.set_result(adopted)
+            future.set_result(imported)
         if escaped:
             self.background.spawn(self._release(channel, task_id), name="release")
 
@@ -316,8 +316,8 @@ class Process:
     async def _run(self, channel: SimChannel, task_id: str, refs: list[Ref]) -> None:
         """A task: reads, keeps, makes, passes on, returns some of all that."""
         chance = self.world.random
-        adopt = self.objects.borrowing.adopt
-        known = [adopt(r.object_id, r.owner) for r in refs]
+        import_ref = self.objects.borrowing.import_ref
+        known = [import_ref(r.object_id, r.owner) for r in refs]
         for ref in list(known):
             if chance.random() < 0.3:
                 known += await self.read(ref)

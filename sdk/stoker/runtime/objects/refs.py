@@ -29,7 +29,7 @@ class _Objects(Protocol):
 
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]: ...
     async def wait_async(self, ref: ObjectRef[Any]) -> Any: ...
-    def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
+    def import_ref(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
     def drop_ref(self, entry: Entry) -> None: ...
 
 
@@ -128,7 +128,7 @@ class ObjectRef(Generic[T_co]):
 
 def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef[Any]:
     """Unpickle a ref: this process becomes a borrower of the object, unless it owns it."""
-    return _objects().adopt(object_id, Address(*owner))
+    return _objects().import_ref(object_id, Address(*owner))
 
 
 def wire_ref(ref: ObjectRef[Any], address: Address) -> Ref:

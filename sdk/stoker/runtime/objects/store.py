@@ -78,7 +78,7 @@ class ObjectStore:
         self._marks: dict[str, Callable[[str], object]] = {}
         # Each settles and frees for the other, so this part is made here.
         self.borrowing = Borrowing(address, io, channels, table, self)
-        self.adopt = self.borrowing.adopt
+        self.import_ref = self.borrowing.import_ref
         values.on_full(self._reclaim)
 
     # -- refs (any thread) -----------------------------------------------------------------------
@@ -301,7 +301,7 @@ class ObjectStore:
         is_referenced = self.table.get(entry.object_id) is entry
         if location.refs and is_referenced and not entry.children:
             entry.children = tuple(
-                self.borrowing.adopt(r.object_id, r.owner) for r in location.refs
+                self.borrowing.import_ref(r.object_id, r.owner) for r in location.refs
             )
         is_new = entry.task is not None and entry.location is None
         if is_new and (type(location) is Failed or self.unseen.requested):
