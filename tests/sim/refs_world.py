@@ -13,12 +13,11 @@ import selectors
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stoker.runtime.objects import store as objects_module
 from stoker.runtime.objects.borrowing import GRACE_S
-from stoker.runtime.objects.refs import wire_ref
+from stoker.runtime.objects.refs import CURRENT, wire_ref
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
-from stoker.runtime.process.session import CELL
+from stoker.runtime.objects.unseen_errors import UnseenErrors
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
@@ -32,7 +31,6 @@ from stoker_wire.messages.data import (
     Resolved,
 )
 from stoker_wire.process.background import Background
-from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +125,7 @@ class _Table(ObjectTable):
 
 
 class _NoValues:
-    def __init__(self, *parts: Any, **options: Any) -> None:
+    def on_full(self, reclaim: Any) -> None:
         pass
 
     def free(self, location: Any, object_id: str) -> None:
@@ -156,13 +154,11 @@ class Process:
         self._awake = False
         self._count = 0
         this: Any = self
-        settings = Settings(log_unseen_errors=False)
+        values: Any = _NoValues()
+        unseen = UnseenErrors(self.loop, enabled=False)
         self.objects = ObjectStore(
-            this, self.address, settings, this, this, this, this, None, this, this
+            self.address, this, this, this, this, _Table(self), values, unseen
         )
-        table = _Table(self)
-        self.objects.table = self.objects.borrowing._table = table
-        self.objects.borrowing.borrows._table = table
 
     # what the shell asks of loop thread and channels
 
@@ -284,8 +280,8 @@ class Process:
         if not isinstance(entry.location, Inline):
             self.world.refused(self, ref)
             return []
-        adopt = self.objects.borrowing.adopt
-        return [adopt(r.object_id, r.owner) for r in entry.location.refs]
+        import_ref = self.objects.borrowing.import_ref
+        return [import_ref(r.object_id, r.owner) for r in entry.location.refs]
 
     async def call(self, peer: Process, refs: list[ObjectRef[Any]]) -> list[ObjectRef[Any]]:
         """Call another process with refs inside the arguments; return those inside its result."""
@@ -306,10 +302,10 @@ class Process:
 
     def _done(self, channel: SimChannel, task_id: str, refs: list[Ref], pinned: bool) -> None:
         (_, future) = self.calls.get(task_id, (None, None))
-        adopt = self.objects.borrowing.adopt
-        adopted = [adopt(r.object_id, r.owner) for r in refs]
+        import_ref = self.objects.borrowing.import_ref
+        imported = [import_ref(r.object_id, r.owner) for r in refs]
         if future is not None and not future.done():
-            future.set_result(adopted)
+            future.set_result(imported)
         if pinned:
             self.background.spawn(self._release(channel, task_id), name="release")
 
@@ -320,8 +316,8 @@ class Process:
     async def _run(self, channel: SimChannel, task_id: str, refs: list[Ref]) -> None:
         """A task: reads, keeps, makes, passes on, returns some of all that."""
         chance = self.world.random
-        adopt = self.objects.borrowing.adopt
-        known = [adopt(r.object_id, r.owner) for r in refs]
+        import_ref = self.objects.borrowing.import_ref
+        known = [import_ref(r.object_id, r.owner) for r in refs]
         for ref in list(known):
             if chance.random() < 0.3:
                 known += await self.read(ref)
@@ -346,8 +342,7 @@ class World:
     """All processes, and what is checked of them."""
 
     def __init__(self, seed: int, count: int, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(objects_module, "ValueStore", _NoValues)
-        patch.setattr(CELL, "runtime", self)
+        patch.setattr(CURRENT, "runtime", self)
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
         self.messages: Counter[str] = Counter()
@@ -358,7 +353,7 @@ class World:
         for _ in range(count):
             self.start()
 
-    # `stoker.runtime.process.session.runtime()`, for refs
+    # `stoker.runtime.objects.refs.CURRENT`
 
     @property
     def objects(self) -> World:
