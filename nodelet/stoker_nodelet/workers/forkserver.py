@@ -51,6 +51,7 @@ _ORPHANS_S = 1.0  # an exit is reported at the latest after this, even if its or
 _TRACKER_S = 2.0  # the time that a dead worker's resource tracker may take to clean up
 _END_S = 4.0  # after this the fork server exits, whatever still lives
 _OWNER_S = 1.0  # the time in which a killed nodelet must count as dead
+_HANDLED = (signal.SIGCHLD, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -284,9 +285,12 @@ class _ForkLoop:
             self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
         parent = os.getpid()
+        # One that is sent to the child at once waits until it has handlers of its own: ours would take it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             pid = os.fork()
         except OSError as failure:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
             error = f"fork: {failure.strerror}"
             self._report({"ev": "fork_failed", "worker_id": worker_id, "error": error})
             return
@@ -295,6 +299,7 @@ class _ForkLoop:
             os.close(self._wake_r)
             os.close(self._wake_w)
             _run_child(request, self._target, parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         self._workers[worker_id] = pid
         self._names[pid] = worker_id
         self._report({"ev": "forked", "worker_id": worker_id, "pid": pid})
@@ -432,8 +437,9 @@ def _apply_request(request: dict[str, Any], parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)
-    for signum in (signal.SIGCHLD, signal.SIGTERM):
+    for signum in _HANDLED:
         signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     log = os.open(request["log_path"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -30,6 +30,7 @@ class ByteQuota:
 
     def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
         """Open the quota at ``path``; with ``limit_bytes`` make it, with nothing in use."""
+        self._fd = -1
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if limit_bytes is not None else 0)
         self._fd = os.open(path, flags, 0o600)
         if limit_bytes is not None:
@@ -41,8 +42,13 @@ class ByteQuota:
 
     def close(self) -> None:
         """Close the file."""
-        self._map.close()
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            self._map.close()
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
     @property
     def used_bytes(self) -> int:

@@ -6,11 +6,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from stoker_nodelet.workers.forkserver import HEAD, start_forkserver
 from tests.services import until
 
 if TYPE_CHECKING:
+    import socket
     from pathlib import Path
 
 
@@ -41,3 +45,53 @@ def test_a_forked_fork_server_outlives_its_killed_owner_only_to_clean_up(tmp_pat
     pid = int(done.stdout)
     until(lambda: not os.path.exists(f"/proc/{pid}"), 40.0, "the fork server ends")
     assert not folder.exists()
+
+
+def test_a_signal_right_after_the_fork_is_not_lost(tmp_path: Path) -> None:
+    """As when a job is stopped that was just submitted: the child still has the fork server's handlers."""
+    log = tmp_path / "server.log"
+    server = start_forkserver(target="os:getpid", log_path=log)
+    events = Events(server.sock)
+    try:
+        events.next("ready")
+        for number in range(30):
+            worker_id = f"w_{number}"
+            fork = {
+                "op": "fork",
+                "worker_id": worker_id,
+                "argv": ["sleep", "600"],
+                "boot": b"",
+                "env": {},
+                "cwd": "",
+                "log_path": str(tmp_path / "child.log"),
+                "sys_path": [],
+            }
+            end = {"op": "signal", "worker_id": worker_id, "signum": signal.SIGTERM}
+            server.sock.sendall(frame(fork) + frame(end))
+            assert events.next("exited")["status"] == signal.SIGTERM
+    finally:
+        events.file.close()
+        server.sock.close()
+        server.proc.wait()
+    assert log.read_text() == ""
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return HEAD.pack(len(body)) + body
+
+
+class Events:
+    """What a fork server says."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(40.0)
+        self.file = sock.makefile("rb")
+
+    def next(self, kind: str) -> dict[str, Any]:
+        """The next event of this kind."""
+        while True:
+            (nbytes,) = HEAD.unpack(self.file.read(HEAD.size))
+            event: dict[str, Any] = msgspec.msgpack.decode(self.file.read(nbytes))
+            if event["ev"] == kind:
+                return event
