@@ -12,7 +12,11 @@ import msgspec
 
 from stoker_scheduler.core.events import Kind, LeaseRequested
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
-from stoker_scheduler.core.model.requirements import Requirements, make_requirements
+from stoker_scheduler.core.model.requirements import (
+    PlacementPolicy,
+    Requirements,
+    make_requirements,
+)
 from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_amounts
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import (
@@ -34,6 +38,10 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.placement.plan import NodeVerdict
     from stoker_scheduler.core.state import State
 
+_POLICIES = {
+    SpreadPolicy.HYBRID: PlacementPolicy.HYBRID,
+    SpreadPolicy.SPREAD: PlacementPolicy.SPREAD,
+}
 _NO_ENV = RuntimeEnv()
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
@@ -50,7 +58,7 @@ def requirements_of(demand: Demand, at: str = "demand.") -> Requirements:
             label_selector=demand.label_selector,
             node_id=strategy.node_id,
             soft=strategy.soft,
-            spread=strategy.policy is SpreadPolicy.SPREAD,
+            policy=_POLICIES[strategy.policy],
             env=_env_name(demand.runtime_env),
         )
     except InvalidDemandError as error:
