@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_scheduler.core.events import Kind, LeaseRequested
+from stoker_scheduler.core.model.labels import Term
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
 from stoker_scheduler.core.model.requirements import (
     PlacementPolicy,
@@ -19,6 +20,7 @@ from stoker_scheduler.core.model.requirements import (
 )
 from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_amounts
 from stoker_wire.errors import BadRequestError
+from stoker_wire.label_selectors import parse_value
 from stoker_wire.messages.cluster import (
     ClusterResources,
     Demand,
@@ -55,7 +57,7 @@ def requirements_of(demand: Demand, at: str = "demand.") -> Requirements:
     try:
         return make_requirements(
             demand.resources,
-            label_selector=demand.label_selector,
+            terms=terms_of(demand.label_selector),
             node_id=strategy.node_id,
             soft=strategy.soft,
             policy=_POLICIES[strategy.policy],
@@ -63,6 +65,19 @@ def requirements_of(demand: Demand, at: str = "demand.") -> Requirements:
         )
     except InvalidDemandError as error:
         raise BadRequestError(str(error), field=f"{at}{error.field}") from None
+
+
+def terms_of(selector: Mapping[str, str]) -> tuple[Term, ...]:
+    """Return a selector's conditions, ordered by label; raise InvalidDemandError for an unreadable one."""
+    return tuple(_term_of(label, selector[label]) for label in sorted(selector))
+
+
+def _term_of(label: str, written: str) -> Term:
+    try:
+        values, negated = parse_value(label, written)
+    except ValueError as error:
+        raise InvalidDemandError(f"label_selector.{label}", f"label_selector: {error}") from None
+    return Term(label, values, negated)
 
 
 def _env_name(env: RuntimeEnv) -> str:

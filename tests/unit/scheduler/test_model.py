@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker_scheduler.core.model.devices import Devices
-from stoker_scheduler.core.model.labels import parse_selector
 from stoker_scheduler.core.model.requirements import make_requirements
 from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_amounts, to_units
+from stoker_scheduler.wire_types import terms_of
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_a
     ],
 )
 def test_a_label_selector(written: str, labels: dict[str, str], holds: bool) -> None:
-    (term,) = parse_selector({"zone": written})
+    (term,) = terms_of({"zone": written})
     assert term.holds(labels) is holds
 
 
@@ -38,7 +38,7 @@ def test_a_label_selector(written: str, labels: dict[str, str], holds: bool) -> 
 )
 def test_an_unreadable_selector_names_the_label(written: str) -> None:
     with pytest.raises(InvalidDemandError) as caught:
-        parse_selector({"zone": written})
+        terms_of({"zone": written})
     assert caught.value.field == "label_selector.zone"
 
 

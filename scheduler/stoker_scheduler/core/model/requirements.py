@@ -13,7 +13,7 @@ from enum import StrEnum
 from operator import attrgetter, itemgetter
 
 from stoker_scheduler.core.model.devices import check_gpu_units
-from stoker_scheduler.core.model.labels import Term, parse_selector
+from stoker_scheduler.core.model.labels import Term
 from stoker_scheduler.core.model.resources import CPU, GPU, Units, to_units, units_text
 
 
@@ -81,13 +81,16 @@ class Requirements:
 def make_requirements(
     resources: Mapping[str, float],
     *,
-    label_selector: Mapping[str, str] | None = None,
+    terms: tuple[Term, ...] = (),
     node_id: str | None = None,
     soft: bool = False,
     policy: PlacementPolicy = PlacementPolicy.HYBRID,
     env: str = "",
 ) -> Requirements:
-    """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense."""
+    """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense.
+
+    ``terms`` are ordered by label.
+    """
     units = to_units(resources)
     gpu = units.pop(GPU, 0)
     check_gpu_units(gpu)
@@ -95,7 +98,7 @@ def make_requirements(
     return Requirements(
         items=items,
         gpu=gpu,
-        terms=parse_selector(label_selector or {}),
+        terms=terms,
         node_id=node_id or None,
         soft=soft,
         policy=policy,
