@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import stoker_nodelet.core
-from stoker_nodelet.core import LeaseTerms, Outcome, Policy, State, WorkerPhase, WorkKind, step
+from stoker_nodelet.core import LeaseTerms, Outbox, Policy, State, WorkerPhase, WorkKind, step
 from stoker_nodelet.core.commands import (
     AnnounceLease,
     AssignWorker,
     Command,
     ForkWorker,
     RefuseLease,
+    RefuseRelease,
     RetireWorker,
     TerminateWorker,
 )
@@ -76,15 +77,15 @@ class Machine:
         self(NodeRegistered(incarnation=1))
 
     def __call__(self, event: Event) -> list[Command]:
-        outcome = self.apply(event)
-        assert not outcome.fenced, event
-        return outcome.commands
+        commands = self.apply(event)
+        assert not any(isinstance(command, RefuseRelease) for command in commands), event
+        return commands
 
-    def apply(self, event: Event) -> Outcome:
+    def apply(self, event: Event) -> Outbox:
         self.log.append(event)
-        outcome = step(self.state, event)
+        commands = step(self.state, event)
         assert self.state.violations() == [], event
-        return outcome
+        return commands
 
     def ask(self, one: LeaseTerms, *, epoch: int = 1, adoptable: bool = True, env: str = ""):
         self.count += 1
@@ -200,8 +201,8 @@ def test_stale_senders_are_fenced_and_late_starts_refused() -> None:
         (refused,) = commands
         assert isinstance(refused, RefuseLease)
         assert refused.code == "fenced"
-    stale = m.apply(LeasesReleased(at_s=0.0, lease_ids=("l_1",), epoch=2))
-    assert not stale.commands and "epoch 2 no longer leads" in stale.fenced
+    (stale,) = m.apply(LeasesReleased(at_s=0.0, lease_ids=("l_1",), epoch=2))
+    assert isinstance(stale, RefuseRelease) and "epoch 2 no longer leads" in stale.message
     assert "l_1" in m.state.leases
     m.release("l_7", epoch=3)
     (refused,) = m.ask(lease("l_7"), epoch=3)
