@@ -127,7 +127,11 @@ def _requested(state: State, event: LeaseRequested, outbox: Outbox) -> None:
         refuse("conflict", f"{lease_id}: {over}")
         return
     lease = LeaseEntry(
-        terms, LeasePhase.AWAITING_DEVICES, event.env_key, event.adoptable, event.worker_id
+        terms,
+        LeasePhase.AWAITING_DEVICES,
+        event.env_key,
+        event.applicable_after_fork,
+        event.worker_id,
     )
     state.leases[lease_id] = lease
     _give_worker(state, lease, event.at_s, outbox)
@@ -202,7 +206,7 @@ def _choose_worker(state: State, lease: LeaseEntry) -> WorkerEntry | None:
         same = [w for w in idle if w.job_id == terms.job_id and w.env_key == lease.env_key]
         if same:
             return max(same, key=lambda worker: worker.since_s)
-    if not lease.adoptable:
+    if not lease.applicable_after_fork:
         return None
     fresh = [worker for worker in idle if worker.fresh]
     if fresh:
@@ -330,7 +334,7 @@ def _assign_failed(state: State, event: AssignFailed, outbox: Outbox) -> None:
         return
     _terminate(worker, event.at_s, event.reason, outbox)
     lease.retried = True
-    lease.adoptable = False
+    lease.applicable_after_fork = False  # so that the next one is forked for it
     lease.phase = LeasePhase.AWAITING_DEVICES
     lease.worker_id = ""
     _give_worker(state, lease, event.at_s, outbox)

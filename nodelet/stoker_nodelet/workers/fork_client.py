@@ -201,7 +201,7 @@ class ForkServerPool:
     cleanup_paths: tuple[Path, ...] = ()
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
 
-    def adopt(self, handle: ForkServerHandle) -> None:
+    def attach(self, handle: ForkServerHandle) -> None:
         """Take over a fork server that was started before the nodelet."""
         self._add((handle.python, handle.preload), handle)
 

@@ -178,7 +178,7 @@ class Workers:
                 lease=_terms_of(request.lease),
                 epoch=request.epoch,
                 env_key=environment.key,
-                adoptable=environment.adoptable,
+                applicable_after_fork=environment.applicable_after_fork,
                 worker_id=new_id(Prefix.WORKER),
             )
         )
