@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle, start_forkserver
 from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
 from stoker_wire.process.background import Background

@@ -14,7 +14,7 @@ import time
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
-from stoker_nodelet import devices
+from stoker_nodelet import devices, process_tree
 from stoker_nodelet.core import (
     LeaseTerms,
     State,
@@ -52,7 +52,6 @@ from stoker_nodelet.objects.index import ObjectIndex
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
-from stoker_nodelet.workers import process_tree
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec
 from stoker_nodelet.workers.processes import Process, Processes

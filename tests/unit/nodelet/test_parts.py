@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_nodelet import devices
+from stoker_nodelet import devices, process_tree
 from stoker_nodelet.environments.environments import Environments, _extract, _run
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.objects import arena
@@ -20,7 +20,6 @@ from stoker_nodelet.objects.index import ObjectIndex
 from stoker_nodelet.telemetry.driver_reports import final_state, message_of
 from stoker_nodelet.telemetry.exits import Exits, describe
 from stoker_nodelet.telemetry.logs import LogFile, LogFilter, Logs
-from stoker_nodelet.workers import process_tree
 from stoker_wire.arena import Arena
 from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError, UnavailableError
 from stoker_wire.messages.cluster import WorkerExit
