@@ -146,7 +146,7 @@ class SchedulerService:
             lambda state: len(state.pending),
         )
         add("scheduler_nodes", "Nodes that are known.", lambda state: len(state.nodes))
-        add("scheduler_placed", "Leases placed in this term.", lambda state: state.assigned)
+        add("scheduler_placed", "Leases placed in this term.", lambda state: state.placed)
 
 
 def _policy(settings: Settings) -> SchedulingPolicy:

@@ -21,8 +21,8 @@ class WorkersQuery(ListQuery):
     job_id: str = ""
 
 
-class ExitQuery(Message):
-    """How long to wait for the exit of a worker that lives."""
+class WorkerExitQuery(Message):
+    """Wait for the exit of a worker that lives."""
 
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
 

@@ -58,7 +58,7 @@ def assign(state: State, pending: PendingRequest, node: NodeInfo, outbox: Outbox
     pending.wanted -= 1
     if pending.wanted == 0:
         state.queue.discard(pending)
-    state.assigned += 1
+    state.placed += 1
     reservation = state.reserved.get(requirements)
     if reservation is not None and reservation.node_id == node.node_id:
         cancel_reservation(state, requirements)
