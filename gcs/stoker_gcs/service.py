@@ -49,7 +49,7 @@ class Running:
 
     @property
     def url(self) -> str:
-        """Where the gcs listens."""
+        """The URL at which the gcs listens."""
         return self._service.url
 
     @property

@@ -124,7 +124,7 @@ class Nodelet:
             await self.membership.joined.wait()
 
     async def stop(self) -> None:
-        """Leave the cluster, end the workers, and remove what lies in memory and sockets."""
+        """Leave the cluster, end the workers, and remove its files in shared memory and its sockets."""
         parts = self.parts
         parts.service.ready(False)
         parts.workers.leave()

@@ -30,7 +30,7 @@ from stoker_wire.messages.cluster import (
     Lease,
     LeaseReply,
     LeaseRequest,
-    OwnerOrders,
+    LeaseUpdates,
     OwnerPoll,
     ReleaseLeases,
 )
@@ -84,7 +84,7 @@ class Api:
             engine.apply(ev.LeaseUnblocked(at_s=engine.now(), lease_id=lease_id))
         return Empty()
 
-    async def poll_owner(self, req: Request) -> OwnerOrders:
+    async def poll_owner(self, req: Request) -> LeaseUpdates:
         """Renew an owner's leases, and wait for preemptions and losses; well within a lease's life."""
         body: OwnerPoll = req.body
         wait_s = max(0.0, min(body.wait_s, req.deadline_s - ANSWER_MARGIN_S, self._poll_limit_s))
@@ -222,7 +222,7 @@ ROUTES = (
         "/v1/owners/{owner_id}/poll",
         Api.poll_owner,
         body=OwnerPoll,
-        reply=OwnerOrders,
+        reply=LeaseUpdates,
         summary="Renew leases and await orders",
         idempotency=False,
         before_ready=True,

@@ -33,7 +33,7 @@ from stoker_wire.messages.cluster import (
     GrantedLease,
     LeaseReply,
     LeaseRequest,
-    OwnerOrders,
+    LeaseUpdates,
     OwnerPoll,
     StartedLease,
     StartLease,
@@ -148,7 +148,7 @@ class Engine:
             )
         return future.result()
 
-    async def poll(self, owner_id: str, poll: OwnerPoll, wait_s: float) -> OwnerOrders:
+    async def poll(self, owner_id: str, poll: OwnerPoll, wait_s: float) -> LeaseUpdates:
         """Renew an owner's leases; return its orders, at once if there are new ones."""
         mailbox = self._mailboxes.of(owner_id)
         mailbox.read_at_s = self.now()
@@ -169,10 +169,10 @@ class Engine:
         mailbox.lost.clear()
         self._mailboxes.drop_unread(self.now())
         leases = self.state.leases
-        recall = tuple(i for i in poll.lease_ids if i in leases and leases[i].preempted)
-        unnamed = (i for i in mailbox.preempted if i in leases and i not in recall)
+        preempted = tuple(i for i in poll.lease_ids if i in leases and leases[i].preempted)
+        unnamed = (i for i in mailbox.preempted if i in leases and i not in preempted)
         mailbox.preempted = dict.fromkeys(unnamed)
-        return OwnerOrders(recall=recall, lost=lost)
+        return LeaseUpdates(preempted=preempted, lost=lost)
 
     # Commands
 

@@ -154,7 +154,7 @@ class JobSubmissionClient:
         return self.http.call("POST", f"/v1/jobs/{job_id}/stop", reply=Job)
 
     def get_job_output(self, job_id: str) -> JobOutput:
-        """Return where the files lie that a job wrote into STOKER_JOB_OUTPUT_DIR, and how many."""
+        """Return where the files are that a job wrote into STOKER_JOB_OUTPUT_DIR, and how many."""
         return self.http.call("GET", f"/v1/jobs/{job_id}/output", reply=JobOutput)
 
     def download_job_output(self, job_id: str, target: str | Path) -> list[str]:

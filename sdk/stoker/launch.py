@@ -1,6 +1,6 @@
 """The entry point of head and node processes, ``python -m stoker.launch``, and of those who start them.
 
-A stable name for what lies in :mod:`stoker.local`: process listings, tests and users' scripts know it.
+A stable name for what is in :mod:`stoker.local`: process listings, tests and users' scripts know it.
 """
 
 from __future__ import annotations

@@ -351,7 +351,7 @@ def test_a_killed_head_fails_what_its_driver_waits_for(tmp_path: Path) -> None:
             counter = Counter.remote()
             assert get(counter.add.remote()) == 1
             refs = [where.remote(str(tmp_path / "never")) for _ in range(2)]
-            pid = stoker.runtime.process.session.CELL.cluster.pid
+            pid = stoker.runtime.process.current_runtime.LIFECYCLE.cluster.pid
             os.kill(pid, signal.SIGKILL)
             error = caught(lambda: get(refs))
             assert isinstance(error, exceptions.UnavailableError)

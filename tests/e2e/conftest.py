@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from tests.e2e.nodelet_harness import FakeGcs, Nodelet, start_nodelet
+from tests.e2e.nodelet.nodelet_harness import FakeGcs, Nodelet, start_nodelet
 from tests.services import until
 
 if TYPE_CHECKING:

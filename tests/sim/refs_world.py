@@ -13,12 +13,11 @@ import selectors
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from stoker.runtime.objects import store as objects_module
 from stoker.runtime.objects.borrowing import GRACE_S
-from stoker.runtime.objects.refs import wire_ref
+from stoker.runtime.objects.refs import CURRENT, wire_ref
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
-from stoker.runtime.process.session import CELL
+from stoker.runtime.objects.unseen_errors import UnseenErrors
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
@@ -32,7 +31,6 @@ from stoker_wire.messages.data import (
     Resolved,
 )
 from stoker_wire.process.background import Background
-from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +125,7 @@ class _Table(ObjectTable):
 
 
 class _NoValues:
-    def __init__(self, *parts: Any, **options: Any) -> None:
+    def on_full(self, reclaim: Any) -> None:
         pass
 
     def free(self, location: Any, object_id: str) -> None:
@@ -151,18 +149,16 @@ class Process:
         self.channels: list[SimChannel] = []
         self.held: list[ObjectRef[Any]] = []
         """What its user holds."""
-        self.escaped: dict[str, tuple[SimChannel, Any]] = {}
+        self.pinned: dict[str, tuple[SimChannel, Any]] = {}
         self.calls: dict[str, tuple[Any, asyncio.Future[Any]]] = {}
         self._awake = False
         self._count = 0
         this: Any = self
-        settings = Settings(log_unseen_errors=False)
+        values: Any = _NoValues()
+        unseen = UnseenErrors(self.loop, enabled=False)
         self.objects = ObjectStore(
-            this, self.address, settings, this, this, this, this, None, this, this
+            self.address, this, this, this, this, _Table(self), values, unseen
         )
-        table = _Table(self)
-        self.objects.table = self.objects.borrowing._table = table
-        self.objects.borrowing.borrows._table = table
 
     # what the shell asks of loop thread and channels
 
@@ -209,7 +205,7 @@ class Process:
     def on_lost(self, channel: SimChannel) -> None:
         self.channels.remove(channel)
         if self.alive:
-            self.loop.call_later(GRACE_S, self._forget_escaped, channel)
+            self.loop.call_later(GRACE_S, self._forget_pinned, channel)
             self.objects.borrowing.on_channel_closed(channel)
             self.loop.call_later(GRACE_S, self._fail_calls, channel)  # it asks first what happened
 
@@ -218,9 +214,9 @@ class Process:
             if at is channel and not future.done():
                 future.set_result(None)
 
-    def _forget_escaped(self, channel: SimChannel) -> None:
-        for task_id in [i for i, (at, _) in self.escaped.items() if at is channel]:
-            del self.escaped[task_id]
+    def _forget_pinned(self, channel: SimChannel) -> None:
+        for task_id in [i for i, (at, _) in self.pinned.items() if at is channel]:
+            del self.pinned[task_id]
 
     def on_message(self, channel: SimChannel, message: Any) -> None:
         borrowing = self.objects.borrowing
@@ -237,10 +233,10 @@ class Process:
                 borrowing.on_resolved(message)
             case ("run", task_id, refs):
                 self.background.spawn(self._run(channel, task_id, refs), name="run")
-            case ("done", task_id, refs, escaped):
-                self._done(channel, task_id, refs, escaped)
+            case ("done", task_id, refs, pinned):
+                self._done(channel, task_id, refs, pinned)
             case ("release", task_id):
-                self.escaped.pop(task_id, None)
+                self.pinned.pop(task_id, None)
 
     def die(self) -> None:
         """Like SIGKILL: nothing runs here any more; peers read what is sent, or lose its tail."""
@@ -252,7 +248,7 @@ class Process:
             channel.cut(lossy=self.world.random.random() < 0.5)
             channel.closed = True
         self.held.clear()
-        self.escaped.clear()
+        self.pinned.clear()
         self.calls.clear()
         self.objects.table.entries.clear()
 
@@ -284,8 +280,8 @@ class Process:
         if not isinstance(entry.location, Inline):
             self.world.refused(self, ref)
             return []
-        adopt = self.objects.borrowing.adopt
-        return [adopt(r.object_id, r.owner) for r in entry.location.refs]
+        import_ref = self.objects.borrowing.import_ref
+        return [import_ref(r.object_id, r.owner) for r in entry.location.refs]
 
     async def call(self, peer: Process, refs: list[ObjectRef[Any]]) -> list[ObjectRef[Any]]:
         """Call another process with refs inside the arguments; return those inside its result."""
@@ -304,13 +300,13 @@ class Process:
         self.calls.pop(task_id, None)
         return result or []
 
-    def _done(self, channel: SimChannel, task_id: str, refs: list[Ref], escaped: bool) -> None:
+    def _done(self, channel: SimChannel, task_id: str, refs: list[Ref], pinned: bool) -> None:
         (_, future) = self.calls.get(task_id, (None, None))
-        adopt = self.objects.borrowing.adopt
-        adopted = [adopt(r.object_id, r.owner) for r in refs]
+        import_ref = self.objects.borrowing.import_ref
+        imported = [import_ref(r.object_id, r.owner) for r in refs]
         if future is not None and not future.done():
-            future.set_result(adopted)
-        if escaped:
+            future.set_result(imported)
+        if pinned:
             self.background.spawn(self._release(channel, task_id), name="release")
 
     async def _release(self, channel: SimChannel, task_id: str) -> None:
@@ -320,8 +316,8 @@ class Process:
     async def _run(self, channel: SimChannel, task_id: str, refs: list[Ref]) -> None:
         """A task: reads, keeps, makes, passes on, returns some of all that."""
         chance = self.world.random
-        adopt = self.objects.borrowing.adopt
-        known = [adopt(r.object_id, r.owner) for r in refs]
+        import_ref = self.objects.borrowing.import_ref
+        known = [import_ref(r.object_id, r.owner) for r in refs]
         for ref in list(known):
             if chance.random() < 0.3:
                 known += await self.read(ref)
@@ -333,21 +329,20 @@ class Process:
         self.held += [r for r in known if chance.random() < 0.3]
         result = [r for r in known if chance.random() < 0.4]
         if result:
-            self.escaped[task_id] = (channel, result)
+            self.pinned[task_id] = (channel, result)
         del known
         if self.objects.borrowing.would_overtake_borrow(channel):
             await self.objects.borrowing.wait_acknowledged(channel)
         channel.post(("done", task_id, [wire_ref(r, self.address) for r in result], bool(result)))
         if channel.closed:
-            self.escaped.pop(task_id, None)
+            self.pinned.pop(task_id, None)
 
 
 class World:
     """All processes, and what is checked of them."""
 
     def __init__(self, seed: int, count: int, patch: pytest.MonkeyPatch) -> None:
-        patch.setattr(objects_module, "ValueStore", _NoValues)
-        patch.setattr(CELL, "runtime", self)
+        patch.setattr(CURRENT, "runtime", self)
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
         self.messages: Counter[str] = Counter()
@@ -358,7 +353,7 @@ class World:
         for _ in range(count):
             self.start()
 
-    # `stoker.runtime.process.session.runtime()`, for refs
+    # `stoker.runtime.objects.refs.CURRENT`
 
     @property
     def objects(self) -> World:
@@ -459,7 +454,7 @@ class World:
                 "returning": list(borrows.releasing),
                 "unacknowledged": list(borrowing.unacknowledged),
                 "opening": list(borrowing._opening),
-                "escaped": list(process.escaped),
+                "pinned": list(process.pinned),
                 "calls": list(process.calls),
                 "channels that ended": [x for x in (*lent, *borrowed) if x.closed],  # type: ignore[attr-defined]
             }

@@ -1,4 +1,4 @@
-"""The runtimes of a simulated cluster: they ask for leases, poll, obey recalls and give back."""
+"""The runtimes of a simulated cluster: they ask for leases, poll, obey preemptions and give back."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Wish:
 
 @dataclass
 class Owner:
-    """A runtime: asks, polls, obeys recalls, releases."""
+    """A runtime: asks, polls, obeys preemptions, releases."""
 
     owner_id: str
     job_id: str

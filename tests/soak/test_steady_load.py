@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import stoker
-from stoker.runtime.process.session import runtime
+from stoker.api.current import runtime
 from tests.services import until
 from tests.soak.slopes import Slopes
 

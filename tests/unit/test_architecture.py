@@ -13,8 +13,12 @@ from dataclasses import dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 REPO = Path(__file__).resolve().parents[2]
 ROOTS = {
@@ -60,14 +64,35 @@ IMPURE_MODULES = {
 }  # fmt: skip
 MAX_LINES = 600
 MAX_SIBLINGS = 14
+MAX_TEST_SIBLINGS = 15
+TESTS = REPO / "tests"
+# What a folder of unit tests mirrors: each of its folders and files has a namesake in one of these.
+MIRRORED = {
+    "cli": (ROOTS["stoker"] / "cli",),
+    "gcs": (ROOTS["stoker_gcs"],),
+    "harness": (TESTS,),
+    "nodelet": (ROOTS["stoker_nodelet"],),
+    "scheduler": (ROOTS["stoker_scheduler"],),
+    "sdk": (ROOTS["stoker"], ROOTS["stoker"] / "runtime"),
+    "wire": (ROOTS["stoker_wire"],),
+}
+# Unit tests of no single module, and of what else.
+TESTS_OF_MORE = {
+    "cli/test_command_line.py": "the command line as a user types it, across all commands",
+    "gcs/test_events.py": "every kind of event, across all modules that emit one",
+    "gcs/test_replay.py": "replay(events) == state, across the rules of nodes, jobs and actors",
+}
 MIGRATION_VERSIONS = "versions"
 # Files that may start a task outside a TaskGroup; each says there who awaits it.
 BARE_TASKS_ALLOWED = {
     REPO / "wire/stoker_wire/process/background.py",
     REPO / "sdk/stoker/runtime/worker/event_loops.py",  # it runs its loop until that task ends
 }
-# Of the docstring of a class or function: it sends the reader on, or leaves the noun to be guessed.
-EMPTY_OPENINGS = ("See the module", "What ", "Who ")
+# Of a docstring: it sends the reader on, or leaves the noun to be guessed.
+EMPTY_OPENINGS = (
+    "See the module",
+    *("How ", "What ", "When ", "Where ", "Which ", "Who ", "Why "),
+)
 HEAVY = {"torch", "numpy", "sqlalchemy", "redis", "aiohttp"}
 
 
@@ -161,21 +186,77 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def test_a_folder_can_be_seen_at_a_glance() -> None:
+    files = [one.path for one in sources() if MIGRATION_VERSIONS not in one.path.parts]
+    check(
+        [wide for root in ROOTS.values() for wide in wide_folders(root, files, MAX_SIBLINGS)],
+        f"a folder with more than {MAX_SIBLINGS} files and folders",
+    )
+
+
+def test_a_folder_of_tests_can_be_seen_at_a_glance() -> None:
+    check(
+        wide_folders(TESTS, TESTS.rglob("*.py"), MAX_TEST_SIBLINGS),
+        f"a folder of tests with more than {MAX_TEST_SIBLINGS} files and folders",
+    )
+
+
+def wide_folders(root: Path, files: Iterable[Path], limit: int) -> list[str]:
+    """Return the folders from ``root`` down with more than ``limit`` of the files, or folders of them."""
     folders: dict[Path, set[str]] = {}
-    for source in sources():
-        if MIGRATION_VERSIONS in source.path.parts:
-            continue
-        for child in (source.path, *source.path.parents):
-            if child == ROOTS[source.package]:
+    for file in files:
+        for child in (file, *file.parents) if file.is_relative_to(root) else ():
+            if child == root:
                 break
             if child.name not in ("__init__.py", "__main__.py"):
                 folders.setdefault(child.parent, set()).add(child.name)
-    broken = [
+    return [
         f"{folder.relative_to(REPO)}: {len(names)}"
         for folder, names in folders.items()
-        if len(names) > MAX_SIBLINGS
+        if len(names) > limit
     ]
-    check(broken, f"a folder with more than {MAX_SIBLINGS} files and folders")
+
+
+def test_unit_tests_lie_where_their_module_lies() -> None:
+    """``test_<module>.py``, or ``test_<module>_<aspect>.py`` where one file would be too long."""
+    unit = TESTS / "unit"
+    files = {path.relative_to(unit).as_posix(): path for path in unit.glob("*/**/test_*.py")}
+    broken = [
+        f"tests/unit/{name}"
+        for name, path in files.items()
+        if name not in TESTS_OF_MORE and not is_mirror(path.relative_to(unit))
+    ]
+    check(broken, "a unit test whose name and folder are no module's (CONTRIBUTING.md: tests)")
+    stale = [name for name in TESTS_OF_MORE if name not in files or is_mirror(Path(name))]
+    check(stale, "an exception in TESTS_OF_MORE that is none")
+
+
+def is_mirror(test: Path) -> bool:
+    """Return whether a test, by its path in tests/unit, names a module at the same place of its package."""
+    package, *folders = test.parent.parts
+    subject = test.stem.removeprefix("test_")
+    return any(
+        f"{subject}_".startswith(f"{module.stem}_")
+        for root in MIRRORED.get(package, ())
+        for module in root.joinpath(*folders).glob("*.py")
+        if module.stem != "__init__"
+    )
+
+
+@pytest.mark.parametrize(
+    ("test", "mirrors"),
+    [
+        ("wire/http/server/test_service.py", True),
+        ("wire/http/server/test_service_life.py", True),
+        ("sdk/tasks/test_dispatch.py", True),
+        ("sdk/local/test_sessions.py", True),
+        ("wire/http/test_service.py", False),
+        ("wire/http/server/test_services.py", False),
+        ("nodelet/transfer/test_parts.py", False),
+        ("nowhere/test_service.py", False),
+    ],
+)
+def test_the_rule_of_mirrors_knows_a_module_from_another(test: str, mirrors: bool) -> None:
+    assert is_mirror(Path(test)) is mirrors
 
 
 def test_no_source_imports_tests_examples_or_benchmarks() -> None:
@@ -211,10 +292,10 @@ def test_every_module_says_why_it_exists() -> None:
 def test_a_docstring_says_what_its_function_does_or_what_its_class_is() -> None:
     """An imperative verb or a noun phrase; a clause that begins with a question word is neither."""
     broken = [
-        f"{source.at(node)}: {node.name}: {text.splitlines()[0]}"
+        f"{source.at(node)}: {text.splitlines()[0]}"
         for source in sources()
         for node in ast.walk(source.tree)
-        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         and (text := ast.get_docstring(node) or "").startswith(EMPTY_OPENINGS)
     ]
     check(broken, "a docstring that neither does nor names (CONTRIBUTING.md: prose)")

@@ -41,7 +41,7 @@ _SWEEP_S = 60.0
 class JobFolders:
     """Folders of jobs under ``root``, kept for ``keep_s`` after a job's end and last process here.
 
-    ``shared_output`` is a folder that all nodes share: then output lies there, and only the user
+    ``shared_output`` is a folder that all nodes share: then output is there, and only the user
     removes it.
     """
 
@@ -148,7 +148,7 @@ class JobFolders:
         if nbytes > MAX_OUTPUT_BYTES:
             raise PayloadTooLargeError(
                 f"{job_id} wrote {nbytes / 2**30:.1f} GiB on this node\n"
-                f"at most {MAX_OUTPUT_BYTES >> 30} GiB are sent, it lies in {folder}\n"
+                f"at most {MAX_OUTPUT_BYTES >> 30} GiB are sent, it is in {folder}\n"
                 "let jobs write so much to storage that the nodes share"
             )
         return _tar(entries)

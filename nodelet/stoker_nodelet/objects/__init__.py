@@ -1,1 +1,1 @@
-"""The node's object store: its arena, the index of what lies in it, eviction."""
+"""The node's object store: its arena, the index of what is in it, eviction."""

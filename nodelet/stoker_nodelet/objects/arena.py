@@ -22,7 +22,7 @@ _OWNER = ".owner"
 
 
 def arena_path(session_dir: Path, node_id: str, root: Path = SHM) -> Path:
-    """Return where the arena of this node lies."""
+    """Return the path of this node's arena."""
     session_id = re.sub(r"[^A-Za-z0-9_.]", "_", session_dir.name)[:64]
     return root / f"stoker-{session_id}-{node_id}"
 

@@ -1,4 +1,4 @@
-"""The index of the objects that lie in this node's arena or were spilled from it.
+"""The index of the objects that are in this node's arena or were spilled from it.
 
 Runtimes write, read and free the files themselves; the nodelet knows which exist and whom they
 belong to, and frees those that remain: when the owner is on another node or gone, when the job has
@@ -113,7 +113,7 @@ class ObjectIndex:
         return (one for one in list(self._index.values()) if not one.spilled)
 
     def mark_spilled(self, one: ObjectInfo) -> bool:
-        """Record that an object lies on disk; False if it was freed or written again meanwhile."""
+        """Record that an object is on disk; False if it was freed or written again meanwhile."""
         if self._index.get(one.object_id) is not one:
             return False
         self._index[one.object_id] = msgspec.structs.replace(one, spilled=True)

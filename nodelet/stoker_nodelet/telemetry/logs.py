@@ -236,7 +236,7 @@ class _Reader:
 
 
 def tail(path: Path, count: int) -> tuple[str, ...]:
-    """Return the last ``count`` lines of a file, as far as they lie in its last 64 KiB."""
+    """Return the last ``count`` lines of a file, as far as they are in its last 64 KiB."""
     try:
         with path.open("rb") as file:
             nbytes = file.seek(0, 2)

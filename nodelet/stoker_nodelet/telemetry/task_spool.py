@@ -2,7 +2,7 @@
 
 Each process appends frames of rows to a file of its own in the node's spool folder (see
 :mod:`stoker_wire.data.spool`); a record is written before the result of its task leaves the worker,
-so none is lost with a killed worker. The loop here forwards whole frames as they lie on disk, every
+so none is lost with a killed worker. The loop here forwards whole frames as they are on disk, every
 ``POLL_S``, and deletes a file when all of it is acknowledged and its writer has left it. While the
 gcs is away nothing is read: the disk is the buffer, memory holds one batch at most.
 

@@ -8,17 +8,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import heapq
+from typing import TYPE_CHECKING
 
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 
+if TYPE_CHECKING:
+    import mmap
+
 
 class ChunkMap:
-    """State of each chunk. ``fd`` is the extent's; a chunk with a checksum was received and verified."""
+    """State of each chunk, of an object that arrives in ``memory``."""
 
-    def __init__(self, nbytes: int, fd: int) -> None:
+    def __init__(self, nbytes: int, memory: mmap.mmap) -> None:
         self.nbytes = nbytes
-        self.fd = fd
+        self.memory = memory
         self.checksums: list[int | None] = [None] * count_chunks(nbytes)
+        """Of the chunks that were received and verified."""
         self.ready = 0
         """The number of chunks that are there, counted from the start without a gap."""
         self.arrived_nbytes = 0

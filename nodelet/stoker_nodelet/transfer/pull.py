@@ -84,8 +84,8 @@ class Pull:
         extent = await self._extent()
         try:
             memory = extent.mapping or mmap.mmap(extent.fd, self._nbytes)
-            self.chunks = ChunkMap(self._nbytes, extent.fd)
-            await self._fill(self.chunks, answer.sources, memory)
+            self.chunks = ChunkMap(self._nbytes, memory)
+            await self._fill(self.chunks, answer.sources)
             extent.seal(self._object_id)
         except BaseException:
             extent.discard()
@@ -175,15 +175,13 @@ class Pull:
             await self._context.make_room(nbytes)
             return await create()
 
-    async def _fill(
-        self, chunks: ChunkMap, sources: tuple[ObjectSource, ...], memory: mmap.mmap
-    ) -> None:
+    async def _fill(self, chunks: ChunkMap, sources: tuple[ObjectSource, ...]) -> None:
         loop = asyncio.get_running_loop()
         moved_s, pause_s = loop.time(), _PAUSE_S
         while not chunks.whole:
             before = chunks.arrived_nbytes
             try:
-                await self._pull_from(sources[0], chunks, memory)
+                await self._pull_from(sources[0], chunks)
             except StokerError as error:
                 self._failed[sources[0].node_id] = f"{sources[0].url}: {error}"
                 if chunks.arrived_nbytes > before:
@@ -194,22 +192,18 @@ class Pull:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 sources = await self._next_sources(sources)
 
-    async def _pull_from(self, source: ObjectSource, chunks: ChunkMap, memory: mmap.mmap) -> None:
+    async def _pull_from(self, source: ObjectSource, chunks: ChunkMap) -> None:
         """Fetch all missing chunks. After a failure no other chunk is begun; those begun may arrive."""
         streams = min(STREAMS, len(chunks.checksums) - chunks.ready)
         failures: list[StokerError] = []
         async with asyncio.TaskGroup() as group:
             for _ in range(streams):
-                group.create_task(self._stream(source, chunks, memory, failures))
+                group.create_task(self._stream(source, chunks, failures))
         if failures:
             raise failures[0]
 
     async def _stream(
-        self,
-        source: ObjectSource,
-        chunks: ChunkMap,
-        memory: mmap.mmap,
-        failures: list[StokerError],
+        self, source: ObjectSource, chunks: ChunkMap, failures: list[StokerError]
     ) -> None:
         reader = RangeReader(
             source.url, token=self._context.token, peer=f"nodelet {self._context.me.node_id}"
@@ -220,7 +214,7 @@ class Pull:
                 try:
                     if chunk >= available:
                         available = await self._wait_for_chunk(source, chunk)
-                    chunks.add(chunk, await self._receive(reader, chunks, memory, chunk))
+                    chunks.add(chunk, await self._receive(reader, chunks, chunk))
                 except BaseException:
                     chunks.give_back(chunk)
                     raise
@@ -229,13 +223,11 @@ class Pull:
         finally:
             reader.close()
 
-    async def _receive(
-        self, reader: RangeReader, chunks: ChunkMap, memory: mmap.mmap, chunk: int
-    ) -> int:
+    async def _receive(self, reader: RangeReader, chunks: ChunkMap, chunk: int) -> int:
         begin, nbytes = span_of(chunk, chunks.nbytes)
 
         def receive() -> int:
-            with memoryview(memory) as whole, whole[begin : begin + nbytes] as part:
+            with memoryview(chunks.memory) as whole, whole[begin : begin + nbytes] as part:
                 return reader.read(self._object_id, begin, part)
 
         async with self._context.limiter.slot(self._object_id, nbytes):

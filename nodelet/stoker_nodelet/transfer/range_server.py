@@ -9,7 +9,6 @@ at all by a node that received the chunk itself.
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
 import select
 import socket
@@ -21,11 +20,14 @@ import xxhash
 from aiohttp import web
 
 from stoker_nodelet.transfer.chunk_map import ChunkMap, count_chunks, span_of
+from stoker_wire.arena.views import Pin
 from stoker_wire.data.range_reader import CHECKSUM_HEADER, CHUNK_NBYTES, STALL_S
 from stoker_wire.errors import BadRequestError, NotFoundError, ObjectLostError, UnavailableError
 from stoker_wire.http.codec import BYTES
 
 if TYPE_CHECKING:
+    import mmap
+
     from stoker_nodelet.objects.index import ObjectIndex
     from stoker_nodelet.transfer.fair_limiter import FairLimiter
     from stoker_nodelet.transfer.io_pool import IoPool
@@ -99,7 +101,7 @@ class RangeServer:
                     f"{chunks.ready} chunks of {CHUNK_NBYTES} bytes are here, and one at a time "
                     "can be had"
                 )
-            return MappedRange(chunks.fd, begin, end, checksum)
+            return MappedRange(chunks.memory, begin, end, checksum)
         known = self._checksums.get(self._key(object_id, chunk)) if is_chunk else None
 
         def open_range() -> MappedRange:
@@ -107,10 +109,9 @@ class RangeServer:
                 fd = self._objects.arena.open(object_id)
             except ObjectLostError as error:
                 raise NotFoundError(str(error)) from None
-            try:
-                mapped = MappedRange(fd, begin, end, known)
-            finally:
-                os.close(fd)
+            pin = Pin(fd)
+            mapping = self._objects.arena.mapping(object_id, fd)
+            mapped = MappedRange(mapping, begin, end, known, pin)
             if with_checksum:
                 mapped.compute_checksum()
             return mapped
@@ -154,7 +155,7 @@ class RangeServer:
 
 
 class MappedRange:
-    """Bytes ``begin`` to ``end`` of a file, mapped. The mapping keeps the file open, and its lock.
+    """Bytes ``begin`` to ``end`` of a mapped file, which ``pin`` keeps open, and so its lock.
 
     ``checksum`` is the XXH3, if it has been computed. The methods block: they are for threads.
 
@@ -162,11 +163,17 @@ class MappedRange:
     ``sendfile`` hands over one page at a time, which costs both ends more than the copy (ADR 0008).
     """
 
-    def __init__(self, fd: int, begin: int, end: int, checksum: int | None = None) -> None:
-        start = begin - begin % mmap.ALLOCATIONGRANULARITY
+    def __init__(
+        self,
+        mapping: mmap.mmap,
+        begin: int,
+        end: int,
+        checksum: int | None = None,
+        pin: Pin | None = None,
+    ) -> None:
         self.checksum = checksum
-        self._map = mmap.mmap(fd, end - start, prot=mmap.PROT_READ, offset=start)
-        self._view = memoryview(self._map)[begin - start :]
+        self._view = memoryview(mapping)[begin:end]
+        self._pin = pin
 
     @property
     def nbytes(self) -> int:

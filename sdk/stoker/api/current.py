@@ -1,22 +1,29 @@
-"""The runtime of this process, by its type: the cell that holds it is below all modules and knows none."""
+"""The runtime of this process, by its whole type, for the public functions; it is set for all users here."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker.runtime.process import session
+from stoker.runtime.actors import handle
+from stoker.runtime.objects import refs
+from stoker.runtime.process.current_runtime import CurrentRuntime
 
 if TYPE_CHECKING:
     from stoker.runtime.runtime import Runtime
 
+CURRENT: CurrentRuntime[Runtime] = CurrentRuntime()
+
 
 def runtime() -> Runtime:
     """Return this process's runtime; start a local cluster if ``init()`` was never called."""
-    current: Runtime = session.runtime()
-    return current
+    return CURRENT.get()
 
 
 def maybe_runtime() -> Runtime | None:
     """Return this process's runtime, or None."""
-    current: Runtime | None = session.maybe_runtime()
-    return current
+    return CURRENT.runtime
+
+
+def set_runtime(runtime: Runtime | None) -> None:
+    """Make this the runtime of this process, or leave it without one."""
+    handle.CURRENT.runtime = refs.CURRENT.runtime = CURRENT.runtime = runtime

@@ -14,13 +14,15 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from stoker.api.current import maybe_runtime, set_runtime
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
 from stoker.local.node_options import checked_node_options, checked_port
+from stoker.runtime.process.current_runtime import LIFECYCLE
 from stoker.runtime.process.identity import LocalNode
-from stoker.runtime.process.session import CELL
 from stoker_wire.ids import Prefix, new_id
 
 if TYPE_CHECKING:
+    from stoker.local.cluster import LocalCluster
     from stoker.local.sessions import LocalInfo
     from stoker.runtime.runtime import Runtime
     from stoker_wire.messages.common import RuntimeEnv
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 _JOIN_S = 5.0
 """The time for which a cluster that does not answer is tried: it may be starting."""
+_ELECTION_S = 2.0
+_CALL_S = 15.0
 AUTO = "auto"
 _SOCKET_PATH_BYTES = 104
 
@@ -69,10 +73,10 @@ def init(
     ``STOKER_TOKEN``), and ``"auto"`` that of ``STOKER_ADDRESS``, else the newest that ``stoker start
     --head`` started here. Raises UnavailableError where a cluster's scheduler cannot be reached.
     """
-    with CELL.lock:
-        if CELL.runtime is not None:
+    with LIFECYCLE.lock:
+        if (current := maybe_runtime()) is not None:
             if ignore_reinit_error:
-                return _info_of(CELL.runtime)
+                return _info_of(current)
             raise ConflictError(
                 "stoker.init() was called already in this process\n"
                 "call stoker.shutdown() first, or pass ignore_reinit_error=True"
@@ -124,14 +128,12 @@ def _init_local(
             runtime_env,
             log_to_driver,
             tcp_host=None,
-            embedded=True,
+            head=cluster,
         )
     except BaseException:
         cluster.stop()
         raise
-    CELL.cluster = cluster
-    if CELL.driver is not None:
-        CELL.driver.watch_head(cluster)
+    LIFECYCLE.cluster = cluster
     return cluster_info
 
 
@@ -184,7 +186,7 @@ def _connect(
     log_to_driver: bool | None,
     *,
     tcp_host: str | None,
-    embedded: bool = False,
+    head: LocalCluster | None = None,
 ) -> ClusterInfo:
     from stoker.runtime.driver.driver import Driver
     from stoker.runtime.process.identity import Identity
@@ -209,20 +211,36 @@ def _connect(
     runtime = Runtime(identity, settings)
     runtime.start()
     try:
-        driver = Driver(runtime)
-        if not embedded:
-            driver.check_scheduler()
+        driver = Driver(
+            identity,
+            runtime.io,
+            runtime.clients.gcs,
+            runtime.job,
+            runtime.pending,
+            runtime.objects.unseen,
+        )
+        if head is None:
+            _check_scheduler(runtime)
         env = _driver_env(runtime, node, runtime_env, settings)
         driver.attach(settings.job_id or None, namespace, env)
         show = settings.log_to_driver if log_to_driver is None else log_to_driver
         driver.begin(follow_logs=show)
+        if head is not None:
+            driver.watch_head(head)
     except BaseException:
         runtime.stop()
         raise
-    CELL.runtime, CELL.driver = runtime, driver
-    CELL.auto_init, CELL.forked = True, False
+    set_runtime(runtime)
+    LIFECYCLE.driver = driver
+    LIFECYCLE.auto_init, LIFECYCLE.forked = True, False
     atexit.register(_leave_at_exit)
     return _info_of(runtime)
+
+
+def _check_scheduler(runtime: Runtime) -> None:
+    """Raise UnavailableError if this process cannot reach the scheduler that leads."""
+    within_s = runtime.settings.leader_ttl_s + _ELECTION_S
+    runtime.io.run(runtime.clients.reach_scheduler(within_s), within_s + _CALL_S)
 
 
 def _socket_path(node: LocalNode, peer_id: str) -> str:
@@ -272,13 +290,14 @@ def _leave_at_exit() -> None:
 
 
 def _leave(*, exits: bool) -> None:
-    with CELL.lock:
-        runtime, CELL.runtime = CELL.runtime, None
-        driver, CELL.driver = CELL.driver, None
-        cluster, CELL.cluster = CELL.cluster, None
+    with LIFECYCLE.lock:
+        runtime = maybe_runtime()
+        set_runtime(None)
+        driver, LIFECYCLE.driver = LIFECYCLE.driver, None
+        cluster, LIFECYCLE.cluster = LIFECYCLE.cluster, None
         if runtime is None:
             return
-        CELL.auto_init = False
+        LIFECYCLE.auto_init = False
         atexit.unregister(_leave_at_exit)
         dead = cluster is not None and not cluster.is_alive()
         if driver is not None:
@@ -302,4 +321,4 @@ def _info_of(runtime: Runtime) -> ClusterInfo:
     )
 
 
-CELL.init = init
+LIFECYCLE.init = init

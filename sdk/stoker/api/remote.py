@@ -91,7 +91,7 @@ class RemoteFunction(Generic[P, R]):
 
     @functools.cached_property
     def _positional(self) -> range:
-        """How many arguments, all of them positional, are right without a closer look."""
+        """The numbers of arguments, all of them positional, that are right without a closer look."""
         each = self._signature.parameters.values()
         required = [p for p in each if p.default is p.empty and p.kind not in _REST]
         if any(p.kind is inspect.Parameter.KEYWORD_ONLY for p in required):

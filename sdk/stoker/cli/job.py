@@ -301,7 +301,7 @@ def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_j
 def output(
     job_id: str, target: str | None, address: str | None, token: str | None, as_json: bool
 ) -> None:
-    """Copy what a job wrote into $STOKER_JOB_OUTPUT_DIR, or show where it lies."""
+    """Copy what a job wrote into $STOKER_JOB_OUTPUT_DIR, or show where it is."""
     from stoker.cli.output import nbytes, print_json
 
     client = job_client(address, token)

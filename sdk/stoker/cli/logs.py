@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Source(msgspec.Struct):
-    """Which stream of log lines."""
+    """A stream of log lines, by its path and query."""
 
     path: str
     query: dict[str, object] = {}

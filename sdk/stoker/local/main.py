@@ -258,7 +258,7 @@ async def _start_nodelet(
 
 
 def _head_token(settings: Settings, session: Path, embedded: bool) -> str:
-    """Return the cluster's token, which lies in the session whatever its source.
+    """Return the cluster's token, which is in the session's folder whatever its source.
 
     A fresh one, unless the user gave one; beyond loopback it must be given (``find_token``).
     """

@@ -184,7 +184,7 @@ def sweep(root: Path, *, keep: int = KEPT_SESSIONS) -> list[Path]:
     dead.sort(reverse=True)
     for _, session in dead[keep:]:
         if session.is_symlink():
-            session.unlink(missing_ok=True)  # the folder lies outside, and is the user's
+            session.unlink(missing_ok=True)  # the folder is outside, and is the user's
         else:
             shutil.rmtree(session, ignore_errors=True)
     return [session for _, session in dead[keep:]]

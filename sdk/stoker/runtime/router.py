@@ -16,6 +16,7 @@ from stoker_wire.messages.data import (
     Resolved,
     Retire,
     Returned,
+    Run,
 )
 
 if TYPE_CHECKING:
@@ -59,31 +60,33 @@ class MessageRouter:
     def on_messages(self, channel: Channel, messages: list[DataMessage]) -> None:
         """Route the messages of one frame, in their order."""
         for message in messages:
-            kind = type(message)
-            if kind is Done:
-                self._on_done(channel, message)  # type: ignore[arg-type]
-            elif kind is Resolve:
-                self._objects.borrowing.on_resolve(channel, message)  # type: ignore[arg-type]
-            elif kind is Resolved:
-                self._objects.borrowing.on_resolved(message)  # type: ignore[arg-type]
-            elif kind is Borrow:
-                self._objects.borrowing.on_borrow(channel, message)  # type: ignore[arg-type]
-            elif kind is Borrowed:
-                self._objects.borrowing.on_borrowed(message)  # type: ignore[arg-type]
-            elif kind is ReleaseBorrow:
-                self._objects.borrowing.on_release_borrow(channel, message)  # type: ignore[arg-type]
-            elif kind is Returned:
-                self._tasks.on_returned(channel, message.task_ids)  # type: ignore[union-attr]
-            elif kind is Item:
-                self._pending.on_item(channel, message)  # type: ignore[arg-type]
-            elif kind is Retire:
+            # The most frequent first. No `match`: isinstance() of a msgspec class calls its metaclass, so a
+            # case that is passed over costs 0.13 us, against 0.02 here (Done: 0.13 us or 0.05, Run behind
+            # the others: 1.5 us or 0.2; Python 3.11).
+            if type(message) is Done:
+                self._on_done(channel, message)
+            elif type(message) is Run and self._worker is not None:
+                self._worker.on_message(channel, message)
+            elif type(message) is Item:
+                self._pending.on_item(channel, message)
+            elif type(message) is Resolve:
+                self._objects.borrowing.on_resolve(channel, message)
+            elif type(message) is Resolved:
+                self._objects.borrowing.on_resolved(message)
+            elif type(message) is Borrow:
+                self._objects.borrowing.on_borrow(channel, message)
+            elif type(message) is Borrowed:
+                self._objects.borrowing.on_borrowed(message)
+            elif type(message) is ReleaseBorrow:
+                self._objects.borrowing.on_release_borrow(channel, message)
+            elif type(message) is Returned:
+                self._tasks.on_returned(channel, message.task_ids)
+            elif type(message) is Retire:
                 self._tasks.on_retire(channel)
-            elif kind is Cancel and message.task_id in self._pending.by_id:  # type: ignore[union-attr]
+            elif type(message) is Cancel and message.task_id in self._pending.by_id:
                 # A call that this process made, and that a borrower of its ref cancels.
                 self._pending.cancel(
-                    message.task_id,  # type: ignore[union-attr]
-                    force=message.force,  # type: ignore[union-attr]
-                    recursive=message.recursive,  # type: ignore[union-attr]
+                    message.task_id, force=message.force, recursive=message.recursive
                 )
             elif self._worker is not None:
                 self._worker.on_message(channel, message)
@@ -94,7 +97,7 @@ class MessageRouter:
         for result in message.results:
             if result.task_id not in pending:
                 self._objects.discard(result.returns)
-            if result.escaped:
+            if result.pinned:
                 pinned.append(result.task_id)
         rest = self._actors.on_done(channel, message.results)
         if rest:

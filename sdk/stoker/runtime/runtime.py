@@ -21,6 +21,9 @@ from stoker.runtime.net.clients import ClusterClients
 from stoker.runtime.net.direct_reader import DirectReader
 from stoker.runtime.net.task_events import TaskEvents
 from stoker.runtime.objects.store import ObjectStore
+from stoker.runtime.objects.table import ObjectTable
+from stoker.runtime.objects.unseen_errors import UnseenErrors
+from stoker.runtime.objects.values import ValueStore
 from stoker.runtime.process.io_thread import IoThread
 from stoker.runtime.router import MessageRouter
 from stoker.runtime.tasks.pending import PendingCalls
@@ -88,8 +91,12 @@ class Runtime:
             waits = WorkerWaits(io, clients, job, calls)
         else:
             waits = DriverWaits(settings.wait_notice_s)
+        values = ValueStore(
+            identity, address, io, clients, arena, job, inline_max_bytes=settings.inline_max_bytes
+        )
+        unseen = UnseenErrors(io.loop, enabled=settings.log_unseen_errors)
         self.objects = objects = ObjectStore(
-            identity, address, settings, io, channels, clients, job, arena, waits, reader
+            address, io, channels, reader, waits, ObjectTable(), values, unseen
         )
         status = TaskStatus(identity.peer_id, job, events)
         self.pending = pending = PendingCalls(io, channels, objects, status, pending_by_id)

@@ -1,6 +1,6 @@
 """``stoker.train.autotune``: measure an op's kernels on the cluster, and keep the fastest configuration.
 
-Measurements run as a task that has its GPU for itself. What comes of them lies in the control store by
+Measurements run as a task that has its GPU for itself. What comes of them is in the control store by
 kernel, shape and device; a nodelet hands it to each worker whose ``runtime_env`` names kernels. The
 command ``stoker kernels tune`` submits ``python -m stoker.train.autotuning``.
 """
@@ -221,7 +221,7 @@ def _measured_identities(choices: Mapping[str, _Choice]) -> tuple[str, ...]:
 def _store_best(
     choice: _Choice, op: str, dtype: str, sizes: dict[str, int], facts: Mapping[str, Any]
 ) -> TunedKernel:
-    """Store the outcome of a choice for its device; the store is the truth for every later job."""
+    """Store the outcome of a choice for its device; the store is what every later job reads."""
     best = choice.best()
     assert best is not None
     default_s = next((t["seconds"] for t in choice.trials if t["number"] == 1), 0.0)

@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import stoker
 from stoker.jobs import JobSubmissionClient
-from tests.e2e import _http_api as shared
 from tests.e2e._cluster import WAIT_S, embedded
+from tests.e2e.http import _http_api as shared
 from tests.services import until
 
 if TYPE_CHECKING:

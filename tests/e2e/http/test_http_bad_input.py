@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 import stoker
-from tests.e2e import _http_api as shared
 from tests.e2e._cluster import embedded
+from tests.e2e.http import _http_api as shared
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,7 +14,7 @@ from stoker_wire.errors import (
 from stoker_wire.messages.cluster import ActorSpec, LeaseKind, Worker
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import Page
-from tests.e2e.nodelet_harness import FakeGcs, eventually, is_alive
+from tests.e2e.nodelet.nodelet_harness import FakeGcs, eventually, is_alive
 
 
 async def test_a_lease_gets_a_worker_and_the_worker_is_used_again(start, gcs: FakeGcs) -> None:

@@ -15,7 +15,7 @@ from stoker_wire.messages.control import LogLine
 from stoker_wire.messages.work import (
     JobState,
 )
-from tests.e2e.nodelet_harness import FakeGcs, eventually, is_alive, mode, there
+from tests.e2e.nodelet.nodelet_harness import FakeGcs, eventually, is_alive, mode, there
 
 
 async def test_a_killed_nodelet_leaves_nothing(start, gcs: FakeGcs) -> None:

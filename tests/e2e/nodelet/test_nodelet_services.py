@@ -30,7 +30,7 @@ from stoker_wire.messages.work import (
     TaskRecord,
     TaskState,
 )
-from tests.e2e.nodelet_harness import FakeGcs, eventually
+from tests.e2e.nodelet.nodelet_harness import FakeGcs, eventually
 
 
 async def test_a_runtime_environment_reaches_pooled_and_new_workers(

@@ -38,11 +38,11 @@ class TestInPlace:
         assert (stoker.get(ref) == 1.5).all()
 
     def test_nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from stoker.runtime.process import session
+        from stoker.api import current
         from stoker_wire.arena.extents import Arena
 
         monkeypatch.setattr(Arena, "create", None)
-        assert session.runtime().objects.values.arena is not None
+        assert current.runtime().objects.values.arena is not None
         array = stoker.empty(NBYTES, numpy.uint8)
         array[:] = 3
         assert (stoker.get(stoker.put(array)) == 3).all()
@@ -62,9 +62,9 @@ class TestInPlace:
         assert torch.equal(got["weights"], tensor)
 
     def test_what_is_dropped_is_free_again(self) -> None:
-        from stoker.runtime.process import session
+        from stoker.api import current
 
-        arena = session.runtime().objects.values.arena
+        arena = current.runtime().objects.values.arena
         for _ in range(3):
             stoker.empty(NBYTES, numpy.uint8)
         used = arena.quota.used_bytes

@@ -31,7 +31,7 @@ from stoker_wire.messages.cluster import (
     Lease,
     LeaseReply,
     LeaseRequest,
-    OwnerOrders,
+    LeaseUpdates,
     OwnerPoll,
     ReleaseLeases,
 )
@@ -105,9 +105,9 @@ class Setup:
 
     async def poll(
         self, owner: str, *ids: str, idle: bool = False, wait_s: float = 0
-    ) -> OwnerOrders:
+    ) -> LeaseUpdates:
         body = OwnerPoll(lease_ids=ids, idle_lease_ids=ids if idle else (), wait_s=wait_s)
-        return await self.client.call("POST", f"/v1/owners/{owner}/poll", body, reply=OwnerOrders)
+        return await self.client.call("POST", f"/v1/owners/{owner}/poll", body, reply=LeaseUpdates)
 
     async def resources(self) -> ClusterResources:
         return await self.client.call("GET", "/v1/resources", reply=ClusterResources)
@@ -297,19 +297,19 @@ async def test_a_failure_of_the_node_keeps_every_environment_away_and_a_refusal_
     assert rules["n_1"] == ("node_refused" if of_the_node else "")
 
 
-async def test_idle_leases_are_recalled_for_another_owner(setup: Setup) -> None:
+async def test_idle_leases_are_preempted_for_another_owner(setup: Setup) -> None:
     await setup.node(CPU=2)
     await setup.lead()
     mine = ids(await setup.ask(2, CPU=1))
     polling = asyncio.create_task(setup.poll("p_1", *mine, idle=True, wait_s=20))
     waiting = asyncio.create_task(setup.ask(CPU=1, owner="p_2"))
     orders = await polling
-    assert len(orders.recall) == 1
-    await setup.release(*orders.recall)
+    assert len(orders.preempted) == 1
+    await setup.release(*orders.preempted)
     assert len((await waiting).granted) == 1
 
 
-async def test_a_recall_of_a_lease_that_the_waiting_poll_does_not_name_comes_with_the_next(
+async def test_a_preemption_of_a_lease_that_the_waiting_poll_does_not_name_comes_with_the_next(
     setup: Setup,
 ) -> None:
     await setup.node(CPU=2)
@@ -318,12 +318,12 @@ async def test_a_recall_of_a_lease_that_the_waiting_poll_does_not_name_comes_wit
     await setup.poll("p_1", *mine, idle=True)
     polling = asyncio.create_task(setup.poll("p_1", wait_s=0.3))
     waiting = asyncio.create_task(setup.ask(CPU=1, owner="p_2"))
-    assert (await polling).recall == ()
+    assert (await polling).preempted == ()
     earlier = asyncio.create_task(setup.poll("p_3", wait_s=20))
     again = asyncio.create_task(setup.poll("p_1", *mine, wait_s=20))
     await asyncio.wait({earlier, again}, return_when=asyncio.FIRST_COMPLETED)
     assert again.done() and not earlier.done(), "it waited for news that it had missed"
-    await setup.release(*again.result().recall)
+    await setup.release(*again.result().preempted)
     assert len((await waiting).granted) == 1
     earlier.cancel()
     await asyncio.wait({earlier})

@@ -1,6 +1,6 @@
 """Memory of the arena that a process fills by itself, before it is an object: storing it copies nothing.
 
-The bytes of the object lie behind room for its head, in an extent that this process alone may fill. When a
+The bytes of the object are behind room for its head, in an extent that this process alone may fill. When a
 value is stored whose first buffer begins there, its head is written in front, and the file is published. As
 long as an array over it lives the file is under a shared lock, as under a view.
 

@@ -26,7 +26,7 @@ _MAPPINGS = 64
 _UNMAPPABLE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
-class _Pin:
+class Pin:
     """An open file that is under a shared lock for as long as this lives."""
 
     def __init__(self, fd: int) -> None:
@@ -70,12 +70,7 @@ class Views:
         if not hasattr(numpy, "frombuffer"):  # not loaded, or not to its end
             return _mapped_for_one(fd)
         try:
-            status = os.fstat(fd)
-            inode = (status.st_dev, status.st_ino)
-            keep = (
-                _inode_of(path) == inode
-            )  # not of a spilled object: it would keep the disk's space
-            array = numpy.frombuffer(self._mapping(inode, fd, keep), numpy.uint8)  # type: ignore[union-attr]
+            array = numpy.frombuffer(self.mapping(path, fd), numpy.uint8)  # type: ignore[union-attr]
         except OSError as error:
             if error.errno not in _UNMAPPABLE:
                 os.close(fd)
@@ -84,11 +79,15 @@ class Views:
         if self._array_type is None:
             self._array_type = type("PinnedArray", (numpy.ndarray,), {})  # type: ignore[union-attr]
         array = array.view(self._array_type)
-        array.pin, array.inode = _Pin(fd), inode
+        array.pin, array.inode = Pin(fd), _inode_of(fd)
         self._living[object_id] = array
         return memoryview(array)
 
-    def _mapping(self, inode: tuple[int, int], fd: int, keep: bool) -> mmap.mmap:
+    def mapping(self, path: Path, fd: int) -> mmap.mmap:
+        """Return a mapping of an open file of the object at ``path``; it does not hold the file's lock."""
+        inode = _inode_of(fd)
+        assert inode is not None
+        keep = inode == _inode_of(path)  # not of a spilled object: it would keep the disk's space
         with self._lock:
             mapping = self._mappings.pop(inode, None)
             if mapping is None:
@@ -105,9 +104,9 @@ class Views:
         return mapping
 
 
-def _inode_of(path: Path) -> tuple[int, int] | None:
+def _inode_of(file: Path | int) -> tuple[int, int] | None:
     try:
-        status = os.stat(path)
+        status = os.stat(file)
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino

@@ -31,7 +31,7 @@ def _padding(offset: int) -> int:
 
 
 class FrameCodec:
-    """Encodes and decodes frames. One per channel and direction; not for use by two threads."""
+    """An encoder and decoder of frames. One per channel and direction; not for use by two threads."""
 
     def __init__(self) -> None:
         self._out: list[memoryview] = []

@@ -16,6 +16,7 @@ import os
 import struct
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import msgspec
@@ -51,7 +52,10 @@ _log = logging.getLogger(__name__)
 
 
 class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
-    """The part of a task's row that has no column; new members only at the end, with a default."""
+    """The members of ``TaskRecord`` that have no column of their own in a row.
+
+    In the order of their bytes: new ones only at the end, with a default.
+    """
 
     parent_task_id: str = ""
     submitted_at_s: float | None = None
@@ -66,6 +70,7 @@ class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
     owner_id: str = ""
 
 
+_facts_in = attrgetter(*TaskFacts.__struct_fields__)
 _pack = msgspec.msgpack.Encoder().encode
 _facts = msgspec.msgpack.Decoder(TaskFacts).decode
 _record = msgspec.msgpack.Decoder(TaskRecord).decode
@@ -81,19 +86,6 @@ def rank(record: TaskRecord) -> int:
 
 def row_of(record: TaskRecord) -> TaskRow:
     """Return a record as it travels and is stored."""
-    facts = TaskFacts(
-        record.parent_task_id,
-        record.submitted_at_s,
-        record.started_at_s,
-        record.ended_at_s,
-        record.worker_id,
-        record.args_nbytes,
-        record.result_nbytes,
-        record.error,
-        record.demand,
-        record.waiting_for,
-        record.owner_id,
-    )
     return (
         record.task_id,
         record.attempt,
@@ -103,7 +95,7 @@ def row_of(record: TaskRecord) -> TaskRow:
         record.node_id,
         record.actor_id,
         rank(record),
-        pack_facts(facts),
+        pack_facts(TaskFacts(*_facts_in(record))),
     )
 
 
@@ -212,7 +204,7 @@ def spool_folder(session_dir: str | Path, node_id: str) -> Path:
 
 
 class SpoolWriter:
-    """Appends rows to a file that outlives this process; ``dropped`` counts those that it could not.
+    """An appender of rows to a file that outlives this process; ``dropped`` counts those that it could not.
 
     While the disk is full up to ``MAX_UNWRITTEN_BYTES`` wait in memory.
     """

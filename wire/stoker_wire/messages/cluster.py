@@ -278,20 +278,20 @@ class ReleaseLeases(Message):
 
 
 class OwnerPoll(Message):
-    """Renewal of ``lease_ids`` by their owner, which waits up to ``wait_s`` for orders."""
+    """Renewal of ``lease_ids`` by their owner, which waits up to ``wait_s`` for changes."""
 
     lease_ids: tuple[str, ...] = ()
     idle_lease_ids: tuple[str, ...] = ()
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
 
 
-class OwnerOrders(Record):
-    """Orders to an owner of leases.
+class LeaseUpdates(Record):
+    """Changes to leases that their owner must hear of.
 
-    ``recall``: finish what runs and release. ``lost``: ended already (expired, node dead).
+    ``preempted``: finish what runs and release. ``lost``: ended already (expired, node dead).
     """
 
-    recall: tuple[str, ...] = ()
+    preempted: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
 
 

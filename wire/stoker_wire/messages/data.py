@@ -122,7 +122,7 @@ class Result(_Part):
     """The outcome of an attempt. ``duration_s`` is the user's code alone.
 
     ``returns`` is one location per return value, or one ``Failed`` for all of them. ``retry`` says
-    that the exception is one that the user asked to retry. ``escaped`` asks for a ``Release`` once
+    that the exception is one that the user asked to retry. ``pinned`` asks for a ``Release`` once
     the refs inside the results are borrowed.
     """
 
@@ -131,7 +131,7 @@ class Result(_Part):
     returns: tuple[Location, ...]
     duration_s: float = 0.0
     retry: bool = False
-    escaped: bool = False
+    pinned: bool = False
     nitems: int = 0
 
 

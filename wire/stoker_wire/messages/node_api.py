@@ -22,7 +22,7 @@ class WorkersQuery(ListQuery):
 
 
 class WorkerExitQuery(Message):
-    """Wait for the exit of a worker that lives."""
+    """The time to wait for the exit of a worker that lives."""
 
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
 
@@ -63,7 +63,7 @@ class ChunksQuery(Message):
 
 
 class ArenaUsage(Record):
-    """How full the node's shared memory is, and with what.
+    """The use of a node's shared memory.
 
     ``used_bytes`` of ``limit_bytes`` are taken: by objects (``object_bytes``), by extents that wait
     to be used again (``recycled_bytes``), and by the rounding of both.

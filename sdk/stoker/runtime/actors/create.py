@@ -40,7 +40,7 @@ from stoker_wire.messages.work import Actor, CreateActor, KillActor, SupplyArgum
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.calls import ActorCalls
-    from stoker.runtime.actors.connection import ActorConnection
+    from stoker.runtime.actors.connection import ActorConnection, ActorConnector
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.objects.store import ObjectStore
@@ -64,12 +64,11 @@ class ActorCreator:
         objects: ObjectStore,
         actors: ActorCalls,
     ) -> None:
-        self.address = address
-        self.clients = clients
-        self.objects = objects
-        self.connector = actors.connector
+        self._address = address
         self._io = io
+        self._clients = clients
         self._job = job
+        self._objects = objects
         self._actors = actors
 
     def create(
@@ -117,15 +116,18 @@ class ActorCreator:
             refs=refs,
         )
         location, deps, nested = pack_arguments(
-            self.objects.values, self.address, new_id(Prefix.TASK), spec, args, kwargs
+            self._objects.values, self._address, new_id(Prefix.TASK), spec, args, kwargs
         )
         if isinstance(location, Stored):
-            arguments = self.objects.new_ref(location.object_id)  # freed with the call
+            arguments = self._objects.new_ref(location.object_id)  # freed with the call
             arguments._entry.location = location
             nested = (*nested, arguments)
         call = PendingTask(new_id(Prefix.TASK), spec, location, deps, nested, current_task_id())
         creation = _Creation(
-            self,
+            self._clients,
+            self._objects,
+            self._actors.connector,
+            self._address,
             self._actors.connection_to(info),
             call,
             CreateActor(
@@ -171,19 +173,25 @@ class _Creation:
 
     def __init__(
         self,
-        creator: ActorCreator,
+        clients: ClusterClients,
+        objects: ObjectStore,
+        connector: ActorConnector,
+        address: Address,
         connection: ActorConnection,
         call: PendingTask,
         request: CreateActor,
         options: ActorOptions,
         groups: dict[str, int],
     ) -> None:
-        self._creator = creator
         self.connection = connection
-        self.call = call
-        self.request = request
-        self.options = options
-        self.groups = groups
+        self._clients = clients
+        self._objects = objects
+        self._connector = connector
+        self._address = address
+        self._call = call
+        self._request = request
+        self._options = options
+        self._groups = groups
 
     async def run(self) -> None:
         """Register the actor, and supply its arguments as soon as they are there."""
@@ -196,16 +204,15 @@ class _Creation:
 
         Also if one has failed: its handle may be anywhere, and all must learn the cause.
         """
-        request = replace(self.request, awaits_arguments=True)
-        if unready_argument(self.call) is None and failed_argument(self.call) is None:
-            request = replace(self.request, payload=self._payload())
-        connector = self._creator.connector
-        await connector.watch.start()  # then no event of it can be missed
-        async with connector.request_slots:
+        request = replace(self._request, awaits_arguments=True)
+        if unready_argument(self._call) is None and failed_argument(self._call) is None:
+            request = replace(self._request, payload=self._payload())
+        await self._connector.watch.start()  # then no event of it can be missed
+        async with self._connector.request_slots:
             if not self._inline_class:
-                spec = self.call.spec
-                await self._creator.clients.store_function(spec.function, spec.blob)
-            actor = await self._creator.clients.gcs.call(
+                spec = self._call.spec
+                await self._clients.store_function(spec.function, spec.blob)
+            actor = await self._clients.gcs.call(
                 "POST", "/v1/actors", request, reply=Actor, timeout_s=_CREATE_S
             )
         if actor.actor_id == self.connection.actor_id:
@@ -215,22 +222,20 @@ class _Creation:
 
     async def supply_arguments(self) -> None:
         """Give the gcs the arguments once they are there, or the reason why they never will be."""
-        await self._creator.objects.all_settled([d._entry for d in self.call.deps])
+        await self._objects.all_settled([d._entry for d in self._call.deps])
         path = f"/v1/actors/{self.connection.actor_id}"
         try:
             self._check_arguments()
         except ActorDiedError as error:
             end = KillActor(reason=error.message)
-            await self._creator.clients.gcs.call("POST", f"{path}/kill", end, timeout_s=_CREATE_S)
+            await self._clients.gcs.call("POST", f"{path}/kill", end, timeout_s=_CREATE_S)
             raise
-        async with self._creator.connector.request_slots:
+        async with self._connector.request_slots:
             body = SupplyArguments(payload=self._payload())
-            await self._creator.clients.gcs.call(
-                "POST", f"{path}/arguments", body, timeout_s=_CREATE_S
-            )
+            await self._clients.gcs.call("POST", f"{path}/arguments", body, timeout_s=_CREATE_S)
 
     def _check_arguments(self) -> None:
-        failed = failed_argument(self.call)
+        failed = failed_argument(self._call)
         if failed is not None:
             self.connection.mark_dead(failed)
             raise ActorDiedError(
@@ -239,15 +244,15 @@ class _Creation:
 
     @property
     def _inline_class(self) -> bytes:
-        blob = self.call.spec.blob
+        blob = self._call.spec.blob
         return blob if len(blob) <= _INLINE_CLASS_NBYTES else b""
 
     def _payload(self) -> bytes:
-        run = Run([wire_call(self.call, self._creator.address)], [self.call.spec.template])
+        run = Run([wire_call(self._call, self._address)], [self._call.spec.template])
         frame = FrameCodec().encode([run])
-        concurrency = self.options.max_concurrency
+        concurrency = self._options.max_concurrency
         return msgspec.msgpack.encode(
-            ActorPayload(frame, concurrency, self.groups, self._inline_class)
+            ActorPayload(frame, concurrency, self._groups, self._inline_class)
         )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from stoker.runtime.actors.info import SYSTEM_METHODS, HandleInfo, MethodInfo, check_group
 from stoker.runtime.options.options import TaskOptions, merged
-from stoker.runtime.process import session
+from stoker.runtime.process.current_runtime import CurrentRuntime
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.calls import ActorCalls
@@ -24,6 +24,9 @@ class _Runtime(Protocol):
     io: IoThread
     job: JobContext
     actors: ActorCalls
+
+
+CURRENT: CurrentRuntime[_Runtime] = CurrentRuntime()
 
 
 class ActorHandle(Generic[C]):
@@ -83,11 +86,11 @@ class ActorHandle(Generic[C]):
             from stoker.runtime.serialization.pickling import is_packing
 
             if not is_packing():  # nobody counts the copies of these bytes
-                session.runtime().actors.pin(self._mark)
+                CURRENT.get().actors.pin(self._mark)
         return ActorHandle, (self._info, self._mark)
 
     def __del__(self) -> None:
-        runtime: _Runtime | None = session.maybe_runtime()
+        runtime = CURRENT.runtime
         if getattr(self, "_mark", None) is None or runtime is None or not runtime.io.running:
             return
         self._specs, self._mark = {}, None  # their refs go before the loop thread looks
@@ -122,7 +125,7 @@ class ActorMethod:
             kwargs or not parameters.min_positional <= len(args) <= parameters.max_positional
         ):
             parameters.check(args, kwargs, f"{self._handle._info.class_name}.{self._name}.remote()")
-        runtime: _Runtime = session.runtime()
+        runtime = CURRENT.get()
         spec, spec_of = self._specs.get(self._name, (None, None))
         if spec is None or spec_of is not runtime:
             spec = self._make_spec(runtime)

@@ -31,7 +31,7 @@ class ActorPayload(msgspec.Struct, frozen=True):
     max_concurrency: int | None = None
     concurrency_groups: dict[str, int] = {}
     blob: bytes = b""
-    """The pickled class, unless it is large and lies in the gcs."""
+    """The pickled class, unless it is large and the gcs has it."""
 
 
 class MethodInfo(NamedTuple):

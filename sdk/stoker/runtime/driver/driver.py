@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 from contextlib import aclosing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 
@@ -24,13 +24,17 @@ from stoker_wire.messages.control import LogCursors, LogLine
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
 
 if TYPE_CHECKING:
-    from stoker.local.cluster import LocalCluster
-    from stoker.runtime.runtime import Runtime
+    from pathlib import Path
+
+    from stoker.runtime.job import JobContext
+    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.process.io_thread import IoThread
+    from stoker_wire.http.client.client import Client
     from stoker_wire.messages.common import RuntimeEnv
+    from stoker_wire.messages.data import Failed
 
 _log = logging.getLogger(__name__)
 _CALL_S = 15.0
-_ELECTION_S = 2.0
 _HEAD_S = 0.5
 _FINISH_S = 5.0
 _RECONNECT_S = 0.3
@@ -40,11 +44,46 @@ _SILENCE_S = 3600.0
 _MAX_UNPRINTED_LINES = 10_000
 
 
+class _Pending(Protocol):
+    """The calls of this process that are not settled."""
+
+    def lose_cluster(self, failed: Failed) -> None: ...
+
+
+class _UnseenErrors(Protocol):
+    """The errors of this process's tasks that nobody has seen yet."""
+
+    def on_job_end(self) -> None: ...
+
+
+class _Head(Protocol):
+    """The head of a cluster that ``init()`` started."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def log_path(self) -> Path: ...
+    def is_alive(self) -> bool: ...
+
+
 class Driver:
     """This process as the driver of a job."""
 
-    def __init__(self, runtime: Runtime) -> None:
-        self._runtime = runtime
+    def __init__(
+        self,
+        identity: Identity,
+        io: IoThread,
+        gcs: Client,
+        job: JobContext,
+        pending: _Pending,
+        unseen: _UnseenErrors,
+    ) -> None:
+        self._identity = identity
+        self._io = io
+        self._gcs = gcs
+        self._job = job
+        self._pending = pending
+        self._unseen = unseen
         self._submitted = False
         self._following: asyncio.Task[None] | None = None
         self._printer: Printer | None = None
@@ -53,7 +92,6 @@ class Driver:
 
     def attach(self, job_id: str | None, namespace: str | None, env: RuntimeEnv) -> None:
         """Become a new job, or the submitted one that this process is the driver of."""
-        runtime = self._runtime
         attach = AttachDriver(
             job_id=job_id,
             entrypoint=" ".join(sys.argv)[:4096] or "python",
@@ -62,42 +100,32 @@ class Driver:
             namespace=namespace,
             runtime_env=env,
         )
-        job = runtime.io.run(
-            runtime.clients.gcs.call(
-                "POST", "/v1/jobs/attach", attach, reply=Job, timeout_s=_CALL_S
-            ),
+        job = self._io.run(
+            self._gcs.call("POST", "/v1/jobs/attach", attach, reply=Job, timeout_s=_CALL_S),
             _CALL_S + 1,
         )
         self._submitted = job.submitted
-        runtime.job.join(job)
-
-    def check_scheduler(self) -> None:
-        """Raise UnavailableError if this process cannot reach the scheduler that leads."""
-        runtime = self._runtime
-        within_s = runtime.settings.leader_ttl_s + _ELECTION_S
-        runtime.io.run(runtime.clients.reach_scheduler(within_s), within_s + _CALL_S)
+        self._job.join(job)
 
     def begin(self, *, follow_logs: bool) -> None:
         """Hold the session that keeps the job alive; show the output of workers if wanted."""
-        runtime = self._runtime
         if not self._submitted:
-            runtime.io.call_soon(self._hold_session)
+            self._io.call_soon(self._hold_session)
         if follow_logs:
             self._printer = Printer()
-            runtime.io.call_soon(self._show_output)
+            self._io.call_soon(self._show_output)
 
-    def watch_head(self, head: LocalCluster) -> None:
+    def watch_head(self, head: _Head) -> None:
         """Fail all pending calls if the cluster that ``init()`` started dies."""
-        runtime = self._runtime
-        runtime.io.call_soon(
-            lambda: runtime.io.background.spawn(self._until_head_ends(head), name="head")
+        self._io.call_soon(
+            lambda: self._io.background.spawn(self._until_head_ends(head), name="head")
         )
 
-    async def _until_head_ends(self, head: LocalCluster) -> None:
+    async def _until_head_ends(self, head: _Head) -> None:
         while head.is_alive():  # noqa: ASYNC110 (the end of a process is no event here)
             await asyncio.sleep(_HEAD_S)
-        if self._runtime.io.running:
-            self._runtime.pending.lose_cluster(
+        if self._io.running:
+            self._pending.lose_cluster(
                 encode_error(
                     UnavailableError(
                         "the local cluster is gone\n"
@@ -108,27 +136,25 @@ class Driver:
             )
 
     def _hold_session(self) -> None:
-        self._runtime.io.background.spawn(self._session(), name="session")
+        self._io.background.spawn(self._session(), name="session")
 
     def _show_output(self) -> None:
-        self._following = self._runtime.io.background.spawn(self._follow_logs(), name="logs")
+        self._following = self._io.background.spawn(self._follow_logs(), name="logs")
 
     async def _session(self) -> None:
-        runtime = self._runtime
-        while runtime.io.running:
+        while self._io.running:
             with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
-                ws = await runtime.clients.gcs.ws(f"/v1/jobs/{runtime.job.job_id}/session")
+                ws = await self._gcs.ws(f"/v1/jobs/{self._job.job_id}/session")
                 async with ws:
                     async for _ in ws:
                         continue
             await asyncio.sleep(_RECONNECT_S)
 
     async def _follow_logs(self) -> None:
-        runtime = self._runtime
-        path = f"/v1/jobs/{runtime.job.job_id}/worker-logs"
-        while runtime.io.running:
+        path = f"/v1/jobs/{self._job.job_id}/worker-logs"
+        while self._io.running:
             with contextlib.suppress(StokerError):
-                stream = runtime.clients.gcs.stream(
+                stream = self._gcs.stream(
                     path, item=LogLine, query={"follow": 1}, silence_s=_SILENCE_S
                 )
                 async with aclosing(stream) as lines:
@@ -155,13 +181,12 @@ class Driver:
         Nothing is sent where the cluster is not ``reachable`` any more. Where the process ``exits``,
         its exit code is the outcome.
         """
-        runtime = self._runtime
         if self._printer is not None:
             if reachable:
                 with contextlib.suppress(StokerError):
-                    runtime.io.run(self._show_last_lines(), _LAST_LINES_S + 1)
+                    self._io.run(self._show_last_lines(), _LAST_LINES_S + 1)
             self._printer.close(_LAST_LINES_S)
-        runtime.objects.unseen.on_job_end()
+        self._unseen.on_job_end()
         if self._submitted or not reachable:
             return  # of a submitted job the exit code of the process says how it ended
         error = getattr(sys, "last_value", None)
@@ -170,9 +195,9 @@ class Driver:
         if exits and not isinstance(error, KeyboardInterrupt):
             from stoker.runtime.driver.exit_code import report_exit_code
 
-            gcs_url, job_id = runtime.identity.gcs_url, runtime.job.job_id
+            gcs_url, job_id = self._identity.gcs_url, self._job.job_id
             if report_exit_code(
-                gcs_url, token=runtime.identity.token, job_id=job_id, message=message
+                gcs_url, token=self._identity.token, job_id=job_id, message=message
             ):
                 return
         finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
@@ -182,22 +207,21 @@ class Driver:
                 exit_code=1,
                 message=message,
             )
-        request = runtime.clients.gcs.call(
-            "POST", f"/v1/jobs/{runtime.job.job_id}/finish", finish, timeout_s=_FINISH_S
+        request = self._gcs.call(
+            "POST", f"/v1/jobs/{self._job.job_id}/finish", finish, timeout_s=_FINISH_S
         )
-        runtime.io.run(request, _FINISH_S + 1)
+        self._io.run(request, _FINISH_S + 1)
 
     async def _show_last_lines(self) -> None:
         """Show the output of the workers up to now that was not shown yet."""
-        runtime = self._runtime
         if self._following is not None:
             self._following.cancel()
             await asyncio.wait([self._following])
         failure = ""
         try:
             async with asyncio.timeout(_LAST_LINES_S):
-                stream = runtime.clients.gcs.stream(
-                    f"/v1/jobs/{runtime.job.job_id}/worker-logs",
+                stream = self._gcs.stream(
+                    f"/v1/jobs/{self._job.job_id}/worker-logs",
                     item=LogLine,
                     body=LogCursors(cursors=self._cursors),
                     silence_s=_LAST_LINES_S,
@@ -213,5 +237,5 @@ class Driver:
             _log.warning(
                 "the last output of the workers is missing: %s (see: stoker logs --workers %s)",
                 failure,
-                runtime.job.job_id,
+                self._job.job_id,
             )

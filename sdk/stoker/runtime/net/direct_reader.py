@@ -40,7 +40,8 @@ class DirectReader:
         self._loop_reads = True
         self._thread = 0
         """The thread that reads, by its ident."""
-        self._lent_to: tuple[asyncio.AbstractEventLoop, Channel] | None = None
+        self._registered: tuple[asyncio.AbstractEventLoop, Channel] | None = None
+        """The event loop of user code that polls a channel's socket, and that channel."""
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._poll = self._new_poll()
 
@@ -65,7 +66,7 @@ class DirectReader:
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         io, ident = self._io, threading.get_ident()
         if self._thread == ident:
-            self._surrender()
+            self._hand_off()
         io.enter()
         try:
             reads = not is_done() and self._begin(channel)
@@ -111,7 +112,7 @@ class DirectReader:
     def demand(self) -> None:
         """Have the loop read what nobody does: the caller waits for it by other means (any thread)."""
         if self._thread == threading.get_ident():
-            self._surrender()  # in the handler of a signal that came while this thread read
+            self._hand_off()  # in the handler of a signal that came while this thread read
         elif self._handover.reader is not Reader.NOBODY or not self._io.running:
             return
         elif self._io.is_current():
@@ -119,7 +120,7 @@ class DirectReader:
         else:
             self._io.call_soon(self._give_back)
 
-    def _surrender(self) -> None:
+    def _hand_off(self) -> None:
         """Have the loop read in place of the calling thread, which does so further up its stack."""
         self._io.enter()
         self._handover.end(others_wait=True)
@@ -135,28 +136,28 @@ class DirectReader:
 
         For the loop of an async actor: the next call is likely to come from where the last one did.
         """
-        if self._lent_to != (loop, channel) or self._handover.reader is not Reader.NOBODY:
-            self._io.visit(lambda: self._lend(loop, channel))
+        if self._registered != (loop, channel) or self._handover.reader is not Reader.NOBODY:
+            self._io.visit(lambda: self._register(loop, channel))
 
-    def _lend(self, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
+    def _register(self, loop: asyncio.AbstractEventLoop, channel: Channel) -> None:
         if not self._begin(channel):
             return
         self._end()
-        if self._lent_to != (loop, channel) and self._handover.reader is Reader.NOBODY:
+        if self._registered != (loop, channel) and self._handover.reader is Reader.NOBODY:
             fd = os.dup(channel.frames.fileno())  # its own, for as long as the loop knows it
             loop.add_reader(fd, self._on_readable, loop, channel, fd)
-            self._lent_to = loop, channel
+            self._registered = loop, channel
 
     def _on_readable(self, loop: asyncio.AbstractEventLoop, channel: Channel, fd: int) -> None:
         self._io.enter()
         try:
-            mine = self._channel is channel and self._handover.reader is Reader.NOBODY
-            if mine and not channel.closed:
+            may_read = self._channel is channel and self._handover.reader is Reader.NOBODY
+            if may_read and not channel.closed:
                 self._handover.use()
                 self._read(channel)
                 return
-            if self._lent_to == (loop, channel):
-                self._lent_to = None
+            if self._registered == (loop, channel):
+                self._registered = None
         finally:
             self._io.leave()
         loop.remove_reader(fd)

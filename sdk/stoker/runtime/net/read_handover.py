@@ -1,4 +1,4 @@
-"""Who reads a channel's socket: the loop, or a thread that waits for what it brings. Pure.
+"""The reader of a channel's socket: the loop, or a thread that waits for what it brings. Pure.
 
 The loop reads all sockets. A thread that has nothing to do but wait for one answer reads the one socket that
 brings it by itself (leader and follower). When it has its answer it is likely to come back soon with the next

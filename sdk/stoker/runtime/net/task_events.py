@@ -28,7 +28,7 @@ _SEND_S = 30.0
 
 
 def nbytes_of(location: Location) -> int:
-    """Return the size of a packed value, wherever it lies."""
+    """Return the size of a packed value, wherever it is."""
     if isinstance(location, Inline):
         return len(location.data) + sum(
             memoryview(buffer.view).nbytes for buffer in location.buffers

@@ -31,14 +31,14 @@ class BorrowTable:
         self.borrowed_by_channel: dict[Hashable, set[Entry]] = {}
         """As borrower: the objects announced on each channel."""
         self.unannounced: deque[Entry] = deque()
-        """As borrower: adopted, and not announced yet."""
+        """As borrower: borrowed, and not announced yet."""
         self.releasing: dict[str, Hashable] = {}
         """As borrower: dropped here, and still lent to this process on that channel."""
         self._number = 0
 
     # -- the borrower ----------------------------------------------------------------------------
 
-    def adopt(self, object_id: str, owner: Address) -> Entry:
+    def borrow(self, object_id: str, owner: Address) -> Entry:
         """Return the entry for one more ref to another process's object."""
         entry = self._table.get(object_id)
         if entry is not None:
@@ -76,7 +76,7 @@ class BorrowTable:
         return freed
 
     def take_releases(self, object_ids: Iterable[str]) -> list[tuple[Hashable, ReleaseBorrow]]:
-        """Return the messages for the owners that these are released, except those adopted anew."""
+        """Return the messages for the owners that these are released, except those borrowed anew."""
         by_channel: dict[Hashable, list[str]] = {}
         for object_id in object_ids:
             channel = self.releasing.pop(object_id, None)

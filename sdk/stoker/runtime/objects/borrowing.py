@@ -84,11 +84,11 @@ class Borrowing:
 
     # -- any thread ------------------------------------------------------------------------------
 
-    def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]:
+    def import_ref(self, object_id: str, owner: Address) -> ObjectRef[Any]:
         """Return a ref to an object named by another process; borrow it unless this process owns it."""
         with self._objects.lock:
             if owner.peer_id != self._address.peer_id:
-                entry = self.borrows.adopt(object_id, owner)
+                entry = self.borrows.borrow(object_id, owner)
             elif (owned := self._table.get(object_id)) is not None:
                 entry = owned
                 entry.refs += 1
@@ -181,7 +181,7 @@ class Borrowing:
             future.set_result(None)
 
     def flush(self) -> None:
-        """Announce the refs adopted since, and ask owners for the locations that user threads wait for."""
+        """Announce the refs borrowed since, and ask owners for the locations that user threads wait for."""
         if self._to_resolve:
             to_ask: dict[Channel, list[str]] = {}
             for entry in drain(self._to_resolve):
@@ -275,7 +275,7 @@ class Borrowing:
         return waits
 
     def send_releases(self) -> None:
-        """Release dropped refs, once the owners know of all that were adopted before.
+        """Release dropped refs, once the owners know of all that were borrowed before.
 
         A value that was read may hold refs which only that value kept alive.
         """

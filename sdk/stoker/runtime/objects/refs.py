@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from stoker.runtime.process import session
+from stoker.runtime.process.current_runtime import CurrentRuntime
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Ref
 
@@ -29,7 +29,7 @@ class _Objects(Protocol):
 
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]: ...
     async def wait_async(self, ref: ObjectRef[Any]) -> Any: ...
-    def adopt(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
+    def import_ref(self, object_id: str, owner: Address) -> ObjectRef[Any]: ...
     def drop_ref(self, entry: Entry) -> None: ...
 
 
@@ -44,9 +44,18 @@ class _Stream(Protocol):
     def abandon(self) -> None: ...
 
 
+class _Runtime(Protocol):
+    """This process's runtime, as refs see it."""
+
+    @property
+    def objects(self) -> _Objects: ...
+
+
+CURRENT: CurrentRuntime[_Runtime] = CurrentRuntime()
+
+
 def _objects() -> _Objects:
-    objects: _Objects = session.runtime().objects
-    return objects
+    return CURRENT.get().objects
 
 
 class ObjectRef(Generic[T_co]):
@@ -112,14 +121,14 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         # Runs on any thread, at any bytecode: only an append, which is atomic.
-        runtime, entry = session.maybe_runtime(), getattr(self, "_entry", None)
+        runtime, entry = CURRENT.runtime, getattr(self, "_entry", None)
         if runtime is not None and entry is not None:  # None: a signal interrupted __init__
             runtime.objects.drop_ref(entry)
 
 
 def load_ref(object_id: str, owner: tuple[str, str, str, str, str]) -> ObjectRef[Any]:
     """Unpickle a ref: this process becomes a borrower of the object, unless it owns it."""
-    return _objects().adopt(object_id, Address(*owner))
+    return _objects().import_ref(object_id, Address(*owner))
 
 
 def wire_ref(ref: ObjectRef[Any], address: Address) -> Ref:

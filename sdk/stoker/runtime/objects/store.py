@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationError
 from stoker.runtime.objects.borrowing import Borrowing
 from stoker.runtime.objects.refs import ObjectRef
-from stoker.runtime.objects.table import Entry, ObjectTable, Waiter, describe_wait
-from stoker.runtime.objects.unseen_errors import UnseenErrors
-from stoker.runtime.objects.values import ValueStore, drain
+from stoker.runtime.objects.table import Entry, Waiter, describe_wait
+from stoker.runtime.objects.values import drain
 from stoker.runtime.objects.waiters import (
     Callback,
     DirectWaiter,
@@ -38,15 +37,13 @@ from stoker_wire.messages.data import Failed, Inline, Location, Resolved, Stored
 if TYPE_CHECKING:
     import concurrent.futures
 
-    from stoker.runtime.job import JobContext
     from stoker.runtime.net.channels import Channels
-    from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.net.direct_reader import DirectReader
-    from stoker.runtime.process.identity import Identity
+    from stoker.runtime.objects.table import ObjectTable
+    from stoker.runtime.objects.unseen_errors import UnseenErrors
+    from stoker.runtime.objects.values import ValueStore
     from stoker.runtime.process.io_thread import IoThread
-    from stoker_wire.arena import Arena
     from stoker_wire.messages.common import Address
-    from stoker_wire.settings import Settings
 
 _FLUSH_S = 5.0
 _MARK = Inline(pack(None, what="").data)
@@ -58,41 +55,31 @@ class ObjectStore:
 
     def __init__(
         self,
-        identity: Identity,
         address: Address,
-        settings: Settings,
         io: IoThread,
         channels: Channels,
-        clients: ClusterClients,
-        job: JobContext,
-        arena: Arena | None,
-        waits: Waits,
         reader: DirectReader,
+        waits: Waits,
+        table: ObjectTable,
+        values: ValueStore,
+        unseen: UnseenErrors,
     ) -> None:
-        self.table = ObjectTable()
-        self.lock = Lock()
         self.address = address
+        self.table = table
+        self.lock = Lock()
         self.waits = waits
+        self.values = values
+        self.unseen = unseen
+        self.mark_seen = unseen.mark_seen
         self._io = io
         self._reader = reader
-        self._clients = clients
         self._put_ids = IdSource(Prefix.OBJECT)
         self._dropped_refs: deque[Entry] = deque()
-        self.values = ValueStore(
-            identity,
-            address,
-            io,
-            clients,
-            arena,
-            job,
-            inline_max_bytes=settings.inline_max_bytes,
-            reclaim=self._reclaim,
-        )
-        self.borrowing = Borrowing(address, io, channels, self.table, self)
-        self.adopt = self.borrowing.adopt
-        self.unseen = UnseenErrors(io.loop, enabled=settings.log_unseen_errors)
-        self.mark_seen = self.unseen.mark_seen
         self._marks: dict[str, Callable[[str], object]] = {}
+        # Each settles and frees for the other, so this part is made here.
+        self.borrowing = Borrowing(address, io, channels, table, self)
+        self.import_ref = self.borrowing.import_ref
+        values.on_full(self._reclaim)
 
     # -- refs (any thread) -----------------------------------------------------------------------
 
@@ -258,7 +245,7 @@ class ObjectStore:
                 finally:
                     self._remove_waiter(waiter, [entry])
         location = entry.location
-        if isinstance(location, Stored) and self._clients.arena_of(location.node_id) is None:
+        if isinstance(location, Stored) and self.values.arena_of(location.node_id) is None:
             return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
         return self.load(entry)
 
@@ -314,7 +301,7 @@ class ObjectStore:
         is_referenced = self.table.get(entry.object_id) is entry
         if location.refs and is_referenced and not entry.children:
             entry.children = tuple(
-                self.borrowing.adopt(r.object_id, r.owner) for r in location.refs
+                self.borrowing.import_ref(r.object_id, r.owner) for r in location.refs
             )
         is_new = entry.task is not None and entry.location is None
         if is_new and (type(location) is Failed or self.unseen.requested):

@@ -44,10 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class ValueStore:
-    """The reader and writer of values; any thread, except where a method says loop thread.
-
-    ``reclaim`` frees dropped objects at once, and returns whether there were any.
-    """
+    """The reader and writer of values; any thread, except where a method says loop thread."""
 
     def __init__(
         self,
@@ -59,20 +56,24 @@ class ValueStore:
         job: JobContext,
         *,
         inline_max_bytes: int,
-        reclaim: Callable[[], bool],
     ) -> None:
         self.arena = arena
+        self.arena_of = clients.arena_of
         self._node = identity.node
         self._address = address
         self._io = io
         self._clients = clients
         self._job = job
         self._inline_max_bytes = inline_max_bytes
-        self._reclaim = reclaim
+        self._reclaim: Callable[[], bool] = _no_reclaim
         self._to_seal: deque[ObjectInfo] = deque()
         self._to_free: deque[tuple[str, str]] = deque()
         self._reporting = False
         self._remote = RemoteReader(identity, io, clients, arena)
+
+    def on_full(self, reclaim: Callable[[], bool]) -> None:
+        """Call ``reclaim`` when the arena is full: it frees dropped objects and says if there were any."""
+        self._reclaim = reclaim
 
     def store(self, object_id: str, packed: Packed, owner_id: str = "") -> Location:
         """Store a packed value and return its location: in the message if small, else in the arena.
@@ -122,7 +123,7 @@ class ValueStore:
     def allocate(self, nbytes: int) -> memoryview | None:
         """Return memory of the arena for a buffer of that size, which is then stored without a copy.
 
-        None where such a value would not lie in the arena, or that is full.
+        None where such a value would not be in the arena, or that is full.
         """
         if self.arena is None or nbytes <= self._inline_max_bytes:
             return None
@@ -202,7 +203,7 @@ class ValueStore:
             return location.data, [b.view for b in location.buffers]
         assert isinstance(location, Stored)
         object_id = location.object_id or object_id
-        arena = self._clients.arena_of(location.node_id)
+        arena = self.arena_of(location.node_id)
         if arena is not None:
             try:
                 return arena.read(object_id)
@@ -268,6 +269,10 @@ class ValueStore:
         except StokerError as error:
             # The nodelet frees by itself what belongs to a worker or job that has ended.
             _log.warning("%s%s: %s", url, path, error)
+
+
+def _no_reclaim() -> bool:
+    return False
 
 
 def drain(queue: deque[Any]) -> list[Any]:

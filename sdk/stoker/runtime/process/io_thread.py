@@ -1,10 +1,11 @@
 """The one thread of a runtime that does I/O: its event loop, its background work, and its wake-up.
 
-All that is marked "loop thread" runs on it, or on a thread that takes its place for a moment: between
-:meth:`IoThread.enter` and :meth:`IoThread.leave` the calling thread *is* the loop thread, while the loop
-sleeps. So a thread that has nothing to do but wait for one answer does the work itself, which saves two
-switches between threads, and the state that belongs to the loop needs no locks. Other threads leave work in
-queues of their own and call :meth:`IoThread.wake`, which costs one wake-up for all that is left until then.
+All that is marked "loop thread" runs on it, or on a *guest*: a thread that takes its place for a moment
+(leader and followers). Between :meth:`IoThread.enter` and :meth:`IoThread.leave` the guest *is* the loop
+thread, while the loop sleeps; whichever of them runs holds the *turn*. So a thread that has nothing to do but
+wait for one answer does the work itself, which saves two switches between threads, and the state that belongs
+to the loop needs no locks. Other threads leave work in queues of their own and call :meth:`IoThread.wake`,
+which costs one wake-up for all that is left until then.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ A tensor ships the bytes between its first and its last element, never the rest 
 where that span has gaps it ships a contiguous copy. Tensors of one value that cover exactly the same
 bytes (tied weights) travel once and share their memory on arrival; other overlaps arrive apart.
 
-A tensor that arrives may be written to. Where it lies in the arena it is a view of a copy-on-write
-mapping, made for this value: a write changes the pages of this value alone. Where it lies in other
+A tensor that arrives may be written to. In the arena it is a view of a copy-on-write
+mapping, made for this value: a write changes the pages of this value alone. In other
 memory (small values: in a message) it is a copy.
 
 CUDA tensors go through host memory. See ``docs/adr/0007-torch-tensors.md``.
@@ -134,7 +134,7 @@ def _address_of(view: Any) -> int:
 
 
 def map_privately(buffers: Sequence[Any]) -> list[Any]:
-    """Return the buffers of one value, with a private mapping of those that lie in the arena.
+    """Return the buffers of one value, with a private mapping of those in the arena.
 
     The arena's views share a mapping that must not be written to; the private one is copy-on-write,
     and holds the same lock. Where no more can be mapped they stay as they are, and tensors are copied.

@@ -170,7 +170,7 @@ class ClassQueue(Generic[T]):
 
     @property
     def leases_wanted(self) -> int:
-        """How many more leases would help: one per waiting task, fewer where tasks are short."""
+        """The number of further leases that would help: one per waiting task, fewer where tasks are short."""
         waiting = len(self.ready)
         if not waiting:
             return 0

@@ -1,7 +1,7 @@
 """The leases of this process: requested, renewed and returned here, for the class queues.
 
 One request per scheduling class is under way while tasks of it wait; one poll per process renews
-all leases and brings recalls. A lease that was not used for ``lease_idle_s`` is returned.
+all leases and brings preemptions. A lease that was not used for ``lease_idle_s`` is returned.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stoker_wire.messages.cluster import (
     GrantedLease,
     LeaseReply,
     LeaseRequest,
-    OwnerOrders,
+    LeaseUpdates,
     OwnerPoll,
     ReleaseLeases,
 )
@@ -198,7 +198,7 @@ class Leases:
         orders = await self._clients.scheduler_call(
             f"/v1/owners/{self._peer_id}/poll",
             OwnerPoll(lease_ids=tuple(self._granted), idle_lease_ids=idle, wait_s=wait_s),
-            OwnerOrders,
+            LeaseUpdates,
             timeout_s=wait_s + 8,
         )
         self._apply_updates(orders)
@@ -231,9 +231,9 @@ class Leases:
         finally:
             self._reporting_idle = False
 
-    def _apply_updates(self, orders: OwnerOrders) -> None:
+    def _apply_updates(self, updates: LeaseUpdates) -> None:
         drained = []
-        for lease_id in orders.recall:
+        for lease_id in updates.preempted:
             if lease_id not in self._granted:
                 continue
             key, _ = self._granted[lease_id]
@@ -243,7 +243,7 @@ class Leases:
             slot.closing = True
             if not slot.inflight:
                 drained.append(lease_id)
-        for lease_id in orders.lost:
+        for lease_id in updates.lost:
             if lease_id in self._granted:
                 key, granted = self._granted.pop(lease_id)
                 self._io.background.spawn(

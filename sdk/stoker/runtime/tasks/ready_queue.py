@@ -31,7 +31,7 @@ class Dispatched(Protocol):
 
     @property
     def expected_s(self) -> float | None:
-        """How long calls of its function take, as measured; None before the first came back."""
+        """The time that calls of its function take, as measured; None before the first came back."""
 
     def record_duration(self, duration_s: float) -> None:
         """Note that it came back after ``duration_s`` of user code."""

@@ -158,7 +158,7 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
 
     @property
     def expected_s(self) -> float | None:
-        """How long calls of its function take, if any came back."""
+        """The mean time that calls of its function take, if any came back."""
         return self.spec.mean_s
 
     def record_duration(self, duration_s: float) -> None:

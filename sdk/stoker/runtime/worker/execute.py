@@ -365,7 +365,7 @@ class CallExecutor:
             self.calls.running.pop(call.task_id, None)
             self.calls.credits.pop(call.task_id, None)
             if outcome.contained_refs:
-                result.escaped = True
+                result.pinned = True
                 self.pinned[call.task_id] = (channel, outcome.contained_refs)
             if not received.abandoned:
                 failed = result.returns[-1] if result.returns else None  # generators raise late

@@ -333,7 +333,7 @@ class Invoker:
         return Outcome(received, result, time.time(), nbytes)
 
     def _is_remote(self, call: Call) -> bool:
-        """Return whether an argument lies on another node, so that loading it would block the loop."""
+        """Return whether an argument is on another node, so that loading it would block the loop."""
         locations = [call.args, *(d.location for d in call.deps)]
         return not all(self._values.is_local(location) for location in locations)
 

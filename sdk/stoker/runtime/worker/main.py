@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
+from stoker.api.current import set_runtime
 from stoker.runtime.actors.info import ActorPayload
 from stoker.runtime.process.identity import Identity, LocalNode
-from stoker.runtime.process.session import CELL
 from stoker.runtime.runtime import Runtime
 from stoker.runtime.worker.actor import ActorHost
 from stoker.runtime.worker.output import mark_output
@@ -68,7 +68,7 @@ def main(boot: WorkerBoot) -> None:
         is_worker=True,
     )
     runtime = Runtime(identity, Settings.from_env(), job_id=boot.job_id)
-    CELL.runtime = runtime
+    set_runtime(runtime)
     mark_output()
     worker = _Worker(runtime)
     runtime.start({("POST", "/v1/assign"): worker.assign, ("POST", "/v1/retire"): worker.retire})

@@ -331,7 +331,7 @@ def expect(world: World, number: int) -> FailFastWaiter:
     return waiter
 
 
-def test_a_loop_of_user_code_reads_what_it_is_lent(
+def test_a_loop_of_user_code_reads_the_channel_that_it_polls(
     world: World, user_loop: asyncio.AbstractEventLoop
 ) -> None:
     channel = world.channels[0]

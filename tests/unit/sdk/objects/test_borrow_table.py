@@ -69,10 +69,10 @@ def test_a_lost_channel_ends_its_own_borrows_only() -> None:
     assert not borrows.lent_by_channel
 
 
-def test_adopting_announces_once_and_dropping_returns_once() -> None:
+def test_borrowing_announces_once_and_dropping_returns_once() -> None:
     borrows = new_table()
-    entry = borrows.adopt("o_1", OWNER)
-    assert borrows.adopt("o_1", OWNER) is entry
+    entry = borrows.borrow("o_1", OWNER)
+    assert borrows.borrow("o_1", OWNER) is entry
     assert list(borrows.unannounced) == [entry]
     assert borrows.announce("channel", borrows.unannounced) == Borrow(1, ["o_1"])
     assert borrows.announce("channel", [entry]) is None
@@ -84,18 +84,18 @@ def test_adopting_announces_once_and_dropping_returns_once() -> None:
 
 def test_what_was_dropped_before_it_was_announced_is_never_announced() -> None:
     borrows = new_table()
-    entry = borrows.adopt("o_1", OWNER)
+    entry = borrows.borrow("o_1", OWNER)
     borrows.drop_refs([entry])
     assert borrows.announce("channel", [entry]) is None
     assert not borrows.releasing
 
 
-def test_what_is_adopted_again_before_it_was_returned_is_kept() -> None:
+def test_what_is_borrowed_again_before_it_was_returned_is_kept() -> None:
     borrows = new_table()
-    entry = borrows.adopt("o_1", OWNER)
+    entry = borrows.borrow("o_1", OWNER)
     borrows.announce("channel", [entry])
     borrows.drop_refs([entry])
-    again = borrows.adopt("o_1", OWNER)
+    again = borrows.borrow("o_1", OWNER)
     assert again is not entry
     assert borrows.take_releases(["o_1"]) == [], "the borrow goes on, without a word"
     assert borrows.drop_refs([again]) == [again]
@@ -104,7 +104,7 @@ def test_what_is_adopted_again_before_it_was_returned_is_kept() -> None:
 
 def test_a_lost_lender_leaves_what_is_to_be_announced_anew() -> None:
     borrows = new_table()
-    kept, dropped, elsewhere = (borrows.adopt(f"o_{i}", OWNER) for i in range(3))
+    kept, dropped, elsewhere = (borrows.borrow(f"o_{i}", OWNER) for i in range(3))
     borrows.announce("channel", [kept, dropped])
     borrows.announce("other", [elsewhere])
     borrows.drop_refs([dropped])

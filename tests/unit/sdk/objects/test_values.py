@@ -39,7 +39,7 @@ class FarAway:
 
 def test_a_get_with_a_timeout_bounds_the_fetch_and_names_the_node() -> None:
     far = cast("Any", FarAway())
-    values = ValueStore(far, far, far, far, far, far, inline_max_bytes=1, reclaim=lambda: False)
+    values = ValueStore(far, far, far, far, far, far, inline_max_bytes=1)
     place = Stored(5_000_000, "n_far", "http://far:1", (), "o_1")
     with pytest.raises(GetTimeoutError, match=r"(?s)o_1 .*5000000 bytes .* node n_far"):
         values.load(place, "o_1", 0.25)

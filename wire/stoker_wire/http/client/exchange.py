@@ -63,7 +63,7 @@ def _text(value: object) -> str:
 
 
 class ReplyReader:
-    """Decodes replies; a decoder is built once per type."""
+    """The decoders of replies; a decoder is built once per type."""
 
     def __init__(self) -> None:
         self._codecs: dict[Any, Codec[Any]] = {}

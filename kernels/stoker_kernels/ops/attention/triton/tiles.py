@@ -29,7 +29,7 @@ def sequence_of(cu_ptr, batch, length, VARLEN: tl.constexpr):
 
 @triton.jit
 def stats_row(batch, head, heads, first, stats_rows, VARLEN: tl.constexpr):
-    """Where a sequence's rows begin in lse, (B, H, S) dense or (H, T) packed: int64.
+    """Return where a sequence's rows begin in lse, (B, H, S) dense or (H, T) packed: int64.
 
     This index plus the row also numbers the rows of the dropout mask.
     """

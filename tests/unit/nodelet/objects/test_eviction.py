@@ -13,6 +13,7 @@ from stoker_nodelet.objects import eviction
 from stoker_nodelet.objects.arena import remove_owned
 from stoker_nodelet.objects.eviction import ArenaEvictor, create_arena
 from stoker_wire.arena import ObjectHead
+from stoker_wire.arena.extents import QUOTA
 from stoker_wire.errors import ArenaFullError
 from stoker_wire.messages.work import ObjectInfo
 from stoker_wire.settings import Settings
@@ -159,7 +160,7 @@ def test_what_the_dead_left_is_found(
     assert evictor.objects.get("o_unreported").owner_id == "p_1"
     assert "o_strange" not in evictor.objects
     found = sum(p.stat().st_size for p in evictor.arena.path.glob("*") if p.is_file())
-    assert evictor.arena.quota.used_bytes == found - (evictor.arena.path / ".ledger").stat().st_size
+    assert evictor.arena.quota.used_bytes == found - (evictor.arena.path / QUOTA).stat().st_size
     os.close(half.fd)
     evictor.sweep()
     assert len(evictor.recycled()) == 1

@@ -1,4 +1,4 @@
-"""A small gcs over real HTTP, and nodelets as real processes, for tests/e2e/nodelet."""
+"""A small gcs over real HTTP, and nodelets as real processes."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.work import FinishJob, TaskHistoryStatus, TaskRecord
 from stoker_wire.settings import Settings
-from tests.e2e.worker_target import Do, Seen
+from tests.e2e.nodelet.worker_target import Do, Seen
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 TOKEN = "a-token-for-tests"
-TARGET = "tests.e2e.worker_target:main"
+TARGET = "tests.e2e.nodelet.worker_target:main"
 
 
 async def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 40.0) -> Any:

@@ -99,3 +99,25 @@ def test_what_is_kept_of_write_times_is_bounded_and_errs_to_the_late_side() -> N
     for offset in (1, 5_000, 123_456, 999_989):
         assert offset / 10 <= times.at(offset)
     assert abs(times.at(900_000) - 90_000) < 40_000
+
+
+async def test_log_lines_are_read_whole_and_cursors_continue(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes("one\ntwö\r\n\nrest".encode())
+    logs = Logs("n_1")
+    logs.add(LogFile("w_1", path, job_id="job_1", name="f", pid=3))
+    chosen = LogFilter(worker_id="w_1")
+
+    async def read(**how: int) -> list[tuple[str, int]]:
+        found = []
+        async for batch in logs.read(chosen, **how):  # type: ignore[arg-type]
+            found += [(line.text, line.cursor) for line in batch]
+        return found
+
+    assert await read() == [("one", 4), ("twö", 10), ("", 11), ("rest", 15)]
+    assert await read(since=4) == [("twö", 10), ("", 11), ("rest", 15)]
+    assert await read(last=1) == [("rest", 15)]
+    assert logs.tail("w_1", 2) == ("", "rest")
+    assert logs.tail("w_2", 2) == ()
+    path.write_bytes(b"x" * 200_000)
+    assert sum(len(text) for text, _ in await read()) == 200_000

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-import xxhash
 
-from stoker_wire.data.range_reader import CHECKSUM_HEADER, CHUNK_NBYTES
-from stoker_wire.errors import NotFoundError, ObjectLostError
-from stoker_wire.messages.work import FreeObjects, ObjectInfo
-from tests.unit.nodelet.transfer_support import Line, Node, nodes, until
+from stoker_wire.data.range_reader import CHUNK_NBYTES
+from stoker_wire.errors import ObjectLostError
+from stoker_wire.messages.work import FreeObjects
+from tests.unit.nodelet.transfer.transfer_support import Line, nodes, until
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 THREE_CHUNKS = 2 * CHUNK_NBYTES + 12_345
 
@@ -178,49 +178,3 @@ async def test_copies_are_dropped_when_room_is_needed(tmp_path: Path) -> None:
         assert first.object_id not in b.objects
         assert own.object_id in b.objects and not b.objects.get(own.object_id).spilled
         assert b.bytes_of(second.object_id) == a.bytes_of(second.object_id)
-
-
-@pytest.mark.parametrize(
-    ("asked", "status", "span"),
-    [
-        (None, 200, (0, 300_000)),
-        ("bytes=0-", 206, (0, 300_000)),
-        ("bytes=100-199", 206, (100, 200)),
-        ("bytes=-100", 206, (299_900, 300_000)),
-        ("bytes=299999-400000", 206, (299_999, 300_000)),
-    ],
-)
-async def test_ranges_are_served_as_asked(
-    tmp_path: Path, asked: str | None, status: int, span: tuple[int, int]
-) -> None:
-    async with nodes(tmp_path, "a") as (_, a):
-        info = _trimmed(a, a.put(400_000), 300_000)
-        headers = {"Range": asked} if asked else {}
-        path = f"/v1/objects/{info.object_id}"
-        for _ in range(2):  # the connection is kept, and stays in step
-            async with a.client.open("GET", path, headers=headers) as response:
-                got = await response.read()
-                assert response.status == status
-                assert int(response.headers[CHECKSUM_HEADER], 16) == xxhash.xxh3_64_intdigest(got)
-        whole = (a.arena.path / info.object_id).read_bytes()
-        assert got == whole[slice(*span)]
-
-
-async def test_a_range_outside_is_a_problem_and_so_is_an_unknown_object(tmp_path: Path) -> None:
-    async with nodes(tmp_path, "a") as (_, a):
-        info = a.put(1000)
-        path = f"/v1/objects/{info.object_id}"
-        for asked in ("bytes=9999999-", "bytes=x-y"):
-            with pytest.raises(Exception, match="Range"):
-                async with a.client.open("GET", path, headers={"Range": asked}):
-                    pass
-        with pytest.raises(NotFoundError):
-            await a.client.call("GET", "/v1/objects/o_none", raw=True)
-
-
-def _trimmed(node: Node, info: ObjectInfo, nbytes: int) -> ObjectInfo:
-    """The same object, said to be shorter than its file, as recycled extents make it."""
-    node.objects.free([])
-    index: dict[str, Any] = node.objects._index
-    index[info.object_id] = ObjectInfo(object_id=info.object_id, nbytes=nbytes)
-    return index[info.object_id]

@@ -30,9 +30,9 @@ def test_busy_leases_beyond_the_fair_share_are_preempted_for_an_account_that_has
     core.ask("p_1", count=8, CPU=1)
     core.wait(0.5)
     core.ask("p_2", count=8, CPU=1)
-    (recall,) = of(cmd.Preempt, core.out)
-    assert recall.owner_id == "p_1" and len(recall.lease_ids) == 4
-    core.release(*recall.lease_ids)
+    (preemption,) = of(cmd.Preempt, core.out)
+    assert preemption.owner_id == "p_1" and len(preemption.lease_ids) == 4
+    core.release(*preemption.lease_ids)
     assert not of(cmd.Preempt, core.wait(3))
     assert {a: u["CPU"] / UNIT for a, u in core.state.usage.items()} == {"p_1": 4, "p_2": 4}
 

@@ -1,0 +1,86 @@
+"""The state machine of actors: every transition, and that terminal states absorb."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from stoker_gcs.registry.actors import rules as actors
+from stoker_gcs.registry.leases import RELEASING
+from stoker_gcs.store.changes import Update
+from stoker_wire.errors import FencedError
+from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.work import DETACHED_JOB, Actor, ActorState, CreateActor, ReportActor
+from tests.unit.gcs.registry.samples import granted
+
+CAUSE = ErrorInfo(code="actor_died", message="why")
+
+
+def an_actor(state: ActorState = ActorState.PENDING, **more: object) -> Actor:
+    body = CreateActor(
+        actor_id="a_1", demand=Demand(job_id="job_1", resources={}), class_name="C", payload=b""
+    )
+    return msgspec.structs.replace(actors.created(body, "ns", 1.0), state=state, **more)
+
+
+def test_an_actor_is_placed_once_per_incarnation() -> None:
+    transition = actors.placed(an_actor(), granted(), 0)
+    assert transition is not None and transition.record.address is not None
+    assert actors.placed(transition.record, granted("l_2"), 0) is None
+    assert actors.placed(an_actor(incarnation=1), granted(), 0) is None
+    assert actors.placed(an_actor(ActorState.DEAD), granted(), 0) is None
+
+
+def test_reports_of_other_incarnations_and_of_the_dead_are_fenced() -> None:
+    alive = ReportActor(state=ActorState.ALIVE, incarnation=0)
+    with pytest.raises(FencedError):
+        actors.reported(an_actor(incarnation=1), alive, 2.0)
+    with pytest.raises(FencedError):
+        actors.reported(an_actor(ActorState.DEAD), alive, 2.0)
+    assert actors.reported(an_actor(ActorState.ALIVE), alive, 2.0) is None
+
+
+@pytest.mark.parametrize(
+    ("max_restarts", "restarts", "comes_back"),
+    [(0, 0, False), (1, 0, True), (1, 1, False), (-1, 1000, True)],
+)
+def test_a_lost_worker_restarts_while_restarts_are_left(
+    max_restarts: int, restarts: int, comes_back: bool
+) -> None:
+    actor = an_actor(ActorState.ALIVE, lease_id="l_1", max_restarts=max_restarts, restarts=restarts)
+    transition = actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_1")
+    assert transition is not None
+    if comes_back:
+        assert transition.record.state is ActorState.RESTARTING
+        assert (transition.record.incarnation, transition.record.lease_id) == (1, "")
+        assert transition.record.last_alive == 0
+    else:
+        assert (transition.record.state, transition.record.death_cause) == (ActorState.DEAD, CAUSE)
+    assert actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_0") is None
+
+
+@pytest.mark.parametrize("state", [ActorState.PENDING, ActorState.RESTARTING])
+def test_a_process_lost_in_its_constructor_was_not_alive(state: ActorState) -> None:
+    actor = an_actor(state, lease_id="l_1", max_restarts=1, last_alive=-1)
+    transition = actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_1")
+    assert transition is not None and transition.record.last_alive == -1
+
+
+def test_the_dead_absorb_and_running_workers_are_released() -> None:
+    actor = an_actor(ActorState.ALIVE, lease_id="l_1")
+    transition = actors.died(actor, CAUSE, 2.0, release=True)
+    assert transition is not None
+    release = transition.operations[0]
+    assert isinstance(release, Update) and release.values == {"state": RELEASING}
+    assert actors.died(transition.record, CAUSE, 3.0, release=True) is None
+    assert actors.worker_lost(transition.record, CAUSE, 3.0, lease_id="l_1") is None
+
+
+def test_a_detached_actors_lease_belongs_to_no_job() -> None:
+    assert actors.lease_job(an_actor(detached=True)) == DETACHED_JOB
+    assert actors.lease_job(an_actor()) == "job_1"
+
+
+def test_terminal_states_have_no_way_out() -> None:
+    assert actors.TRANSITIONS[ActorState.DEAD] == frozenset()

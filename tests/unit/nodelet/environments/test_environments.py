@@ -1,0 +1,92 @@
+"""Environments: packages that cannot be had or unpacked, and commands that fail, with the reason."""
+
+from __future__ import annotations
+
+import io
+import stat
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker_nodelet.environments.environments import Environments, _extract, _run
+from stoker_nodelet.environments.job_folders import JobFolders
+from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError
+from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.process.background import Background
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
+def test_a_package_cannot_leave_its_folder(tmp_path: Path, name: str) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr(name, "x")
+    with pytest.raises(RuntimeEnvSetupError, match="leaves the package"):
+        _extract(content.getvalue(), tmp_path / "in" / "p", "p")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_link_in_a_package_is_refused(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        link = zipfile.ZipInfo("link")
+        link.external_attr = (stat.S_IFLNK | 0o777) << 16
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(RuntimeEnvSetupError, match="leaves the package"):
+        _extract(content.getvalue(), tmp_path / "p", "p")
+
+
+def _broken_package(how: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
+        if how == "long name":
+            archive.writestr("x" * 5000, "x")
+        elif how == "file and folder":
+            archive.writestr("a", "x")
+            archive.writestr("a/b", "x")
+        else:
+            archive.writestr("a", b"text" * 100)
+    raw = bytearray(content.getvalue())
+    for start, flags, method in ((raw.find(b"PK\1\2"), 8, 10), (raw.find(b"PK\3\4"), 6, 8)):
+        if how == "encrypted":
+            raw[start + flags] |= 1
+        elif how == "unknown method":
+            raw[start + method] = 77
+    if how == "noise":
+        raw[35:45] = b"\xff" * 10
+    return bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "how", ["long name", "file and folder", "encrypted", "unknown method", "noise"]
+)
+def test_a_package_that_cannot_be_unpacked_fails_its_environment(tmp_path: Path, how: str) -> None:
+    with pytest.raises(RuntimeEnvSetupError, match="package p "):
+        _extract(_broken_package(how), tmp_path / "p", "p")
+
+
+async def test_a_package_that_nobody_uploaded_fails_its_environment(tmp_path: Path) -> None:
+    async def download(package: str) -> bytes:
+        raise NotFoundError(f"there is no package {package!r}")
+
+    async with Background("test") as background:
+        folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
+        environments = Environments(tmp_path / "env", download, background, folders)
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeEnvSetupError, match=r"(?s)a{12}… is not in this cluster.*a{64}"
+            ):
+                await environments.prepare(RuntimeEnv(working_dir="a" * 64), "job_1")
+
+
+async def test_a_command_that_fails_is_named_with_its_own_last_words() -> None:
+    script = "echo Looking; echo 'ERROR: No matching distribution found for x'; echo Bye; exit 3"
+    with pytest.raises(RuntimeEnvSetupError) as raised:
+        await _run(["/bin/sh", "-c", script], "pip install x")
+    first, *rest = str(raised.value).splitlines()
+    assert first == "pip install x failed (exit code 3)."
+    assert rest[0] == "No matching distribution found for x"
+    assert rest[1:] == ["Looking", "ERROR: No matching distribution found for x", "Bye"]
