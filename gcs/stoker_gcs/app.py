@@ -25,7 +25,7 @@ from stoker_gcs.registry.jobs.sessions import DriverSessions
 from stoker_gcs.registry.kv import Blobs, KeyValues
 from stoker_gcs.registry.leases import LeaseReleaser
 from stoker_gcs.registry.nodes.registry import NodeRegistry
-from stoker_gcs.registry.tasks.history import TaskHistory
+from stoker_gcs.registry.task_history import TaskHistory
 from stoker_gcs.registry.tokens import Tokens
 from stoker_gcs.registry.worker_exits import WorkerExits
 from stoker_gcs.state.event_log import EventLog

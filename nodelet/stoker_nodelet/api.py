@@ -35,11 +35,11 @@ from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import LogCursors, LogLine, Page
 from stoker_wire.messages.node_api import (
     ArenaUsage,
-    ExitQuery,
     Freed,
     KillWorker,
     LogsQuery,
     ObjectsQuery,
+    WorkerExitQuery,
     WorkersQuery,
 )
 from stoker_wire.messages.work import (
@@ -214,7 +214,7 @@ ROUTES = (
     Route("GET", "/v1/workers/{id}", Api.get_worker, reply=Worker, summary="Get a worker"),
     Route(
         "GET", "/v1/workers/{id}/exit", Api.get_exit,
-        query=ExitQuery, reply=WorkerExit, summary="Get how a worker ended; may wait for it",
+        query=WorkerExitQuery, reply=WorkerExit, summary="Get how a worker ended; may wait for it",
     ),
     Route(
         "POST", "/v1/workers/{id}/kill", Api.kill_worker,

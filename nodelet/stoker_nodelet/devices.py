@@ -10,7 +10,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 from stoker_wire.messages.cluster import Device
 
 _CGROUP = Path("/sys/fs/cgroup")

@@ -104,7 +104,7 @@ class Nodelet:
         parts = self.parts
         workers = parts.workers
         parts.spool.open()
-        workers.forks.adopt(forkserver)
+        workers.forks.attach(forkserver)
         for name, work in (
             ("kernels", workers.kernels.run()),
             ("membership", self.membership.run()),

@@ -32,6 +32,7 @@ from stoker_wire.messages.cluster import (
 )
 
 if TYPE_CHECKING:
+    from stoker_wire.http.client.pool import ClientPool
     from stoker_wire.process.background import Background
 
 START_TIMEOUT_S = 60.0
@@ -75,12 +76,10 @@ class _Nodelet:
 
 
 class NodeletClients:
-    """One client per nodelet, made by ``connect(url)``; all calls are fenced by ``epoch``."""
+    """The nodelets by node id, and calls to them over ``clients``, which it closes; ``epoch`` fences all."""
 
-    def __init__(
-        self, connect: Callable[[str], Client], *, epoch: int, background: Background
-    ) -> None:
-        self._connect = connect
+    def __init__(self, clients: ClientPool, *, epoch: int, background: Background) -> None:
+        self._clients = clients
         self._background = background
         self._nodelets: dict[str, _Nodelet] = {}
         self.epoch = epoch
@@ -91,13 +90,17 @@ class NodeletClients:
         if known is not None and known.url == node.url:
             return
         self.remove(node.node_id)
-        self._nodelets[node.node_id] = _Nodelet(node.url, self._connect(node.url))
+        self._nodelets[node.node_id] = _Nodelet(node.url, self._clients.client(node.url))
 
     def remove(self, node_id: str) -> None:
         """Remove a node; releases that it has not confirmed are moot."""
         nodelet = self._nodelets.pop(node_id, None)
-        if nodelet is not None:
-            nodelet.gone = True
+        if nodelet is None:
+            return
+        nodelet.gone = True
+        # A node that starts again under another id may have the URL of the one that is removed late.
+        if all(other.url != nodelet.url for other in self._nodelets.values()):
+            self._clients.pop(nodelet.url)
             self._background.close_later(nodelet.client.close(), name=node_id)
 
     async def close(self) -> None:
@@ -105,7 +108,7 @@ class NodeletClients:
         nodelets, self._nodelets = self._nodelets, {}
         for nodelet in nodelets.values():
             nodelet.gone = True
-            await nodelet.client.close()
+        await self._clients.close()
 
     async def held(self, node: Node) -> HeldLeases:
         """Fence a nodelet against earlier leaders, then return the leases that it holds.

@@ -20,6 +20,7 @@ from stoker_scheduler.leadership import Leadership, not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients
 from stoker_wire.errors import NotReadyError
 from stoker_wire.http.client.client import Client
+from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.process.background import Background
@@ -38,7 +39,7 @@ class SchedulerService:
         self._settings = settings
         self._token = token
         self._service = Service("scheduler", settings, token=token)
-        self._gcs = self._connect(gcs_url)
+        self._gcs = Client(gcs_url, token=token, peer="scheduler", settings=settings)
         self._background = Background("scheduler.life")
         self._engine: Engine | None = None
         self._leadership: Leadership | None = None
@@ -85,9 +86,6 @@ class SchedulerService:
         await self._service.stop()
         await self._gcs.close()
 
-    def _connect(self, url: str) -> Client:
-        return Client(url, token=self._token, peer="scheduler", settings=self._settings)
-
     def _current_engine(self) -> Engine:
         if self._service.is_ready and self._engine is not None:
             return self._engine
@@ -98,7 +96,8 @@ class SchedulerService:
 
     async def _begin_term(self, leader: Leader) -> None:
         background = Background("scheduler")
-        nodelets = NodeletClients(self._connect, epoch=leader.epoch, background=background)
+        clients = ClientPool(token=self._token, peer="scheduler", settings=self._settings)
+        nodelets = NodeletClients(clients, epoch=leader.epoch, background=background)
         engine = Engine(
             _policy(self._settings),
             epoch=leader.epoch,
@@ -147,7 +146,7 @@ class SchedulerService:
             lambda state: len(state.pending),
         )
         add("scheduler_nodes", "Nodes that are known.", lambda state: len(state.nodes))
-        add("scheduler_placed", "Leases placed in this term.", lambda state: state.assigned)
+        add("scheduler_placed", "Leases placed in this term.", lambda state: state.placed)
 
 
 def _policy(settings: Settings) -> SchedulingPolicy:

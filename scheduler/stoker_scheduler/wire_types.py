@@ -11,10 +11,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_scheduler.core.events import Kind, LeaseRequested
+from stoker_scheduler.core.model.labels import Term
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
-from stoker_scheduler.core.model.requirements import Requirements, make_requirements
+from stoker_scheduler.core.model.requirements import (
+    PlacementPolicy,
+    Requirements,
+    make_requirements,
+)
 from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_amounts
 from stoker_wire.errors import BadRequestError
+from stoker_wire.label_selectors import parse_value
 from stoker_wire.messages.cluster import (
     ClusterResources,
     Demand,
@@ -34,6 +40,10 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.placement.plan import NodeVerdict
     from stoker_scheduler.core.state import State
 
+_POLICIES = {
+    SpreadPolicy.HYBRID: PlacementPolicy.HYBRID,
+    SpreadPolicy.SPREAD: PlacementPolicy.SPREAD,
+}
 _NO_ENV = RuntimeEnv()
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
@@ -47,14 +57,27 @@ def requirements_of(demand: Demand, at: str = "demand.") -> Requirements:
     try:
         return make_requirements(
             demand.resources,
-            label_selector=demand.label_selector,
+            terms=terms_of(demand.label_selector),
             node_id=strategy.node_id,
             soft=strategy.soft,
-            spread=strategy.policy is SpreadPolicy.SPREAD,
+            policy=_POLICIES[strategy.policy],
             env=_env_name(demand.runtime_env),
         )
     except InvalidDemandError as error:
         raise BadRequestError(str(error), field=f"{at}{error.field}") from None
+
+
+def terms_of(selector: Mapping[str, str]) -> tuple[Term, ...]:
+    """Return a selector's conditions, ordered by label; raise InvalidDemandError for an unreadable one."""
+    return tuple(_term_of(label, selector[label]) for label in sorted(selector))
+
+
+def _term_of(label: str, written: str) -> Term:
+    try:
+        values, negated = parse_value(label, written)
+    except ValueError as error:
+        raise InvalidDemandError(f"label_selector.{label}", f"label_selector: {error}") from None
+    return Term(label, values, negated)
 
 
 def _env_name(env: RuntimeEnv) -> str:

@@ -53,20 +53,20 @@ async def is_shared(ephemeral: EphemeralStore) -> bool:
 async def test_facts_are_kept_replaced_removed_and_expire(
     ephemeral: EphemeralStore, clock: Clock
 ) -> None:
-    ephemeral.put("beats", "n_1", b"one", 10)
-    ephemeral.put("beats", "n_2", b"two", 3)
+    ephemeral.put("heartbeats", "n_1", b"one", 10)
+    ephemeral.put("heartbeats", "n_2", b"two", 3)
     ephemeral.put("other", "n_1", b"x", 10)
-    assert await ephemeral.all("beats") == {"n_1": b"one", "n_2": b"two"}
-    ephemeral.put("beats", "n_1", b"new", 10)
+    assert await ephemeral.all("heartbeats") == {"n_1": b"one", "n_2": b"two"}
+    ephemeral.put("heartbeats", "n_1", b"new", 10)
     clock.now_s += 5
-    assert await ephemeral.all("beats") == {"n_1": b"new"}
-    ephemeral.remove("beats", "n_1")
+    assert await ephemeral.all("heartbeats") == {"n_1": b"new"}
+    ephemeral.remove("heartbeats", "n_1")
     await eventually(lambda: is_gone(ephemeral), "the entry is removed")
     assert await ephemeral.all("never") == {}
 
 
 async def is_gone(ephemeral: EphemeralStore) -> bool:
-    return await ephemeral.all("beats") == {}
+    return await ephemeral.all("heartbeats") == {}
 
 
 async def test_replicas_share_facts_and_news(redis_url: str) -> None:
@@ -77,9 +77,9 @@ async def test_replicas_share_facts_and_news(redis_url: str) -> None:
     await two.start(heard.append)
 
     async def met() -> bool:
-        one.put("beats", "n_1", b"x", 10)
+        one.put("heartbeats", "n_1", b"x", 10)
         one.announce(next(seqs))  # What is said before the other listens is not heard.
-        return heard != [] and await two.all("beats") == {"n_1": b"x"}
+        return heard != [] and await two.all("heartbeats") == {"n_1": b"x"}
 
     await eventually(met, "the other replica subscribed")
     await one.stop()
@@ -92,21 +92,21 @@ async def test_redis_may_vanish_and_gets_every_fact_again(own_redis: RedisServer
     ephemeral = RedisEphemeralStore(own_redis.url)
     await ephemeral.start(lambda seq: None)
     await eventually(lambda: is_shared(ephemeral), "Redis answers")
-    ephemeral.put("beats", "n_1", b"before", 100)
+    ephemeral.put("heartbeats", "n_1", b"before", 100)
     own_redis.stop() if how == "killed" else own_redis.pause()
 
     async def noticed() -> bool:
-        ephemeral.put("beats", "n_2", b"during", 100)
+        ephemeral.put("heartbeats", "n_2", b"during", 100)
         return ephemeral.degraded
 
     await eventually(noticed, "the loss of Redis is noticed")
     async with asyncio.timeout(30):  # a frozen Redis would hold it up for ever
-        assert await ephemeral.all("beats") == {"n_1": b"before", "n_2": b"during"}
+        assert await ephemeral.all("heartbeats") == {"n_1": b"before", "n_2": b"during"}
     await asyncio.to_thread(own_redis.start if how == "killed" else own_redis.resume)
     await eventually(lambda: is_shared(ephemeral), "Redis is back")
     fresh = RedisEphemeralStore(own_redis.url)
     await fresh.start(lambda seq: None)
     await eventually(lambda: is_shared(fresh), "Redis answers")
-    assert await fresh.all("beats") == {"n_1": b"before", "n_2": b"during"}
+    assert await fresh.all("heartbeats") == {"n_1": b"before", "n_2": b"during"}
     await ephemeral.stop()
     await fresh.stop()

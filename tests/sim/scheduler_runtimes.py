@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.model.requirements import Requirements, make_requirements
+from stoker_scheduler.core.model.requirements import (
+    PlacementPolicy,
+    Requirements,
+    make_requirements,
+)
 from tests.sim.late_messages import Faults, LateMessages
 
 if TYPE_CHECKING:
@@ -76,7 +80,10 @@ class Runtimes(LateMessages, ABC):
         )  # fmt: skip
         wish = Wish(
             owner,
-            make_requirements(resources, spread=random.random() < 0.2),
+            make_requirements(
+                resources,
+                policy=PlacementPolicy.SPREAD if random.random() < 0.2 else PlacementPolicy.HYBRID,
+            ),
             random.choice([1, 1, 2, 6]),
             random.uniform(0.05, 3.0),
             random.choice([0, 0, 0, 1]),

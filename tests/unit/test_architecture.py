@@ -54,7 +54,10 @@ PURE = (
     _RUNTIME / "tasks/dispatch.py",
     _RUNTIME / "tasks/ready_queue.py",
     _RUNTIME / "actors/call_order.py",
+    _RUNTIME / "net/read_handover.py",
 )
+# Unlike a service's core, these keep what travels (addresses, locations) and decide on messages.
+PURE_WITH_MESSAGES = {_RUNTIME / "objects/table.py", _RUNTIME / "objects/borrow_table.py"}
 IMPURE_MODULES = {
     "aiohttp", "anyio", "asyncio", "concurrent", "http", "multiprocessing", "os", "pathlib",
     "random", "secrets", "socket", "sqlalchemy", "subprocess", "threading", "time", "uuid",
@@ -273,8 +276,12 @@ def test_the_cores_are_pure() -> None:
         if any(source.path.is_relative_to(core) for core in PURE)
         for name, node in source.imports()
         if name.partition(".")[0] in IMPURE_MODULES
+        or (name.partition(".")[0] == "stoker_wire" and source.path not in PURE_WITH_MESSAGES)
     ]
-    check(broken, "a core has no clock, no IO, no event loop and no randomness of its own")
+    check(
+        broken,
+        "a core has no clock, IO, event loop or randomness of its own, and no type of the wire",
+    )
 
 
 def test_every_module_says_why_it_exists() -> None:

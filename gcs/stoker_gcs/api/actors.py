@@ -1,4 +1,8 @@
-"""Routes of actors."""
+"""Routes of actors, which :class:`~stoker_gcs.registry.actors.registry.ActorRegistry` owns.
+
+An actor is in SQL before the reply to its creation, and a report or kill that comes twice changes nothing
+more. Lists and watches show the same records, the watch as events.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Routes of leadership and tokens, and of ids by prefix."""
+"""Routes of leadership, tokens and ids by prefix, for those who operate a cluster.
+
+LeaderElection owns who leads, and its epochs only rise; Tokens owns the tokens; IdFinder owns nothing, it
+reads the ids that others own.
+"""
 
 from __future__ import annotations
 

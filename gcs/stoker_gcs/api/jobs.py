@@ -1,4 +1,8 @@
-"""Routes of jobs: submit, attach, follow, end."""
+"""Routes of jobs: submit, attach, follow, end.
+
+JobRegistry owns the jobs, DriverSessions the drivers' sessions. A job is in SQL before the reply to its
+submission, and a repeated one (same idempotency key) is the same job.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.queries import ExitQuery, JobQuery, WaitQuery
+from stoker_wire.messages.queries import DriverExitQuery, JobQuery, WaitQuery
 from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState, SubmitJob
 
 if TYPE_CHECKING:
@@ -97,7 +101,7 @@ ROUTES = (
         "POST",
         "/v1/jobs/{job_id}/exit",
         await_exit,
-        query=ExitQuery,
+        query=DriverExitQuery,
         raw_body=True,
         stream=True,
         summary="Report exit of attached driver: the one byte of the body is its exit code",

@@ -1,4 +1,7 @@
-"""Routes of nodes and workers."""
+"""Routes of nodes, which :class:`~stoker_gcs.registry.nodes.registry.NodeRegistry` owns, and of workers.
+
+Workers are no state of the gcs: each list asks the nodelets that own them. Only their exits are recorded.
+"""
 
 from __future__ import annotations
 

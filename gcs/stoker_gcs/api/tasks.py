@@ -1,4 +1,7 @@
-"""Routes of the task history."""
+"""Routes of the task history, which :class:`~stoker_gcs.registry.task_history.TaskHistory` owns.
+
+What is accepted is durable before the reply. Reports merge, so that none needs an idempotency key.
+"""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from stoker_wire.messages.cluster import NodeState
 if TYPE_CHECKING:
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.nodes.registry import NodeRegistry
-    from stoker_gcs.registry.tasks.history import TaskHistory
+    from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
     from stoker_wire.process.metrics import Metrics
 

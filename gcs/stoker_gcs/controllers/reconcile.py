@@ -17,7 +17,7 @@ import msgspec
 from stoker_gcs.registry.actors.rules import ACTORS, LIVING, waits
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.leases import HELD
-from stoker_gcs.registry.tasks.history import OPEN
+from stoker_gcs.registry.task_history import OPEN
 from stoker_gcs.state import schema
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import LeaseKind, NodeState, WorkerExit
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.leases import LeaseReleaser
     from stoker_gcs.registry.nodes.registry import NodeRegistry
-    from stoker_gcs.registry.tasks.history import TaskHistory
+    from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.cluster import Lease
     from stoker_wire.messages.control import Event

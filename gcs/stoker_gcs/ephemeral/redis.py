@@ -175,4 +175,4 @@ class RedisEphemeralStore:
 
 
 def _hash(kind: str) -> str:
-    return f"stoker:hot:{kind}"
+    return f"stoker:ephemeral:{kind}"

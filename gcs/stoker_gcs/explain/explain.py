@@ -25,7 +25,7 @@ from stoker_wire.messages.work import ActorState, JobState, TaskState
 if TYPE_CHECKING:
     from stoker_gcs.peer_clients import PeerClients
     from stoker_gcs.registry.actors.registry import ActorRegistry
-    from stoker_gcs.registry.tasks.history import TaskHistory
+    from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
 
 MAX_EVENTS = 50

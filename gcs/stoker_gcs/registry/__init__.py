@@ -1,1 +1,1 @@
-"""The records that a gcs owns, one package per entity: pure rules beside the code that applies them."""
+"""The records that a gcs owns, one package or module each: pure rules beside the code that applies them."""

@@ -55,7 +55,7 @@ class WriteConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Add a row; a WriteConflict if the key or a unique column is taken."""
+    """Addition of a row; a WriteConflict if the key or a unique column is taken."""
 
     table: Table
     values: Mapping[str, Value]
@@ -63,7 +63,7 @@ class Insert:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """Add a row, or replace the one with the same key."""
+    """Addition of a row, or replacement of the one with the same key."""
 
     table: Table
     values: Mapping[str, Value]
@@ -71,7 +71,10 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """Change one row where the key and all of ``expect`` match; none is a WriteConflict if ``must_exist``."""
+    """Change of the one row where the key and all of ``expect`` match.
+
+    With ``must_exist`` it is a WriteConflict if there is none.
+    """
 
     table: Table
     key: Mapping[str, Value]
@@ -82,7 +85,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove the rows where all of ``where`` match; ``must_exist`` makes none a WriteConflict."""
+    """Removal of the rows where all of ``where`` match; ``must_exist`` makes none a WriteConflict."""
 
     table: Table
     where: Mapping[str, Value]
@@ -91,7 +94,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Add an event; the store gives it the next sequence number. ``payload`` is msgpack of a map."""
+    """Addition of an event; the store gives it the next sequence number. ``payload`` is msgpack of a map."""
 
     kind: str
     subject: str
@@ -104,7 +107,7 @@ Operation: TypeAlias = Insert | Upsert | Update | Delete
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """All or nothing: row operations and events of one decision."""
+    """Row operations and events of one decision: all of them or none."""
 
     operations: tuple[Operation, ...] = ()
     events: tuple[Append, ...] = ()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
 from stoker_gcs.state.schema import ARRIVAL, EVENTS, TABLES, TASKS, Table
 from stoker_gcs.store.changes import Delete, Insert, Prefix, Update, Upsert, WriteConflict
 from stoker_gcs.store.rows import numbered
+from stoker_gcs.store.task_merge import merge_all, merge_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

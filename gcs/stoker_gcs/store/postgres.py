@@ -21,12 +21,12 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
 from stoker_gcs.state.schema import REVISION, TASKS
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import WriteConflict
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.store.sql_reads import KEYS_PER_SELECT, SqlReads, compaction, not_migrated
+from stoker_gcs.store.task_merge import merge_all, merge_rows
 from stoker_wire.errors import DatabaseError, UnavailableError
 
 if TYPE_CHECKING:

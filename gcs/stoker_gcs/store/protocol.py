@@ -85,5 +85,5 @@ class Store(Protocol):
         ...
 
     async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
-        """Merge attempts into the history (see :mod:`stoker_gcs.registry.tasks.merge`); durable on return."""
+        """Merge attempts into the history (see :mod:`stoker_gcs.store.task_merge`); durable on return."""
         ...

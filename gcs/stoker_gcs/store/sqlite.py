@@ -18,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from stoker_gcs.registry.tasks.merge import merge_all, merge_rows
 from stoker_gcs.state.schema import REVISION, sqlite_ddl
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import WriteConflict
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.store.sql_reads import KEYS_PER_SELECT, SqlReads, compaction, not_migrated
+from stoker_gcs.store.task_merge import merge_all, merge_rows
 from stoker_wire.errors import DatabaseError
 
 if TYPE_CHECKING:

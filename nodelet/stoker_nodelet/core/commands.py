@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForkWorker:
-    """Fork a worker; ``lease_id`` is empty for a warm one."""
+    """Order to fork a worker; ``lease_id`` is empty for a warm one."""
 
     worker_id: str
     lease_id: str = ""
@@ -15,7 +15,7 @@ class ForkWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignWorker:
-    """Tell a registered worker which lease it serves; answer WorkerAssigned or AssignFailed."""
+    """Order to give a registered worker its lease; answered by WorkerAssigned or AssignFailed."""
 
     worker_id: str
     lease_id: str
@@ -23,7 +23,7 @@ class AssignWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminateWorker:
-    """End the worker and its descendants; a driver is asked to leave first."""
+    """Order to end the worker and its descendants; a driver is asked to leave first."""
 
     worker_id: str
     reason: str
@@ -31,37 +31,43 @@ class TerminateWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetireWorker:
-    """Ask the worker to leave; answer RetireAnswered."""
+    """Order to ask the worker to leave; answered by RetireAnswered."""
 
     worker_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnnounceLease:
-    """Answer those who wait for the lease: it has its worker."""
+    """Order to answer those who wait for the lease: it has its worker."""
 
     lease_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefuseLease:
-    """Answer those who wait for the lease with the error of ``code``: it gets no worker."""
+    """Order to answer those who wait for the lease with the error of ``code``: it gets no worker."""
 
     lease_id: str
     code: str
     message: str
 
 
-Command = ForkWorker | AssignWorker | TerminateWorker | RetireWorker | AnnounceLease | RefuseLease
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseRelease:
+    """Order to answer the release of leases with an error: its sender no longer leads."""
+
+    message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of one step: the commands, in order.
+Command = (
+    ForkWorker
+    | AssignWorker
+    | TerminateWorker
+    | RetireWorker
+    | AnnounceLease
+    | RefuseLease
+    | RefuseRelease
+)
 
-    ``fenced`` is not empty if the event changed nothing because its sender no longer leads: it says
-    so, for the error that the sender gets.
-    """
-
-    commands: list[Command] = field(default_factory=list)
-    fenced: str = ""
+Outbox = list[Command]
+"""The commands of one step so far. Whatever decides something appends to it what follows."""

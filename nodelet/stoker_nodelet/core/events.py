@@ -23,15 +23,15 @@ class NodeFenced:
 class LeaseRequested:
     """The scheduler asked for a worker. ``worker_id`` is used if one must be forked.
 
-    ``env_key`` names the runtime environment; ``adoptable`` says that a fresh worker can still
-    take it on.
+    ``env_key`` names the runtime environment; ``applicable_after_fork`` says that a worker that was
+    forked without it can still apply it.
     """
 
     at_s: float
     lease: LeaseTerms
     epoch: int
     env_key: str
-    adoptable: bool
+    applicable_after_fork: bool
     worker_id: str
 
 

@@ -1,4 +1,8 @@
-"""The part of a lease that the machine decides from."""
+"""The part of a lease that the lease machine decides from.
+
+The scheduler owns leases, and terms never change while one is held: the shell translates the wire's lease
+once, and keeps the rest of it, so that the core knows no type of the wire.
+"""
 
 from __future__ import annotations
 

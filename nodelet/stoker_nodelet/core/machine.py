@@ -4,7 +4,8 @@ A worker that ran a job's code serves only that job again; one that had a GPU se
 (its CUDA context holds the device's memory, and its visible devices are fixed). A GPU is free only
 when the process that used it is gone, so a lease may have to await its devices until then.
 
-Handlers change the state that they are given and return commands; they read no clock and no wire type.
+Handlers change the state that they are given and append commands to ``outbox``; they read no clock and no
+wire type.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import assert_never
 from stoker_nodelet.core.commands import (
     AnnounceLease,
     AssignWorker,
-    Command,
     ForkWorker,
-    Outcome,
+    Outbox,
     RefuseLease,
+    RefuseRelease,
     RetireWorker,
     TerminateWorker,
 )
@@ -52,83 +53,88 @@ from stoker_nodelet.core.state import (
 )
 
 
-def step(state: State, event: Event) -> Outcome:
-    """Apply ``event`` to ``state``; return the commands that follow from it."""
-    if isinstance(event, LeasesReleased) and event.epoch < state.epoch:
-        return Outcome(fenced=_stale(event.epoch, state.epoch))
-    return Outcome(_apply(state, event))
-
-
-def _apply(state: State, event: Event) -> list[Command]:
+def step(state: State, event: Event) -> Outbox:
+    """Apply one event, and return the commands that follow from it, in order."""
+    outbox: Outbox = []
     match event:
         case NodeRegistered():
             state.incarnation = event.incarnation
-            return []
         case NodeFenced():
-            return _fenced(state)
+            _fenced(state, outbox)
         case LeaseRequested():
-            return _requested(state, event)
+            _requested(state, event, outbox)
         case LeasesReleased():
-            return _released(state, event)
+            _released(state, event, outbox)
         case WorkerForked():
-            return _forked(state, event)
+            _forked(state, event, outbox)
         case ForkFailed():
-            return _exited(state, event.worker_id, 0.0, event.reason, code=event.code)
+            _exited(state, event.worker_id, 0.0, event.reason, outbox, code=event.code)
         case WorkerRegistered():
-            return _registered(state, event)
+            _registered(state, event, outbox)
         case WorkerAssigned():
-            return _assigned(state, event)
+            _assigned(state, event, outbox)
         case AssignFailed():
-            return _assign_failed(state, event)
+            _assign_failed(state, event, outbox)
         case WorkerExited():
-            return _exited(state, event.worker_id, event.at_s, event.cause)
+            _exited(state, event.worker_id, event.at_s, event.cause, outbox)
         case WorkerKillRequested():
-            return _request_kill(state, event.worker_id, event.at_s, event.reason)
+            _request_kill(state, event.worker_id, event.at_s, event.reason, outbox)
         case WorkerSpent():
             if event.worker_id in state.workers:
                 state.workers[event.worker_id].spent = True
-            return []
         case RetireAnswered():
-            return _retire_answered(state, event)
+            _retire_answered(state, event, outbox)
         case JobFinished():
-            return _job_finished(state, event)
+            _job_finished(state, event, outbox)
         case Ticked():
-            return _ticked(state, event)
+            _ticked(state, event, outbox)
         case _:
             assert_never(event)
+    return outbox
 
 
-def _requested(state: State, event: LeaseRequested) -> list[Command]:
+def _requested(state: State, event: LeaseRequested, outbox: Outbox) -> None:
     terms = event.lease
     lease_id = terms.lease_id
 
-    def refuse(code: str, message: str) -> list[Command]:
-        return [RefuseLease(lease_id=lease_id, code=code, message=message)]
+    def refuse(code: str, message: str) -> None:
+        outbox.append(RefuseLease(lease_id=lease_id, code=code, message=message))
 
     if terms.node_incarnation != state.incarnation:
-        return refuse(
+        refuse(
             "fenced",
             f"{lease_id} is for incarnation {terms.node_incarnation} of this node, "
             f"which is now incarnation {state.incarnation}",
         )
+        return
     if event.epoch < state.epoch:
-        return refuse("fenced", _stale(event.epoch, state.epoch))
+        refuse("fenced", _stale(event.epoch, state.epoch))
+        return
     state.epoch = event.epoch
     if lease_id in state.ended_leases:
-        return refuse("conflict", f"{lease_id} has ended on this node")
+        refuse("conflict", f"{lease_id} has ended on this node")
+        return
     if lease_id in state.leases:
         ready = state.leases[lease_id].phase is LeasePhase.READY
-        return [AnnounceLease(lease_id=lease_id)] if ready else []
+        if ready:
+            outbox.append(AnnounceLease(lease_id=lease_id))
+        return
     if terms.job_id in state.finished_jobs and terms.kind is not WorkKind.ACTOR:
-        return refuse("conflict", f"{terms.job_id} has finished")
+        refuse("conflict", f"{terms.job_id} has finished")
+        return
     over = _overcommitted(state, terms.gpus, with_ending=False)
     if over:
-        return refuse("conflict", f"{lease_id}: {over}")
+        refuse("conflict", f"{lease_id}: {over}")
+        return
     lease = LeaseEntry(
-        terms, LeasePhase.AWAITING_DEVICES, event.env_key, event.adoptable, event.worker_id
+        terms,
+        LeasePhase.AWAITING_DEVICES,
+        event.env_key,
+        event.applicable_after_fork,
+        event.worker_id,
     )
     state.leases[lease_id] = lease
-    return _give_worker(state, lease, event.at_s)
+    _give_worker(state, lease, event.at_s, outbox)
 
 
 def _stale(epoch: int, seen: int) -> str:
@@ -159,23 +165,24 @@ def _overcommitted(state: State, gpus: dict[int, float], *, with_ending: bool) -
     return ""
 
 
-def _give_worker(state: State, lease: LeaseEntry, at_s: float) -> list[Command]:
+def _give_worker(state: State, lease: LeaseEntry, at_s: float, outbox: Outbox) -> None:
     """Give a lease a worker, unless one that ends still holds its devices."""
     if _overcommitted(state, lease.terms.gpus, with_ending=True):
-        return []
+        return
     lease.phase = LeasePhase.STARTING
     worker = _choose_worker(state, lease)
     if worker is None:
         worker = WorkerEntry(lease.next_worker_id, WorkerPhase.STARTING, at_s, at_s)
         state.workers[worker.worker_id] = worker
         _bind(worker, lease)
-        return [ForkWorker(worker_id=worker.worker_id, lease_id=lease.terms.lease_id)]
+        outbox.append(ForkWorker(worker_id=worker.worker_id, lease_id=lease.terms.lease_id))
+        return
     _bind(worker, lease)
     if worker.phase is WorkerPhase.STARTING:
-        return []  # the reply to its registration carries the lease
+        return  # the reply to its registration carries the lease
     worker.phase = WorkerPhase.LEASED
     worker.since_s = at_s
-    return [AssignWorker(worker_id=worker.worker_id, lease_id=lease.terms.lease_id)]
+    outbox.append(AssignWorker(worker_id=worker.worker_id, lease_id=lease.terms.lease_id))
 
 
 def _bind(worker: WorkerEntry, lease: LeaseEntry) -> None:
@@ -199,7 +206,7 @@ def _choose_worker(state: State, lease: LeaseEntry) -> WorkerEntry | None:
         same = [w for w in idle if w.job_id == terms.job_id and w.env_key == lease.env_key]
         if same:
             return max(same, key=lambda worker: worker.since_s)
-    if not lease.adoptable:
+    if not lease.applicable_after_fork:
         return None
     fresh = [worker for worker in idle if worker.fresh]
     if fresh:
@@ -208,24 +215,25 @@ def _choose_worker(state: State, lease: LeaseEntry) -> WorkerEntry | None:
     return next(starting, None)
 
 
-def _released(state: State, event: LeasesReleased) -> list[Command]:
+def _released(state: State, event: LeasesReleased, outbox: Outbox) -> None:
+    if event.epoch < state.epoch:
+        outbox.append(RefuseRelease(message=_stale(event.epoch, state.epoch)))
+        return
     state.epoch = event.epoch
-    commands: list[Command] = []
     for lease_id in event.lease_ids:
         lease = state.leases.get(lease_id)
         if lease is None:
-            remember(
-                state.ended_leases, lease_id
-            )  # a start that comes after its release is refused
+            # A start that comes after its release is refused.
+            remember(state.ended_leases, lease_id)
             continue
-        commands += _end_lease(state, lease, event.reason or "its lease was released")
+        _end_lease(state, lease, event.reason or "its lease was released", outbox)
         worker = state.workers.get(lease.worker_id)
         if worker is None:
             continue
         assigning = worker.phase is WorkerPhase.LEASED and lease.phase is not LeasePhase.READY
         starting = worker.phase is WorkerPhase.STARTING and worker.gpus
         if event.kill or lease.terms.kind is not WorkKind.TASK or assigning or starting:
-            commands += _terminate(worker, event.at_s, event.reason or "its lease was released")
+            _terminate(worker, event.at_s, event.reason or "its lease was released", outbox)
             continue
         worker.lease_id = ""
         worker.spent = worker.spent or bool(worker.gpus)
@@ -233,95 +241,103 @@ def _released(state: State, event: LeasesReleased) -> list[Command]:
             worker.phase = WorkerPhase.IDLE
             worker.since_s = event.at_s
             if worker.spent:
-                commands += _retire(worker, event.at_s)
-    return commands
+                _retire(worker, event.at_s, outbox)
 
 
-def _retire(worker: WorkerEntry, at_s: float) -> list[Command]:
+def _retire(worker: WorkerEntry, at_s: float, outbox: Outbox) -> None:
     worker.phase = WorkerPhase.RETIRING
     worker.since_s = at_s
-    return [RetireWorker(worker_id=worker.worker_id)]
+    outbox.append(RetireWorker(worker_id=worker.worker_id))
 
 
-def _end_lease(state: State, lease: LeaseEntry, reason: str) -> list[Command]:
+def _end_lease(state: State, lease: LeaseEntry, reason: str, outbox: Outbox) -> None:
+    """End a lease, and refuse it if it still waits for its worker."""
+    _forget_lease(state, lease)
+    if lease.phase is not LeasePhase.READY:
+        lease_id = lease.terms.lease_id
+        outbox.append(
+            RefuseLease(lease_id=lease_id, code="conflict", message=f"{lease_id}: {reason}")
+        )
+
+
+def _forget_lease(state: State, lease: LeaseEntry) -> None:
     lease_id = lease.terms.lease_id
     del state.leases[lease_id]
     remember(state.ended_leases, lease_id)
-    if lease.phase is LeasePhase.READY:
-        return []
-    return [RefuseLease(lease_id=lease_id, code="conflict", message=f"{lease_id}: {reason}")]
 
 
-def _terminate(worker: WorkerEntry, at_s: float, reason: str) -> list[Command]:
+def _terminate(worker: WorkerEntry, at_s: float, reason: str, outbox: Outbox) -> None:
     if worker.phase is WorkerPhase.TERMINATING:
-        return []
+        return
     worker.phase = WorkerPhase.TERMINATING
     worker.since_s = at_s
     worker.reason = reason
-    return [TerminateWorker(worker_id=worker.worker_id, reason=reason)]
+    outbox.append(TerminateWorker(worker_id=worker.worker_id, reason=reason))
 
 
-def _request_kill(state: State, worker_id: str, at_s: float, reason: str) -> list[Command]:
+def _request_kill(state: State, worker_id: str, at_s: float, reason: str, outbox: Outbox) -> None:
     worker = state.workers.get(worker_id)
     if worker is None:
-        return []
+        return
     lease = state.leases.get(worker.lease_id)
-    serves = lease is not None and lease.worker_id == worker_id
-    ended = _end_lease(state, lease, reason) if lease is not None and serves else []
-    return ended + _terminate(worker, at_s, reason)
+    if lease is not None and lease.worker_id == worker_id:
+        _end_lease(state, lease, reason, outbox)
+    _terminate(worker, at_s, reason, outbox)
 
 
-def _forked(state: State, event: WorkerForked) -> list[Command]:
+def _forked(state: State, event: WorkerForked, outbox: Outbox) -> None:
     worker = state.workers.get(event.worker_id)
     if worker is None:
-        return []
+        return
     worker.pid = event.pid
     lease = state.leases.get(worker.lease_id)
     if lease is None or worker.kind is not WorkKind.DRIVER:
-        return []
+        return
     worker.phase = WorkerPhase.LEASED
     worker.since_s = event.at_s
     lease.phase = LeasePhase.READY
-    return [AnnounceLease(lease_id=lease.terms.lease_id)]
+    outbox.append(AnnounceLease(lease_id=lease.terms.lease_id))
 
 
-def _registered(state: State, event: WorkerRegistered) -> list[Command]:
+def _registered(state: State, event: WorkerRegistered, outbox: Outbox) -> None:
     worker = state.workers.get(event.worker_id)
     if worker is None or worker.phase is not WorkerPhase.STARTING:
-        return []  # it registered twice, or is to end
+        return  # it registered twice, or is to end
     worker.pid = event.pid
     worker.since_s = event.at_s
     lease = state.leases.get(worker.lease_id)
     if lease is None:
         worker.phase = WorkerPhase.IDLE
-        return []
+        return
     worker.phase = WorkerPhase.LEASED
     lease.phase = LeasePhase.READY
-    return [AnnounceLease(lease_id=lease.terms.lease_id)]
+    outbox.append(AnnounceLease(lease_id=lease.terms.lease_id))
 
 
-def _assigned(state: State, event: WorkerAssigned) -> list[Command]:
+def _assigned(state: State, event: WorkerAssigned, outbox: Outbox) -> None:
     lease = state.leases.get(event.lease_id)
     if lease is None or not _is_being_assigned(state, lease, event.worker_id):
-        return []
+        return
     lease.phase = LeasePhase.READY
-    return [AnnounceLease(lease_id=event.lease_id)]
+    outbox.append(AnnounceLease(lease_id=event.lease_id))
 
 
-def _assign_failed(state: State, event: AssignFailed) -> list[Command]:
+def _assign_failed(state: State, event: AssignFailed, outbox: Outbox) -> None:
     """End the worker; the lease gets one more try, with a worker of its own."""
     lease = state.leases.get(event.lease_id)
     worker = state.workers.get(event.worker_id)
     if lease is None or worker is None or not _is_being_assigned(state, lease, event.worker_id):
-        return []
+        return
     if lease.retried or lease.terms.gpus:
-        return _end_lease(state, lease, event.reason) + _terminate(worker, event.at_s, event.reason)
-    commands = _terminate(worker, event.at_s, event.reason)
+        _end_lease(state, lease, event.reason, outbox)
+        _terminate(worker, event.at_s, event.reason, outbox)
+        return
+    _terminate(worker, event.at_s, event.reason, outbox)
     lease.retried = True
-    lease.adoptable = False
+    lease.applicable_after_fork = False  # so that the next one is forked for it
     lease.phase = LeasePhase.AWAITING_DEVICES
     lease.worker_id = ""
-    return commands + _give_worker(state, lease, event.at_s)
+    _give_worker(state, lease, event.at_s, outbox)
 
 
 def _is_being_assigned(state: State, lease: LeaseEntry, worker_id: str) -> bool:
@@ -335,70 +351,68 @@ def _is_being_assigned(state: State, lease: LeaseEntry, worker_id: str) -> bool:
 
 
 def _exited(
-    state: State, worker_id: str, at_s: float, cause: str, *, code: str = "worker_died"
-) -> list[Command]:
+    state: State,
+    worker_id: str,
+    at_s: float,
+    cause: str,
+    outbox: Outbox,
+    *,
+    code: str = "worker_died",
+) -> None:
     worker = state.workers.pop(worker_id, None)
     if worker is None:
-        return []
-    commands: list[Command] = []
+        return
     lease = state.leases.get(worker.lease_id)
     if lease is not None and lease.worker_id == worker_id:
-        starting = lease.phase is not LeasePhase.READY
-        _end_lease(state, lease, cause)
-        if starting:
+        _forget_lease(state, lease)
+        if lease.phase is not LeasePhase.READY:
             message = f"the worker died before it served its lease\n{cause}"
             if code == "runtime_env_failed":  # it would fail again: the caller must know
                 message = cause
-            commands.append(RefuseLease(lease_id=worker.lease_id, code=code, message=message))
-    return commands + _retry_awaiting(state, at_s)
+            outbox.append(RefuseLease(lease_id=worker.lease_id, code=code, message=message))
+    _retry_awaiting(state, at_s, outbox)
 
 
-def _retry_awaiting(state: State, at_s: float) -> list[Command]:
-    commands: list[Command] = []
+def _retry_awaiting(state: State, at_s: float, outbox: Outbox) -> None:
     for waiting in [
         one for one in state.leases.values() if one.phase is LeasePhase.AWAITING_DEVICES
     ]:
-        commands += _give_worker(state, waiting, at_s)
-    return commands
+        _give_worker(state, waiting, at_s, outbox)
 
 
-def _retire_answered(state: State, event: RetireAnswered) -> list[Command]:
+def _retire_answered(state: State, event: RetireAnswered, outbox: Outbox) -> None:
     worker = state.workers.get(event.worker_id)
     if worker is None or worker.phase is not WorkerPhase.RETIRING:
-        return []
+        return
     if worker.gpus and (event.leaves or event.uses_gpus):  # quickly: others wait for its devices
-        return _terminate(worker, event.at_s, "its lease of GPUs was released")
+        _terminate(worker, event.at_s, "its lease of GPUs was released", outbox)
+        return
     worker.phase = WorkerPhase.TERMINATING if event.leaves else WorkerPhase.IDLE
     worker.since_s = event.at_s
     worker.reason = "max_calls reached" if worker.spent else "idle"
     worker.refused_to_retire += 1
-    if not worker.gpus:
-        return []
-    worker.gpus = {}
-    return _retry_awaiting(state, event.at_s)
+    if worker.gpus:
+        worker.gpus = {}
+        _retry_awaiting(state, event.at_s, outbox)
 
 
-def _job_finished(state: State, event: JobFinished) -> list[Command]:
+def _job_finished(state: State, event: JobFinished, outbox: Outbox) -> None:
     remember(state.finished_jobs, event.job_id)
     reason = f"{event.job_id} finished"
-    commands: list[Command] = []
     for lease in list(state.leases.values()):
         if lease.terms.job_id == event.job_id and lease.terms.kind is not WorkKind.ACTOR:
-            commands += _end_lease(state, lease, reason)
+            _end_lease(state, lease, reason, outbox)
     for worker in state.workers.values():
         if worker.job_id == event.job_id and worker.kind is not WorkKind.ACTOR:
-            commands += _terminate(worker, event.at_s, reason)
-    return commands
+            _terminate(worker, event.at_s, reason, outbox)
 
 
-def _fenced(state: State) -> list[Command]:
+def _fenced(state: State, outbox: Outbox) -> None:
     reason = "the cluster gave this node up"
-    commands: list[Command] = []
     for lease in list(state.leases.values()):
-        commands += _end_lease(state, lease, reason)
+        _end_lease(state, lease, reason, outbox)
     for worker in state.workers.values():
-        commands += _terminate(worker, worker.since_s, reason)
-    return commands
+        _terminate(worker, worker.since_s, reason, outbox)
 
 
 def _idle_limit_s(policy: Policy, worker: WorkerEntry) -> float:
@@ -410,26 +424,24 @@ def _idle_limit_s(policy: Policy, worker: WorkerEntry) -> float:
     )
 
 
-def _ticked(state: State, event: Ticked) -> list[Command]:
+def _ticked(state: State, event: Ticked, outbox: Outbox) -> None:
     policy = state.policy
-    commands: list[Command] = []
     warm = 0
     for worker in list(state.workers.values()):
         waited_s = event.at_s - worker.since_s
         if worker.phase is WorkerPhase.TERMINATING and waited_s > policy.worker_end_s:
             worker.since_s = event.at_s
-            commands.append(TerminateWorker(worker_id=worker.worker_id, reason=worker.reason))
+            outbox.append(TerminateWorker(worker_id=worker.worker_id, reason=worker.reason))
         elif worker.phase is WorkerPhase.STARTING and waited_s > policy.worker_start_s:
             reason = f"it did not register within {policy.worker_start_s:g} s"
-            commands += _request_kill(state, worker.worker_id, event.at_s, reason)
+            _request_kill(state, worker.worker_id, event.at_s, reason, outbox)
         elif worker.fresh and worker.phase in (WorkerPhase.STARTING, WorkerPhase.IDLE):
             warm += 1
         elif worker.phase is WorkerPhase.IDLE and waited_s >= _idle_limit_s(policy, worker):
-            commands += _retire(worker, event.at_s)
+            _retire(worker, event.at_s, outbox)
     unused = [worker_id for worker_id in event.worker_ids if worker_id not in state.workers]
     for worker_id in unused[: max(0, policy.warm_workers - warm)]:
         state.workers[worker_id] = WorkerEntry(
             worker_id, WorkerPhase.STARTING, event.at_s, event.at_s
         )
-        commands.append(ForkWorker(worker_id=worker_id))
-    return commands
+        outbox.append(ForkWorker(worker_id=worker_id))

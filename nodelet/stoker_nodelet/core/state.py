@@ -67,7 +67,7 @@ class LeaseEntry:
     terms: LeaseTerms
     phase: LeasePhase
     env_key: str
-    adoptable: bool
+    applicable_after_fork: bool
     next_worker_id: str
     worker_id: str = ""
     retried: bool = False

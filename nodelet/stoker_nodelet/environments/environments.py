@@ -49,8 +49,8 @@ class Environment:
     cwd: str = ""
 
     @property
-    def adoptable(self) -> bool:
-        """Return whether a worker that was forked without it can still adopt it."""
+    def applicable_after_fork(self) -> bool:
+        """Return whether a worker that was forked without it can still apply it."""
         return self.python == sys.executable and not self.preload
 
     def keyed(self) -> Environment:

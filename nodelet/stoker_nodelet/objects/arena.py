@@ -13,7 +13,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 from stoker_wire.arena.extents import SPILL
 
 SHM = Path("/dev/shm")

@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExitDescription:
     """A wait status taken apart; exactly one of ``exit_code`` and ``signal`` is set."""
 
     exit_code: int | None
@@ -36,8 +36,8 @@ class Outcome:
     cause: str
 
 
-def describe(status: int, *, killed_for: str = "", kernel_oom: bool = False) -> Outcome:
-    """Return the outcome; its cause is why we killed it, else the kernel's reason, else what it did."""
+def describe(status: int, *, killed_for: str = "", kernel_oom: bool = False) -> ExitDescription:
+    """Return the description; its cause is why we killed it, else the kernel's reason, else what it did."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
@@ -49,9 +49,9 @@ def describe(status: int, *, killed_for: str = "", kernel_oom: bool = False) -> 
             cause = f"killed by the kernel's out-of-memory killer ({name})"
         elif number == signal.SIGKILL and not killed_for:
             cause += " from outside Stoker"
-        return Outcome(None, number, killed_for or cause)
+        return ExitDescription(None, number, killed_for or cause)
     code = os.waitstatus_to_exitcode(status)
-    return Outcome(code, None, killed_for or f"exited with code {code}")
+    return ExitDescription(code, None, killed_for or f"exited with code {code}")
 
 
 @dataclass(slots=True)

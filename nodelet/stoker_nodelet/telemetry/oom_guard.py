@@ -11,9 +11,8 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from stoker_nodelet import devices
+from stoker_nodelet import devices, process_tree
 from stoker_nodelet.core import WorkKind
-from stoker_nodelet.workers import process_tree
 from stoker_nodelet.workers.workers import Workers
 
 PERIOD_S = 0.5

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 from stoker_wire.data.spool import (
     HEAD,
     frame_nbytes,

@@ -19,7 +19,7 @@ from stoker_nodelet.transfer.pull import Pull, PullContext
 from stoker_nodelet.transfer.range_server import RangeServer
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError
-from stoker_wire.http.client.client import Client
+from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.server.routes import Route
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from stoker_nodelet.identity import Endpoint
     from stoker_nodelet.objects.eviction import ArenaEvictor
     from stoker_nodelet.transfer.chunk_map import ChunkMap
+    from stoker_wire.http.client.client import Client
     from stoker_wire.http.server.service import Request
     from stoker_wire.process.background import Background
     from stoker_wire.settings import Settings
@@ -73,10 +74,9 @@ class Transfer:
         self._objects = objects = evictor.objects
         self._evictor = evictor
         self._token = token
-        self._settings = settings
         self._gcs = gcs
         self._background = background
-        self._clients: dict[str, Client] = {}
+        self._clients = ClientPool(token=token, peer=f"nodelet {node_id}", settings=settings)
         self._pulls: dict[str, Pull] = {}
         self._tasks: dict[str, asyncio.Task[ObjectInfo]] = {}
         self._freed: set[str] = set()
@@ -96,8 +96,7 @@ class Transfer:
     async def close(self) -> None:
         """Close threads and connections; the pulls end with the nodelet's background tasks."""
         self._io_pool.close()
-        for client in self._clients.values():
-            await client.close()
+        await self._clients.close()
 
     # -- pulls to here --------------------------------------------------------------------------
 
@@ -126,7 +125,7 @@ class Transfer:
             arena=self._objects.arena,
             make_room=self._evictor.make_room,
             death_of=self._death_of,
-            client_of=self._client_of,
+            client_of=self._clients.client,
             limiter=self._receiving,
             io_pool=self._io_pool,
         )
@@ -223,24 +222,13 @@ class Transfer:
     def _notify(self, url: str, path: str, body: object) -> None:
         async def notify() -> None:
             try:
-                await self._client_of(url).call("POST", path, body, timeout_s=_NOTIFY_S)
+                await self._clients.client(url).call("POST", path, body, timeout_s=_NOTIFY_S)
             except StokerError as error:
                 # Only a hint is lost: copies also end with their job, with their owner, or for room.
                 _log.info("%s%s: %s", url, path, error)
 
         with contextlib.suppress(RuntimeError):  # the nodelet stops, and hints do not matter
             self._background.spawn(notify(), name="notify")
-
-    def _client_of(self, url: str) -> Client:
-        client = self._clients.get(url)
-        if client is None:
-            client = self._clients[url] = Client(
-                url,
-                token=self._token,
-                peer=f"nodelet {self._node_id}",
-                settings=self._settings,
-            )
-        return client
 
 
 def _now_s() -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle, start_forkserver
 from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
 from stoker_wire.process.background import Background
@@ -201,7 +201,7 @@ class ForkServerPool:
     cleanup_paths: tuple[Path, ...] = ()
     _servers: dict[tuple[str, tuple[str, ...]], ForkServer] = field(default_factory=dict)
 
-    def adopt(self, handle: ForkServerHandle) -> None:
+    def attach(self, handle: ForkServerHandle) -> None:
         """Take over a fork server that was started before the nodelet."""
         self._add((handle.python, handle.preload), handle)
 

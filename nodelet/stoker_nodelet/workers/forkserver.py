@@ -38,8 +38,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker_nodelet import process_tree
 from stoker_nodelet.objects import arena
-from stoker_nodelet.workers import process_tree
 from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:

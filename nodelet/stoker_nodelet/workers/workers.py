@@ -14,10 +14,9 @@ import time
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
-from stoker_nodelet import devices
+from stoker_nodelet import devices, process_tree
 from stoker_nodelet.core import (
     LeaseTerms,
-    Outcome,
     State,
     WorkerEntry,
     WorkerPhase,
@@ -30,6 +29,7 @@ from stoker_nodelet.core.commands import (
     Command,
     ForkWorker,
     RefuseLease,
+    RefuseRelease,
     RetireWorker,
     TerminateWorker,
 )
@@ -52,7 +52,6 @@ from stoker_nodelet.objects.index import ObjectIndex
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import LOG_LINES, Exits, describe
 from stoker_nodelet.telemetry.logs import Logs
-from stoker_nodelet.workers import process_tree
 from stoker_nodelet.workers.fork_client import ForkExit, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec
 from stoker_nodelet.workers.processes import Process, Processes
@@ -178,7 +177,7 @@ class Workers:
                 lease=_terms_of(request.lease),
                 epoch=request.epoch,
                 env_key=environment.key,
-                adoptable=environment.adoptable,
+                applicable_after_fork=environment.applicable_after_fork,
                 worker_id=new_id(Prefix.WORKER),
             )
         )
@@ -188,7 +187,7 @@ class Workers:
         """Release leases; return when the devices of their workers are free (or after 5 s)."""
         entries = [self.state.leases.get(lease_id) for lease_id in request.lease_ids]
         names = [entry.worker_id for entry in entries if entry is not None]
-        outcome = self.dispatch(
+        self.dispatch(
             LeasesReleased(
                 at_s=time.monotonic(),
                 lease_ids=request.lease_ids,
@@ -197,8 +196,6 @@ class Workers:
                 reason=request.reason,
             )
         )
-        if outcome.fenced:
-            raise FencedError(outcome.fenced)
         ending = [
             self.processes.living[name].gpus_free
             for name in names
@@ -311,16 +308,14 @@ class Workers:
 
     # Commands
 
-    def dispatch(self, event: Event) -> Outcome:
-        """Step the lease machine and execute its commands; return the outcome."""
-        outcome = step(self.state, event)
-        for command in outcome.commands:
+    def dispatch(self, event: Event) -> None:
+        """Step the lease machine and execute its commands; FencedError for a release that it refuses."""
+        for command in step(self.state, event):
             self._execute(command)
         if len(self.processes.launches) > len(self.state.leases):
             self.processes.launches = {
                 k: v for k, v in self.processes.launches.items() if k in self.state.leases
             }
-        return outcome
 
     def _execute(self, command: Command) -> None:
         match command:
@@ -343,6 +338,9 @@ class Workers:
                 waiting = self._waiting.pop(command.lease_id, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(error_for(command.code, command.message))
+            case RefuseRelease():
+                # The only command of its step, which the request has made that is to be answered.
+                raise FencedError(command.message)
             case _:
                 assert_never(command)
 
@@ -395,7 +393,7 @@ class Workers:
         if fork_exit.status == signal.SIGKILL and not killed_for:
             count = devices.oom_kills()
             kernel_oom, self._oom_kills = count > self._oom_kills, count
-        outcome = describe(fork_exit.status, killed_for=killed_for, kernel_oom=kernel_oom)
+        ending = describe(fork_exit.status, killed_for=killed_for, kernel_oom=kernel_oom)
         return WorkerExit(
             worker_id=fork_exit.worker_id,
             node_id=self.identity.node_id,
@@ -403,13 +401,13 @@ class Workers:
             lease_id=worker.lease_id,
             actor_id=worker.actor_id,
             pid=fork_exit.pid,
-            exit_code=outcome.exit_code,
-            signal=outcome.signal,
+            exit_code=ending.exit_code,
+            signal=ending.signal,
             oom=process.oom or kernel_oom,
             expected=expected,
             peak_rss_bytes=fork_exit.peak_rss_bytes,
             at_s=time.time(),
-            cause=outcome.cause,
+            cause=ending.cause,
             last_log_lines=self.logs.tail(fork_exit.worker_id, LOG_LINES),
         )
 

@@ -22,7 +22,7 @@ class RejectReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartWorker:
-    """Have the nodelet give the lease a worker; report LeaseStarted or LeaseStartFailed."""
+    """Order to have the nodelet give the lease a worker; answered by LeaseStarted or LeaseStartFailed."""
 
     lease_id: str
     request_id: str
@@ -32,7 +32,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseLease:
-    """Have the nodelet end the lease, again and again until it confirms; report LeaseEnded."""
+    """Order to have the nodelet end the lease, repeated until it confirms; answered by LeaseEnded."""
 
     lease_id: str
     node_id: str
@@ -42,7 +42,7 @@ class ReleaseLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """Answer a request; ``lease_ids`` is empty when its wait has passed."""
+    """Answer to a request; ``lease_ids`` is empty when its wait has passed."""
 
     request_id: str
     lease_ids: tuple[str, ...]
@@ -52,7 +52,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reject:
-    """Answer a request with an error."""
+    """Answer to a request that is an error."""
 
     request_id: str
     reason: RejectReason
@@ -61,7 +61,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempt:
-    """Ask an owner to finish what runs on the leases and to give them back."""
+    """Demand that an owner finish what runs on the leases and give them back."""
 
     owner_id: str
     lease_ids: tuple[str, ...]
@@ -69,7 +69,7 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """Notify an owner that leases are gone."""
+    """Notice to an owner that leases are gone."""
 
     owner_id: str
     lease_ids: tuple[str, ...]
@@ -77,7 +77,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WakeAt:
-    """Send a Tick at this time, if not before."""
+    """Order to send a Tick at this time, if not before."""
 
     at_s: float
 

@@ -118,7 +118,7 @@ class State:
     capacity: Units = field(default_factory=dict)
     """Sum of the totals of ALIVE nodes."""
     wake_at_s: float = float("inf")
-    assigned: int = 0
+    placed: int = 0
     _counter: int = 0
     _dirty: DirtyNodes = field(default_factory=DirtyNodes)
     _rankings: dict[tuple[Requirements, str], Ranking] = field(default_factory=dict)

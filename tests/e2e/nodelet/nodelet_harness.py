@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 from stoker_wire.data.spool import record_of, rows_in
 from stoker_wire.errors import FencedError, NotFoundError, UnavailableError
 from stoker_wire.http.client.client import Client

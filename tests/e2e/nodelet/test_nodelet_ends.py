@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 from stoker_wire.messages.cluster import DriverSpec, LeaseKind
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import LogLine

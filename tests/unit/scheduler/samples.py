@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from stoker_scheduler.core.model.nodes import NodeInfo, make_node_spec
-from stoker_scheduler.core.model.requirements import make_requirements
+from stoker_scheduler.core.model.requirements import PlacementPolicy, make_requirements
+from stoker_scheduler.wire_types import terms_of
 
 requirement_sets = st.sampled_from(
     [
@@ -14,8 +15,8 @@ requirement_sets = st.sampled_from(
         make_requirements({"GPU": 1}),
         make_requirements({"GPU": 0.5}),
         make_requirements({"CPU": 1, "GPU": 2}),
-        make_requirements({"CPU": 1}, spread=True),
-        make_requirements({"CPU": 1}, label_selector={"zone": "a"}),
+        make_requirements({"CPU": 1}, policy=PlacementPolicy.SPREAD),
+        make_requirements({"CPU": 1}, terms=terms_of({"zone": "a"})),
         make_requirements({"CPU": 16}),
     ]
 )

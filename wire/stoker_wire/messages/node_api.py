@@ -21,7 +21,7 @@ class WorkersQuery(ListQuery):
     job_id: str = ""
 
 
-class ExitQuery(Message):
+class WorkerExitQuery(Message):
     """The time to wait for the exit of a worker that lives."""
 
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0

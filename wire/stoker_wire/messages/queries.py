@@ -109,7 +109,7 @@ class OutputQuery(Message):
     node_id: str = ""
 
 
-class ExitQuery(Message):
+class DriverExitQuery(Message):
     """``message``: why the driver ended, for an exit code that is a failure."""
 
     message: Annotated[str, msgspec.Meta(max_length=4000)] = ""

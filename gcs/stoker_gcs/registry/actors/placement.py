@@ -31,7 +31,7 @@ INFEASIBLE_RETRY_S = 0.5
 
 
 class ActorPlacement:
-    """Puts actors on workers. ``restart_grace_s``: how long a restart waits for a node that fits."""
+    """Placement of actors on workers; a restart waits ``restart_grace_s`` for a node that fits."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class DriverPlacement:
-    """Leases a worker for each submitted job and has its nodelet start the driver."""
+    """Placement of drivers: leases a worker for each submitted job, and has its nodelet start the driver."""
 
     def __init__(
         self, state: StateStore, peers: PeerClients, jobs: JobRegistry, releaser: LeaseReleaser

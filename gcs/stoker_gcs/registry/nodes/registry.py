@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 _log = logging.getLogger(__name__)
-HEARTBEATS = "beats"
+HEARTBEATS = "heartbeats"
 """The kind of the entries, as replicas of other versions write it."""
 SWEEPS_PER_SUSPICION = 6
 

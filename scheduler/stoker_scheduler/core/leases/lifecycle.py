@@ -21,6 +21,7 @@ from stoker_scheduler.core.commands import (
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.model.resources import CPU
+from stoker_scheduler.core.placement.scoring import NODE_ORDERS
 from stoker_scheduler.core.queueing.queue import GCS_OWNER, PendingRequest
 from stoker_scheduler.core.state import Answer, State, Timer
 
@@ -50,14 +51,14 @@ def assign(state: State, pending: PendingRequest, node: NodeInfo, outbox: Outbox
         actor_id=request.actor_id,
         name=request.name,
     )
-    if requirements.spread:
-        node.spread_turn = state.next_number()
+    if NODE_ORDERS[requirements.policy].takes_turns:
+        node.turn = state.next_number()
     add_lease(state, lease, node)
     pending.starting[lease.lease_id] = None
     pending.wanted -= 1
     if pending.wanted == 0:
         state.queue.discard(pending)
-    state.assigned += 1
+    state.placed += 1
     reservation = state.reserved.get(requirements)
     if reservation is not None and reservation.node_id == node.node_id:
         cancel_reservation(state, requirements)

@@ -113,7 +113,7 @@ class NodeInfo:
         "reserved_for",
         "reserved_names",
         "spec",
-        "spread_turn",
+        "turn",
     )
 
     def __init__(self, spec: NodeSpec) -> None:
@@ -124,8 +124,8 @@ class NodeInfo:
         self.reserved_for: Requirements | None = None
         self.reserved_names: frozenset[str] = frozenset()
         self.backoffs: dict[str, Backoff] = {}
-        self.spread_turn = 0
-        """Rises with each spread lease that the node gets: of equal nodes, the lowest is next."""
+        self.turn = 0
+        """Rises with each lease of a policy that takes turns: of equal nodes, the lowest is next."""
 
     @property
     def node_id(self) -> str:
@@ -172,7 +172,7 @@ class NodeInfo:
         twin.reserved_for = self.reserved_for
         twin.reserved_names = self.reserved_names
         twin.backoffs = self.backoffs
-        twin.spread_turn = self.spread_turn
+        twin.turn = self.turn
         return twin
 
     def change(self, spec: NodeSpec) -> None:

@@ -9,11 +9,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import attrgetter, itemgetter
 
 from stoker_scheduler.core.model.devices import check_gpu_units
-from stoker_scheduler.core.model.labels import Term, parse_selector
+from stoker_scheduler.core.model.labels import Term
 from stoker_scheduler.core.model.resources import CPU, GPU, Units, to_units, units_text
+
+
+class PlacementPolicy(StrEnum):
+    """Policy by which a lease chooses among the nodes that fit; ``scoring.NODE_ORDERS`` says how."""
+
+    HYBRID = "hybrid"
+    SPREAD = "spread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +29,8 @@ class Requirements:
     """Resources and constraints of one lease.
 
     ``items`` are all resources but GPUs, in units and ordered by name; ``terms`` are ordered by
-    label. ``node_id`` pins the lease to a node, or only prefers it if ``soft``. ``spread`` asks for
-    nodes in turns. ``env`` names the runtime environment, which a node may fail to make while it
-    takes work with others.
+    label. ``node_id`` pins the lease to a node, or only prefers it if ``soft``. ``env`` names the
+    runtime environment, which a node may fail to make while it takes work with others.
     """
 
     items: tuple[tuple[str, int], ...] = ()
@@ -31,7 +38,7 @@ class Requirements:
     terms: tuple[Term, ...] = ()
     node_id: str | None = None
     soft: bool = False
-    spread: bool = False
+    policy: PlacementPolicy = PlacementPolicy.HYBRID
     env: str = ""
     names: frozenset[str] = field(default=frozenset(), compare=False)
     without_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
@@ -39,7 +46,7 @@ class Requirements:
 
     def __post_init__(self) -> None:
         # Requirements are dict keys on every step; hashing nested tuples each time cost a third of it.
-        parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.spread, self.env)
+        parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.policy, self.env)
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
@@ -74,13 +81,16 @@ class Requirements:
 def make_requirements(
     resources: Mapping[str, float],
     *,
-    label_selector: Mapping[str, str] | None = None,
+    terms: tuple[Term, ...] = (),
     node_id: str | None = None,
     soft: bool = False,
-    spread: bool = False,
+    policy: PlacementPolicy = PlacementPolicy.HYBRID,
     env: str = "",
 ) -> Requirements:
-    """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense."""
+    """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense.
+
+    ``terms`` are ordered by label.
+    """
     units = to_units(resources)
     gpu = units.pop(GPU, 0)
     check_gpu_units(gpu)
@@ -88,10 +98,10 @@ def make_requirements(
     return Requirements(
         items=items,
         gpu=gpu,
-        terms=parse_selector(label_selector or {}),
+        terms=terms,
         node_id=node_id or None,
         soft=soft,
-        spread=spread,
+        policy=policy,
         env=env,
         names=frozenset(units) | ({GPU} if gpu else set()),
         without_cpu=tuple((name, count) for name, count in items if name != CPU),

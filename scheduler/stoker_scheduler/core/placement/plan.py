@@ -22,11 +22,11 @@ from stoker_scheduler.core.placement.feasibility import (
     remedy,
 )
 from stoker_scheduler.core.placement.scoring import (
+    NODE_ORDERS,
     ScoreKey,
     ScorePolicy,
     is_warm,
     locality_gain,
-    score_key,
 )
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ def plan(
             gpus = node.devices.choose(request.requirements.gpu) or {}
             node.allocate(request.requirements, gpus)
             node.leases[f"planned-{len(placements)}"] = None
-            if request.requirements.spread:
-                node.spread_turn = 1 + max(other.spread_turn for other in nodes.values())
+            if NODE_ORDERS[request.requirements.policy].takes_turns:
+                node.turn = 1 + max(other.turn for other in nodes.values())
         placements.append(Placement(node_id, gpus, verdicts))
     return Plan(tuple(placements))
 
@@ -133,9 +133,9 @@ def _verdict(node: NodeInfo, request: PlacementRequest, policy: ScorePolicy) -> 
 def _sort_key(
     node: NodeInfo, request: PlacementRequest, policy: ScorePolicy
 ) -> tuple[float, int, str]:
-    cost, tie = score_key(node, request.requirements, policy, request.kernels)
-    locality = {} if request.requirements.spread else request.locality
-    return with_locality((cost, tie), node.node_id, locality)
+    order = NODE_ORDERS[request.requirements.policy]
+    key = order.score_key(node, request.requirements, policy, request.kernels)
+    return with_locality(key, node.node_id, request.locality if order.uses_locality else {})
 
 
 def with_locality(

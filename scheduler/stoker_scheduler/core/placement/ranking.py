@@ -14,9 +14,9 @@ from stoker_scheduler.core.placement.feasibility import first_obstacle, rules_fo
 from stoker_scheduler.core.placement.plan import with_locality
 from stoker_scheduler.core.placement.scoring import (
     LOCALITY_FLOOR_BYTES,
+    NODE_ORDERS,
     ScoreKey,
     ScorePolicy,
-    score_key,
 )
 
 if TYPE_CHECKING:
@@ -50,12 +50,13 @@ class DirtyNodes:
 class Ranking:
     """The nodes on which ``requirements`` fit now, best first for work that runs ``kernels``."""
 
-    __slots__ = ("_cursor", "_heap", "_keys", "_rules", "kernels", "requirements")
+    __slots__ = ("_cursor", "_heap", "_keys", "_order", "_rules", "kernels", "requirements")
 
     def __init__(self, requirements: Requirements, kernels: str = "") -> None:
         self.requirements = requirements
         self.kernels = kernels
         self._rules = rules_for(requirements)
+        self._order = NODE_ORDERS[requirements.policy]
         self._keys: dict[str, ScoreKey] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._cursor = -1
@@ -75,7 +76,7 @@ class Ranking:
         if not heap:
             return None
         best = heap[0]
-        if locality and not self.requirements.spread:
+        if locality and self._order.uses_locality:
             for node_id, nbytes in locality.items():
                 if nbytes >= LOCALITY_FLOOR_BYTES and node_id in keys:
                     best = min(best, with_locality(keys[node_id], node_id, locality))
@@ -89,6 +90,7 @@ class Ranking:
             return
         self._cursor = end
         if start < dirty.base or len(self._heap) > 8 * len(nodes) + 64:
+            score_key = self._order.score_key
             self._keys = {
                 node.node_id: score_key(node, self.requirements, policy, self.kernels)
                 for node in nodes.values()
@@ -104,7 +106,7 @@ class Ranking:
         if node is None or first_obstacle(node, self.requirements, self._rules) is not None:
             self._keys.pop(node_id, None)
             return
-        sort_key = score_key(node, self.requirements, policy, self.kernels)
+        sort_key = self._order.score_key(node, self.requirements, policy, self.kernels)
         if self._keys.get(node_id) != sort_key:
             self._keys[node_id] = sort_key
             heapq.heappush(self._heap, (*sort_key, node_id))

@@ -9,13 +9,11 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from stoker_scheduler.core.model.nodes import NodeInfo
-    from stoker_scheduler.core.model.requirements import Requirements
+from stoker_scheduler.core.model.nodes import NodeInfo
+from stoker_scheduler.core.model.requirements import PlacementPolicy, Requirements
 
 GPU_NODE_COST = 2.0
 """Beats any utilisation: an overloaded CPU node is still better than a GPU node for CPU work."""
@@ -40,37 +38,68 @@ class ScorePolicy:
     pack_threshold: float = 0.5
 
 
-def utilisation(node: NodeInfo, requirements: Requirements) -> float:
-    """Return the scarcest demanded resource's utilisation if ``requirements`` were placed there."""
-    worst, total, available = 0.0, node.spec.total, node.available
+def base_cost(node: NodeInfo, requirements: Requirements, policy: ScorePolicy) -> float:
+    """Return the cost that counts under every policy.
+
+    It is the utilisation, above the threshold, of the scarcest demanded resource if ``requirements``
+    were placed there; a price for taking a GPU node without need; a gain for the preferred node.
+    """
+    load, total, available = 0.0, node.spec.total, node.available
     for name, count in requirements.items:
         has = total.get(name, 0)
         if has:
             used = (has - available.get(name, 0) + count) / has
-            if used > worst:
-                worst = used
-    if requirements.gpu and node.spec.gpus:
-        has = node.devices.total_units
-        worst = max(worst, (has - node.devices.free_units + requirements.gpu) / has)
-    return worst
-
-
-def score_key(
-    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str = ""
-) -> ScoreKey:
-    """Return how good ``node`` is for ``requirements`` with ``kernels``, before locality; lower is better."""
-    load = utilisation(node, requirements)
-    cost = load if load > policy.pack_threshold else 0.0
-    if not requirements.gpu and node.spec.gpus:
-        cost += GPU_NODE_COST
+            if used > load:
+                load = used
+    cost = 0.0
+    if node.spec.gpus:
+        if requirements.gpu:
+            has = node.devices.total_units
+            load = max(load, (has - node.devices.free_units + requirements.gpu) / has)
+        else:
+            cost = GPU_NODE_COST
+    if load > policy.pack_threshold:
+        cost += load
     if requirements.soft and requirements.node_id == node.spec.node_id:
         cost -= PREFERRED_GAIN
-    if kernels and not requirements.spread and is_warm(node, kernels):
+    return cost
+
+
+def _hybrid_key(
+    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+) -> ScoreKey:
+    cost = base_cost(node, requirements, policy)
+    if kernels and is_warm(node, kernels):
         cost -= WARM_GAIN
-    if requirements.spread:
-        return cost, node.spread_turn
     # Without resources nothing tells nodes apart, and all such leases would pile up on one.
     return cost, 0 if requirements.items or requirements.gpu else len(node.leases)
+
+
+def _spread_key(
+    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+) -> ScoreKey:
+    return base_cost(node, requirements, policy), node.turn
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOrder:
+    """Order of the nodes under one policy.
+
+    ``score_key`` says how good a node is for requirements that run a set of kernels (or none, ``""``),
+    before locality; lower is better. With ``uses_locality`` large arguments pull work to their node.
+    With ``takes_turns`` a node that gets a lease goes behind the others (``NodeInfo.turn``).
+    """
+
+    score_key: Callable[[NodeInfo, Requirements, ScorePolicy, str], ScoreKey]
+    uses_locality: bool
+    takes_turns: bool
+
+
+NODE_ORDERS: Mapping[PlacementPolicy, NodeOrder] = {
+    PlacementPolicy.HYBRID: NodeOrder(_hybrid_key, uses_locality=True, takes_turns=False),
+    PlacementPolicy.SPREAD: NodeOrder(_spread_key, uses_locality=False, takes_turns=True),
+}
+"""Every policy's order: a new policy is a member of the enum, a row here and its name in ``wire_types``."""
 
 
 def is_warm(node: NodeInfo, kernels: str) -> bool:

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import stoker_nodelet.core
-from stoker_nodelet.core import LeaseTerms, Outcome, Policy, State, WorkerPhase, WorkKind, step
+from stoker_nodelet.core import LeaseTerms, Outbox, Policy, State, WorkerPhase, WorkKind, step
 from stoker_nodelet.core.commands import (
     AnnounceLease,
     AssignWorker,
     Command,
     ForkWorker,
     RefuseLease,
+    RefuseRelease,
     RetireWorker,
     TerminateWorker,
 )
@@ -76,20 +77,22 @@ class Machine:
         self(NodeRegistered(incarnation=1))
 
     def __call__(self, event: Event) -> list[Command]:
-        outcome = self.apply(event)
-        assert not outcome.fenced, event
-        return outcome.commands
+        commands = self.apply(event)
+        assert not any(isinstance(command, RefuseRelease) for command in commands), event
+        return commands
 
-    def apply(self, event: Event) -> Outcome:
+    def apply(self, event: Event) -> Outbox:
         self.log.append(event)
-        outcome = step(self.state, event)
+        commands = step(self.state, event)
         assert self.state.violations() == [], event
-        return outcome
+        return commands
 
-    def ask(self, one: LeaseTerms, *, epoch: int = 1, adoptable: bool = True, env: str = ""):
+    def ask(
+        self, one: LeaseTerms, *, epoch: int = 1, applicable_after_fork: bool = True, env: str = ""
+    ):
         self.count += 1
         return self(LeaseRequested(
-            at_s=self.at_s, lease=one, epoch=epoch, env_key=env, adoptable=adoptable,
+            at_s=self.at_s, lease=one, epoch=epoch, env_key=env, applicable_after_fork=applicable_after_fork,
             worker_id=f"w_{self.count}",
         ))  # fmt: skip
 
@@ -133,7 +136,7 @@ def test_a_worker_of_the_same_job_and_environment_is_used_again() -> None:
     [lease("l_1"), lease("l_1", kind=WorkKind.ACTOR), lease("l_1", gpus={0: 1.0})],
     ids=["a task", "an actor", "a task with a GPU"],
 )
-def test_a_warm_worker_is_adopted_by(one: LeaseTerms) -> None:
+def test_a_warm_worker_serves(one: LeaseTerms) -> None:
     m = Machine(Policy(warm_workers=1))
     assert m.tick(1.0) == [ForkWorker(worker_id="w_warm1")]
     m.up("w_warm1")
@@ -142,18 +145,18 @@ def test_a_warm_worker_is_adopted_by(one: LeaseTerms) -> None:
     assert m.tick(3.0) == [ForkWorker(worker_id="w_warm2")]
 
 
-def test_a_warm_worker_that_is_still_starting_is_adopted_too() -> None:
+def test_a_warm_worker_that_is_still_starting_serves_too() -> None:
     m = Machine(Policy(warm_workers=1))
     m.tick(1.0)
     assert m.ask(lease("l_1")) == []
     assert m.up("w_warm1") == [AnnounceLease(lease_id="l_1")]
 
 
-def test_an_environment_that_needs_another_interpreter_is_never_adopted_late() -> None:
+def test_an_environment_that_needs_another_interpreter_is_never_applied_after_the_fork() -> None:
     m = Machine(Policy(warm_workers=1))
     m.tick(1.0)
     m.up("w_warm1")
-    asked = m.ask(lease("l_1"), adoptable=False)
+    asked = m.ask(lease("l_1"), applicable_after_fork=False)
     assert asked == [ForkWorker(worker_id="w_1", lease_id="l_1")]
 
 
@@ -200,8 +203,8 @@ def test_stale_senders_are_fenced_and_late_starts_refused() -> None:
         (refused,) = commands
         assert isinstance(refused, RefuseLease)
         assert refused.code == "fenced"
-    stale = m.apply(LeasesReleased(at_s=0.0, lease_ids=("l_1",), epoch=2))
-    assert not stale.commands and "epoch 2 no longer leads" in stale.fenced
+    (stale,) = m.apply(LeasesReleased(at_s=0.0, lease_ids=("l_1",), epoch=2))
+    assert isinstance(stale, RefuseRelease) and "epoch 2 no longer leads" in stale.message
     assert "l_1" in m.state.leases
     m.release("l_7", epoch=3)
     (refused,) = m.ask(lease("l_7"), epoch=3)
@@ -331,7 +334,7 @@ def random_event(rng: random.Random, m: Machine) -> Event:
             )  # fmt: skip
             return LeaseRequested(
                 at_s=at_s, lease=one, epoch=m.state.epoch + rng.choice([0, 0, 0, -1]),
-                env_key=rng.choice("ab"), adoptable=rng.random() < 0.8, worker_id=f"w_{m.count}",
+                env_key=rng.choice("ab"), applicable_after_fork=rng.random() < 0.8, worker_id=f"w_{m.count}",
             )  # fmt: skip
         case 3 | 4:
             return LeasesReleased(

@@ -148,7 +148,7 @@ async def test_a_file_that_cannot_be_read_is_put_aside(spool: TaskSpool, gcs: Gc
     assert "w_0.1.7.00000000.broken" in files(spool)
 
 
-async def test_a_new_nodelet_adopts_the_folders_of_dead_ones_only(
+async def test_a_new_nodelet_takes_over_the_folders_of_dead_ones_only(
     tmp_path: Path, gcs: Gcs, spool: TaskSpool
 ) -> None:
     dead = TaskSpool(tmp_path, "n_0", gcs.forward)

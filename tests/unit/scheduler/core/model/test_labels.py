@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from stoker_scheduler.core.model.labels import parse_selector
 from stoker_scheduler.core.model.resources import InvalidDemandError
+from stoker_scheduler.wire_types import terms_of
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from stoker_scheduler.core.model.resources import InvalidDemandError
     ],
 )
 def test_a_label_selector(written: str, labels: dict[str, str], holds: bool) -> None:
-    (term,) = parse_selector({"zone": written})
+    (term,) = terms_of({"zone": written})
     assert term.holds(labels) is holds
 
 
@@ -34,5 +34,5 @@ def test_a_label_selector(written: str, labels: dict[str, str], holds: bool) -> 
 )
 def test_an_unreadable_selector_names_the_label(written: str) -> None:
     with pytest.raises(InvalidDemandError) as caught:
-        parse_selector({"zone": written})
+        terms_of({"zone": written})
     assert caught.value.field == "label_selector.zone"

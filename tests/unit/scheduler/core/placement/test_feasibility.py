@@ -20,6 +20,7 @@ from stoker_scheduler.core.placement.feasibility import (
 )
 from stoker_scheduler.core.placement.plan import PlacementRequest, plan
 from stoker_scheduler.core.placement.scoring import ScorePolicy
+from stoker_scheduler.wire_types import terms_of
 from tests.unit.scheduler.samples import GIB, a_node, used
 
 POLICY = ScorePolicy()
@@ -81,7 +82,7 @@ POLICY = ScorePolicy()
         ),
         pytest.param(
             a_node(labels={"zone": "a"}),
-            make_requirements({}, label_selector={"zone": "in(b,c)"}),
+            make_requirements({}, terms=terms_of({"zone": "in(b,c)"})),
             NodeFit.NEVER,
             Rule.LABEL,
             "label_selector needs zone=in(b,c), the node has zone=a",
@@ -144,7 +145,7 @@ def test_the_reasons_of_many_names_cost_one_pass_over_the_requirements() -> None
             return super().__iter__()
 
     names = {f"r{i:04}": 1.0 for i in range(2000)}
-    requirements = make_requirements(names, label_selector=dict.fromkeys(names, "x"))
+    requirements = make_requirements(names, terms=terms_of(dict.fromkeys(names, "x")))
     for field in ("items", "terms"):
         object.__setattr__(requirements, field, Counted(getattr(requirements, field)))
     node = a_node()
@@ -189,7 +190,9 @@ def test_the_rules_for_requirements_find_the_same_first_obstacle_as_all_rules(
 ) -> None:
     node = a_node(resources=has, labels={"zone": "a"})
     for selector in ({}, {"zone": "a"}, {"zone": "b"}):
-        requirements = make_requirements(wants, label_selector=selector, node_id=node_id, soft=soft)
+        requirements = make_requirements(
+            wants, terms=terms_of(selector), node_id=node_id, soft=soft
+        )
         if busy and first_obstacle(node, requirements) is None:
             used(node, **wants)
         expected = first_obstacle(node, requirements)

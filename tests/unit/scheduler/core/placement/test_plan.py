@@ -6,14 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from stoker_scheduler.core.model.requirements import Requirements, make_requirements
+from stoker_scheduler.core.model.requirements import (
+    PlacementPolicy,
+    Requirements,
+    make_requirements,
+)
 from stoker_scheduler.core.model.resources import UNIT
 from stoker_scheduler.core.placement.feasibility import (
     NodeFit,
     first_obstacle,
 )
 from stoker_scheduler.core.placement.plan import PlacementRequest, choose, plan
-from stoker_scheduler.core.placement.scoring import ScorePolicy
+from stoker_scheduler.core.placement.scoring import NODE_ORDERS, ScorePolicy
+from stoker_scheduler.wire_types import requirements_of
+from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.common import SpreadPolicy, Strategy
 from tests.unit.scheduler.samples import GIB, a_node, used
 
 if TYPE_CHECKING:
@@ -45,7 +52,9 @@ POLICY = ScorePolicy()
         ),
         pytest.param(
             [used(a_node("n_1"), CPU=2), used(a_node("n_2"), CPU=1)],
-            PlacementRequest(make_requirements({"CPU": 1, "GPU": 1}, spread=True)),
+            PlacementRequest(
+                make_requirements({"CPU": 1, "GPU": 1}, policy=PlacementPolicy.SPREAD)
+            ),
             "n_2",
             id="spread takes the least loaded above the threshold",
         ),
@@ -110,7 +119,7 @@ def test_the_best_node(nodes: list[NodeInfo], request_: PlacementRequest, chosen
         ),
         pytest.param(
             [a_node("n_1"), used(a_node("n_2", warm=("k",)), CPU=1)],
-            make_requirements({"CPU": 1, "GPU": 1}, spread=True),
+            make_requirements({"CPU": 1, "GPU": 1}, policy=PlacementPolicy.SPREAD),
             "n_1",
             id="spread means spread",
         ),
@@ -146,3 +155,12 @@ def test_a_plan_sees_its_own_placements_and_leaves_the_nodes_alone() -> None:
     assert [p.node_id for p in made.placements] == ["n_1", "n_2", None]
     assert [v.fit for v in made.placements[2].verdicts] == [NodeFit.BUSY, NodeFit.BUSY]
     assert all(node.devices.free_units == 2 * UNIT for node in nodes)
+
+
+@pytest.mark.parametrize("policy", SpreadPolicy)
+def test_every_policy_of_the_wire_has_its_order_of_the_nodes(policy: SpreadPolicy) -> None:
+    requirements = requirements_of(
+        Demand(job_id="job_1", resources={}, strategy=Strategy(policy=policy))
+    )
+    assert requirements.policy.value == policy.value
+    assert requirements.policy in NODE_ORDERS

@@ -8,14 +8,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.model.requirements import Requirements, make_requirements
+from stoker_scheduler.core.model.requirements import (
+    PlacementPolicy,
+    Requirements,
+    make_requirements,
+)
 from stoker_scheduler.core.placement.plan import PlacementRequest, choose
 from tests.unit.scheduler.core_driver import POLICY, Core
 from tests.unit.scheduler.samples import clusters, requirement_sets
 
 
 def test_short_spread_leases_take_turns_however_idle_the_nodes_are() -> None:
-    core, requirements = Core(*[{"CPU": 8}] * 3), make_requirements({"CPU": 1}, spread=True)
+    core, requirements = (
+        Core(*[{"CPU": 8}] * 3),
+        make_requirements({"CPU": 1}, policy=PlacementPolicy.SPREAD),
+    )
     taken = []
     for _ in range(6):
         (lease_id,) = core.granted(core.ask(requirements=requirements)) or ()

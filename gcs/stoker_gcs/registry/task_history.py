@@ -1,4 +1,4 @@
-"""The task history: durable before the reply, merged by attempt; unreported ends are inferred.
+"""The task history: durable before the reply, merged by attempt in any order; unreported ends are inferred.
 
 An attempt is closed here when its job, its worker or its node has ended without a report of its end.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.registry.tasks.merge import inferred_end
 from stoker_gcs.state import schema
 from stoker_gcs.store.rows import task_of
+from stoker_gcs.store.task_merge import inferred_end
 from stoker_wire.data.spool import RANKS, record_of, row_of, rows_in
 from stoker_wire.errors import NotFoundError
 from stoker_wire.messages.control import Page

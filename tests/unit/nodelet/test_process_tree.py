@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from stoker_nodelet.workers import process_tree
+from stoker_nodelet import process_tree
 
 
 def test_the_process_tree_is_seen() -> None:

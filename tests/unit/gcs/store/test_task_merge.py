@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_gcs.registry.tasks.merge import inferred_end, merge, merge_all
+from stoker_gcs.store.task_merge import inferred_end, merge, merge_all
 from stoker_wire.data.spool import rank, record_of, row_of
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import TaskRecord, TaskState
