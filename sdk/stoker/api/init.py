@@ -292,12 +292,12 @@ def _leave_at_exit() -> None:
 def _leave(*, exits: bool) -> None:
     with LIFECYCLE.lock:
         runtime = maybe_runtime()
+        LIFECYCLE.auto_init = LIFECYCLE.auto_init and runtime is None
         set_runtime(None)
         driver, LIFECYCLE.driver = LIFECYCLE.driver, None
         cluster, LIFECYCLE.cluster = LIFECYCLE.cluster, None
         if runtime is None:
             return
-        LIFECYCLE.auto_init = False
         atexit.unregister(_leave_at_exit)
         dead = cluster is not None and not cluster.is_alive()
         if driver is not None:

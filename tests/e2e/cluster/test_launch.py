@@ -24,7 +24,7 @@ from stoker_wire.messages.cluster import ClusterResources
 from tests.services import ReservedPort, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from stoker.launch import LocalInfo
 
@@ -232,3 +232,31 @@ def test_the_health_check_of_the_image_is_one_of_services_and_of_a_started_head(
     assert code(as_head) == 0
     cluster.stop()
     assert code(as_head) != 0
+
+
+def test_threads_that_need_a_cluster_at_once_start_one(
+    driver: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = driver(
+        """
+        import threading, stoker
+
+        @stoker.remote
+        def double(x): return 2 * x
+
+        together, got = threading.Barrier(4), []
+        def ask(number):
+            together.wait()
+            got.append(stoker.get(double.remote(number), timeout=60))
+        threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        print(sorted(got), len(stoker.nodes()))
+        stoker.shutdown()
+        try: double.remote(1)
+        except stoker.exceptions.ConflictError as error: print(str(error).splitlines()[0])
+        """
+    )
+    assert done.stdout.splitlines() == ["[0, 2, 4, 6] 1", "stoker.shutdown() was called."], (
+        done.stderr
+    )

@@ -46,7 +46,13 @@ class _Lifecycle:
         self.forked = False
 
     def start(self) -> None:
-        """Make a runtime, which the process lacks: start a local cluster, unless that is refused."""
+        """Make a runtime, which the process lacks: start a local cluster. Raises what ``check`` does."""
+        self.check()
+        assert self.init is not None
+        self.init()
+
+    def check(self) -> None:
+        """Raise ConflictError where :meth:`start` is refused."""
         if self.forked:
             raise ConflictError(
                 "this process was forked from one that uses Stoker and cannot share its connection\n"
@@ -55,7 +61,6 @@ class _Lifecycle:
             )
         if not self.auto_init or self.init is None:
             raise ConflictError("stoker.shutdown() was called\ncall stoker.init() to go on")
-        self.init()
 
     def after_fork(self) -> None:
         """Forget the driver and the cluster in a forked child: both are its parent's."""
@@ -78,7 +83,10 @@ class CurrentRuntime(Generic[R]):
         """Return this process's runtime; start a local cluster if ``init()`` was never called."""
         runtime = self.runtime
         if runtime is None:
-            LIFECYCLE.start()
+            LIFECYCLE.check()  # without the lock: shutdown() holds it while it waits for threads
+            with LIFECYCLE.lock:
+                if self.runtime is None:  # no other thread was about it
+                    LIFECYCLE.start()
             runtime = self.runtime
             assert runtime is not None
         return runtime
