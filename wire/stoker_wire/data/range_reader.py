@@ -19,7 +19,7 @@ from stoker_wire.errors import InternalError, StokerError, UnavailableError
 from stoker_wire.http.client.exchange import client_headers
 from stoker_wire.http.problems import error_of
 
-CHUNK_NBYTES = 16 << 20
+CHUNK_NBYTES = 32 << 20
 """Bytes that are asked for, checked and, where need be, sent again at once."""
 CHECKSUM_HEADER = "Stoker-Xxh3"
 
