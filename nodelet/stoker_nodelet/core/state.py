@@ -12,7 +12,7 @@ _REMEMBERED = 10_000
 
 
 class WorkerPhase(StrEnum):
-    """STARTING -> IDLE <-> LEASED -> RETIRING <-> IDLE; every phase -> DYING."""
+    """STARTING -> IDLE <-> LEASED -> RETIRING <-> IDLE; every phase -> TERMINATING."""
 
     STARTING = "STARTING"
     """Forked, not registered yet; may have its lease already."""
