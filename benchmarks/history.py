@@ -43,7 +43,7 @@ def cpu_seconds(pid: int) -> float:
 def measure(seconds: float, only: list[str]) -> None:
     """Run the workloads once in this process and print one JSON line for each."""
     import stoker
-    from stoker.api.current import runtime
+    from stoker.runtime.current import runtime
 
     stoker.init(num_cpus=2)
 
@@ -93,7 +93,7 @@ def _complete(recording: bool, at_least: int) -> int:
     """Wait until SQL has that many attempts that ended; return how many it has."""
     import sqlite3
 
-    from stoker.api.current import runtime
+    from stoker.runtime.current import runtime
 
     node = runtime().identity.node
     assert node is not None

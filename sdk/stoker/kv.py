@@ -11,8 +11,8 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from stoker.api import current
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError, NotFoundError
+from stoker.runtime import current
 
 __all__ = ("delete", "get", "keys", "put", "wait")
 

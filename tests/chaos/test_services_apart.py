@@ -171,7 +171,8 @@ def test_calls_outlive_a_constructor_that_dies_while_the_gcs_is_away(
     joined: Apart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long that takes: they have run nowhere."""
-    monkeypatch.setattr("stoker.runtime.actors.connection._DEATH_NOTICE_S", 0.2)
+    for bound in ("_DEATH_NOTICE_S", "_LOOK_UP_S"):
+        monkeypatch.setattr(f"stoker.runtime.actors.connection.{bound}", 0.2)
 
     @stoker.remote(num_cpus=0, max_restarts=1)
     class Fragile:

@@ -119,7 +119,7 @@ def alive(pid: int) -> bool:
 
 def actor_record(actor_id: str) -> dict[str, Any]:
     """An actor as the HTTP API of this driver's cluster shows it."""
-    found: dict[str, Any] = stoker.api.current.runtime().job.http.call(
+    found: dict[str, Any] = stoker.runtime.current.runtime().job.http.call(
         "GET", f"/v1/actors/{actor_id}", reply=dict[str, Any]
     )
     return found

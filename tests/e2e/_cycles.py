@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 import stoker
-from stoker.api.current import runtime
 from stoker.exceptions import TaskCancelledError
+from stoker.runtime.current import runtime
 from stoker.runtime.table_sizes import table_sizes
 from tests.e2e.conftest import WAIT_S, Cluster, get
 from tests.services import until

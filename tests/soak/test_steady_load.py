@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import stoker
-from stoker.api.current import runtime
+from stoker.runtime.current import runtime
 from tests.services import until
 from tests.soak.slopes import Slopes
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from stoker_gcs.peer_clients import PeerClients
     from stoker_gcs.state.records import StateStore
-    from stoker_gcs.store.changes import Condition
+    from stoker_gcs.store.changes import Condition, Row
     from stoker_wire.messages.control import Verdict
     from stoker_wire.messages.work import Actor
 
@@ -107,11 +107,7 @@ class WaitingGroups:
 
     async def _add_actors(self, job_id: str, groups: _Groups) -> None:
         states = (ActorState.PENDING.value, ActorState.RESTARTING.value)
-        where: dict[str, Condition] = {"job_id": job_id, "state": states}
-        rows = await self._state.store.select(schema.ACTORS, where, limit=LOOKED_AT + 1)
-        if len(rows) > LOOKED_AT:
-            groups.bounded.add("actor")
-        for row in rows[:LOOKED_AT]:
+        for row in await self._select(schema.ACTORS, "actor", job_id, states, groups):
             actor = ACTORS.decode(row).record
             demand = None
             note = "runs its constructor"
@@ -124,11 +120,8 @@ class WaitingGroups:
 
     async def _add_tasks(self, job_id: str, groups: _Groups) -> None:
         states = (TaskState.WAITING.value, TaskState.QUEUED.value)
-        where: dict[str, Condition] = {"job_id": job_id, "state": states}
-        rows = await self._state.store.select(schema.TASKS, where, limit=LOOKED_AT + 1)
-        if len(rows) > LOOKED_AT:
-            groups.bounded.add("task")
-        tasks = [task_of(row) for row in rows[:LOOKED_AT]]
+        rows = await self._select(schema.TASKS, "task", job_id, states, groups)
+        tasks = [task_of(row) for row in rows]
         actors = await self._actors_by_id({task.actor_id for task in tasks if task.actor_id})
         for task in tasks:
             queued = task.state is TaskState.QUEUED and not task.actor_id
@@ -141,6 +134,15 @@ class WaitingGroups:
                 )
             demand = task.demand if queued else None
             groups.add("task", task.name, task.state, task.task_id, demand, note, alike)
+
+    async def _select(
+        self, table: schema.Table, kind: str, job_id: str, states: tuple[str, ...], groups: _Groups
+    ) -> Sequence[Row]:
+        where: dict[str, Condition] = {"job_id": job_id, "state": states}
+        rows = await self._state.store.select(table, where, limit=LOOKED_AT + 1)
+        if len(rows) > LOOKED_AT:
+            groups.bounded.add(kind)
+        return rows[:LOOKED_AT]
 
     async def _actors_by_id(self, ids: set[str]) -> dict[str, Actor]:
         by_id = {}

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
-from stoker.api import current
 from stoker.exceptions import BadRequestError
+from stoker.runtime import current
 from stoker.runtime.actors.info import METHOD_OPTIONS, checked_groups
 from stoker.runtime.options.documentation import with_options
 from stoker.runtime.options.options import ActorOptions, MethodOptions, check_options, merged

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from stoker.api import current
+from stoker.runtime import current
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,9 +9,9 @@ import numbers
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from stoker.api import current
 from stoker.api.context import RuntimeContext
 from stoker.exceptions import BadRequestError, NotFoundError, WrongTypeError
+from stoker.runtime import current
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
 from stoker.runtime.process.current_task import current_task
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from stoker.api import current
 from stoker.exceptions import BadRequestError
+from stoker.runtime import current
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle

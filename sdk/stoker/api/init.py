@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from stoker.api.current import maybe_runtime, set_runtime
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
 from stoker.local.node_options import checked_node_options, checked_port
+from stoker.runtime.current import maybe_runtime, set_runtime
 from stoker.runtime.process.current_runtime import LIFECYCLE
 from stoker.runtime.process.identity import LocalNode
 from stoker_wire.ids import Prefix, new_id

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
-from stoker.api import current
+from stoker.runtime import current
 from stoker.runtime.actors.parameters import POSITIONAL
 from stoker.runtime.options.documentation import with_options
 from stoker.runtime.options.options import (

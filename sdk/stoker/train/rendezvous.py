@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from stoker import kv
-from stoker.api import current
 from stoker.exceptions import BadRequestError, ConflictError, GetTimeoutError
+from stoker.runtime import current
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]

@@ -160,7 +160,7 @@ class DeafLoop:
 def state_of(ref: Any) -> str | None:
     """What the history says of a call."""
     try:
-        found = stoker.api.current.runtime().job.http.call(
+        found = stoker.runtime.current.runtime().job.http.call(
             "GET", f"/v1/tasks/{ref.task_id}", reply=dict[str, Any]
         )
     except exceptions.NotFoundError:

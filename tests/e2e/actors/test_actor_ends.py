@@ -43,13 +43,13 @@ def finish_within(seconds: float, end_s: float = GET_S) -> None:
 
 def is_ending() -> bool:
     """Whether the actor that calls this starts no more calls."""
-    actor = stoker.api.current.runtime().worker.actor
+    actor = stoker.runtime.current.runtime().worker.actor
     return bool(actor.exit.begun)
 
 
 def unstarted() -> bool:
     """Whether a call has come to the actor that calls this, and has not begun."""
-    return bool(stoker.api.current.runtime().worker.calls.queued)
+    return bool(stoker.runtime.current.runtime().worker.calls.queued)
 
 
 class Hooked:
@@ -361,7 +361,7 @@ def test_groups_that_do_not_finish_are_waited_for_together(tmp_path: Path) -> No
 
             actor._JOIN_S = 0.5  # one after the other they would take 20 s
             finish_within(0, 15)
-            running = stoker.api.current.runtime().worker.calls.running
+            running = stoker.runtime.current.runtime().worker.calls.running
             await asyncio.to_thread(until, lambda: len(running) > len(names), GET_S, "all run")
             stoker.exit_actor()
 

@@ -443,7 +443,7 @@ def test_a_handle_that_somebody_pickled_keeps_its_actor() -> None:
 
 def test_a_handle_whose_owner_died_before_it_created_the_actor() -> None:
     """The handle may be quicker than the request of its owner to the gcs."""
-    runtime = stoker.api.current.runtime()
+    runtime = stoker.runtime.current.runtime()
     holder = Holder.remote()
     handle = get(holder.make.remote(Counter))
     info = handle._info

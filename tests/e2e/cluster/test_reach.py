@@ -71,7 +71,7 @@ def test_an_unreachable_node_is_named_by_what_waits(
         import stoker
         from stoker.exceptions import UnavailableError
         stoker.init(num_cpus=1, num_gpus=0)
-        peers = stoker.api.current.runtime().channels
+        peers = stoker.runtime.current.runtime().channels
         connect = peers._connect
         async def refused(address):
             raise UnavailableError("Cannot connect to host elsewhere:7620")

@@ -100,7 +100,7 @@ def test_no_line_of_a_worker_is_lost_at_the_end_of_a_submitted_job(
 LEAVING = """
 import asyncio
 import stoker
-from stoker.api.current import runtime
+from stoker.runtime.current import runtime
 from stoker_wire.data.channel import PATH, UPGRADE
 
 stoker.init()

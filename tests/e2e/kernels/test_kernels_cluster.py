@@ -127,7 +127,7 @@ def node_records() -> dict[str, dict[str, Any]]:
 def details(columns: int) -> dict[str, str]:
     """What speaks for each node, in the words of ``stoker explain``."""
     spec = {"op": "rms_norm", "dtype": "float32", "sizes": {"columns": columns}}
-    runtime = stoker.api.current.runtime()
+    runtime = stoker.runtime.current.runtime()
     demand = {
         "job_id": runtime.job.job_id,
         "resources": {"GPU": 1.0},

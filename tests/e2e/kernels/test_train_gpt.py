@@ -54,7 +54,7 @@ def _train(example: Any, out: Path, *options: str) -> dict[str, Any]:
 
 
 def _kill_one_trainer() -> None:
-    reply = stoker.api.current.runtime().job.http.call(
+    reply = stoker.runtime.current.runtime().job.http.call(
         "GET", "/v1/actors", reply=dict[str, Any], query={"limit": 1000}
     )
     living = [a for a in reply["items"] if a["class_name"] == "Trainer" and a["state"] == "ALIVE"]
@@ -134,7 +134,7 @@ def test_the_death_of_a_worker_is_named_and_ends_the_run(
 
 
 def test_it_runs_as_a_submitted_job(example: Any, tmp_path: Path) -> None:
-    connected = stoker.api.current.runtime()
+    connected = stoker.runtime.current.runtime()
     client = JobSubmissionClient(connected.identity.gcs_url, connected.identity.token)
     job_id = client.submit_job(
         entrypoint=shlex.join(["python", "train_gpt.py", *TINY, "--out", str(tmp_path)]),

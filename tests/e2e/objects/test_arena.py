@@ -38,7 +38,7 @@ def spill_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def usage() -> ArenaUsage:
-    runtime = stoker.api.current.runtime()
+    runtime = stoker.runtime.current.runtime()
     assert runtime.identity.node is not None
     client = runtime.clients.client_of(runtime.identity.node.url)
     return runtime.io.run(client.call("GET", "/v1/arena", reply=ArenaUsage), WAIT_S)
@@ -122,7 +122,7 @@ def test_beside_what_is_read_values_go_to_disk(spill_dir: Path) -> None:
 def test_what_all_readers_hold_cannot_make_room(spill_dir: Path) -> None:
     np = pytest.importorskip("numpy")
     refs, views = [], []
-    node = stoker.api.current.runtime().identity.node
+    node = stoker.runtime.current.runtime().identity.node
     assert node is not None
     disk = Path(node.arena_dir) / "spill"
     folder = os.readlink(disk)
@@ -167,9 +167,9 @@ def test_a_result_outlives_the_worker_that_made_it(spill_dir: Path) -> None:
     stoker.wait([ref], timeout=WAIT_S)
 
     def workers() -> list[Any]:
-        node = stoker.api.current.runtime().identity.node
-        client = stoker.api.current.runtime().clients.client_of(node.url)
-        return stoker.api.current.runtime().io.run(
+        node = stoker.runtime.current.runtime().identity.node
+        client = stoker.runtime.current.runtime().clients.client_of(node.url)
+        return stoker.runtime.current.runtime().io.run(
             client.call("GET", "/v1/workers", reply=dict), WAIT_S
         )["items"]
 

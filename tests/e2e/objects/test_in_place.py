@@ -38,7 +38,7 @@ class TestInPlace:
         assert (stoker.get(ref) == 1.5).all()
 
     def test_nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from stoker.api import current
+        from stoker.runtime import current
         from stoker_wire.arena.extents import Arena
 
         monkeypatch.setattr(Arena, "create", None)
@@ -62,7 +62,7 @@ class TestInPlace:
         assert torch.equal(got["weights"], tensor)
 
     def test_what_is_dropped_is_free_again(self) -> None:
-        from stoker.api import current
+        from stoker.runtime import current
 
         arena = current.runtime().objects.values.arena
         for _ in range(3):

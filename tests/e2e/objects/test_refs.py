@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker.api.current import runtime
 from stoker.exceptions import ActorDiedError, OwnerDiedError
+from stoker.runtime.current import runtime
 from tests.e2e._cluster import alive
 from tests.e2e.conftest import WAIT_S, Cluster, Flags, get
 from tests.services import until

@@ -45,7 +45,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
             try:
                 node.wait_ready()
                 stoker.init(cluster.info.gcs_url, token=cluster.info.token, log_to_driver=False)
-                own = stoker.api.current.runtime().identity.node
+                own = stoker.runtime.current.runtime().identity.node
                 assert own is not None
                 [mine] = [n for n in stoker.nodes() if n["node_id"] == own.node_id]
                 names = ["one", "other"] if "one" in mine["resources"] else ["other", "one"]
@@ -57,7 +57,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
 
 def listed(object_id: str) -> list[dict[str, Any]]:
     """What the nodes say of an object."""
-    page = stoker.api.current.runtime().job.http.call("GET", "/v1/objects", reply=dict[str, Any])
+    page = stoker.runtime.current.runtime().job.http.call(
+        "GET", "/v1/objects", reply=dict[str, Any]
+    )
     return [one for one in page["items"] if one["object_id"] == object_id]
 
 

@@ -447,7 +447,7 @@ def test_mistakes_of_init_and_after_shutdown(cluster: Cluster, driver: Callable[
 def test_a_wrong_argument_of_init_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, kind: type[Exception], given: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(stoker.api.current.CURRENT, "runtime", None)
+    monkeypatch.setattr(stoker.runtime.current.CURRENT, "runtime", None)
     monkeypatch.setattr("stoker.local.cluster.spawn_local", None)
     (name,) = given
     with pytest.raises(BadRequestError, match=name) as caught:
@@ -463,7 +463,7 @@ def test_bytes_and_counts_may_be_floats(monkeypatch: pytest.MonkeyPatch) -> None
     def spawn_local(**offer: Any) -> None:
         raise Started(offer["memory"], offer["num_gpus"])
 
-    monkeypatch.setattr(stoker.api.current.CURRENT, "runtime", None)
+    monkeypatch.setattr(stoker.runtime.current.CURRENT, "runtime", None)
     monkeypatch.setattr("stoker.local.cluster.spawn_local", spawn_local)
     with pytest.raises(Started) as caught:
         stoker.init(memory=2e9, num_gpus=2.0)

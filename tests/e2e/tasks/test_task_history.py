@@ -184,7 +184,7 @@ def runs(folder):
 refs = [runs.remote(sys.argv[3]) for _ in range(3)]
 until(lambda: os.path.exists(os.path.join(sys.argv[3], "runs")), 40, "one runs")
 job_id = stoker.get_runtime_context().job_id
-http = stoker.api.current.runtime().job.http
+http = stoker.runtime.current.runtime().job.http
 
 def known():
     page = http.call("GET", "/v1/tasks", reply=dict, query={"job_id": job_id})
@@ -229,7 +229,7 @@ def test_calls_without_task_events_are_not_kept(cluster: Any) -> None:
     first, second, last = quiet.remote(), quietly.call.remote(), quietly.kept.remote()
     stoker.get([first, second, last], timeout=WAIT_S)
     assert len(attempts(cluster, last)) == 1
-    found = stoker.api.current.runtime()
+    found = stoker.runtime.current.runtime()
     found.io.run(found.events.forward(), WAIT_S)
     for ref in (first, second):
         with pytest.raises(exceptions.NotFoundError):

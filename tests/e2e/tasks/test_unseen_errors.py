@@ -16,11 +16,11 @@ from tests.services import until
 stoker.init(num_cpus=2, num_gpus=0)
 
 def open_tasks():
-    pending = list(stoker.api.current.runtime().pending.by_id.values())
+    pending = list(stoker.runtime.current.runtime().pending.by_id.values())
     return [task for task in pending if task.spec.name != "A.f"]
 
 def has_told():
-    unseen = stoker.api.current.runtime().objects.unseen
+    unseen = stoker.runtime.current.runtime().objects.unseen
     return unseen._reported_at_s > 0 or not unseen._enabled
 
 @stoker.remote(max_retries=0)

@@ -40,7 +40,6 @@ from stoker_wire.errors import ArenaFullError, ObjectLostError
 FREE = "free"
 SPILL = "spill"
 QUOTA = ".quota"
-"""The quota's file, under the name that processes of other versions know it by."""
 
 _PAGE = mmap.PAGESIZE
 _SLACK = 64 * 1024
@@ -359,7 +358,7 @@ class Arena:
     def mapping(self, object_id: str, fd: int) -> mmap.mmap:
         """Return a read-only mapping of the file that :meth:`open` opened, which must stay open in use.
 
-        It is cached: to find a file's pages anew costs half as much as to send them.
+        It is cached: the pages of a new one are found one fault at a time.
         """
         return self._views.mapping(self.path / object_id, fd)
 

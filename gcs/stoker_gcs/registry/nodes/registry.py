@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 HEARTBEATS = "heartbeats"
-"""The kind of the entries, as replicas of other versions write it."""
+"""The kind of the entries."""
 SWEEPS_PER_SUSPICION = 6
 
 

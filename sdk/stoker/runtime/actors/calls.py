@@ -280,9 +280,8 @@ class ActorCalls:
         elif task.phase is Phase.WAITING:
             if connection.sent.pop(task.task_id, None) is None:
                 connection.calls.drop(task)
-            elif (
-                connection.channel is not None
-            ):  # it waits at the worker, which may be busy for long
+            elif connection.channel is not None:
+                # Its worker may be busy for long: its answer is not waited for.
                 connection.channel.post(Cancel(task.task_id, False, recursive))
             self.fail(task, encode_error(cancelled_error(task)))
             self.send(connection)  # it may have been what the others waited behind

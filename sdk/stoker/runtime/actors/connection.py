@@ -125,7 +125,13 @@ class ActorConnection:
     @property
     def is_up(self) -> bool:
         """Whether the incarnation that the channel leads to is ALIVE, as the latest record says."""
-        return self.channel is not None and self._is(self.incarnation, ActorState.ALIVE)
+        record = self.record  # read for each call, so without a detour
+        return (
+            self.channel is not None
+            and record is not None
+            and record.incarnation == self.incarnation
+            and record.state is ActorState.ALIVE
+        )
 
     def is_starting(self, incarnation: int) -> bool:
         """Return whether this incarnation is neither up nor ended, as the latest record says."""
@@ -348,6 +354,7 @@ class ActorConnector:
                 connection.update(found)
             if connection.dead is not None or connection.has_ended(incarnation):
                 break
+            # One that is starting has run none of them, and ends or comes up some time.
             late = self._io.loop.time() > deadline
             if late and not connection.is_starting(incarnation):
                 break

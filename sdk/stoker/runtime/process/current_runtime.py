@@ -1,9 +1,9 @@
 """The runtime of this process, which ``init()`` sets and ``shutdown()`` takes away.
 
 This module is below all others and imports none of them, so it knows no type of a runtime: each user has a
-:class:`CurrentRuntime` of the Protocol that it needs, and :func:`stoker.api.current.set_runtime` sets all of
-them. Everything public goes through :meth:`CurrentRuntime.get`, so the error for a missing ``init()`` has one
-place.
+:class:`CurrentRuntime` of the Protocol that it needs, and :func:`stoker.runtime.current.set_runtime` sets all
+of them. Everything public goes through :meth:`CurrentRuntime.get`, so the error for a missing ``init()`` has
+one place.
 """
 
 from __future__ import annotations

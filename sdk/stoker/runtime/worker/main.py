@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from stoker.api.current import set_runtime
 from stoker.runtime.actors.info import ActorPayload
+from stoker.runtime.current import set_runtime
 from stoker.runtime.process.identity import Identity, LocalNode
 from stoker.runtime.runtime import Runtime
 from stoker.runtime.worker.actor import ActorHost

@@ -61,3 +61,14 @@ def test_items_leave_before_the_end_of_their_call() -> None:
     assert list(executor.pinned.values()) == [(line, ["ref"])]
     executor.send_item(second.received, item, [])
     assert len(woken) == 2, "the next moment wakes the loop again"
+
+
+def test_a_call_is_not_taken_for_its_later_attempt() -> None:
+    """The first came over a channel that was cut while it waited, and its caller sent it again."""
+    calls = CallTable()
+    first, second = (outcome(Line(), "t_1").received for _ in range(2))
+    calls.queued["t_1"] = second
+    assert not calls.take(first)
+    assert calls.take(second)
+    assert not calls.take(second)
+    assert (calls.queued, calls.running) == ({}, {"t_1": second})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -163,20 +164,29 @@ def test_threads_that_store_at_once_settle_each_others(folder: Path) -> None:
     assert not arena._in_place._unsettled
 
 
-def test_an_array_may_be_dropped_by_the_collector_at_any_instant(folder: Path) -> None:
-    arena = Arena(folder)
-    thresholds = gc.get_threshold()
-    gc.set_threshold(1)
-    try:
-        for turn in range(50):
-            cycle: list[Any] = [in_place(arena, 10_000)]
-            cycle.append(cycle)
-            del cycle
-            memory = in_place(arena, 10_000)
-            store(arena, f"o_{turn}", memory)
-            arena.settle_in_place()
-    finally:
-        gc.set_threshold(*thresholds)
+def test_the_collector_may_find_a_dropped_array_while_others_are_settled(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arena, settled = Arena(folder), threading.Event()
+    memory = in_place(arena, 100_000)
+    store(arena, "o_1", memory)
+    cycle: list[Any] = [in_place(arena, 10_000)]
+    cycle.append(cycle)
+    dropped = [cycle]
+    del cycle
+
+    def collect(mapping: Any, fd: int) -> None:
+        dropped.clear()
+        gc.collect()
+        assert len(free_names(folder)) == 1
+
+    def settle() -> None:
+        arena.settle_in_place()
+        settled.set()
+
+    monkeypatch.setattr(in_place_module, "_make_private", collect)
+    threading.Thread(target=settle, daemon=True).start()
+    assert settled.wait(40), "it waits for its own lock"
 
 
 def test_what_could_not_be_stored_is_still_filled_in_place(

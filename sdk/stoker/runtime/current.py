@@ -1,4 +1,4 @@
-"""The runtime of this process, by its whole type, for the public functions; it is set for all users here."""
+"""The runtime of this process, by its whole type; set here for all who use it."""
 
 from __future__ import annotations
 
