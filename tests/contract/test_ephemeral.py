@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -84,6 +84,30 @@ async def test_replicas_share_facts_and_news(redis_url: str) -> None:
     await eventually(met, "the other replica subscribed")
     await one.stop()
     await two.stop()
+
+
+async def test_a_connection_that_closes_before_its_first_write_is_made_again(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Redis that is about to end accepts it and closes it; uvloop then raises a RuntimeError."""
+    closed, write = [True] * 4, asyncio.StreamWriter.writelines
+
+    def writelines(writer: asyncio.StreamWriter, data: Any) -> None:
+        if closed:
+            closed.pop()
+            raise RuntimeError("unable to perform operation on <TCPTransport closed=True>")
+        write(writer, data)
+
+    monkeypatch.setattr(asyncio.StreamWriter, "writelines", writelines)
+    ephemeral = RedisEphemeralStore(redis_url)
+    await ephemeral.start(lambda seq: None)
+
+    async def joined() -> bool:
+        return ephemeral.shared and ephemeral.subscribed
+
+    await eventually(joined, "it writes and listens")
+    assert not closed
+    await ephemeral.stop()
 
 
 @pytest.mark.logs(r"Redis does not answer")

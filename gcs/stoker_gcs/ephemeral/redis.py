@@ -35,6 +35,8 @@ TIMEOUT_S = 1.0
 WRITE_EVERY_S = 0.03
 RETRY_S = 0.5
 HASH_TTL_S = 3600
+_GONE = (RedisError, OSError, TimeoutError, RuntimeError)
+"""Errors of a server that is gone. RuntimeError is uvloop's: the connection closed before the first write."""
 
 
 class RedisEphemeralStore:
@@ -95,7 +97,7 @@ class RedisEphemeralStore:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     stored = await self._client.hgetall(_hash(kind))
-            except (RedisError, OSError, TimeoutError) as error:
+            except _GONE as error:
                 self._degrade(error)
                 stored = {}
             now = self._now()
@@ -122,7 +124,7 @@ class RedisEphemeralStore:
             try:
                 async with asyncio.timeout(2 * TIMEOUT_S):
                     await self._send(dirty, announced if announced > sent else 0)
-            except (RedisError, OSError, TimeoutError) as error:
+            except _GONE as error:
                 self._degrade(error)
                 self._dirty = {**dirty, **self._dirty}
                 await asyncio.sleep(RETRY_S)
@@ -153,7 +155,7 @@ class RedisEphemeralStore:
 
     async def _listen(self, on_announce: Callable[[int], None]) -> None:
         while True:
-            with contextlib.suppress(RedisError, OSError, TimeoutError):
+            with contextlib.suppress(*_GONE):
                 async with self._listener.pubsub() as pubsub:
                     await pubsub.subscribe(CHANNEL)
                     # Announcements before the subscription were missed: read SQL once.

@@ -74,8 +74,13 @@ def test_a_handle_may_travel_before_its_actor_is_created() -> None:
 
 
 def test_an_actor_can_be_killed_while_it_is_being_created() -> None:
+    @stoker.remote
+    class Endless(Counter.cls):  # type: ignore[misc]
+        def __init__(self) -> None:
+            time.sleep(600)
+
     for _ in range(5):
-        counter = Counter.remote()
+        counter = Endless.remote()
         ref = counter.add.remote()
         stoker.kill(counter)
         assert isinstance(caught(lambda ref=ref: get(ref)), exceptions.ActorDiedError)
