@@ -91,7 +91,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         (actor,) = gcs.items("/v1/actors", name="k0")
         known.update(
             task_id=first["task_id"], actor_id=actor["actor_id"], name="k0", key="k0",
-            id=gcs.items("/v1/workers")[0]["worker_id"], object=kept[0].id,
+            id=actor["worker_id"], object=kept[0].id,  # of the pool one may leave meanwhile
         )  # fmt: skip
         yield made
         for ref in waiting:
