@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -77,13 +78,15 @@ def test_an_actor_can_be_killed_while_it_is_being_created() -> None:
     @stoker.remote
     class Endless(Counter.cls):  # type: ignore[misc]
         def __init__(self) -> None:
-            time.sleep(600)
+            threading.Event().wait(GET_S)
+            raise AssertionError("it was not killed")
 
     for _ in range(5):
         counter = Endless.remote()
         ref = counter.add.remote()
         stoker.kill(counter)
-        assert isinstance(caught(lambda ref=ref: get(ref)), exceptions.ActorDiedError)
+        error = caught(lambda ref=ref: get(ref), exceptions.ActorDiedError)
+        assert "killed by stoker.kill()" in str(error)
     never = after.remote(30, 1)
     counter = Counter.remote(never)
     ref = counter.add.remote()
