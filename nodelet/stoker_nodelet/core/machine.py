@@ -333,11 +333,16 @@ def _assign_failed(state: State, event: AssignFailed, outbox: Outbox) -> None:
         _terminate(worker, event.at_s, event.reason, outbox)
         return
     _terminate(worker, event.at_s, event.reason, outbox)
+    _try_again(state, lease, event.at_s, outbox)
+
+
+def _try_again(state: State, lease: LeaseEntry, at_s: float, outbox: Outbox) -> None:
+    """Give a lease a worker of its own in place of the pooled one that it did not get."""
     lease.retried = True
     lease.applicable_after_fork = False  # so that the next one is forked for it
     lease.phase = LeasePhase.AWAITING_DEVICES
     lease.worker_id = ""
-    _give_worker(state, lease, event.at_s, outbox)
+    _give_worker(state, lease, at_s, outbox)
 
 
 def _is_being_assigned(state: State, lease: LeaseEntry, worker_id: str) -> bool:
@@ -359,11 +364,16 @@ def _exited(
     *,
     code: str = "worker_died",
 ) -> None:
-    worker = state.workers.pop(worker_id, None)
+    worker = state.workers.get(worker_id)
     if worker is None:
         return
     lease = state.leases.get(worker.lease_id)
-    if lease is not None and lease.worker_id == worker_id:
+    is_pooled = lease is not None and _is_being_assigned(state, lease, worker_id)
+    del state.workers[worker_id]
+    if lease is not None and is_pooled and not (lease.retried or lease.terms.gpus):
+        # It left the pool (after its last call, say) as the lease came; nobody has used it for that.
+        _try_again(state, lease, at_s, outbox)
+    elif lease is not None and lease.worker_id == worker_id:
         _forget_lease(state, lease)
         if lease.phase is not LeasePhase.READY:
             message = f"the worker died before it served its lease\n{cause}"

@@ -226,6 +226,19 @@ def test_a_failed_assignment_gets_one_worker_of_its_own() -> None:
     assert m.up("w_2") == [AnnounceLease(lease_id="l_2")]
 
 
+def test_a_lease_whose_pooled_worker_leaves_as_it_comes_gets_one_of_its_own() -> None:
+    m = Machine()
+    m.ask(lease("l_1"))
+    m.up("w_1")
+    m.release("l_1")
+    m.ask(lease("l_2"))
+    left = WorkerExited(at_s=0.0, worker_id="w_1", cause="exited with code 0")
+    assert m(left) == [ForkWorker(worker_id="w_2", lease_id="l_2")]
+    assert m(left) == []
+    (refused,) = m(WorkerExited(at_s=0.0, worker_id="w_2", cause="exited with code 1"))
+    assert isinstance(refused, RefuseLease), "one that was forked for it and died says so"
+
+
 def test_the_end_of_a_job_spares_actors_only() -> None:
     m = Machine()
     m.ask(lease("l_1"))
