@@ -19,7 +19,7 @@ NODES ?= 2
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 
-.PHONY: help env services demo test flakes check types format docs bench up down soak clean
+.PHONY: help env services demo test sim flakes check types format docs bench up down soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ demo: env  ## train a small model on a local cluster
 test: services  ## run every test that needs no GPU (under 20 minutes on 2 cores)
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+
+sim: env  ## 1,000 random clusters x 10,000 events through the scheduler's core (SIM_ARGS="--worlds 100")
+	@$(PY) -m tests.sim $(SIM_ARGS)
 
 flakes: services  ## the suite 5 times with fresh seeds, once under load, once at nice 19 (FLAKES_ARGS="--runs 5")
 	@$(PY) -m tests.machine

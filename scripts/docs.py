@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from stoker.runtime.options.documentation import Option, options_of
-from stoker.runtime.options.options import ActorOptions, MethodOptions, NodeAffinity, TaskOptions
+from stoker.runtime.options.options import ActorOptions, MethodOptions, TaskOptions
+from stoker.runtime.options.strategies import NodeAffinity, PlacementGroupSchedulingStrategy
 
 OPTIONS = Path(__file__).parents[1] / "docs/options.md"
 _HEAD = """\
@@ -46,6 +47,11 @@ def options_page() -> str:
         _section("Actors", _without(actors, common), "@stoker.remote({})"),
         _section("Methods of actors", options_of(MethodOptions), "@stoker.method({})"),
         _section("NodeAffinity", options_of(NodeAffinity), "scheduling_strategy={}"),
+        _section(
+            "PlacementGroupSchedulingStrategy",
+            options_of(PlacementGroupSchedulingStrategy),
+            "scheduling_strategy={}",
+        ),
     ]
     return "\n".join(parts)
 

@@ -12,19 +12,26 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.reconcile import Reconciler
+from stoker_gcs.controllers.schedules import ScheduleController
 from stoker_gcs.ephemeral.fallback import FallbackEphemeralStore
 from stoker_gcs.explain.explain import Explainer
 from stoker_gcs.explain.id_prefixes import IdFinder
 from stoker_gcs.peer_clients import PeerClients
-from stoker_gcs.registry.actors.ownership import Ownership
 from stoker_gcs.registry.actors.placement import ActorPlacement
 from stoker_gcs.registry.actors.registry import ActorRegistry
+from stoker_gcs.registry.groups.placement import GroupPlacement
+from stoker_gcs.registry.groups.registry import GroupRegistry
+from stoker_gcs.registry.jobs.arrays import JobArrays
+from stoker_gcs.registry.jobs.attempts import JobWork
 from stoker_gcs.registry.jobs.placement import DriverPlacement
 from stoker_gcs.registry.jobs.registry import JobRegistry
 from stoker_gcs.registry.jobs.sessions import DriverSessions
 from stoker_gcs.registry.kv import Blobs, KeyValues
 from stoker_gcs.registry.leases import LeaseReleaser
 from stoker_gcs.registry.nodes.registry import NodeRegistry
+from stoker_gcs.registry.ownership import Ownership
+from stoker_gcs.registry.queues.registry import QueueRegistry
+from stoker_gcs.registry.schedules.registry import ScheduleRegistry
 from stoker_gcs.registry.task_history import TaskHistory
 from stoker_gcs.registry.tokens import Tokens
 from stoker_gcs.registry.worker_exits import WorkerExits
@@ -54,6 +61,10 @@ class GcsApp:
     jobs: JobRegistry
     sessions: DriverSessions
     actors: ActorRegistry
+    groups: GroupRegistry
+    queues: QueueRegistry
+    schedules: ScheduleRegistry
+    schedule_controller: ScheduleController
     worker_exits: WorkerExits
     history: TaskHistory
     reconciler: Reconciler
@@ -70,6 +81,7 @@ class GcsApp:
         await self.election.load()
         await self.nodes.load()
         await self.jobs.load()
+        await self.schedules.load()
 
     async def follow_log(self) -> None:
         """Keep the views in step with the log, until cancelled."""
@@ -78,6 +90,7 @@ class GcsApp:
                 self.nodes.apply_event(event)
                 self.election.apply_event(event)
                 self.jobs.apply_event(event)
+                self.schedules.apply_event(event)
                 self.tokens.apply_event(event)
             self.applied_seq = events[-1].seq
 
@@ -100,14 +113,25 @@ def build_app(
     releaser = LeaseReleaser(state, peers, background)
     jobs = JobRegistry(state)
     actors = ActorRegistry(state, jobs, releaser)
+    groups = GroupRegistry(state, jobs)
     history = TaskHistory(state, jobs)
+    job_work = JobWork(
+        state, peers, actors=actors, groups=groups, releaser=releaser, history=history
+    )
+    queues = QueueRegistry(state, nodes, jobs)
+    schedules = ScheduleRegistry(state, jobs, queues)
+    driver_placement = DriverPlacement(state, peers, jobs, job_work, releaser)
     reconciler = Reconciler(
         state,
         nodes=nodes,
         jobs=jobs,
-        driver_placement=DriverPlacement(state, peers, jobs, releaser),
+        job_work=job_work,
+        driver_placement=driver_placement,
+        arrays=JobArrays(state, peers, jobs, driver_placement),
         actors=actors,
-        ownership=Ownership(state, actors),
+        ownership=Ownership(state, actors, groups),
+        groups=groups,
+        group_placement=GroupPlacement(state, peers, groups),
         actor_placement=ActorPlacement(
             state, peers, actors, releaser, restart_grace_s=settings.infeasible_grace_s
         ),
@@ -126,10 +150,14 @@ def build_app(
         jobs=jobs,
         sessions=DriverSessions(state, jobs, settings),
         actors=actors,
+        groups=groups,
+        queues=queues,
+        schedules=schedules,
+        schedule_controller=ScheduleController(state, schedules),
         worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,
         reconciler=reconciler,
-        explainer=Explainer(state, peers, actors, history),
+        explainer=Explainer(state, peers, jobs=jobs, actors=actors, history=history),
         id_finder=IdFinder(state, peers),
         replica_id=f"gcs_{os.urandom(6).hex()}",
     )

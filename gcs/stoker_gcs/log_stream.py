@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import StokerError, UnavailableError
 from stoker_wire.messages.control import LogCursors, LogLine, LogStream
+from stoker_wire.messages.work import MAX_RETRIES
 from stoker_wire.process.background import GeneratorTasks
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from stoker_gcs.peer_clients import PeerClients
     from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.cluster import Node
+    from stoker_wire.messages.work import Job
 
 QUEUE_SIZE = 4096
 RETRY_S = 0.5
@@ -34,23 +36,45 @@ REST_S = 10.0
 
 
 async def driver_lines(
-    state: StateStore, peers: PeerClients, job_id: str, *, follow: bool, since: int, tail: int
+    state: StateStore,
+    peers: PeerClients,
+    job: Job,
+    attempt: int,
+    *,
+    follow: bool,
+    since: int,
+    tail: int,
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield lines of a submitted job's driver; with ``follow``, until it has ended."""
-    job = await state.get(JOBS, job_id)
-    while follow and job.submitted and not job.node_id and not job.state.terminal:
-        job = await state.wait_for(
-            JOBS, job_id, lambda job: bool(job.node_id) or job.state.terminal, 30.0
-        )
-    if not job.node_id:
+    """Yield lines of the driver of a submitted job's attempt; with ``follow``, until it has ended."""
+    job_id = job.job_id
+
+    def has_begun(job: Job) -> bool:
+        return bool(node_of_attempt(job, attempt)) or _has_ended(job, attempt)
+
+    while follow and job.submitted and not has_begun(job):
+        job = await state.wait_for(JOBS, job_id, has_begun, 30.0)
+    node_id = node_of_attempt(job, attempt)
+    if not node_id:
         return
-    query = {"job_id": job_id, "kind": "driver", "follow": follow, "since": since, "tail": tail}
-    source = peers.nodelet(job.node_id).stream("/v1/logs", item=LogLine, query=query)
-    # A nodelet that has started no driver waits for one: the job's end is the end then.
-    lines = _until_end(state, job_id, source, DRIVER_END_S) if follow else source
+    query: dict[str, object] = {"job_id": job_id, "kind": "driver", "attempt": attempt}
+    query |= {"follow": follow, "since": since, "tail": tail}
+    source = peers.nodelet(node_id).stream("/v1/logs", item=LogLine, query=query)
+    # A nodelet that has started no driver waits for one: the attempt's end is the end then.
+    lines = _until_end(state, job_id, source, DRIVER_END_S, attempt) if follow else source
     async with aclosing(lines):
         async for line in lines:
             yield line
+
+
+def node_of_attempt(job: Job, attempt: int) -> str:
+    """Return the node on which an attempt of a job runs or ran; empty if it has not started."""
+    if attempt == job.attempt:
+        return job.node_id
+    return next((one.node_id for one in job.attempts if one.attempt == attempt), "")
+
+
+def _has_ended(job: Job, attempt: int) -> bool:
+    return job.state.terminal or job.attempt > attempt
 
 
 async def job_worker_lines(
@@ -125,9 +149,13 @@ async def worker_lines(
 
 
 async def _until_end(
-    state: StateStore, job_id: str, source: AsyncGenerator[LogLine, None], grace_s: float
+    state: StateStore,
+    job_id: str,
+    source: AsyncGenerator[LogLine, None],
+    grace_s: float,
+    attempt: int = MAX_RETRIES + 1,
 ) -> AsyncGenerator[LogLine, None]:
-    """Yield lines of ``source`` until it ends, or ``grace_s`` after the job has ended."""
+    """Yield lines of ``source`` until it ends, or ``grace_s`` after the job, or this attempt, has ended."""
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)
     failures: list[StokerError] = []
 
@@ -143,8 +171,8 @@ async def _until_end(
     async def end() -> None:
         ended = False
         while not ended:
-            job = await state.wait_for(JOBS, job_id, lambda job: job.state.terminal, 30.0)
-            ended = job.state.terminal
+            job = await state.wait_for(JOBS, job_id, lambda job: _has_ended(job, attempt), 30.0)
+            ended = _has_ended(job, attempt)
         await asyncio.sleep(grace_s)
         await lines.put(None)
 

@@ -101,6 +101,7 @@ async def serve(
             "sweep": app.nodes.sweep,
             "sessions": app.sessions.fail_lost,
             "reconcile": app.reconciler.run,
+            "schedules": app.schedule_controller.run,
             "compact": maintenance.compact_log,
         },
     )

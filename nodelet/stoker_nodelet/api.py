@@ -17,7 +17,12 @@ from stoker_nodelet.telemetry.logs import LogFilter, Logs
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.workers import Workers
-from stoker_wire.errors import DeadlineExceededError, NotFoundError, UnavailableError
+from stoker_wire.errors import (
+    BadRequestError,
+    DeadlineExceededError,
+    NotFoundError,
+    UnavailableError,
+)
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.service import Request, bytes_response, stream_response
@@ -27,12 +32,14 @@ from stoker_wire.messages.cluster import (
     ReleaseLeases,
     StartedLease,
     StartLease,
+    StopLeases,
     Worker,
     WorkerExit,
     WorkerSetup,
 )
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import LogCursors, LogLine, Page
+from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 from stoker_wire.messages.node_api import (
     ArenaUsage,
     Freed,
@@ -43,6 +50,7 @@ from stoker_wire.messages.node_api import (
     WorkersQuery,
 )
 from stoker_wire.messages.work import (
+    EndAttempt,
     FreeObjects,
     MakeRoom,
     NodeOutput,
@@ -82,6 +90,18 @@ class Api:
         await self.workers.release(req.body)
         return Empty()
 
+    async def stop_leases(self, req: Request) -> Empty:
+        self.workers.stop_leases(req.body)
+        return Empty()
+
+    async def hold_bundles(self, req: Request) -> Empty:
+        req.waiting_for("the gcs to register this node")
+        await self.workers.hold_bundles(req.body)
+        return Empty()
+
+    async def commit_bundles(self, req: Request) -> CommittedBundles:
+        return self.workers.commit_bundles(req.body)
+
     async def register_worker(self, req: Request) -> WorkerSetup:
         return self.workers.register(req.body)
 
@@ -115,6 +135,17 @@ class Api:
 
     async def mark_worker_spent(self, req: Request) -> Empty:
         self.workers.mark_spent(req.path["id"])
+        return Empty()
+
+    async def mark_stop_callbacks(self, req: Request) -> Empty:
+        self.workers.mark_callbacks(req.path["id"])
+        return Empty()
+
+    async def release_gpu(self, req: Request) -> Empty:
+        index = req.path["index"]
+        if not index.isdecimal():
+            raise BadRequestError(f"index: {index!r} is no number of a GPU", field="index")
+        self.workers.release_gpu(int(index))
         return Empty()
 
     async def report_objects(self, req: Request) -> Empty:
@@ -169,12 +200,16 @@ class Api:
         return await stream_response(req, lines())
 
     async def _lines(self, query: LogsQuery) -> AsyncIterator[LogLine]:
-        chosen = LogFilter(query.job_id, query.worker_id, query.kind)
+        chosen = LogFilter(query.job_id, query.worker_id, query.kind, query.attempt)
         async for batch in self.logs.read(
             chosen, since=query.since, follow=query.follow, last=query.tail
         ):
             for line in batch:
                 yield line
+
+    async def end_attempt(self, req: Request) -> Empty:
+        self.workers.end_attempt(req.path["job_id"], req.body.attempt)
+        return Empty()
 
     async def get_job_output(self, req: Request) -> NodeOutput:
         node_id = self.workers.identity.node_id
@@ -204,6 +239,19 @@ ROUTES = (
         body=ReleaseLeases, reply=Empty, summary="Release leases",
     ),
     Route(
+        "POST", "/v1/leases/stop", Api.stop_leases, before_ready=True,
+        body=StopLeases, reply=Empty, summary="Preempt leases: notice, then the end of their workers",
+    ),
+    Route(
+        "POST", "/v1/bundles", Api.hold_bundles, before_ready=True,
+        body=HoldBundles, reply=Empty, summary="Hold bundles of a placement group",
+    ),
+    Route(
+        "POST", "/v1/bundles/commit", Api.commit_bundles, before_ready=True,
+        body=CommitBundles, reply=CommittedBundles,
+        summary="Hold prepared bundles until they are released",
+    ),
+    Route(
         "POST", "/v1/workers/register", Api.register_worker, before_ready=True,
         body=RegisterWorker, reply=WorkerSetup, summary="Register a worker that is up",
     ),
@@ -223,6 +271,14 @@ ROUTES = (
     Route(
         "POST", "/v1/workers/{id}/spent", Api.mark_worker_spent,
         reply=Empty, summary="Mark a worker as taking no more calls: it leaves after its lease",
+    ),
+    Route(
+        "POST", "/v1/workers/{id}/stop-callbacks", Api.mark_stop_callbacks,
+        reply=Empty, summary="Give a worker notice before its end: its code has something to save",
+    ),
+    Route(
+        "POST", "/v1/gpus/{index}/release", Api.release_gpu,
+        reply=Empty, summary="Put a quarantined GPU back to use",
     ),
     Route(
         "POST", "/v1/objects", Api.report_objects, before_ready=True,
@@ -247,6 +303,11 @@ ROUTES = (
     Route(
         "GET", "/v1/logs", Api.read_logs, stream=True,
         query=LogsQuery, reply=LogLine, summary="Read lines of output, as NDJSON; may follow",
+    ),
+    Route(
+        "POST", "/v1/jobs/{job_id}/end-attempt", Api.end_attempt, before_ready=True,
+        body=EndAttempt, reply=Empty,
+        summary="End what an attempt of a job has left here, before the next one starts",
     ),
     Route(
         "GET", "/v1/jobs/{job_id}/output", Api.get_job_output,

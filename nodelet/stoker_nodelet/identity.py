@@ -7,7 +7,8 @@ one place, the ``Endpoint``; to ask for it too early is an error, so nobody can 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from stoker_wire.errors import UnavailableError
@@ -51,6 +52,8 @@ class Identity:
     arena_dir: Path
     socket_dir: Path
     fake_gpus: bool = False
+    gpu_slices: Mapping[int, str] = field(default_factory=dict)
+    """Index of a MIG slice -> its uuid, by which alone CUDA finds it."""
     triton_dir: str = ""
     python: str = sys.executable
 
@@ -70,5 +73,7 @@ class Identity:
     def worker_log(self, worker_id: str) -> Path:
         return self.log_dir / f"worker-{worker_id}.log"
 
-    def driver_log(self, job_id: str) -> Path:
-        return self.log_dir / f"job-{job_id}.log"
+    def driver_log(self, job_id: str, attempt: int) -> Path:
+        return self.log_dir / (
+            f"job-{job_id}.log" if attempt == 1 else f"job-{job_id}-attempt-{attempt}.log"
+        )

@@ -27,7 +27,7 @@ from stoker_wire.errors import (
     StokerError,
 )
 from stoker_wire.http.client.client import Client
-from stoker_wire.messages.cluster import Heartbeat, Node, RegisteredNode, RegisterNode
+from stoker_wire.messages.cluster import Device, Heartbeat, Node, RegisteredNode, RegisterNode
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import Job
@@ -37,7 +37,14 @@ _KILLED_S = 5.0
 _READMISSION_S = 10.0
 """For so long it is no error that the URL is in use: a node that was killed and started again must
 wait until its former incarnation was silent for ``suspect_after_s``."""
-_KINDS = ",".join((EventKind.JOB_FINISHED, EventKind.ACTOR_DIED, EventKind.WORKER_EXITED))
+_KINDS = ",".join(
+    (
+        EventKind.JOB_FINISHED,
+        EventKind.JOB_DELETED,
+        EventKind.ACTOR_DIED,
+        EventKind.WORKER_EXITED,
+    )
+)
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +79,9 @@ class Membership:
 
     async def _register(self) -> None:
         warm = self.workers.kernels.warm
-        self.registration = structs.replace(self.registration, warm_kernels=warm)
+        self.registration = structs.replace(
+            self.registration, warm_kernels=warm, devices=self._devices()
+        )
         answer: RegisteredNode | None = None
         logged, began_s = "", time.monotonic()
         while answer is None:
@@ -100,13 +109,17 @@ class Membership:
         path = f"/v1/nodes/{self.registration.node_id}/heartbeat"
         psutil.cpu_percent()  # the first call only starts the measurement
         while True:
-            await asyncio.sleep(self.heartbeat_s)
+            await self._wait_for_heartbeat()
             if self.leaving:
                 return
-            warm = self.workers.kernels.warm
+            warm, devices = self.workers.kernels.warm, self._devices()
             changed = warm if warm != self.registration.warm_kernels else None
+            new_devices = devices if devices != self.registration.devices else None
             heartbeat = Heartbeat(
-                incarnation=self.incarnation, usage=self.usage(), warm_kernels=changed
+                incarnation=self.incarnation,
+                usage=self.usage(),
+                warm_kernels=changed,
+                devices=new_devices,
             )
             try:
                 # A late heartbeat is worthless: the next one follows.
@@ -118,8 +131,27 @@ class Membership:
             except StokerError as error:
                 _log.warning("heartbeat: %s", error)
                 continue
-            if changed is not None:
-                self.registration = structs.replace(self.registration, warm_kernels=changed)
+            self.registration = structs.replace(
+                self.registration, warm_kernels=warm, devices=devices
+            )
+
+    async def _wait_for_heartbeat(self) -> None:
+        """Wait until the next heartbeat is due, or until GPUs are to be reported."""
+        to_report = self.workers.gpus.to_report
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.heartbeat_s):
+                await to_report.wait()
+        to_report.clear()
+
+    def _devices(self) -> tuple[Device, ...]:
+        """Return the GPUs as they are to be reported: with what the lease machine says of each."""
+        known = self.workers.state.gpus
+        return tuple(
+            structs.replace(one, quarantine=known[one.index].quarantine)
+            if one.index in known
+            else one
+            for one in self.registration.devices
+        )
 
     async def _abandon_work(self) -> None:
         exits = [process.exited for process in self.workers.processes.living.values()]
@@ -141,6 +173,7 @@ class Membership:
             "leases": float(len(state.leases)),
             "objects": float(len(self.workers.objects)),
             "object_bytes": float(self.workers.objects.nbytes),
+            **self.workers.gpus.usage,
         }
         for index, share in sorted(state.gpu_use().items()):
             measured[f"gpu{index}_held"] = share
@@ -184,6 +217,8 @@ class Membership:
         match event.kind:
             case EventKind.JOB_FINISHED:
                 self.workers.finish_job(event.subject)
+            case EventKind.JOB_DELETED:
+                self.workers.forget_job(event.subject)
             case EventKind.ACTOR_DIED:
                 self._end_actor(event.subject)
             case EventKind.WORKER_EXITED:
@@ -194,4 +229,4 @@ class Membership:
         """Kill the worker of a dead actor, if the order to kill it was lost: normally it is gone."""
         for worker in list(self.workers.state.workers.values()):
             if worker.actor_id == actor_id:
-                self.workers.kill(worker.worker_id, f"{actor_id} is dead")
+                self.workers.kill(worker.worker_id, f"{actor_id} is dead", in_order=True)

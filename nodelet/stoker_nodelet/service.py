@@ -16,8 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stoker_nodelet import api, devices
+from stoker_nodelet import api
 from stoker_nodelet.core import Policy, State
+from stoker_nodelet.core.state import GpuEntry
+from stoker_nodelet.devices import limits
+from stoker_nodelet.devices.discovery import find_gpus
+from stoker_nodelet.devices.monitor import GpuMonitor
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.identity import Endpoint, Identity
@@ -40,11 +44,13 @@ from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
+from stoker_wire.messages.groups import PREPARED_TTL_S
 from stoker_wire.process.background import Background
 from stoker_wire.process.host_identity import host_id
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
+    from stoker_nodelet.devices.inventory import GpuLibrary, Inventory
     from stoker_wire.settings import Settings
 
 _TICK_S = 0.5
@@ -78,6 +84,7 @@ class Parts:
     spool: TaskSpool
     evictor: ArenaEvictor
     transfer: Transfer
+    monitor: GpuMonitor | None
 
 
 @dataclass(slots=True)
@@ -117,6 +124,9 @@ class Nodelet:
             ("folders", workers.sweep_folders()),
         ):
             parts.background.spawn(work, name=name)
+        if parts.monitor is not None:
+            parts.monitor.begin()
+            parts.background.spawn(parts.monitor.run(), name="gpus")
 
     async def joined(self, timeout_s: float = 30.0) -> None:
         """Wait until the gcs knows this node."""
@@ -177,9 +187,7 @@ async def serve(
         )
     arena_dir = _make_arena_folder(session_dir, node_id)
     offer = Offer(num_cpus, num_gpus, memory, resources, labels)
-    gpus = devices.find_devices(
-        settings.num_gpus if num_gpus is None else num_gpus, settings.fake_gpus
-    )
+    gpus, gpu_library = find_gpus(settings, num_gpus)
     service = Service("nodelet", settings, token=token)
     identity = Identity(
         node_id=node_id,
@@ -191,10 +199,13 @@ async def serve(
         session_dir=session_dir,
         arena_dir=arena_dir,
         socket_dir=socket_dir,
-        fake_gpus=any(device.fake for device in gpus),
+        fake_gpus=any(device.fake for device in gpus.devices),
+        gpu_slices={one.index: one.uuid for one in gpus.devices if one.mig_profile},
         triton_dir=str(kernel_cache.triton_dir),
     )
-    parts = _build_parts(settings, identity, service, forkserver.target, gpus, kernel_cache)
+    parts = _build_parts(
+        settings, identity, service, forkserver.target, gpus, gpu_library, kernel_cache
+    )
     try:
         await service.start(host, port, identity.unix)
     except BaseException:
@@ -214,7 +225,8 @@ def _build_parts(
     identity: Identity,
     service: Service,
     target: str,
-    gpus: tuple[Device, ...],
+    gpus: Inventory,
+    gpu_library: GpuLibrary | None,
     kernel_cache: KernelCache,
 ) -> Parts:
     """Make all parts but the membership, and the routes that lead to them."""
@@ -224,8 +236,15 @@ def _build_parts(
         identity.gcs_url, token=identity.token, peer=f"nodelet {node_id}", settings=settings
     )
     state = State(
-        policy=Policy(worker_idle_s=settings.worker_idle_s, warm_workers=settings.prestart_workers)
+        policy=Policy(
+            worker_idle_s=settings.worker_idle_s,
+            prepared_ttl_s=PREPARED_TTL_S,
+            gpu_free_s=settings.gpu_free_timeout_s,
+            warm_workers=settings.prestart_workers,
+        )
     )
+    if gpu_library is not None:
+        state.gpus = {device.index: GpuEntry() for device in gpus.devices}
     exits = _build_exits(gcs, state)
     evictor = _build_evictor(settings, identity, state, exits)
     spool = _build_spool(identity, gcs)
@@ -244,7 +263,7 @@ def _build_parts(
         kernels=KernelCompiler(
             cache=kernel_cache,
             tables=TuningTables(gcs, kernel_cache),
-            devices={device.index: device for device in gpus},
+            devices={device.index: device for device in gpus.devices},
             arch=settings.kernel_arch,
             timeout_s=settings.kernel_compile_timeout_s,
             background=background,
@@ -277,6 +296,7 @@ def _build_parts(
         spool=spool,
         evictor=evictor,
         transfer=object_transfer,
+        monitor=GpuMonitor(gpu_library, workers) if gpu_library is not None else None,
     )
 
 
@@ -300,7 +320,7 @@ def _build_evictor(
         identity.node_id,
         settings,
         spill_dir=spill_root / identity.arena_dir.name,
-        limit_bytes=settings.arena_max_bytes or int(devices.memory_limit_bytes() * _ARENA_SHARE),
+        limit_bytes=settings.arena_max_bytes or int(limits.memory_limit_bytes() * _ARENA_SHARE),
         has_ended=has_ended,
     )
 
@@ -361,7 +381,7 @@ def _make_arena_folder(session_dir: Path, node_id: str) -> Path:
 
 
 def _registration(
-    identity: Identity, settings: Settings, offer: Offer, gpus: tuple[Device, ...]
+    identity: Identity, settings: Settings, offer: Offer, gpus: Inventory
 ) -> RegisterNode:
     """Return the message by which the node introduces itself; it must listen by now."""
     return RegisterNode(
@@ -371,9 +391,12 @@ def _registration(
         hostname=socket.gethostname(),
         host_id=identity.host_id,
         pid=os.getpid(),
-        resources=_offered_resources(settings, offer, gpus),
-        devices=gpus,
-        labels={**devices.accelerator_labels(gpus), **settings.labels, **(offer.labels or {})},
+        resources=_offered_resources(settings, offer, gpus.devices),
+        devices=gpus.devices,
+        driver_version=gpus.driver_version,
+        cuda_version=gpus.cuda_version,
+        gpu_error=gpus.error,
+        labels={**gpus.labels, **settings.labels, **(offer.labels or {})},
         version=VERSION,
         arena_dir=str(identity.arena_dir),
         session_dir=str(identity.session_dir),
@@ -386,8 +409,8 @@ def _offered_resources(
     num_cpus = settings.num_cpus if offer.num_cpus is None else offer.num_cpus
     memory = settings.memory if offer.memory is None else offer.memory
     offered = {
-        "CPU": devices.usable_cpus() if num_cpus is None else num_cpus,
-        "memory": float(devices.schedulable_memory_bytes() if memory is None else memory),
+        "CPU": limits.usable_cpus() if num_cpus is None else num_cpus,
+        "memory": float(limits.schedulable_memory_bytes() if memory is None else memory),
         **settings.resources,
         **(offer.resources or {}),
     }

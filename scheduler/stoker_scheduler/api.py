@@ -6,21 +6,31 @@ It decides nothing. A scheduler that does not lead answers 409 ``not_leader`` wi
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.model.resources import UNIT
-from stoker_scheduler.core.placement.explain import explain, starting_text
-from stoker_scheduler.core.placement.feasibility import NodeFit
-from stoker_scheduler.core.placement.plan import PlacementRequest, plan
+from stoker_scheduler.core.dry_run.diagnosis import diagnose
+from stoker_scheduler.core.dry_run.fork import size_of
+from stoker_scheduler.core.dry_run.plan import MAX_EXPLAINED, Outcome, plan
+from stoker_scheduler.core.model.queues import DEFAULT_QUEUE
+from stoker_scheduler.core.queueing.standing import standing
+from stoker_scheduler.jobs import JobFacts
 from stoker_scheduler.wire_types import (
+    bundles_event,
+    explanation_of,
     lease_of,
+    planned_of,
+    queue_explanation_of,
     queue_of,
+    request_event,
     requirements_of,
     resources_of,
-    setup_of,
-    verdicts_of,
+    usage_of,
 )
+from stoker_wire.errors import BadRequestError, NotFoundError, UnavailableError
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
@@ -35,15 +45,29 @@ from stoker_wire.messages.cluster import (
     ReleaseLeases,
 )
 from stoker_wire.messages.common import Empty
-from stoker_wire.messages.control import Explanation, LeaseQuery, ListQuery, Page, QueueEntry
-from stoker_wire.messages.kernels import kernel_set
-from stoker_wire.messages.scheduling import PlannedLease, PlanReply, PlanRequest
+from stoker_wire.messages.control import (
+    ExplainQuery,
+    Explanation,
+    LeaseQuery,
+    ListQuery,
+    Page,
+    QueueEntry,
+)
+from stoker_wire.messages.groups import RequestBundles
+from stoker_wire.messages.queues import QueueExplanation, QueueUsage
+from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 
 if TYPE_CHECKING:
-    from stoker_scheduler.core.state import State
     from stoker_scheduler.engine import Engine
     from stoker_wire.http.server.service import Request
 
+PLANNED_WAIT_S = 3600.0
+"""A planned request does not give up while it is planned."""
+MAX_PLANNED_SIZE = 100_000
+"""Nodes, leases and requests of a state that is copied for a plan, in about a second."""
+MAX_REMEDIED = 3
+"""Requests of one plan for which remedies are looked for: each takes some copies of the state."""
+UNPLACED = (Outcome.WAITS, Outcome.REJECTED)
 ANSWER_MARGIN_S = 0.3
 """A long poll ends so much before the caller's deadline."""
 
@@ -61,6 +85,13 @@ class Api:
         wait_s = max(0.0, min(body.wait_s, req.deadline_s - ANSWER_MARGIN_S))
         req.waiting_for(f"{body.count} x {body.demand.name or body.demand.kind} to be placed")
         return await self._engine().request_leases(body, wait_s)
+
+    async def request_bundles(self, req: Request) -> LeaseReply:
+        """Wait until all bundles are held, or the wait has passed."""
+        body: RequestBundles = req.body
+        wait_s = max(0.0, min(body.wait_s, req.deadline_s - ANSWER_MARGIN_S))
+        req.waiting_for(f"{len(body.bundles)} bundles of {body.group_id} to be placed")
+        return await self._engine().request_bundles(body, wait_s)
 
     async def release_leases(self, req: Request) -> Empty:
         """Return leases to the pool, or end their workers."""
@@ -117,70 +148,103 @@ class Api:
         entries = queue_of(engine.state, engine.requests, engine.now())
         return page_of(entries, req.query, key=lambda entry: f"{entry.position:08}")
 
+    async def list_queue_usage(self, req: Request) -> Page[QueueUsage]:
+        """Return what the work of each queue has, can claim and waits for."""
+        return page_of(usage_of(self._engine().state), req.query, key=lambda usage: usage.name)
+
+    async def explain_queue(self, req: Request) -> QueueExplanation:
+        """Return what a queue has, borrows and lends, who waits in it, and what binds it."""
+        engine, name = self._engine(), req.path["name"]
+        usage = next((one for one in usage_of(engine.state) if one.name == name), None)
+        if usage is None:
+            raise NotFoundError(f"no work is in queue {name!r}, and it has no settings")
+        return queue_explanation_of(standing(engine.state, name), usage, engine.now())
+
     async def explain_demand(self, req: Request) -> Explanation:
         """Return why a demand waits, on which nodes it could run, and what would have to change."""
-        engine = self._engine()
-        return _explanation(engine.state, req.body, engine.now())
+        demand: Demand = req.body
+        requirements_of(demand, at="")  # the field of its error is one of this body
+        asked = LeaseRequest(request_id="r_explain", owner_id="", demand=demand, count=1)
+        explanation = await self._explain(
+            req, lambda job, at_s: _event(asked, job, at_s), demand.job_id
+        )
+        return msgspec.structs.replace(explanation, subject=demand.name, demand=demand)
+
+    async def explain_bundles(self, req: Request) -> Explanation:
+        """Return why bundles of a placement group wait, and what would have to change."""
+        body: RequestBundles = req.body
+        body = msgspec.structs.replace(body, name=body.name or body.group_id)
+        explanation = await self._explain(
+            req, lambda job, at_s: bundles_event(body, job, at_s=at_s, wait_s=0.0), body.job_id
+        )
+        return msgspec.structs.replace(explanation, subject=body.group_id)
+
+    async def _explain(
+        self, req: Request, event: Callable[[JobFacts, float], ev.LeaseRequested], job_id: str
+    ) -> Explanation:
+        engine, query = self._engine(), req.query
+        request = event(engine.jobs.get(job_id) or JobFacts(), engine.now())
+        request = await _consulted(engine, request)
+        now_s = engine.now()
+        diagnosis = diagnose(engine.state, request, at_s=now_s, try_remedies=query.remedies)
+        return explanation_of(diagnosis, subject="", now_s=now_s)
 
     async def plan_demands(self, req: Request) -> PlanReply:
-        """Return the nodes on which demands would be placed, without allocating anything."""
+        """Return what would become of demands, and on which nodes, without side effects."""
         body: PlanRequest = req.body
-        state = self._engine().state
-        requests = [
-            PlacementRequest(
-                requirements_of(demand, at=f"demands.{index}."),
-                demand.locality,
-                kernel_set(demand.runtime_env),
+        if not body.demands and not body.bundles:
+            raise BadRequestError("demands: give one at least, or bundles", field="demands")
+        engine = self._engine()
+        size = size_of(engine.state)
+        if size > MAX_PLANNED_SIZE:
+            raise UnavailableError(
+                f"no plan can be made of {size} nodes, leases and requests, as the copy would hold the "
+                f"scheduler up\nplan when there are at most {MAX_PLANNED_SIZE}"
             )
-            for index, demand in enumerate(body.demands)
-        ]
-        placements = plan(state.nodes.values(), requests, state.policy.score).placements
-        return PlanReply(
-            placements=tuple(
-                PlannedLease(
-                    node_id=placement.node_id,
-                    gpus={index: units / UNIT for index, units in placement.gpus.items()},
-                    verdicts=verdicts_of(placement.verdicts),
-                )
-                for placement in placements
+        now_s = engine.now()
+        job = JobFacts(body.queue or DEFAULT_QUEUE, body.user, body.priority)
+        if body.job_id:
+            known = engine.jobs.get(body.job_id)
+            if known is None:
+                raise NotFoundError(f"job_id: no job {body.job_id!r} is running or waiting")
+            job = known
+        requests = []
+        if body.bundles:
+            bundles = RequestBundles(
+                request_id="r_plan",
+                group_id="pg_plan",
+                job_id=body.job_id,
+                bundles=body.bundles,
+                strategy=body.strategy,
+                indices=tuple(range(len(body.bundles))),
             )
-        )
+            requests.append(bundles_event(bundles, job, at_s=now_s, wait_s=PLANNED_WAIT_S))
+        for index, demand in enumerate(body.demands):
+            requirements_of(demand, at=f"demands.{index}.")
+            of_demand = engine.jobs.get(demand.job_id) if demand.job_id else None
+            asked = LeaseRequest(
+                request_id=f"r_plan{index}", owner_id="plan", demand=demand, count=1
+            )
+            requests.append(_event(asked, of_demand or job, now_s))
+        requests = [await _consulted(engine, request) for request in requests]
+        planned, twin = plan(engine.state, requests)
+        few = len(requests) <= MAX_REMEDIED
+        placements = []
+        for number, (one, request) in enumerate(zip(planned, requests, strict=True)):
+            diagnosis = None
+            if one.outcome in UNPLACED and number < MAX_EXPLAINED:
+                diagnosis = diagnose(twin, request, at_s=now_s, try_remedies=few)
+            placements.append(planned_of(one, diagnosis))
+        return PlanReply(placements=tuple(placements))
 
 
-def _explanation(state: State, demand: Demand, now_s: float) -> Explanation:
-    requirements = requirements_of(demand, at="")
-    kernels = kernel_set(demand.runtime_env)
-    placement = explain(state, requirements, demand.name, demand.locality, kernels)
-    subqueue = state.queue.subqueues.get(requirements)
-    waiting = [] if subqueue is None else list(subqueue.pending())
-    waiting = [pending for pending in waiting if pending.request.job_id == demand.job_id]
-    position, waited_s, summary, remedy = None, 0.0, placement.summary, placement.remedy
-    if waiting:
-        first = min(waiting, key=lambda pending: (pending.since_s, pending.seq))
-        position = state.queue.position(first)
-        waited_s = max(0.0, now_s - first.since_s)
-        summary += f"; it has waited {waited_s:.1f} s with {position} ahead in the queue"
-    setup = setup_of(demand.runtime_env)
-    starting = starting_text(state, requirements, demand.job_id, setup, now_s=now_s)
-    if starting:
-        summary = f"{starting}; {summary}" if waiting else starting
-        remedy = remedy if waiting else "none needed: it starts when that is done"
-    return Explanation(
-        subject=demand.name,
-        state=_explained_state(placement.fit, bool(waiting)),
-        summary=summary,
-        remedy=remedy,
-        waited_s=waited_s,
-        queue_position=position,
-        verdicts=verdicts_of(placement.verdicts),
-        demand=demand,
-    )
+def _event(asked: LeaseRequest, job: JobFacts, at_s: float) -> ev.LeaseRequested:
+    return request_event(asked, job, at_s=at_s, wait_s=PLANNED_WAIT_S)
 
 
-def _explained_state(fit: NodeFit, waits: bool) -> str:
-    if fit is NodeFit.NEVER:
-        return "INFEASIBLE"
-    return "QUEUED" if waits else ("FITS" if fit is NodeFit.FITS else "BUSY")
+async def _consulted(engine: Engine, request: ev.LeaseRequested) -> ev.LeaseRequested:
+    """Have the extenders asked for a request that will not be made; return it with those that count."""
+    return replace(request, requirements=await engine.consult(request.requirements))
 
 
 # Every route is there before the scheduler leads: it then answers with the leader, or why there is none.
@@ -194,6 +258,16 @@ ROUTES = (
         body=LeaseRequest,
         reply=LeaseReply,
         summary="Request leases",
+        idempotency=False,
+        before_ready=True,
+    ),
+    Route(
+        "POST",
+        "/v1/bundles",
+        Api.request_bundles,
+        body=RequestBundles,
+        reply=LeaseReply,
+        summary="Request bundles of a placement group",
         idempotency=False,
         before_ready=True,
     ),
@@ -246,6 +320,23 @@ ROUTES = (
     ),
     Route(
         "GET",
+        "/v1/queue-usage",
+        Api.list_queue_usage,
+        query=ListQuery,
+        reply=Page[QueueUsage],
+        summary="List what queues have, can claim and wait for",
+        before_ready=True,
+    ),
+    Route(
+        "GET",
+        "/v1/queues/{name}/explain",
+        Api.explain_queue,
+        reply=QueueExplanation,
+        summary="Explain what queue has, and what waits in it",
+        before_ready=True,
+    ),
+    Route(
+        "GET",
         "/v1/queue",
         Api.list_queue,
         query=ListQuery,
@@ -258,8 +349,20 @@ ROUTES = (
         "/v1/explain",
         Api.explain_demand,
         body=Demand,
+        query=ExplainQuery,
         reply=Explanation,
         summary="Explain placement of a demand",
+        idempotency=False,
+        before_ready=True,
+    ),
+    Route(
+        "POST",
+        "/v1/bundles/explain",
+        Api.explain_bundles,
+        body=RequestBundles,
+        query=ExplainQuery,
+        reply=Explanation,
+        summary="Explain placement of a placement group's bundles",
         idempotency=False,
         before_ready=True,
     ),
@@ -269,7 +372,7 @@ ROUTES = (
         Api.plan_demands,
         body=PlanRequest,
         reply=PlanReply,
-        summary="Plan placement of demands (dry run)",
+        summary="Plan where demands would go, and whom they would preempt",
         idempotency=False,
         before_ready=True,
     ),

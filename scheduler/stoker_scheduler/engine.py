@@ -9,22 +9,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, assert_never
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.machine import step
+from stoker_scheduler.core.model.extenders import ExtenderAnswer
+from stoker_scheduler.core.model.gangs import Gang
+from stoker_scheduler.core.placement.feasibility import could_ever_fit
 from stoker_scheduler.core.state import SchedulingPolicy, State
+from stoker_scheduler.jobs import JobDirectory, JobFacts
 from stoker_scheduler.leadership import not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients, StartFailedError
 from stoker_scheduler.owner_mailboxes import OwnerMailboxes
-from stoker_scheduler.wire_types import lease_of, request_event
+from stoker_scheduler.wire_types import bundles_event, lease_of, request_event
 from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
     InfeasibleError,
+    PlacementGroupRemovedError,
     RuntimeEnvSetupError,
     StokerError,
 )
@@ -37,29 +43,47 @@ from stoker_wire.messages.cluster import (
     OwnerPoll,
     StartedLease,
     StartLease,
+    StopLeases,
     WorkerSpec,
+)
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.groups import (
+    CommitBundles,
+    HoldBundles,
+    PreemptGroup,
+    RequestBundles,
 )
 
 if TYPE_CHECKING:
+    from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.extenders.client import Extenders
     from stoker_wire.process.background import Background
 
+R = TypeVar("R", "Requirements", Gang, "Requirements | Gang")
 _log = logging.getLogger(__name__)
 
+GROUP_PAUSE_S = 0.5
+"""Between two tries to tell the gcs that a group is preempted."""
 REPLY_MARGIN_S = 5.0
 """The core answers by its own timers; after this much more a caller is sent away without an answer."""
 
+NO_WORKER = StartedLease(worker_id="", address=Address("", "", "", "", ""), pid=0)
 _REJECTIONS: dict[cmd.RejectReason, type[StokerError]] = {
     cmd.RejectReason.INFEASIBLE: InfeasibleError,
     cmd.RejectReason.START_FAILED: RuntimeEnvSetupError,
     cmd.RejectReason.JOB_FINISHED: ConflictError,
     cmd.RejectReason.OWNER_LOST: ConflictError,
+    cmd.RejectReason.GROUP_REMOVED: PlacementGroupRemovedError,
 }
 
 
 class Engine:
     """The core of one term and its IO. ``on_fenced`` is called when a nodelet knows a later leader.
 
-    It closes ``nodelets`` and ``background`` with itself.
+    ``preempt_group`` tells the gcs that the bundles of a group are to be placed again. An answer of extenders
+    holds for ``answer_s``.
+
+    It closes ``nodelets``, ``extenders`` and ``background`` with itself.
     """
 
     def __init__(
@@ -67,18 +91,26 @@ class Engine:
         policy: SchedulingPolicy,
         *,
         epoch: int,
+        jobs: JobDirectory,
         nodelets: NodeletClients,
         background: Background,
+        extenders: Extenders,
+        answer_s: float,
         on_fenced: Callable[[], None],
+        preempt_group: Callable[[str, PreemptGroup], Awaitable[object]],
     ) -> None:
         self.state = State(policy=policy, term=f"{epoch:x}")
         self.adopting = False
         """Whether leases may exist that no nodelet has reported yet."""
-        self.requests: dict[str, LeaseRequest] = {}
+        self.requests: dict[str, LeaseRequest | RequestBundles] = {}
         """Those that are not answered yet, by id."""
+        self.jobs = jobs
         self._nodelets = nodelets
         self._background = background
+        self._extenders = extenders
+        self._answer_s = answer_s
         self._on_fenced = on_fenced
+        self._order_group = preempt_group
         self._started: dict[str, StartedLease] = {}
         self._replies: dict[str, asyncio.Future[LeaseReply]] = {}
         self._mailboxes = OwnerMailboxes()
@@ -121,6 +153,7 @@ class Engine:
         self._mailboxes.wake_all()
         await self._background.close()
         await self._nodelets.close()
+        await self._extenders.close()
 
     # Calls
 
@@ -130,7 +163,40 @@ class Engine:
         DeadlineExceededError: no reply yet. A repetition with the same id goes on with the wait.
         """
         check_id(request.request_id, Prefix.REQUEST, field="request_id")
-        event = request_event(request, at_s=self.now(), wait_s=wait_s)
+        job = await self._job(request.demand.job_id)
+        driver = request.driver
+        # The gcs may ask for the driver of an attempt before the event of it is here.
+        if driver is not None and self.jobs.begin_attempt(driver.job_id, driver.attempt):
+            self.end_attempt(driver.job_id)
+        event = request_event(request, job, at_s=self.now(), wait_s=wait_s)
+        return await self._request(request, event)
+
+    async def request_bundles(self, request: RequestBundles, wait_s: float) -> LeaseReply:
+        """Return a lease for each bundle once all are held, or none when ``wait_s`` has passed."""
+        check_id(request.request_id, Prefix.REQUEST, field="request_id")
+        check_id(request.group_id, Prefix.GROUP, field="group_id")
+        job = await self._job(request.job_id)
+        event = bundles_event(request, job, at_s=self.now(), wait_s=wait_s)
+        return await self._request(request, event)
+
+    def end_attempt(self, job_id: str) -> None:
+        """End all that an attempt of a job has and waits for; what comes is of the next one."""
+        self.apply(ev.JobFinished(at_s=self.now(), job_id=job_id))
+        self.apply(ev.JobAdded(at_s=self.now(), job_id=job_id))
+
+    async def _job(self, job_id: str) -> JobFacts:
+        known = self.jobs.get(job_id)
+        if known is None and job_id not in self.state.finished_jobs:
+            known = await self.jobs.arrival(job_id)
+        return known or JobFacts()
+
+    async def _request(
+        self, request: LeaseRequest | RequestBundles, event: ev.LeaseRequested
+    ) -> LeaseReply:
+        extended = self._extenders.extend(event.requirements)
+        if extended is not event.requirements:
+            event = replace(event, requirements=extended)
+        wait_s = event.deadline_s - event.at_s
         future = self._replies.get(request.request_id)
         if future is None:
             future = asyncio.get_running_loop().create_future()
@@ -147,6 +213,20 @@ class Engine:
                 "up: ask again under the same id"
             )
         return future.result()
+
+    async def consult(self, requirements: R) -> R:
+        """Return the requirements as they would be requested, with the answer of extenders at hand."""
+        extended = self._extenders.extend(requirements)
+        for kind in extended.kinds:
+            if kind.extenders and kind not in self.state.extender_answers:
+                await self._ask_extenders(kind)
+        return extended
+
+    async def _ask_extenders(self, requirements: Requirements) -> None:
+        nodes = [n for n in self.state.nodes.values() if could_ever_fit(n, requirements)]
+        gains, refusals = await self._extenders.ask(requirements, nodes)
+        answer = ExtenderAnswer(gains, refusals, self.now() + self._answer_s)
+        self.apply(ev.ExtendersAnswered(at_s=self.now(), requirements=requirements, answer=answer))
 
     async def poll(self, owner_id: str, poll: OwnerPoll, wait_s: float) -> LeaseUpdates:
         """Renew an owner's leases; return its orders, at once if there are new ones."""
@@ -181,6 +261,10 @@ class Engine:
             case cmd.StartWorker():
                 work = self._start(command.node_id, self._start_order(command))
                 self._background.spawn(work, name=f"start {command.lease_id}")
+            case cmd.HoldBundles():
+                self._background.spawn(self._hold(command), name=f"hold on {command.node_id}")
+            case cmd.CommitBundles():
+                self._background.spawn(self._commit(command), name=f"commit on {command.node_id}")
             case cmd.ReleaseLease():
                 # It may overtake the start: a nodelet refuses a start that comes after its release.
                 self._release(
@@ -193,10 +277,21 @@ class Engine:
                 if future is not None:
                     future.set_exception(_REJECTIONS[command.reason](command.text))
                     future.exception()  # its caller may be gone; that is no crash
+            case cmd.StopLease():
+                work = self._stop(command)
+                self._background.spawn(work, name=f"stop {command.lease_id}")
+            case cmd.PreemptGroup():
+                body = PreemptGroup(lease_id=command.lease_id, reason=command.reason)
+                work = self._preempt_group(command.group_id, body)
+                self._background.spawn(work, name=f"preempt {command.group_id}")
             case cmd.Preempt():
                 self._mailboxes.preempt(command.owner_id, command.lease_ids)
             case cmd.Lost():
                 self._mailboxes.lose(command.owner_id, command.lease_ids)
+            case cmd.AskExtenders():
+                self._background.spawn(
+                    self._ask_extenders(command.requirements), name="ask extenders"
+                )
             case cmd.WakeAt():
                 self._wake_at(command.at_s)
             case _:
@@ -216,6 +311,8 @@ class Engine:
     def _granted_lease(self, lease_id: str) -> GrantedLease | None:
         """Return a lease with its worker, or None if it has ended."""
         lease, started = self.state.leases.get(lease_id), self._started.get(lease_id)
+        if lease is not None and lease.kind is ev.Kind.BUNDLE:
+            started = NO_WORKER
         if lease is None or started is None:
             return None
         return GrantedLease(
@@ -232,11 +329,15 @@ class Engine:
 
     def _start_order(self, command: cmd.StartWorker) -> StartLease:
         request = self.requests[command.request_id]
+        assert isinstance(request, LeaseRequest), "bundles have no workers"
         return StartLease(
             lease=lease_of(self.state.leases[command.lease_id]),
             epoch=self._epoch,
             worker=WorkerSpec(
-                runtime_env=request.demand.runtime_env, actor=request.actor, driver=request.driver
+                runtime_env=request.demand.runtime_env,
+                actor=request.actor,
+                driver=request.driver,
+                capture_child_tasks=request.demand.strategy.capture_child_tasks,
             ),
         )
 
@@ -255,6 +356,56 @@ class Engine:
         self.apply(ev.LeaseStarted(at_s=self.now(), lease_id=lease_id))
         if len(self._started) > 2 * len(self.state.leases) + 64:
             self._started = {i: s for i, s in self._started.items() if i in self.state.leases}
+
+    async def _hold(self, command: cmd.HoldBundles) -> None:
+        node_id, lease_ids = command.node_id, command.lease_ids
+        order = HoldBundles(
+            leases=tuple(lease_of(self.state.leases[lease_id]) for lease_id in lease_ids),
+            epoch=self._epoch,
+            prepare=command.prepare,
+        )
+        try:
+            await self._nodelets.hold(node_id, order)
+        except StartFailedError as error:
+            for lease_id in lease_ids:
+                self._start_failed(node_id, lease_id, error)
+            return
+        self.apply(ev.BundlesHeld(at_s=self.now(), lease_ids=lease_ids))
+
+    async def _commit(self, command: cmd.CommitBundles) -> None:
+        order = CommitBundles(lease_ids=command.lease_ids, epoch=self._epoch)
+        kept = await self._nodelets.commit(command.node_id, order)
+        lost = tuple(lease_id for lease_id in command.lease_ids if lease_id not in kept)
+        self.apply(ev.BundlesLost(at_s=self.now(), lease_ids=lost))
+        self.apply(ev.BundlesCommitted(at_s=self.now(), lease_ids=kept))
+
+    async def _stop(self, command: cmd.StopLease) -> None:
+        _log.info(
+            "preempts %s on %s in %g s: %s",
+            command.lease_id, command.node_id, command.grace_s, command.reason,
+        )  # fmt: skip
+        await self._nodelets.stop(
+            command.node_id,
+            StopLeases(
+                lease_ids=(command.lease_id,),
+                grace_s=command.grace_s,
+                reason=command.reason,
+                epoch=self._epoch,
+            ),
+        )
+
+    async def _preempt_group(self, group_id: str, body: PreemptGroup) -> None:
+        """Have the gcs ask for the bundles of a group again, which gives up those that are held."""
+        while body.lease_id in self.state.leases:
+            try:
+                await self._order_group(group_id, body)
+            except StokerError as error:
+                if not error.retryable:
+                    _log.warning("group is not preempted: %s: %s", group_id, error)
+                    return
+                await asyncio.sleep(GROUP_PAUSE_S)
+            else:
+                return
 
     def _start_failed(self, node_id: str, lease_id: str, error: StartFailedError) -> None:
         lease = self.state.leases.get(lease_id)

@@ -1,6 +1,6 @@
-"""The feed from the gcs: nodes, ends of jobs and exits of workers, turned into events of the core.
+"""The feed from the gcs: queues, jobs, nodes and exits of workers, turned into events of the core.
 
-It lists the nodes, asks each nodelet which leases it holds (so that a new leader knows what its
+It lists them, asks each nodelet which leases it holds (so that a new leader knows what its
 predecessor granted), and then follows the gcs's event log. A node gets no new lease before its nodelet
 has answered: what it holds must not be allocated twice. One feed belongs to one term.
 """
@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError
-from stoker_scheduler.wire_types import requirements_of, spec_of
-from stoker_wire.errors import CompactedError, StokerError
+from stoker_scheduler.core.model.queues import QueueSpec
+from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_units
+from stoker_scheduler.core.queueing.policies import POLICIES
+from stoker_scheduler.jobs import JobDirectory, JobFacts
+from stoker_scheduler.policy_loading import load_policies
+from stoker_scheduler.wire_types import gang_of, node_filter_of, requirements_of, spec_of
+from stoker_wire.errors import CompactedError, NotFoundError, StokerError
 from stoker_wire.messages.cluster import (
     Demand,
     HeldLease,
@@ -30,15 +35,26 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.events import EventKind, payload_as
+from stoker_wire.messages.groups import GroupState, PlacementGroup
+from stoker_wire.messages.queues import Queue
+from stoker_wire.messages.work import Job, JobState, SlowRank
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stoker_scheduler.core.model.node_filters import NodeFilter
     from stoker_scheduler.nodelet_clients import NodeletClients
     from stoker_wire.http.client.client import Client
     from stoker_wire.process.background import Background
 
 _log = logging.getLogger(__name__)
 
-KINDS = ",".join(("node.", EventKind.JOB_FINISHED, EventKind.WORKER_EXITED))
+KINDS = ",".join(
+    ("node.", "gpu.", "placement_group.", "queue.", "job.", "rank.", EventKind.WORKER_EXITED)
+)
+LIVING_JOBS = ",".join((JobState.PENDING, JobState.RUNNING))
+LIVING_GROUPS = ",".join((GroupState.PENDING, GroupState.CREATED, GroupState.RESCHEDULING))
+R = TypeVar("R", Node, PlacementGroup, Queue, Job)
 PAGE_LIMIT = 1000
 ADOPTION_TIMEOUT_S = 3.0
 """Nodelets that have not answered by then join when they do; the others need not wait."""
@@ -49,12 +65,16 @@ class EventSink(Protocol):
     """The engine, as far as the feed uses it."""
 
     adopting: bool
+    jobs: JobDirectory
 
     def now(self) -> float:
         """Return the time of an event that happens now."""
 
     def apply(self, event: ev.Event) -> None:
         """Apply an event to the state."""
+
+    def end_attempt(self, job_id: str) -> None:
+        """End all that an attempt of a job has and waits for."""
 
     def adopt(self, event: ev.LeaseAdopted, started: StartedLease) -> None:
         """Add a lease of the leader before."""
@@ -71,11 +91,13 @@ class GcsFeed:
         self._nodelets = nodelets
         self._background = background
         self._nodes: dict[str, Node] = {}
+        self._groups: set[str] = set()
+        self._queues: dict[str, Queue] = {}
         self._adoptions: dict[str, asyncio.Task[None]] = {}
 
     async def load(self) -> int:
-        """List the nodes and adopt their leases; return the sequence number to watch from."""
-        seq = await self._list_nodes()
+        """List what there is and adopt the nodes' leases; return the sequence number to watch from."""
+        seq = await self._list()
         if self._adoptions:
             self._engine.adopting = True
             await asyncio.wait(self._adoptions.values(), timeout=ADOPTION_TIMEOUT_S)
@@ -95,22 +117,68 @@ class GcsFeed:
                         except msgspec.ValidationError as error:
                             _log.error("event ignored: %d, %s: %s", seq, event.kind, error)
             except CompactedError:
-                seq = await self._list_nodes()
+                seq = await self._list()
             except StokerError as error:
                 _log.warning("the gcs's events cannot be followed: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)
 
-    async def _list_nodes(self) -> int:
-        listed: dict[str, Node] = {}
+    async def _list(self) -> int:
+        """List all; nodes at last, whose leases are of jobs, queues and groups."""
+        return min(
+            await self._list_queues(),
+            await self._list_jobs(),
+            await self._list_groups(),
+            await self._list_nodes(),
+        )
+
+    async def _list_queues(self) -> int:
+        queues, seq = await self._list_all("/v1/queues", Page[Queue])
+        self._queues = {queue.name: queue for queue in queues}
+        self._queues_changed()
+        return seq
+
+    async def _list_jobs(self) -> int:
+        jobs, seq = await self._list_all("/v1/jobs", Page[Job], state=LIVING_JOBS)
+        for job in jobs:
+            if self._engine.jobs.put(job):
+                self._engine.end_attempt(job.job_id)
+        return seq
+
+    async def _list_groups(self) -> int:
+        """Add the placement groups before the nodes: what these hold of others is to be released."""
+        groups, seq = await self._list_all(
+            "/v1/placement-groups", Page[PlacementGroup], state=LIVING_GROUPS
+        )
+        for group in groups:
+            self._add_group(group)
+        for group_id in self._groups - {group.group_id for group in groups}:
+            self._remove_group(group_id)
+        return seq
+
+    async def _list_all(
+        self, path: str, page_type: type[Page[R]], **filters: str
+    ) -> tuple[list[R], int]:
+        """Return all items of a list, and the sequence number to watch from.
+
+        A gcs of an older minor version has fewer lists, and nothing in them.
+        """
+        items: list[R] = []
         seq, cursor = -1, ""
         while True:
-            query = {"limit": PAGE_LIMIT, "cursor": cursor or None}
-            page = await self._gcs.call("GET", "/v1/nodes", reply=Page[Node], query=query)
-            listed.update((node.node_id, node) for node in page.items)
+            query = {**filters, "limit": PAGE_LIMIT, "cursor": cursor or None}
+            try:
+                page = await self._gcs.call("GET", path, reply=page_type, query=query)
+            except NotFoundError:
+                return [], sys.maxsize
+            items += page.items
             seq = page.seq if seq < 0 else min(seq, page.seq)
             cursor = page.next_cursor
             if not cursor:
-                break
+                return items, seq
+
+    async def _list_nodes(self) -> int:
+        nodes, seq = await self._list_all("/v1/nodes", Page[Node])
+        listed = {node.node_id: node for node in nodes}
         for node in listed.values():
             if node.state is not NodeState.DEAD:
                 self._update(node, registered=False)
@@ -129,8 +197,27 @@ class GcsFeed:
                 self._remove(node, node.reason)
             else:
                 self._update(node, registered=event.kind == EventKind.NODE_REGISTERED)
-        elif event.kind == EventKind.JOB_FINISHED:
+        elif (group := payload_as(event, PlacementGroup)) is not None:
+            if group.state is GroupState.REMOVED:
+                self._remove_group(group.group_id)
+            elif event.kind == EventKind.GROUP_CREATED:
+                self._add_group(group)
+        elif (queue := payload_as(event, Queue)) is not None:
+            self._queues[queue.name] = queue
+            if event.kind == EventKind.QUEUE_REMOVED:
+                del self._queues[queue.name]
+            self._queues_changed()
+        elif event.kind in (EventKind.JOB_FINISHED, EventKind.JOB_DELETED):
+            engine.jobs.drop(event.subject)
             engine.apply(ev.JobFinished(at_s=engine.now(), job_id=event.subject))
+        elif (job := payload_as(event, Job)) is not None:
+            if engine.jobs.put(job):
+                engine.end_attempt(job.job_id)
+            if event.kind == EventKind.JOB_SUBMITTED:
+                engine.apply(ev.JobAdded(at_s=engine.now(), job_id=job.job_id))
+        elif (slow := payload_as(event, SlowRank)) is not None:
+            rank = f"{slow.job_id}/{slow.group}/{slow.rank}"
+            engine.apply(ev.RankSlow(at_s=engine.now(), node_id=slow.node_id, rank=rank))
         elif (exited := payload_as(event, WorkerExit)) is not None:
             if exited.lease_id:
                 engine.apply(
@@ -140,6 +227,26 @@ class GcsFeed:
                 )
             # Its own leases, for tasks of its tasks, have nobody to use or return them.
             engine.apply(ev.OwnerLost(at_s=engine.now(), owner_id=exited.worker_id))
+
+    def _queues_changed(self) -> None:
+        if any(queue.policy and queue.policy not in POLICIES for queue in self._queues.values()):
+            load_policies()
+        self._engine.jobs.set_filters(filters_of(self._queues))
+        specs = tuple(queue_spec_of(queue) for queue in self._queues.values())
+        self._engine.apply(ev.QueuesChanged(at_s=self._engine.now(), queues=specs))
+
+    def _add_group(self, group: PlacementGroup) -> None:
+        self._groups.add(group.group_id)
+        gang = gang_of(group.bundles, group.strategy)
+        self._engine.apply(
+            ev.GroupAdded(
+                at_s=self._engine.now(), group_id=group.group_id, job_id=group.job_id, gang=gang
+            )
+        )
+
+    def _remove_group(self, group_id: str) -> None:
+        self._groups.discard(group_id)
+        self._engine.apply(ev.GroupRemoved(at_s=self._engine.now(), group_id=group_id))
 
     def _update(self, node: Node, *, registered: bool) -> None:
         """Add or update a node. A fresh registration holds no lease; other nodelets are asked first."""
@@ -192,7 +299,8 @@ class GcsFeed:
                 node = self._nodes.get(node_id)
                 if node is not None:
                     self._join(node)
-                    for lease in held.leases:
+                    # Bundles first: other leases may be in them.
+                    for lease in sorted(held.leases, key=lambda one: not _is_bundle(one)):
                         self._adopt(held, lease)
                 return
         finally:
@@ -202,13 +310,13 @@ class GcsFeed:
 
     def _adopt(self, held: HeldLeases, report: HeldLease) -> None:
         lease = report.lease
-        has_worker = report.pid if lease.kind is LeaseKind.DRIVER else report.address.peer_id
-        if not has_worker:
+        if not _was_granted(report):
             # It was never granted, and its owner repeats the request.
             self._nodelets.release(
                 held.node_id, lease.lease_id, kill=True, reason="its scheduler is gone"
             )
             return
+        job = self._engine.jobs.get(lease.job_id) or JobFacts()
         adopted = ev.LeaseAdopted(
             at_s=self._engine.now(),
             lease_id=lease.lease_id,
@@ -218,11 +326,71 @@ class GcsFeed:
             node_id=held.node_id,
             incarnation=held.incarnation,
             requirements=requirements_of(Demand(job_id=lease.job_id, resources=lease.resources)),
+            group_id=lease.group_id,
+            bundle=lease.bundle,
             gpus={index: round(share * UNIT) for index, share in lease.gpus.items()},
             granted_at_s=lease.granted_at_s,
             blocked=lease.blocked,
             actor_id=lease.actor_id,
             name=lease.name,
+            user=job.user,
+            queue=job.queue,
+            priority=lease.priority,
+            preemptible=lease.preemptible,
+            preemption_grace_s=lease.preemption_grace_s,
         )
         started = StartedLease(worker_id=report.worker_id, address=report.address, pid=report.pid)
         self._engine.adopt(adopted, started)
+
+
+def _is_bundle(held: HeldLease) -> bool:
+    return held.lease.kind is LeaseKind.BUNDLE
+
+
+def _was_granted(held: HeldLease) -> bool:
+    """Return whether the leader before may have granted the lease: it has a worker, or is committed."""
+    match held.lease.kind:
+        case LeaseKind.BUNDLE:
+            return not held.prepared
+        case LeaseKind.DRIVER:
+            return bool(held.pid)
+        case _:
+            return bool(held.address.peer_id)
+
+
+def filters_of(queues: Mapping[str, Queue]) -> dict[str, tuple[NodeFilter, ...]]:
+    """Return the node filters of each queue that has some, its own and those of the queues above it."""
+    found = {}
+    for name in queues:
+        path, above = [], name
+        while above in queues and above not in path:
+            path.append(above)
+            above = queues[above].parent
+        filters = [
+            node_filter_of(queues[one].node_filter, one) for one in path if queues[one].node_filter
+        ]
+        if filters:
+            found[name] = tuple(filters)
+    return found
+
+
+def queue_spec_of(queue: Queue) -> QueueSpec:
+    """Return the core's spec of a queue of the gcs."""
+    return QueueSpec(
+        name=queue.name,
+        parent=queue.parent,
+        weight=queue.weight,
+        quota=_limits_of(queue.quota),
+        limit=_limits_of(queue.limit),
+        user_limit=_limits_of(queue.user_limit),
+        job_limit=_limits_of(queue.job_limit),
+        rate_limit=queue.rate_limit,
+        stopped=queue.stopped,
+        policy=queue.policy,
+    )
+
+
+def _limits_of(amounts: Mapping[str, float]) -> dict[str, int]:
+    """Return the most that there may be of each resource, in units; none at all is a limit as well."""
+    units = to_units(amounts)
+    return {name: units.get(name, 0) for name in sorted(amounts)}

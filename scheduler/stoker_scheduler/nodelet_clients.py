@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from stoker_scheduler.core.events import StartFailure
 from stoker_wire.errors import (
     ConflictError,
@@ -29,7 +31,10 @@ from stoker_wire.messages.cluster import (
     ReleaseLeases,
     StartedLease,
     StartLease,
+    StopLeases,
 )
+from stoker_wire.messages.common import Empty
+from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 
 if TYPE_CHECKING:
     from stoker_wire.http.client.pool import ClientPool
@@ -38,6 +43,7 @@ if TYPE_CHECKING:
 START_TIMEOUT_S = 60.0
 START_WITH_BUILD_TIMEOUT_S = 900.0
 """Where packages are installed or kernels compiled first."""
+HOLD_TIMEOUT_S = 10.0
 RELEASE_TIMEOUT_S = 10.0
 HELD_TIMEOUT_S = 5.0
 RELEASE_PAUSE_S = 0.1
@@ -73,6 +79,16 @@ class _Nodelet:
     releases: dict[tuple[bool, str], dict[str, OnEnded | None]] = field(default_factory=dict)
     collecting: bool = False
     gone: bool = False
+
+
+def _start_failed(error: StokerError) -> StartFailedError:
+    """Return a refusal of one node as a failed start."""
+    return StartFailedError(
+        StartFailure.HERE,
+        str(error),
+        fenced=isinstance(error, FencedError),
+        ended=isinstance(error, ConflictError),
+    )
 
 
 class NodeletClients:
@@ -135,12 +151,10 @@ class NodeletClients:
         deadline_s = time.monotonic() + timeout_s
         tries = 0
         while True:
-            nodelet = self._nodelets.get(node_id)
-            if nodelet is None:
-                raise StartFailedError(StartFailure.NODE, f"node {node_id} is gone")
+            client = self._client(node_id)
             tries += 1
             try:
-                return await nodelet.client.call(
+                return await client.call(
                     "POST",
                     "/v1/leases",
                     order,
@@ -158,12 +172,62 @@ class NodeletClients:
                 failure = StartFailure.HERE if builds else StartFailure.NODE
                 raise StartFailedError(failure, str(error)) from None
             except StokerError as error:
-                raise StartFailedError(
-                    StartFailure.HERE,
-                    str(error),
-                    fenced=isinstance(error, FencedError),
-                    ended=isinstance(error, ConflictError),
-                ) from None
+                raise _start_failed(error) from None
+
+    async def hold(self, node_id: str, order: HoldBundles) -> None:
+        """Have a nodelet hold bundles; StartFailedError if it does not."""
+        try:
+            await self._client(node_id).call(
+                "POST", "/v1/bundles", order, reply=Empty, timeout_s=HOLD_TIMEOUT_S
+            )
+        except (UnavailableError, DeadlineExceededError) as error:
+            raise StartFailedError(StartFailure.NODE, str(error)) from None
+        except StokerError as error:
+            raise _start_failed(error) from None
+
+    async def commit(self, node_id: str, order: CommitBundles) -> tuple[str, ...]:
+        """Have a nodelet keep prepared bundles, sooner or later; return those that it had not given up."""
+        pause_s = RELEASE_PAUSE_S
+        while (nodelet := self._nodelets.get(node_id)) is not None:
+            try:
+                reply = await nodelet.client.call(
+                    "POST",
+                    "/v1/bundles/commit",
+                    order,
+                    reply=CommittedBundles,
+                    timeout_s=RELEASE_TIMEOUT_S,
+                )
+            except FencedError:
+                return ()
+            except StokerError:
+                # As with releases: the node is declared dead if this goes on.
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RELEASE_PAUSE_MAX_S)
+                continue
+            return reply.lease_ids
+        return ()
+
+    async def stop(self, node_id: str, order: StopLeases) -> None:
+        """Have a nodelet preempt leases, unless it cannot be told before their grace has passed."""
+        deadline_s = time.monotonic() + order.grace_s
+        while (nodelet := self._nodelets.get(node_id)) is not None:
+            try:
+                await nodelet.client.call(
+                    "POST", "/v1/leases/stop", order, timeout_s=RELEASE_TIMEOUT_S
+                )
+            except UnavailableError:
+                await asyncio.sleep(RELEASE_PAUSE_S)
+                left_s = deadline_s - time.monotonic()
+                if left_s > 0:
+                    order = replace(order, grace_s=left_s)
+                    continue
+            return
+
+    def _client(self, node_id: str) -> Client:
+        nodelet = self._nodelets.get(node_id)
+        if nodelet is None:
+            raise StartFailedError(StartFailure.NODE, f"node {node_id} is gone")
+        return nodelet.client
 
     def release(
         self,

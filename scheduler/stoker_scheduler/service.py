@@ -15,7 +15,10 @@ from stoker_scheduler.api import ROUTES, Api
 from stoker_scheduler.core.placement.scoring import ScorePolicy
 from stoker_scheduler.core.state import SchedulingPolicy, State
 from stoker_scheduler.engine import Engine
+from stoker_scheduler.extenders.client import Extenders
+from stoker_scheduler.extenders.config import read_extenders
 from stoker_scheduler.gcs_feed import GcsFeed
+from stoker_scheduler.jobs import JobDirectory
 from stoker_scheduler.leadership import Leadership, not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients
 from stoker_wire.errors import NotReadyError
@@ -27,6 +30,7 @@ from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from stoker_wire.messages.control import Leader
+    from stoker_wire.messages.groups import PreemptGroup
     from stoker_wire.settings import Settings
 
 DEFAULT_PORT = 8266
@@ -41,6 +45,7 @@ class SchedulerService:
         self._service = Service("scheduler", settings, token=token)
         self._gcs = Client(gcs_url, token=token, peer="scheduler", settings=settings)
         self._background = Background("scheduler.life")
+        self._extenders = read_extenders(settings.extenders) if settings.extenders else ()
         self._engine: Engine | None = None
         self._leadership: Leadership | None = None
         self._leads = asyncio.Event()
@@ -101,9 +106,13 @@ class SchedulerService:
         engine = Engine(
             _policy(self._settings),
             epoch=leader.epoch,
+            jobs=JobDirectory(),
             nodelets=nodelets,
             background=background,
+            extenders=Extenders(self._extenders),
+            answer_s=self._settings.extender_answer_s,
             on_fenced=self._recheck_leadership,
+            preempt_group=self._preempt_group,
         )
         self._engine = engine
         feed = GcsFeed(self._gcs, engine=engine, nodelets=nodelets, background=background)
@@ -127,6 +136,9 @@ class SchedulerService:
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close(leader_url)
+
+    async def _preempt_group(self, group_id: str, body: PreemptGroup) -> None:
+        await self._gcs.call("POST", f"/v1/placement-groups/{group_id}/preempt", body)
 
     def _recheck_leadership(self) -> None:
         if self._leadership is not None:
@@ -152,6 +164,7 @@ class SchedulerService:
 def _policy(settings: Settings) -> SchedulingPolicy:
     return SchedulingPolicy(
         score=ScorePolicy(pack_threshold=settings.spread_threshold),
+        preemption_grace_s=settings.preemption_grace_s,
         lease_ttl_s=settings.lease_ttl_s,
         infeasible_grace_s=settings.infeasible_grace_s,
     )

@@ -6,19 +6,43 @@ The core imports no messages, so that its tests and simulations need none of the
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from stoker_scheduler.core.dry_run.diagnosis import ConstraintKind as Binding
 from stoker_scheduler.core.events import Kind, LeaseRequested
+from stoker_scheduler.core.leases.lease import LeaseState, Phase
+from stoker_scheduler.core.model.gangs import Gang, GangStrategy, make_gang
 from stoker_scheduler.core.model.labels import Term
+from stoker_scheduler.core.model.node_filters import (
+    AllOf,
+    AnyOf,
+    Attribute,
+    Condition,
+    Expression,
+    Field,
+    NodeFilter,
+    Operator,
+)
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
 from stoker_scheduler.core.model.requirements import (
     PlacementPolicy,
     Requirements,
     make_requirements,
 )
-from stoker_scheduler.core.model.resources import UNIT, InvalidDemandError, to_amounts
+from stoker_scheduler.core.model.resources import (
+    UNIT,
+    InvalidDemandError,
+    add,
+    to_amounts,
+)
+from stoker_scheduler.core.model.topology import make_topology
+from stoker_scheduler.core.placement.feasibility import NodeFit
+from stoker_scheduler.core.queueing.queue import GCS_OWNER
+from stoker_scheduler.core.queueing.tenants import dominant_share
+from stoker_wire import node_filters
 from stoker_wire.errors import BadRequestError
 from stoker_wire.label_selectors import parse_value
 from stoker_wire.messages.cluster import (
@@ -30,28 +54,49 @@ from stoker_wire.messages.cluster import (
     Node,
 )
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv, SpreadPolicy
-from stoker_wire.messages.control import Fit, QueueEntry, Verdict
+from stoker_wire.messages.control import (
+    Constraint,
+    ConstraintKind,
+    Explanation,
+    Fit,
+    Holder,
+    QueueEntry,
+    Remedy,
+    Verdict,
+    WaitPhase,
+)
 from stoker_wire.messages.kernels import kernel_set
+from stoker_wire.messages.queues import QueueExplanation, QueueUsage, QueueWaiter
+from stoker_wire.messages.scheduling import PlannedBundle, PlannedLease, PlanOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from stoker_scheduler.core.leases.lease import LeaseState
-    from stoker_scheduler.core.placement.plan import NodeVerdict
+    from stoker_scheduler.core.dry_run.diagnosis import Diagnosis
+    from stoker_scheduler.core.dry_run.plan import Planned
+    from stoker_scheduler.core.model.queues import Account
+    from stoker_scheduler.core.placement.verdicts import NodeVerdict
+    from stoker_scheduler.core.queueing.standing import Standing
     from stoker_scheduler.core.state import State
+    from stoker_scheduler.jobs import JobFacts
+    from stoker_wire.messages.groups import Bundle, GroupStrategy, RequestBundles
 
 _POLICIES = {
     SpreadPolicy.HYBRID: PlacementPolicy.HYBRID,
     SpreadPolicy.SPREAD: PlacementPolicy.SPREAD,
 }
 _NO_ENV = RuntimeEnv()
+MAX_WAITERS = 100
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
-def requirements_of(demand: Demand, at: str = "demand.") -> Requirements:
+def requirements_of(
+    demand: Demand, at: str = "demand.", filters: tuple[NodeFilter, ...] = ()
+) -> Requirements:
     """Return the requirements of ``demand``; raise BadRequestError for one that makes no sense.
 
-    ``at`` is where the demand is in the request, for the error's field.
+    ``at`` is where the demand is in the request, for the error's field. ``filters`` are those of its job's
+    queue, which a bundle has passed with its group.
     """
     strategy = demand.strategy
     try:
@@ -62,9 +107,103 @@ def requirements_of(demand: Demand, at: str = "demand.") -> Requirements:
             soft=strategy.soft,
             policy=_POLICIES[strategy.policy],
             env=_env_name(demand.runtime_env),
+            group_id=strategy.group_id,
+            bundle=strategy.bundle,
+            node_filters=(
+                *(() if strategy.group_id else filters),
+                *_filters_of(demand.node_filter, strategy.group_id),
+            ),
         )
     except InvalidDemandError as error:
         raise BadRequestError(str(error), field=f"{at}{error.field}") from None
+
+
+def _filters_of(text: str, group_id: str = "") -> tuple[NodeFilter, ...]:
+    if not text:
+        return ()
+    if group_id:
+        raise InvalidDemandError(
+            "node_filter",
+            "node_filter: the nodes of a placement group are chosen with it\n"
+            "give the filter to the placement group",
+        )
+    try:
+        return (node_filter_of(text),)
+    except node_filters.NodeFilterError as error:
+        raise InvalidDemandError("node_filter", f"node_filter cannot be read\n{error}") from None
+
+
+@lru_cache(maxsize=1024)
+def node_filter_of(text: str, queue: str = "") -> NodeFilter:
+    """Return the core's form of a node filter; raise NodeFilterError, with the position."""
+    return NodeFilter(_expression_of(node_filters.parse(text)), queue)
+
+
+def _expression_of(parsed: node_filters.Expression) -> Expression:
+    match parsed:
+        case node_filters.AllOf(parts):
+            return AllOf(tuple(_expression_of(part) for part in parts))
+        case node_filters.AnyOf(parts):
+            return AnyOf(tuple(_expression_of(part) for part in parts))
+        case node_filters.Condition(operator, operands):
+            return Condition(
+                Operator(operator),
+                tuple(
+                    Field(Attribute(one.attribute.value), one.name)
+                    if isinstance(one, node_filters.Field)
+                    else one
+                    for one in operands
+                ),
+            )
+
+
+def gang_of(
+    bundles: Sequence[Bundle],
+    strategy: GroupStrategy,
+    taken: Sequence[str] = (),
+    filters: tuple[NodeFilter, ...] = (),
+) -> Gang:
+    """Return bundles as a gang; raise BadRequestError, which names the bundle, for a senseless one."""
+    at = "bundles"
+    try:
+        requirements = []
+        for index, bundle in enumerate(bundles):
+            at = f"bundles.{index}."
+            terms = terms_of(bundle.label_selector)
+            both = (*filters, *_filters_of(bundle.node_filter))
+            requirements.append(make_requirements(bundle.resources, terms=terms, node_filters=both))
+        at = ""
+        return make_gang(requirements, GangStrategy(strategy.value), taken=taken)
+    except InvalidDemandError as error:
+        raise BadRequestError(str(error), field=f"{at}{error.field}") from None
+
+
+def bundles_event(
+    request: RequestBundles, job: JobFacts, *, at_s: float, wait_s: float
+) -> LeaseRequested:
+    """Return the event of a request for bundles that arrives now."""
+    if len(request.indices) != len(request.bundles):
+        raise BadRequestError("indices: one for each of the bundles", field="indices")
+    return LeaseRequested(
+        at_s=at_s,
+        request_id=request.request_id,
+        owner_id=GCS_OWNER,
+        job_id=request.job_id,
+        requirements=gang_of(request.bundles, request.strategy, request.taken, job.node_filters),
+        class_key=request.group_id,
+        count=1,
+        deadline_s=at_s + wait_s,
+        kind=Kind.BUNDLE,
+        priority=job.priority,
+        wait_if_infeasible=True,
+        name=request.name,
+        group_id=request.group_id,
+        indices=request.indices,
+        user=job.user,
+        queue=job.queue,
+        preemptible=request.preemptible,
+        preemption_grace_s=request.preemption_grace_s,
+    )
 
 
 def terms_of(selector: Mapping[str, str]) -> tuple[Term, ...]:
@@ -107,15 +246,20 @@ def class_key(request: LeaseRequest) -> str:
         demand.kind,
         demand.resources,
         demand.label_selector,
+        demand.node_filter,
         demand.strategy,
         demand.priority,
         demand.runtime_env,
+        demand.preemptible,
+        demand.preemption_grace_s,
         start,
     )
     return _encode(parts).hex()
 
 
-def request_event(request: LeaseRequest, *, at_s: float, wait_s: float) -> LeaseRequested:
+def request_event(
+    request: LeaseRequest, job: JobFacts, *, at_s: float, wait_s: float
+) -> LeaseRequested:
     """Return the event of a request that arrives now; raise BadRequestError for a senseless demand."""
     demand = request.demand
     return LeaseRequested(
@@ -123,19 +267,34 @@ def request_event(request: LeaseRequest, *, at_s: float, wait_s: float) -> Lease
         request_id=request.request_id,
         owner_id=request.owner_id,
         job_id=demand.job_id,
-        requirements=requirements_of(demand),
+        requirements=requirements_of(demand, filters=job.node_filters),
         class_key=class_key(request),
         count=request.count,
         deadline_s=at_s + wait_s,
         kind=Kind(demand.kind.value),
-        priority=demand.priority,
+        priority=job.priority + demand.priority,
         wait_if_infeasible=demand.on_infeasible is OnInfeasible.WAIT,
         locality=demand.locality,
         name=demand.name,
         actor_id=request.actor.actor_id if request.actor else "",
         kernels=kernel_set(demand.runtime_env),
         setup=setup_of(demand.runtime_env),
+        user=job.user,
+        queue=job.queue,
+        preemptible=demand.preemptible,
+        preemption_grace_s=demand.preemption_grace_s,
     )
+
+
+def demand_of(request: LeaseRequest | RequestBundles) -> Demand:
+    """Return what is requested; of a placement group, the sum of its bundles."""
+    if isinstance(request, LeaseRequest):
+        return request.demand
+    total: dict[str, float] = {}
+    for bundle in request.bundles:
+        for name, amount in bundle.resources.items():
+            total[name] = total.get(name, 0.0) + amount
+    return Demand(job_id=request.job_id, resources=total, kind=LeaseKind.BUNDLE, name=request.name)
 
 
 def spec_of(node: Node) -> NodeSpec:
@@ -143,8 +302,13 @@ def spec_of(node: Node) -> NodeSpec:
     return make_node_spec(
         node.node_id,
         node.resources,
+        hostname=node.hostname,
         incarnation=node.incarnation,
         device_indices=tuple(device.index for device in node.devices),
+        device_memory={device.index: device.memory_bytes for device in node.devices},
+        mig_slices=[device.index for device in node.devices if device.mig_profile],
+        topology=make_topology({device.index: device.links for device in node.devices}),
+        quarantined={one.index: one.quarantine for one in node.devices if one.quarantine},
         labels=node.labels,
         health=Health(node.state.value),
         reason=node.reason,
@@ -167,6 +331,11 @@ def lease_of(lease: LeaseState) -> Lease:
         blocked=lease.blocked,
         actor_id=lease.actor_id,
         name=lease.name,
+        group_id=lease.group_id,
+        bundle=lease.bundle,
+        preemptible=lease.preemptible,
+        preemption_grace_s=lease.preemption_grace_s,
+        priority=lease.priority,
     )
 
 
@@ -185,6 +354,159 @@ def verdicts_of(verdicts: tuple[NodeVerdict, ...]) -> tuple[Verdict, ...]:
     )
 
 
+def explanation_of(diagnosis: Diagnosis, *, subject: str, now_s: float) -> Explanation:
+    """Return a diagnosis as it crosses the wire, with whole sentences."""
+    placement, hold, pending = diagnosis.placement, diagnosis.hold, diagnosis.pending
+    summary, remedy, waited_s = placement.summary, placement.remedy, 0.0
+    if pending is not None:
+        waited_s = max(0.0, now_s - pending.since_s)
+        ahead = f"{diagnosis.position} ahead in the queue"
+        summary += f"; it has waited {waited_s:.1f} s with {ahead}"
+    if hold is not None:
+        summary, remedy = f"{hold.text}; {summary}", hold.remedy
+    if diagnosis.starting and pending is not None:
+        summary = f"{diagnosis.starting}; {summary}"
+    elif diagnosis.starting:
+        summary, remedy = diagnosis.starting, "none needed: it starts when that is done"
+    constraint, state = diagnosis.constraint, "QUEUED"
+    phase = WaitPhase.QUEUE
+    if constraint is not None and constraint.kind is Binding.STARTING:
+        installs = "environment" in diagnosis.starting
+        phase = WaitPhase.ENVIRONMENT if installs else WaitPhase.LEASE
+    if placement.fit is NodeFit.NEVER or (hold is not None and hold.is_final):
+        state = "INFEASIBLE"
+    elif pending is None:
+        state = "FITS" if placement.fit is NodeFit.FITS else "BUSY"
+    return Explanation(
+        subject=subject,
+        state=state,
+        summary=summary,
+        remedy=remedy,
+        waited_s=waited_s,
+        queue_position=diagnosis.position,
+        verdicts=verdicts_of(placement.verdicts),
+        phase=phase,
+        constraint=constraint_of(diagnosis),
+        remedies=remedies_of(diagnosis),
+        holders=tuple(map(holder_of, diagnosis.holders)),
+    )
+
+
+def constraint_of(diagnosis: Diagnosis) -> Constraint | None:
+    """Return the binding constraint as it crosses the wire."""
+    found = diagnosis.constraint
+    if found is None:
+        return None
+    kind = ConstraintKind(found.kind.value)
+    return Constraint(kind=kind, text=found.text, queue=found.queue, resource=found.resource)
+
+
+def remedies_of(diagnosis: Diagnosis) -> tuple[Remedy, ...]:
+    """Return the remedies as they cross the wire."""
+    return tuple(
+        Remedy(
+            text=one.text,
+            node_id=one.node_id,
+            lease_ids=tuple(lease.lease_id for lease in one.leases),
+        )
+        for one in diagnosis.remedies
+    )
+
+
+def holder_of(lease: LeaseState) -> Holder:
+    """Return a lease as one that holds what another wants."""
+    until = "it was asked back" if lease.preempted else "its owner does not use it"
+    if lease.phase is Phase.RELEASING:
+        until = "it is ending"
+    is_leaving = lease.preempted or lease.idle or lease.phase is Phase.RELEASING
+    return Holder(
+        lease_id=lease.lease_id,
+        kind=lease.kind.value,
+        job_id=lease.job_id,
+        node_id=lease.node_id,
+        resources=to_amounts(dict(lease.allocated)),
+        gpus={index: units / UNIT for index, units in lease.gpus.items()},
+        name=lease.name,
+        actor_id=lease.actor_id,
+        group_id=lease.group_id,
+        queue=lease.account.queue,
+        user=lease.account.user,
+        priority=lease.priority,
+        since_s=lease.granted_at_s,
+        until=until if is_leaving else "",
+    )
+
+
+def planned_of(planned: Planned, diagnosis: Diagnosis | None) -> PlannedLease:
+    """Return what would become of a request as it crosses the wire; ``diagnosis`` is of one that waits."""
+    places, reason = planned.places, planned.reason
+    constraint = constraint_of(diagnosis) if diagnosis is not None else None
+    if planned.victims:
+        count = len(planned.victims)
+        leases = "1 lease is" if count == 1 else f"{count} leases are"
+        reason = f"{leases} asked back for it, and must end first"
+        constraint = Constraint(kind=ConstraintKind.PREEMPTION, text=reason)
+    elif constraint is not None:
+        reason = reason or constraint.text
+    bundles = tuple(
+        PlannedBundle(bundle=one.bundle, node_id=one.node_id, gpus=_gpus(one.gpus))
+        for one in sorted(places, key=lambda one: one.bundle)
+        if one.is_bundle
+    )
+    return PlannedLease(
+        node_id=places[0].node_id if places else None,
+        gpus=_gpus(places[0].gpus) if places and not bundles else {},
+        verdicts=verdicts_of(planned.verdicts),
+        outcome=PlanOutcome(planned.outcome.value),
+        bundles=bundles,
+        victims=tuple(
+            msgspec.structs.replace(holder_of(one), until="it would be asked back")
+            for one in planned.victims
+        ),
+        reason=reason,
+        constraint=constraint,
+        remedies=remedies_of(diagnosis) if diagnosis is not None else (),
+    )
+
+
+def _gpus(shares: Mapping[int, int]) -> dict[int, float]:
+    return {index: units / UNIT for index, units in shares.items()}
+
+
+def queue_explanation_of(standing: Standing, usage: QueueUsage, now_s: float) -> QueueExplanation:
+    """Return the standing of a queue as it crosses the wire."""
+    spec, holds = standing.spec, standing.holds
+    limits = tuple(f"{hold.text}; {hold.remedy}" for hold in holds)
+    return QueueExplanation(
+        name=spec.name,
+        usage=usage,
+        quota=to_amounts(spec.quota),
+        limit=to_amounts(spec.limit),
+        borrowed=to_amounts(standing.borrowed),
+        lent=to_amounts(standing.lent),
+        stopped=spec.stopped,
+        waiting=tuple(
+            QueueWaiter(
+                position=position,
+                request_id=pending.request_id,
+                job_id=pending.request.job_id,
+                name=pending.request.name,
+                user=pending.account.user,
+                resources=to_amounts(pending.requirements.units),
+                count=pending.wanted,
+                priority=pending.request.priority,
+                waited_s=max(0.0, now_s - pending.since_s),
+                held=hold.text if hold is not None else "",
+            )
+            for position, (pending, hold) in enumerate(standing.waiting[:MAX_WAITERS])
+        ),
+        waiting_count=len(standing.waiting),
+        limits=limits,
+        summary=standing.text,
+        remedy=holds[0].remedy if holds else "",
+    )
+
+
 def resources_of(state: State) -> ClusterResources:
     """Return total and available resources, over live nodes and per node."""
     nodes = {n: node for n, node in state.nodes.items() if node.spec.health is Health.ALIVE}
@@ -200,7 +522,44 @@ def resources_of(state: State) -> ClusterResources:
     )
 
 
-def queue_of(state: State, requests: Mapping[str, LeaseRequest], at_s: float) -> list[QueueEntry]:
+def usage_of(state: State) -> list[QueueUsage]:
+    """Return what each queue that is known, with those below it, has and waits for."""
+    tenants = state.tenants
+    used: dict[str, dict[str, int]] = {name: {} for name in tenants.names}
+    leases, waiting = dict.fromkeys(used, 0), dict.fromkeys(used, 0)
+    for account, units in state.usage.items():
+        for name in tenants.names_above(account.queue):
+            add(used[name], units.items())
+    for lease in state.leases.values():
+        for name in tenants.names_above(lease.account.queue):
+            leases[name] += 1
+    wanting: dict[Account, None] = {}
+    for pending in state.queue.pending():
+        wanting[pending.account] = None
+        waiting[pending.account.queue] += pending.wanted
+    held = {
+        account.queue: hold.text
+        for holds in state.queue.held.values()
+        for account, hold in holds.items()
+    }
+    entitled = tenants.entitlements({**state.usage, **wanting}).of_queue
+    return [
+        QueueUsage(
+            name=name,
+            used=to_amounts(units),
+            share=dominant_share(units, state.capacity),
+            entitled=entitled.get(name, 0.0),
+            leases=leases[name],
+            waiting=waiting[name],
+            held=held.get(name, ""),
+        )
+        for name, units in used.items()
+    ]
+
+
+def queue_of(
+    state: State, requests: Mapping[str, LeaseRequest | RequestBundles], at_s: float
+) -> list[QueueEntry]:
     """Return the waiting requests in the order of the queue."""
     ordered = sorted(state.queue.pending(), key=lambda pending: pending.rank)
     return [
@@ -213,8 +572,8 @@ def queue_of(state: State, requests: Mapping[str, LeaseRequest], at_s: float) ->
             count=pending.wanted,
             waiting_s=max(0.0, at_s - pending.since_s),
             position=position,
-            infeasible=pending.infeasible,
-            demand=requests[pending.request_id].demand,
+            infeasible=state.is_infeasible(pending),
+            demand=demand_of(requests[pending.request_id]),
         )
         for position, pending in enumerate(ordered)
     ]

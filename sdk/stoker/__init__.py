@@ -37,10 +37,20 @@ from stoker.api.calls import (
     wait,
 )
 from stoker.api.init import ClusterInfo, init, shutdown
+from stoker.api.placement_groups import (
+    PlacementGroup,
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from stoker.api.remote import RemoteFunction, remote
+from stoker.api.stops import on_stop, preemption_notice
 from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.objects.refs import ObjectRef, ObjectRefGenerator
-from stoker.runtime.options.options import NodeAffinity
+from stoker.runtime.options.strategies import NodeAffinity, PlacementGroupSchedulingStrategy
+from stoker.runtime.process.stops import PreemptionNotice
 from stoker_wire.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -53,6 +63,9 @@ __all__ = (
     "NodeAffinity",
     "ObjectRef",
     "ObjectRefGenerator",
+    "PlacementGroup",
+    "PlacementGroupSchedulingStrategy",
+    "PreemptionNotice",
     "RemoteFunction",
     "__version__",
     "actor",
@@ -64,7 +77,9 @@ __all__ = (
     "exit_actor",
     "get",
     "get_actor",
+    "get_current_placement_group",
     "get_gpu_ids",
+    "get_placement_group",
     "get_runtime_context",
     "init",
     "is_initialized",
@@ -74,8 +89,13 @@ __all__ = (
     "kv",
     "method",
     "nodes",
+    "on_stop",
+    "placement_group",
+    "placement_group_table",
+    "preemption_notice",
     "put",
     "remote",
+    "remove_placement_group",
     "shutdown",
     "timeline",
     "train",

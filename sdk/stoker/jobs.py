@@ -19,7 +19,8 @@ import shutil
 import tarfile
 import time
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 from stoker.local.address import resolve
 from stoker.runtime.net.http import HttpClient
@@ -30,17 +31,76 @@ from stoker_wire.errors import (
     NotFoundError,
     UnavailableError,
 )
-from stoker_wire.messages.control import Explanation, LogLine, Page
-from stoker_wire.messages.work import Job, JobOutput, JobState, SubmitJob
+from stoker_wire.messages.control import Explanation, LogLine, LogStream, Page
+from stoker_wire.messages.schedules import (
+    HISTORY_LIMIT,
+    ChangeSchedule,
+    Concurrency,
+    CreateSchedule,
+    MissedRuns,
+    Schedule,
+)
+from stoker_wire.messages.work import (
+    RETRY_DELAY_S,
+    After,
+    Dependency,
+    Job,
+    JobArray,
+    JobAttempt,
+    JobOutput,
+    JobState,
+    OnePerNode,
+    SubmitJob,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
+    from enum import StrEnum
 
-__all__ = ("Job", "JobOutput", "JobState", "JobSubmissionClient", "LogLine")
+__all__ = (
+    "Job",
+    "JobAttempt",
+    "JobOutput",
+    "JobState",
+    "JobSubmissionClient",
+    "LogLine",
+    "Schedule",
+)
 
+E = TypeVar("E", bound="StrEnum")
 _LONG_POLL_S = 20.0
 _POLL_FIRST_S = 0.02
 _POLL_MAX_S = 0.5
+
+
+def _path(name: str) -> str:
+    return f"/v1/schedules/{quote(name, safe='')}"
+
+
+def _failure(job: Job, attempt: int) -> LogLine:
+    """Return the line that says why an attempt of a job failed."""
+    over = next(one for one in job.attempts if one.attempt == attempt)
+    text = f"attempt {attempt} of {job.max_attempts} failed: {over.cause}"
+    return LogLine(
+        node_id=over.node_id,
+        worker_id="",
+        pid=0,
+        name="stoker",
+        text=text,
+        at_s=over.ended_at_s,
+        job_id=job.job_id,
+        stream=LogStream.STDERR,
+    )
+
+
+def _choice(kind: type[E], value: str, field: str) -> E:
+    """Return a value as one of a few; BadRequestError names them."""
+    known = [one.value for one in kind]
+    if value not in known:
+        raise BadRequestError(
+            f"{field}: {value!r} is none\nuse one of {', '.join(known)}", field=field
+        )
+    return kind(value)
 
 
 class JobSubmissionClient:
@@ -70,32 +130,71 @@ class JobSubmissionClient:
         entrypoint_memory: int = 0,
         entrypoint_resources: Mapping[str, float] | None = None,
         label_selector: Mapping[str, str] | None = None,
+        node_filter: str = "",
         namespace: str | None = None,
+        queue: str = "",
+        priority: int = 0,
+        start_deadline_s: float | None = None,
+        timeout_s: float | None = None,
+        after: Mapping[str, str] | None = None,
+        array: Sequence[int] | None = None,
+        array_parallelism: int = 0,
+        one_per_node: bool = False,
+        retries: int = 0,
+        preemptible: bool = False,
+        preemption_grace_s: float | None = None,
+        retry_delay_s: float = RETRY_DELAY_S,
     ) -> str:
         """Run the shell command ``entrypoint`` as a driver on the cluster; return the job's id.
 
         ``runtime_env`` as for ``stoker.init``; folders are uploaded once, by content. The
         ``entrypoint_*`` are resources of the driver process itself (default: none; memory in bytes).
-        NameTakenError if ``job_id`` exists already.
+        ``node_filter`` is a condition on its node, as ``"labels.rack != 'r7'"``.
+        ``queue`` and ``priority`` are those of all that the job starts; it fails unless its driver has
+        started within ``start_deadline_s``, and if it runs for longer than ``timeout_s``. It starts when
+        the jobs in ``after`` have ended: ids, and how they must have (``"any"``, ``"ok"``, ``"failed"``).
+        With an ``array`` of indices it is one job for each, ``JOB.INDEX``, which finds its index in
+        ``STOKER_ARRAY_INDEX``; ``array_parallelism`` of them run at once (0: all). With ``one_per_node``
+        the indices are those of the nodes that live and can run it when it starts. A driver that fails
+        (not one that is stopped, or runs into ``timeout_s``) is run again, up to ``retries`` times:
+        ``retry_delay_s`` later, then twice as long. The driver of a ``preemptible`` job may be ended for
+        work with a better claim, ``preemption_grace_s`` after its notice, and is run again, which uses up
+        no retry. NameTakenError if ``job_id`` exists already.
         """
+        options = {name: value for name, value in locals().items() if name != "self"}
+        body = self._submission(**options)
+        return self.http.call("POST", "/v1/jobs", body, reply=Job).job_id
+
+    def _submission(self, **options: Any) -> SubmitJob:
+        """Return the message for options as of ``submit_job``; uploads the folders that they name."""
+        take = options.pop
         own = {
-            "CPU": entrypoint_num_cpus,
-            "GPU": entrypoint_num_gpus,
-            "memory": float(entrypoint_memory),
+            "CPU": take("entrypoint_num_cpus", 0.0),
+            "GPU": take("entrypoint_num_gpus", 0.0),
+            "memory": float(take("entrypoint_memory", 0)),
         }
         resources = {name: amount for name, amount in own.items() if amount}
-        resources |= entrypoint_resources or {}
-        body = SubmitJob(
-            entrypoint=entrypoint,
-            job_id=job_id,
-            name=name,
-            runtime_env=make_runtime_env(runtime_env, uploader(self.http)),
-            metadata=dict(metadata or {}),
+        resources |= take("entrypoint_resources", None) or {}
+        after = take("after", None) or {}
+        indices, parallelism = take("array", None), take("array_parallelism", 0)
+        runtime_env = make_runtime_env(take("runtime_env", None), uploader(self.http))
+        return SubmitJob(
+            runtime_env=runtime_env,
+            metadata=dict(take("metadata", None) or {}),
+            label_selector=dict(take("label_selector", None) or {}),
             resources=resources,
-            label_selector=dict(label_selector or {}),
-            namespace=namespace,
+            after=tuple(
+                Dependency(job_id=one, condition=_choice(After, how, "after"))
+                for one, how in after.items()
+            ),
+            array=None
+            if indices is None
+            else JobArray(indices=tuple(indices), parallelism=parallelism),
+            one_per_node=OnePerNode(parallelism=parallelism)
+            if take("one_per_node", False)
+            else None,
+            **options,
         )
-        return self.http.call("POST", "/v1/jobs", body, reply=Job).job_id
 
     def list_jobs(self, *, limit: int = 1000) -> list[Job]:
         """Return up to ``limit`` jobs, those of drivers included."""
@@ -122,28 +221,44 @@ class JobSubmissionClient:
         """Return why a job waits, or what became of it."""
         return self.http.call("GET", f"/v1/jobs/{job_id}/explain", reply=Explanation)
 
-    def get_job_logs(self, job_id: str) -> str:
-        """Return the output of the job's driver so far."""
-        lines = self.http.lines(f"/v1/jobs/{job_id}/logs", item=LogLine)
+    def get_job_logs(self, job_id: str, *, attempt: int = 0) -> str:
+        """Return the output so far of the job's driver: of this ``attempt``, counted from 1 (0: the last)."""
+        query = {"attempt": attempt}
+        lines = self.http.lines(f"/v1/jobs/{job_id}/logs", item=LogLine, query=query)
         return "".join(f"{line.text}\n" for line in lines)
 
-    def tail_job_logs(self, job_id: str) -> Iterator[LogLine]:
+    def tail_job_logs(self, job_id: str, *, attempt: int = 0) -> Iterator[LogLine]:
         """Yield the lines of the job's driver from the first one, as they come, until it ends.
 
-        A broken connection is opened again behind the last line seen.
+        Begins with this ``attempt``, counted from 1 (0: the present one), and goes on with those that
+        follow; a line without a ``worker_id`` between two says why the first failed. A broken connection
+        is opened again behind the last line seen.
         """
+        attempt = attempt or self.get_job(job_id).attempt
+        while True:
+            yield from self._tail_attempt(job_id, attempt)
+            job = self.get_job(job_id)
+            if job.attempt <= attempt:
+                return
+            yield _failure(job, attempt)
+            attempt += 1
+
+    def _tail_attempt(self, job_id: str, attempt: int) -> Iterator[LogLine]:
         path = f"/v1/jobs/{job_id}/logs"
         cursor, pause_s = 0, _POLL_FIRST_S
         while True:
-            ended = self.get_job(job_id).state.terminal
-            query = {"follow": not ended, "since": cursor}
+            job = self.get_job(job_id)
+            ended = job.state.terminal or job.attempt > attempt
+            query = {"follow": not ended, "since": cursor, "attempt": attempt}
             try:
                 for line in self.http.lines(path, item=LogLine, query=query):
                     cursor, pause_s = max(cursor, line.cursor), _POLL_FIRST_S
                     yield line
             except UnavailableError:
-                if ended:
+                if job.state.terminal and job.attempt == attempt:
                     raise
+                if ended:  # its node is gone, and the next attempt is elsewhere
+                    return
             if ended:  # known before the read, which therefore saw all there is
                 return
             time.sleep(pause_s)
@@ -152,6 +267,65 @@ class JobSubmissionClient:
     def stop_job(self, job_id: str) -> Job:
         """Ask a job to end: SIGTERM to its driver, SIGKILL 3 s later. Idempotent."""
         return self.http.call("POST", f"/v1/jobs/{job_id}/stop", reply=Job)
+
+    def delete_job(self, job_id: str) -> Job:
+        """Remove a job that has ended, with the history of its tasks; ConflictError if it goes on."""
+        return self.http.call("DELETE", f"/v1/jobs/{job_id}", reply=Job)
+
+    def create_schedule(
+        self,
+        name: str,
+        /,
+        *,
+        cron: str,
+        time_zone: str = "UTC",
+        concurrency: str = "Allow",
+        missed_runs: str = "skip",
+        starting_deadline_s: float | None = None,
+        history_limit: int = HISTORY_LIMIT,
+        paused: bool = False,
+        **submission: Any,
+    ) -> Schedule:
+        """Submit a job, given as for ``submit_job``, at the times of a cron line in a time zone.
+
+        ``concurrency`` is for runs whose predecessor goes on: "Allow", "Forbid" (it is skipped) or
+        "Replace" (the predecessor is stopped). Runs that were missed are skipped, or with "run-once" one
+        of them is made up for; none starts more than ``starting_deadline_s`` late. The
+        ``history_limit`` last jobs that have ended are kept. NameTakenError if there is one of this name.
+        """
+        body = CreateSchedule(
+            name=name,
+            cron=cron,
+            job=self._submission(**submission),
+            time_zone=time_zone,
+            concurrency=_choice(Concurrency, concurrency, "concurrency"),
+            missed_runs=_choice(MissedRuns, missed_runs, "missed_runs"),
+            starting_deadline_s=starting_deadline_s,
+            history_limit=history_limit,
+            paused=paused,
+        )
+        return self.http.call("POST", "/v1/schedules", body, reply=Schedule)
+
+    def list_schedules(self) -> list[Schedule]:
+        """Return all schedules, by their names."""
+        query = {"limit": 1000, "sort": "id"}
+        return list(self.http.call("GET", "/v1/schedules", reply=Page[Schedule], query=query).items)
+
+    def get_schedule(self, name: str) -> Schedule:
+        """Return a schedule; NotFoundError if there is none of this name."""
+        return self.http.call("GET", _path(name), reply=Schedule)
+
+    def pause_schedule(self, name: str, paused: bool = True) -> Schedule:
+        """Submit nothing more for a schedule until it is resumed; what runs goes on."""
+        return self.http.call("PATCH", _path(name), ChangeSchedule(paused=paused), reply=Schedule)
+
+    def resume_schedule(self, name: str) -> Schedule:
+        """Go on with a schedule that was paused, at its next time."""
+        return self.pause_schedule(name, paused=False)
+
+    def delete_schedule(self, name: str) -> Schedule:
+        """Remove a schedule; the jobs that it has submitted stay."""
+        return self.http.call("DELETE", _path(name), reply=Schedule)
 
     def get_job_output(self, job_id: str) -> JobOutput:
         """Return where the files are that a job wrote into STOKER_JOB_OUTPUT_DIR, and how many."""

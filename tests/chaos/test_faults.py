@@ -17,7 +17,7 @@ import pytest
 
 import stoker
 from stoker import exceptions
-from stoker.runtime.options.options import NodeAffinity
+from stoker.runtime.options.strategies import NodeAffinity
 from tests import leaks
 from tests.chaos._services import Apart, apart
 from tests.e2e._cluster import alive, caught, environment, head, session_root

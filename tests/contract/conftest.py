@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.contract.gcs_support import gcs, scheduler
+from tests.contract.gcs_support import gcs, migrate, scheduler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,6 +25,17 @@ async def served(sqlite_url: str) -> AsyncIterator[tuple[Running, Client]]:
 @pytest.fixture
 def client(served: tuple[Running, Client]) -> Client:
     return served[1]
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+async def stored(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
+    """A client of a gcs on each store."""
+    url = "memory://"
+    if request.param != "memory":
+        url = request.getfixturevalue(f"{request.param}_url")
+        await migrate(url)
+    async with gcs(url) as (_, made):
+        yield made
 
 
 @pytest.fixture

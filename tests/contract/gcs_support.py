@@ -17,6 +17,7 @@ from stoker_wire.messages.cluster import (
     Demand,
     GrantedLease,
     Lease,
+    LeaseKind,
     LeaseReply,
     LeaseRequest,
     RegisteredNode,
@@ -24,7 +25,16 @@ from stoker_wire.messages.cluster import (
     ReleaseLeases,
 )
 from stoker_wire.messages.common import Address
-from stoker_wire.messages.control import Campaign, Explanation, Leader
+from stoker_wire.messages.control import (
+    Campaign,
+    ExplainQuery,
+    Explanation,
+    Holder,
+    Leader,
+    Verdict,
+)
+from stoker_wire.messages.groups import RequestBundles
+from stoker_wire.messages.scheduling import PlannedLease, PlanOutcome, PlanReply, PlanRequest
 from stoker_wire.messages.work import AttachDriver, Job
 from stoker_wire.settings import Settings
 
@@ -105,16 +115,37 @@ class FakeScheduler:
     def __init__(self) -> None:
         self.service = Service("scheduler", Settings(), token=TOKEN)
         self.requests: list[LeaseRequest] = []
+        self.gangs: list[RequestBundles] = []
         self.released: list[str] = []
         self.infeasible: set[str] = set()
+        self.verdicts: tuple[Verdict, ...] = ()
+        self.plans: list[PlanRequest] = []
+        self.holders: tuple[Holder, ...] = ()
         self.held_back = asyncio.Event()
         self.held_back.set()
         self._granted: dict[str, GrantedLease] = {}
         self._count = itertools.count(1)
         add = self.service.route
         add("POST", "/v1/leases", self._ask, body=LeaseRequest, reply=LeaseReply, summary="ask")
+        add(
+            "POST",
+            "/v1/bundles",
+            self._ask_bundles,
+            body=RequestBundles,
+            reply=LeaseReply,
+            summary="ask",
+        )
         add("POST", "/v1/leases/release", self._release, body=ReleaseLeases, summary="release")
-        add("POST", "/v1/explain", self._explain, body=Demand, reply=Explanation, summary="why")
+        add(
+            "POST",
+            "/v1/explain",
+            self._explain,
+            body=Demand,
+            query=ExplainQuery,
+            reply=Explanation,
+            summary="why",
+        )
+        add("POST", "/v1/plan", self._plan, body=PlanRequest, reply=PlanReply, summary="plan")
         add("GET", "/v1/resources", self._resources, reply=ClusterResources, summary="all")
 
     async def start(self, client: Client, holder: str = "p_sched") -> Leader:
@@ -149,13 +180,46 @@ class FakeScheduler:
             self._granted[body.request_id] = known
         return LeaseReply(granted=(known,))
 
+    async def _ask_bundles(self, req: Request) -> LeaseReply:
+        """Grant the bundles on n_1 and n_2 in turn."""
+        body: RequestBundles = req.body
+        self.gangs.append(body)
+        if not self.held_back.is_set():
+            return LeaseReply(note="3 demands wait before it")
+        nobody = Address("", "", "", "", "")
+        leases = [
+            Lease(
+                lease_id=f"l_{body.request_id[2:]}.{index}",
+                owner_id="gcs",
+                job_id=body.job_id,
+                kind=LeaseKind.BUNDLE,
+                node_id=f"n_{1 + index % 2}",
+                node_incarnation=1,
+                resources=bundle.resources,
+                group_id=body.group_id,
+                bundle=index,
+            )
+            for index, bundle in zip(body.indices, body.bundles, strict=True)
+        ]
+        granted = [GrantedLease(lease=lease, worker_id="", address=nobody) for lease in leases]
+        return LeaseReply(granted=tuple(granted))
+
     async def _release(self, req: Request) -> None:
         self.released += req.body.lease_ids
 
     async def _explain(self, req: Request) -> Explanation:
         return Explanation(
-            subject="", state="", summary=f"{req.body.name} waits for 99 CPUs", queue_position=2
+            subject="",
+            state="",
+            summary=f"{req.body.name} waits for 99 CPUs",
+            queue_position=2,
+            verdicts=self.verdicts,
+            holders=self.holders if req.query.remedies else (),
         )
+
+    async def _plan(self, req: Request) -> PlanReply:
+        self.plans.append(req.body)
+        return PlanReply(placements=(PlannedLease(node_id=None, outcome=PlanOutcome.WAITS),))
 
     async def _resources(self, _: Request) -> ClusterResources:
         return ClusterResources(total={"CPU": 4.0}, available={"CPU": 1.0})

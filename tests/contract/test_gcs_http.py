@@ -20,7 +20,9 @@ from stoker_wire.errors import (
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import (
     ClusterResources,
+    Device,
     Heartbeat,
+    Link,
     Node,
     NodeState,
     RegisteredNode,
@@ -73,6 +75,28 @@ async def test_only_a_known_token_comes_in(served: tuple[Running, Client]) -> No
             return False
 
         await eventually(refused, "the revoked token is refused")
+
+
+async def test_a_quarantined_gpu_is_reported_by_a_heartbeat(stored: Client) -> None:
+    gpu = Device(index=0, uuid="GPU-a", name="NVIDIA H100", links={1: Link.NVLINK})
+    body = msgspec.structs.replace(
+        a_node(), devices=(gpu,), driver_version="550.90.07", gpu_error="GPU 1 does not work"
+    )
+    node = await stored.call("POST", "/v1/nodes", body, reply=RegisteredNode)
+    found = await stored.call("GET", "/v1/nodes/n_1", reply=Node)
+    assert (found.devices, found.driver_version) == ((gpu,), "550.90.07")
+    assert found.gpu_error == "GPU 1 does not work"
+    stuck = msgspec.structs.replace(gpu, quarantine="the driver reported XID 79")
+    for devices in ((stuck,), None, (stuck,), (gpu,)):
+        beat = Heartbeat(incarnation=node.incarnation, devices=devices)
+        await stored.call("POST", "/v1/nodes/n_1/heartbeat", beat)
+        found = await stored.call("GET", "/v1/nodes/n_1", reply=Node)
+        assert found.devices == (devices or (stuck,))
+    page = await stored.call("GET", "/v1/events", query={"kind": "gpu."}, reply=Page[Event])
+    assert [one.kind for one in page.items] == ["gpu.quarantined", "gpu.released"]
+    assert {one.subject for one in page.items} == {"n_1"}
+    with pytest.raises(NotFoundError, match="no node 'n_9'"):
+        await stored.call("POST", "/v1/nodes/n_9/gpus/0/release")
 
 
 async def test_a_node_registers_beats_falls_silent_and_comes_back(sqlite_url: str) -> None:

@@ -19,26 +19,13 @@ from stoker_wire.messages.work import (
     TaskRecord,
     TaskState,
 )
-from tests.contract.gcs_support import attach, eventually, gcs, migrate, register
+from tests.contract.gcs_support import attach, eventually, register
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from stoker_wire.http.client.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
 NEWEST: dict[str, object] = {"sort": "created", "order": "desc"}
-
-
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
-async def stored(request: pytest.FixtureRequest) -> AsyncIterator[Client]:
-    """A client of a gcs on each store."""
-    url = "memory://"
-    if request.param != "memory":
-        url = request.getfixturevalue(f"{request.param}_url")
-        await migrate(url)
-    async with gcs(url) as (_, made):
-        yield made
 
 
 async def page(client: Client, path: str, item: Any = dict[str, Any], **query: object) -> Page[Any]:

@@ -393,6 +393,7 @@ async def test_the_end_of_a_job_ends_all_that_was_its_own(
     served: tuple[Running, Client], fake: FakeScheduler
 ) -> None:
     running, client = served
+    await register(client)
     job = await attach(client)
     await create(client, an_actor(job.job_id))
     await create(client, an_actor(job.job_id, "a_2", detached=True, name="keep", namespace="ns"))

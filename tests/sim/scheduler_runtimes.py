@@ -12,12 +12,24 @@ from stoker_scheduler.core.model.requirements import (
     Requirements,
     make_requirements,
 )
+from stoker_scheduler.wire_types import node_filter_of
 from tests.sim.late_messages import Faults, LateMessages
+from tests.sim.scheduler_queues import QUEUES, USERS
 
 if TYPE_CHECKING:
     from random import Random
 
 KERNEL_SETS = ("k0", "k1", "k2", "k3")
+FILTERS = tuple(
+    (node_filter_of(text),)
+    for text in (
+        "slow_ranks = 0",
+        "free.cpu >= 2",
+        "free.gpu < 2 or free.cpu >= 2",
+        "free.gpu in (0, 1, 2, 3, 4)",
+    )
+)
+"""Conditions that idle nodes meet."""
 POLL_S = 1.0
 ASK_WAIT_S = 2.0
 
@@ -32,6 +44,7 @@ class Wish:
     hold_s: float
     priority: int
     kernels: str = ""
+    preemptible: bool = False
     request_id: str = ""
     had: int = 0
 
@@ -45,6 +58,8 @@ class Owner:
     held: dict[str, float] = field(default_factory=dict)
     ever: set[str] = field(default_factory=set)
     idle: set[str] = field(default_factory=set)
+    wishes: dict[str, Wish] = field(default_factory=dict)
+    """The wish that each lease serves."""
     alive: bool = True
     polling: bool = False
 
@@ -59,6 +74,7 @@ class Runtimes(LateMessages, ABC):
         self.answering: dict[str, Wish] = {}
         self.counts: dict[str, int] = {}
         self.grants = 0
+        self.grants_in_groups = 0
         self.epoch = 0
         self._numbers = 0
 
@@ -76,18 +92,21 @@ class Runtimes(LateMessages, ABC):
         random = self.random
         resources = random.choice(
             [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 4.0}, {"GPU": 1.0}, {"GPU": 0.5}, {"GPU": 0.3},
-             {"CPU": 1.0, "GPU": 2.0}, {"ssd": 1.0}, {"CPU": 64.0}, {}]
+             {"CPU": 1.0, "GPU": 2.0}, {"ssd": 1.0}, {"CPU": 64.0}, {"gpu_memory": 6.0 * 2**30}, {}]
         )  # fmt: skip
         wish = Wish(
             owner,
             make_requirements(
                 resources,
                 policy=PlacementPolicy.SPREAD if random.random() < 0.2 else PlacementPolicy.HYBRID,
+                extenders=("x",) if random.random() < 0.2 else (),
+                node_filters=random.choice(FILTERS) if random.random() < 0.3 else (),
             ),
             random.choice([1, 1, 2, 6]),
             random.uniform(0.05, 3.0),
             random.choice([0, 0, 0, 1]),
             random.choice(["", *KERNEL_SETS]),
+            random.random() < 0.5,
         )
         self.wishes.append(wish)
         self.ask(wish)
@@ -113,11 +132,15 @@ class Runtimes(LateMessages, ABC):
                     owner_id=wish.owner.owner_id,
                     job_id=wish.owner.job_id,
                     requirements=wish.requirements,
-                    class_key=f"{wish.requirements.text}/{wish.priority}",
+                    class_key=f"{wish.requirements!r}/{wish.priority}/{wish.preemptible}",
                     count=count,
                     deadline_s=self.at_s + ASK_WAIT_S,
                     priority=wish.priority,
                     kernels=wish.kernels,
+                    user=USERS[wish.owner.job_id],
+                    queue=QUEUES[wish.owner.job_id],
+                    preemptible=wish.preemptible,
+                    preemption_grace_s=0.5,
                 )
             )
 
@@ -144,7 +167,9 @@ class Runtimes(LateMessages, ABC):
                     continue
                 owner.ever.add(lease_id)
                 owner.held[lease_id] = self.at_s
+                owner.wishes[lease_id] = wish
                 self.grants += 1
+                self.grants_in_groups += bool(wish.requirements.group_id)
                 wish.had += 1
                 self.later(wish.hold_s, lambda i=lease_id: self._done(owner, i))
             if not owner.polling:
@@ -193,6 +218,15 @@ class Runtimes(LateMessages, ABC):
         for lease_id in lease_ids:
             owner.held.pop(lease_id, None)
             owner.idle.discard(lease_id)
+
+    def preempted(self, lease_id: str) -> None:
+        """Its owner sees that a worker has ended, and that it is to try again."""
+        for owner in self.owners:
+            if owner.alive and lease_id in owner.held:
+                self._lose(owner, (lease_id,))
+                wish = owner.wishes[lease_id]
+                wish.had -= 1
+                self.ask(wish)
 
     def block(self) -> None:
         """Some held lease's worker waits in get for a while."""

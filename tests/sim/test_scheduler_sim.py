@@ -6,13 +6,15 @@ import hashlib
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from stoker_scheduler.core import machine
+from stoker_scheduler.core import machine, timers
 from stoker_scheduler.core.leases import lifecycle
 from stoker_scheduler.core.machine import step
-from stoker_scheduler.core.queueing import cycle
+from stoker_scheduler.core.model.devices import DeviceFacts, Devices
+from stoker_scheduler.core.queueing.queue import RequestQueue
 from stoker_scheduler.core.state import State
 from tests.sim.scheduler_world import Faults, World
 
@@ -20,16 +22,16 @@ SEEDS_PER_CASE = 30
 CASES = 8
 
 
-def simulate(seed: int, faults: Faults | None = None) -> World:
-    """Run one world; a failure names its seed."""
-    world = World(seed, faults=faults)
+def simulate(seed: int, faults: Faults | None = None, *, nodes: int = 4, events: int = 0) -> World:
+    """Run one world, for at least so many events; a failure names its seed."""
+    world = World(seed, faults=faults, nodes=nodes)
     try:
-        world.run()
+        world.run(events=events)
         world.finish()
     except Exception as error:
         raise AssertionError(
             f"seed {seed} at {world.at_s:.3f} s: {type(error).__name__}: {error}\n"
-            f"repeat: python -m tests.sim.test_scheduler_sim {seed}"
+            f"repeat: python -m tests.sim --first {seed} --worlds 1 --nodes {nodes} --events {events}"
         ) from error
     return world
 
@@ -39,6 +41,7 @@ def test_faulty_clusters_keep_the_invariants_and_end_clean(case: int, seed: int)
     first = seed * 1000 + case * SEEDS_PER_CASE
     worlds = [simulate(number) for number in range(first, first + SEEDS_PER_CASE)]
     assert sum(world.grants for world in worlds) > 10 * SEEDS_PER_CASE
+    assert sum(world.stops for world in worlds) > 10
 
 
 def test_a_recorded_log_replays_to_the_same_state_and_commands() -> None:
@@ -126,12 +129,27 @@ def test_it_finds_a_second_answer_to_the_same_request(monkeypatch: pytest.Monkey
 
 
 def test_it_finds_requests_that_nobody_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        cycle, "_candidates", lambda state, blocked: blocked.update(state.queue.subqueues) or []
-    )
+    monkeypatch.setattr(RequestQueue, "wake", lambda *_: None)
     assert _finds(range(2))
 
 
-if __name__ == "__main__":
-    for number in map(int, sys.argv[1:]):
-        simulate(number)
+def test_it_finds_starts_beyond_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(State, "hold", lambda *_: None)
+    assert _finds()
+
+
+def test_it_finds_leases_on_quarantined_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Devices.learn
+
+    def deaf(devices: Devices, facts: DeviceFacts) -> None:
+        real(devices, replace(facts, quarantined={}))
+
+    monkeypatch.setattr(Devices, "learn", deaf)
+    assert _finds()
+
+
+def test_it_finds_placements_by_an_answer_of_extenders_that_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timers, "expire_answers", lambda *_: None)
+    assert _finds(range(5))

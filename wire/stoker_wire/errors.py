@@ -39,7 +39,8 @@ Each class is also the built-in exception that a Python programmer expects (righ
         ├── TaskCancelledError     task_cancelled       RuntimeError
         ├── TaskTimeoutError       task_timeout         TimeoutError
         ├── WorkerDiedError        worker_died          ConnectionError: with exit forensics
-        │   └── OutOfMemoryError   out_of_memory        and MemoryError
+        │   ├── OutOfMemoryError   out_of_memory        and MemoryError
+        │   └── PreemptedError     preempted            its place went to other work
         ├── ActorDiedError         actor_died           ConnectionError
         ├── ActorUnavailableError  actor_unavailable    ConnectionError: may be called again later
         ├── ObjectLostError        object_lost          LookupError
@@ -231,6 +232,12 @@ class InfeasibleError(StokerError, RuntimeError):
     status = 422
 
 
+class PlacementGroupRemovedError(ConflictError):
+    """The placement group was removed, so nothing runs in it any more."""
+
+    code = "placement_group_removed"
+
+
 class RuntimeEnvSetupError(StokerError, RuntimeError):
     """The runtime environment of a task, actor or job could not be made."""
 
@@ -344,6 +351,12 @@ class OutOfMemoryError(WorkerDiedError, MemoryError):
     """The worker was killed because it used more memory than allowed."""
 
     code = "out_of_memory"
+
+
+class PreemptedError(WorkerDiedError):
+    """The worker was ended to make room for other work; the message says for which."""
+
+    code = "preempted"
 
 
 class ActorDiedError(WorkFailedError, ConnectionError):

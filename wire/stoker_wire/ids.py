@@ -31,6 +31,7 @@ class Prefix(StrEnum):
     PEER = "p"
     REQUEST = "r"
     SESSION = "s"
+    GROUP = "pg"
 
 
 def new_id(prefix: Prefix) -> str:

@@ -91,6 +91,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         str, Meta(description="folder of sessions (sockets, logs, SQLite file), mode 0700")
     ] = msgspec.field(default_factory=default_session_root)
     job_id: Annotated[str, Meta(description="job that this driver belongs to; set by Stoker")] = ""
+    job_attempt: Annotated[
+        int, Meta(ge=0, description="attempt of that job, from 1; set by Stoker")
+    ] = 0
     namespace: Annotated[
         str, Meta(description="namespace of named actors; empty: the job's own")
     ] = ""
@@ -132,9 +135,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_idle_s: Annotated[
         float, Meta(ge=0, description="how long a runtime keeps a lease without work")
     ] = 0.5
+    preemption_grace_s: Annotated[
+        float,
+        Meta(ge=0, description="time that preempted work has after its notice, if it names none"),
+    ] = 30.0
     infeasible_grace_s: Annotated[
         float, Meta(ge=0, description="how long to wait for a fitting node before giving up")
     ] = 10.0
+    extenders: Annotated[
+        str,
+        Meta(description="file with the extenders of the scheduler, as kube-scheduler's; or none"),
+    ] = ""
+    extender_answer_s: Annotated[
+        float, Meta(gt=0, description="how long the answer of extenders holds for equal requests")
+    ] = 5.0
     spread_threshold: Annotated[
         float, Meta(ge=0, le=1, description="utilisation up to which the hybrid policy packs nodes")
     ] = 0.5
@@ -157,6 +171,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     fake_gpus: Annotated[
         int, Meta(ge=0, description="pretend that this node has so many GPUs (tests)")
     ] = 0
+    fake_gpu_file: Annotated[
+        str, Meta(description="JSON file of GPUs that this node pretends to have (docs/gpus.md)")
+    ] = ""
+    gpu_free_timeout_s: Annotated[
+        float,
+        Meta(ge=0, description="how long the memory of a released GPU may take to be free"),
+    ] = 30.0
     worker_idle_s: Annotated[
         float, Meta(ge=0, description="how long an idle worker process lives")
     ] = 60.0

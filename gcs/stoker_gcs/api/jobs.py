@@ -1,4 +1,4 @@
-"""Routes of jobs: submit, attach, follow, end.
+"""Routes of jobs (submit, attach, follow, end), and of the schedules that submit them.
 
 JobRegistry owns the jobs, DriverSessions the drivers' sessions. A job is in SQL before the reply to its
 submission, and a repeated one (same idempotency key) is the same job.
@@ -11,10 +11,21 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_gcs.registry.schedules.rules import SCHEDULES
+from stoker_gcs.registry.tokens import user_of
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.queries import DriverExitQuery, JobQuery, WaitQuery
-from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState, SubmitJob
+from stoker_wire.messages.queries import DriverExitQuery, JobQuery, ScheduleQuery, WaitQuery
+from stoker_wire.messages.schedules import ChangeSchedule, CreateSchedule, Schedule
+from stoker_wire.messages.work import (
+    AttachDriver,
+    FinishJob,
+    Job,
+    JobState,
+    ReportSlowRank,
+    SlowRank,
+    SubmitJob,
+)
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -24,11 +35,13 @@ if TYPE_CHECKING:
 
 
 async def submit_job(app: GcsApp, req: Request) -> Job:
-    return await app.jobs.submit(req.body, key=req.idempotency_key)
+    await app.queues.check(req.body.queue)
+    return await app.jobs.submit(req.body, user=user_of(req.principal), key=req.idempotency_key)
 
 
 async def attach_driver(app: GcsApp, req: Request) -> Job:
-    return await app.jobs.attach(req.body, key=req.idempotency_key)
+    await app.queues.check(req.body.queue)
+    return await app.jobs.attach(req.body, user=user_of(req.principal), key=req.idempotency_key)
 
 
 async def list_jobs(app: GcsApp, req: Request) -> Any:
@@ -50,8 +63,17 @@ async def stop_job(app: GcsApp, req: Request) -> Job:
     return await app.jobs.end(req.path["job_id"], JobState.STOPPED, message="stopped")
 
 
+async def delete_job(app: GcsApp, req: Request) -> Job:
+    return await app.jobs.delete(req.path["job_id"])
+
+
 async def finish_job(app: GcsApp, req: Request) -> Job:
     return await app.jobs.finish(req.path["job_id"], req.body)
+
+
+async def report_slow_rank(app: GcsApp, req: Request) -> SlowRank:
+    await app.nodes.get(req.body.node_id)
+    return await app.jobs.report_slow_rank(req.path["job_id"], req.body)
 
 
 async def await_exit(app: GcsApp, req: Request) -> None:
@@ -60,6 +82,28 @@ async def await_exit(app: GcsApp, req: Request) -> None:
 
 async def serve_session(app: GcsApp, req: Request, ws: web.WebSocketResponse) -> None:
     await app.sessions.serve(req, ws)
+
+
+async def create_schedule(app: GcsApp, req: Request) -> Schedule:
+    return await app.schedules.create(req.body, user=user_of(req.principal))
+
+
+async def list_schedules(app: GcsApp, req: Request) -> Any:
+    if req.query.watch:
+        return await watch(app.state, req, event_filter("schedule."))
+    return await app.state.page(SCHEDULES, req.query, {})
+
+
+async def get_schedule(app: GcsApp, req: Request) -> Schedule:
+    return await app.schedules.get(req.path["name"])
+
+
+async def change_schedule(app: GcsApp, req: Request) -> Schedule:
+    return await app.schedules.pause(req.path["name"], req.body.paused)
+
+
+async def delete_schedule(app: GcsApp, req: Request) -> Schedule:
+    return await app.schedules.delete(req.path["name"])
 
 
 ROUTES = (
@@ -90,6 +134,13 @@ ROUTES = (
     ),
     Route("POST", "/v1/jobs/{job_id}/stop", stop_job, reply=Job, summary="Stop job"),
     Route(
+        "DELETE",
+        "/v1/jobs/{job_id}",
+        delete_job,
+        reply=Job,
+        summary="Delete job that has ended, with history of its tasks",
+    ),
+    Route(
         "POST",
         "/v1/jobs/{job_id}/finish",
         finish_job,
@@ -99,12 +150,52 @@ ROUTES = (
     ),
     Route(
         "POST",
+        "/v1/jobs/{job_id}/slow-ranks",
+        report_slow_rank,
+        body=ReportSlowRank,
+        reply=SlowRank,
+        summary="Report slow rank of training job, for policies to act on",
+    ),
+    Route(
+        "POST",
         "/v1/jobs/{job_id}/exit",
         await_exit,
         query=DriverExitQuery,
         raw_body=True,
         stream=True,
         summary="Report exit of attached driver: the one byte of the body is its exit code",
+    ),
+    Route(
+        "POST",
+        "/v1/schedules",
+        create_schedule,
+        body=CreateSchedule,
+        reply=Schedule,
+        summary="Create schedule, which submits job at times of cron line",
+    ),
+    Route(
+        "GET",
+        "/v1/schedules",
+        list_schedules,
+        query=ScheduleQuery,
+        reply=Page[Schedule],
+        summary="List or watch schedules",
+    ),
+    Route("GET", "/v1/schedules/{name}", get_schedule, reply=Schedule, summary="Get schedule"),
+    Route(
+        "PATCH",
+        "/v1/schedules/{name}",
+        change_schedule,
+        body=ChangeSchedule,
+        reply=Schedule,
+        summary="Pause or resume schedule",
+    ),
+    Route(
+        "DELETE",
+        "/v1/schedules/{name}",
+        delete_schedule,
+        reply=Schedule,
+        summary="Delete schedule; its jobs stay",
     ),
     WebSocketRoute(
         "/v1/jobs/{job_id}/session",

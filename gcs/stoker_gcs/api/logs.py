@@ -10,7 +10,7 @@ from aiohttp import ClientConnectionResetError, web
 
 from stoker_gcs import log_stream
 from stoker_gcs.registry.jobs.rules import JOBS
-from stoker_wire.errors import NotFoundError
+from stoker_wire.errors import BadRequestError, NotFoundError
 from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.watch import stream_response
 from stoker_wire.messages.control import LogCursors, LogLine
@@ -26,10 +26,22 @@ if TYPE_CHECKING:
 async def stream_driver_logs(app: GcsApp, req: Request) -> web.StreamResponse:
     query: LogQuery = req.query
     job = await app.state.get(JOBS, req.path["job_id"])
-    if not query.follow and job.node_id:
-        app.peers.nodelet(job.node_id)  # Raises while the status can still say so.
+    attempt = query.attempt or job.attempt
+    if attempt > job.max_attempts:
+        raise BadRequestError(
+            f"attempt: job {job.job_id} has at most {job.max_attempts}", field="attempt"
+        )
+    node_id = log_stream.node_of_attempt(job, attempt)
+    if not query.follow and node_id:
+        app.peers.nodelet(node_id)  # Raises while the status can still say so.
     source = log_stream.driver_lines(
-        app.state, app.peers, job.job_id, follow=query.follow, since=query.since, tail=query.tail
+        app.state,
+        app.peers,
+        job,
+        attempt,
+        follow=query.follow,
+        since=query.since,
+        tail=query.tail,
     )
     return await _answer(req, source, named=False)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
+from stoker_gcs.peer_clients import CALL_S
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
@@ -21,6 +22,7 @@ from stoker_wire.messages.cluster import (
     WorkersExited,
     WorkerState,
 )
+from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import Leave, NodeQuery, WorkerQuery
 
@@ -35,7 +37,7 @@ async def register_node(app: GcsApp, req: Request) -> RegisteredNode:
 
 async def list_nodes(app: GcsApp, req: Request) -> Any:
     if req.query.watch:
-        return await watch(app.state, req, event_filter("node."))
+        return await watch(app.state, req, event_filter("node.,gpu."))
     return await app.nodes.page(req.query, state_filter(req.query.state, NodeState))
 
 
@@ -49,6 +51,13 @@ async def record_heartbeat(app: GcsApp, req: Request) -> None:
 
 async def deregister_node(app: GcsApp, req: Request) -> None:
     await app.nodes.leave(req.path["node_id"], req.body.incarnation)
+
+
+async def release_gpu(app: GcsApp, req: Request) -> None:
+    node_id, index = req.path["node_id"], req.path["index"]
+    req.waiting_for(f"the nodelet of {node_id}")
+    client = app.peers.nodelet(node_id)
+    await client.call("POST", f"/v1/gpus/{index}/release", reply=Empty, timeout_s=CALL_S)
 
 
 async def record_worker_exits(app: GcsApp, req: Request) -> None:
@@ -106,6 +115,12 @@ ROUTES = (
         deregister_node,
         body=Leave,
         summary="Deregister node",
+    ),
+    Route(
+        "POST",
+        "/v1/nodes/{node_id}/gpus/{index}/release",
+        release_gpu,
+        summary="Put a quarantined GPU back to use",
     ),
     Route(
         "POST",

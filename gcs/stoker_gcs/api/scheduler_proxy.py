@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_gcs.explain.causes import cause_of
+from stoker_gcs.registry.tokens import user_of
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import ClusterResources, Demand, Lease, Node
-from stoker_wire.messages.control import Explanation, LeaseQuery, ListQuery, Page, QueueEntry
+from stoker_wire.messages.control import (
+    ExplainQuery,
+    Explanation,
+    LeaseQuery,
+    ListQuery,
+    Page,
+    QueueEntry,
+)
 from stoker_wire.messages.queries import ObjectQuery
+from stoker_wire.messages.queues import QueueExplanation, QueueUsage
 from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 from stoker_wire.messages.work import ObjectInfo
 
@@ -70,17 +79,31 @@ async def list_queue(app: GcsApp, req: Request) -> Page[QueueEntry]:
     return await app.peers.call_scheduler("GET", "/v1/queue", reply=Page[QueueEntry], query=query)
 
 
+async def list_queue_usage(app: GcsApp, req: Request) -> Page[QueueUsage]:
+    query, path = _without_defaults(req.query), "/v1/queue-usage"
+    return await app.peers.call_scheduler("GET", path, reply=Page[QueueUsage], query=query)
+
+
 async def get_cluster_resources(app: GcsApp, _: Request) -> ClusterResources:
     return await app.peers.call_scheduler("GET", "/v1/resources", reply=ClusterResources)
 
 
 async def plan_demands(app: GcsApp, req: Request) -> PlanReply:
-    return await app.peers.call_scheduler("POST", "/v1/plan", req.body, reply=PlanReply)
+    body = msgspec.structs.replace(req.body, user=req.body.user or user_of(req.principal))
+    return await app.peers.call_scheduler("POST", "/v1/plan", body, reply=PlanReply)
 
 
 async def explain_demand(app: GcsApp, req: Request) -> Explanation:
-    explanation = await app.peers.call_scheduler("POST", "/v1/explain", req.body, reply=Explanation)
+    query = _without_defaults(req.query)
+    explanation = await app.peers.call_scheduler(
+        "POST", "/v1/explain", req.body, reply=Explanation, query=query
+    )
     return msgspec.structs.replace(explanation, cause=cause_of(explanation))
+
+
+async def explain_queue(app: GcsApp, req: Request) -> QueueExplanation:
+    path = f"/v1/queues/{req.path['name']}/explain"
+    return await app.peers.call_scheduler("GET", path, reply=QueueExplanation)
 
 
 async def explain_task_by_id(app: GcsApp, req: Request) -> Explanation:
@@ -95,7 +118,7 @@ async def explain_job_by_id(app: GcsApp, req: Request) -> Explanation:
     return await app.explainer.job(req.path["job_id"])
 
 
-def _without_defaults(query: ListQuery) -> dict[str, object]:
+def _without_defaults(query: ListQuery | ExplainQuery) -> dict[str, object]:
     """Return the fields that differ from their defaults, so that other versions understand it."""
     default = type(query)()
     given: dict[str, object] = msgspec.to_builtins(query)
@@ -121,6 +144,14 @@ ROUTES = (
     ),
     Route(
         "GET",
+        "/v1/queue-usage",
+        list_queue_usage,
+        query=ListQuery,
+        reply=Page[QueueUsage],
+        summary="List what queues have, can claim and wait for",
+    ),
+    Route(
+        "GET",
         "/v1/queue",
         list_queue,
         query=ListQuery,
@@ -141,16 +172,24 @@ ROUTES = (
         body=PlanRequest,
         reply=PlanReply,
         idempotency=False,
-        summary="Plan placement of demands (dry run)",
+        summary="Plan where demands would go, and whom they would preempt",
     ),
     Route(
         "POST",
         "/v1/explain",
         explain_demand,
         body=Demand,
+        query=ExplainQuery,
         reply=Explanation,
         idempotency=False,
         summary="Explain why a demand would wait",
+    ),
+    Route(
+        "GET",
+        "/v1/queues/{name}/explain",
+        explain_queue,
+        reply=QueueExplanation,
+        summary="Explain what queue has, and what waits in it",
     ),
     Route(
         "GET",

@@ -15,35 +15,40 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_gcs.registry.actors.rules import ACTORS, LIVING, waits
-from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_gcs.registry.jobs.arrays import is_member
+from stoker_gcs.registry.jobs.attempts import LAST_REPORTS_S
+from stoker_gcs.registry.jobs.rules import JOBS, is_whole
 from stoker_gcs.registry.leases import HELD
 from stoker_gcs.registry.task_history import OPEN
 from stoker_gcs.state import schema
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import LeaseKind, NodeState, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
-from stoker_wire.messages.work import Actor, JobState
+from stoker_wire.messages.groups import PlacementGroup
+from stoker_wire.messages.work import Actor, FinishJob, JobState
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
-    from stoker_gcs.registry.actors.ownership import Ownership
     from stoker_gcs.registry.actors.placement import ActorPlacement
     from stoker_gcs.registry.actors.registry import ActorRegistry
+    from stoker_gcs.registry.groups.placement import GroupPlacement
+    from stoker_gcs.registry.groups.registry import GroupRegistry
+    from stoker_gcs.registry.jobs.arrays import JobArrays
+    from stoker_gcs.registry.jobs.attempts import JobWork
     from stoker_gcs.registry.jobs.placement import DriverPlacement
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.leases import LeaseReleaser
     from stoker_gcs.registry.nodes.registry import NodeRegistry
+    from stoker_gcs.registry.ownership import Ownership
     from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.cluster import Lease
     from stoker_wire.messages.control import Event
 
 _log = logging.getLogger(__name__)
-LAST_REPORTS_S = 3.0
-"""How long processes that ended have to report their tasks before the end of these is inferred."""
 RETRY_S = 1.0
 ALL_INCARNATIONS = 1 << 60
 _OWNER_ENDS = (
@@ -65,20 +70,28 @@ class Reconciler:
         *,
         nodes: NodeRegistry,
         jobs: JobRegistry,
+        job_work: JobWork,
         driver_placement: DriverPlacement,
+        arrays: JobArrays,
         actors: ActorRegistry,
         ownership: Ownership,
         actor_placement: ActorPlacement,
+        groups: GroupRegistry,
+        group_placement: GroupPlacement,
         releaser: LeaseReleaser,
         history: TaskHistory,
     ) -> None:
         self._state = state
         self._nodes = nodes
         self._jobs = jobs
+        self._job_work = job_work
         self._driver_placement = driver_placement
+        self._arrays = arrays
         self._actors = actors
         self._ownership = ownership
         self._actor_placement = actor_placement
+        self._groups = groups
+        self._group_placement = group_placement
         self._releaser = releaser
         self._history = history
 
@@ -95,13 +108,23 @@ class Reconciler:
         subject, payload = event.subject, event.payload
         if event.kind in (EventKind.ACTOR_CREATED, EventKind.ACTOR_DIED):
             self._ownership.track(msgspec.convert(payload, Actor))
+        if event.kind in (EventKind.GROUP_CREATED, EventKind.GROUP_REMOVED):
+            self._ownership.track(msgspec.convert(payload, PlacementGroup))
         if event.kind in _OWNER_ENDS and self._ownership.owns_any(subject):
             self._start(work, "orphans", subject, lambda: self._ownership.end_owned_by(subject))
         match event.kind:
             case EventKind.ACTOR_CREATED | EventKind.ACTOR_RESTARTING | EventKind.ACTOR_SUPPLIED:
                 self._start(work, "place", subject, lambda: self._place(subject))
-            case EventKind.JOB_SUBMITTED:
-                self._start(work, "launch", subject, lambda: self._driver_placement.place(subject))
+            case EventKind.GROUP_CREATED | EventKind.GROUP_RESCHEDULING:
+                self._start(work, "place", subject, lambda: self._place_group(subject))
+            case EventKind.JOB_SUBMITTED if payload.get("array") or payload.get("one_per_node"):
+                self._start(work, "launch", subject, lambda: self._arrays.run(subject))
+            case EventKind.JOB_SUBMITTED if not payload.get("array_id"):
+                self._start(work, "launch", subject, lambda: self._launch(subject))
+            case EventKind.JOB_RETRYING:
+                self._start(work, "launch", subject, lambda: self._launch(subject))
+            case EventKind.JOB_STARTED if payload.get("timeout_s") and _is_first_start(payload):
+                self._start(work, "timeout", subject, lambda: self._jobs.end_at_timeout(subject))
             case EventKind.JOB_FINISHED:
                 self._start(work, "end", subject, lambda: self._end_job(subject))
             case EventKind.WORKER_EXITED if payload.get("job_id"):
@@ -120,13 +143,25 @@ class Reconciler:
             case _:
                 pass
 
+    async def _launch(self, job_id: str) -> None:
+        try:
+            await self._driver_placement.place(job_id)
+        except NotFoundError:
+            if await self._jobs.find(job_id) is not None:
+                raise
+            # It has ended and was deleted meanwhile, as a schedule does with its oldest jobs.
+
     async def _place(self, actor_id: str) -> None:
         # Its owner may have ended while the request to create it was in flight.
         if not await self._ownership.end_if_orphaned(actor_id):
             await self._actor_placement.place(actor_id)
 
-    async def _check_owner(self, actor_id: str) -> None:
-        await self._ownership.end_if_orphaned(actor_id)
+    async def _place_group(self, group_id: str) -> None:
+        if not await self._ownership.end_if_orphaned(group_id):
+            await self._group_placement.place(group_id)
+
+    async def _check_owner(self, owned_id: str) -> None:
+        await self._ownership.end_if_orphaned(owned_id)
 
     def _end_leases_on_node(self, work: Background, node_id: str, before: int, reason: str) -> None:
         self._start(work, "end leases", node_id, lambda: self._end_leases(node_id, before, reason))
@@ -170,9 +205,17 @@ class Reconciler:
     async def _resume(self, work: Background) -> None:
         await self._releaser.resume()
         for job in await self._state.all(JOBS, {"state": JobState.PENDING.value}):
-            if job.submitted:
+            if job.submitted and not is_whole(job) and not is_member(job):
                 self._start(
                     work, "launch", job.job_id, partial(self._driver_placement.place, job.job_id)
+                )
+        unfinished = (JobState.PENDING.value, JobState.RUNNING.value)
+        for job in await self._state.all(JOBS, {"state": unfinished}):
+            if is_whole(job):
+                self._start(work, "launch", job.job_id, partial(self._arrays.run, job.job_id))
+            elif job.timeout_s is not None and job.started_at_s is not None:
+                self._start(
+                    work, "timeout", job.job_id, partial(self._jobs.end_at_timeout, job.job_id)
                 )
         jobs: dict[str, bool] = {}
         for actor in await self._state.all(ACTORS, {"state": LIVING}):
@@ -185,6 +228,14 @@ class Reconciler:
             elif actor.owner is not None and not ended:
                 self._start(
                     work, "orphans", actor.actor_id, partial(self._check_owner, actor.actor_id)
+                )
+        for group in await self._groups.living():
+            if not group.detached and group.job_id not in jobs:
+                jobs[group.job_id] = await self._jobs.has_ended(group.job_id)
+            self._ownership.track(group)
+            if group.detached or not jobs[group.job_id]:
+                self._start(
+                    work, "place", group.group_id, partial(self._place_group, group.group_id)
                 )
         for row in await self._state.store.select(
             schema.TASKS, {"state": OPEN}, limit=100_000, columns=("job_id",)
@@ -201,7 +252,12 @@ class Reconciler:
         rows = await self._state.store.select(
             schema.LEASES, {"state": HELD}, limit=100_000, columns=("node_id",)
         )
-        for node_id in sorted({row["node_id"] for row in rows}):
+        with_bundles = {
+            placement.node_id
+            for group in await self._groups.living()
+            for placement in group.placements.values()
+        }
+        for node_id in sorted({row["node_id"] for row in rows} | with_bundles):
             node = self._nodes.view.get(node_id)
             dead = node is None or node.state is NodeState.DEAD
             before = ALL_INCARNATIONS if node is None else node.incarnation + dead
@@ -209,22 +265,27 @@ class Reconciler:
 
     async def _end_job(self, job_id: str) -> None:
         job = await self._state.get(JOBS, job_id)
-        self._releaser.start(job.lease_id, f"job {job_id} is {job.state}")
-        reason = f"its job {job_id} ended ({job.state})"
-        await self._actors.end_job(job_id, reason)
-        await asyncio.sleep(LAST_REPORTS_S)
-        await self._history.close_job(job_id)
+        await self._jobs.end_members(job)
+        await self._job_work.end(job)
 
     async def _end_leases(self, node_id: str, before_incarnation: int, reason: str) -> None:
         leases = await self._releaser.leases_on_node(node_id, before_incarnation=before_incarnation)
         for lease in leases:
             await self._end_lease(lease, reason)
+        await self._groups.node_lost(node_id, before_incarnation, reason)
 
     async def _end_lease(self, lease: Lease, reason: str) -> None:
         if lease.kind is LeaseKind.DRIVER:
-            await self._jobs.end(lease.job_id, JobState.FAILED, message=reason)
+            job = await self._state.get(JOBS, lease.job_id)
+            if job.lease_id == lease.lease_id:
+                end = FinishJob(state=JobState.FAILED, message=reason, attempt=job.attempt)
+                await self._jobs.fail_attempt(lease.job_id, end)
         elif lease.actor_id:
             cause = ErrorInfo(code="node_died", message=reason, extra={"node_id": lease.node_id})
             await self._actors.lose_worker(
                 lease.actor_id, cause, lease_id=lease.lease_id, restart=True, release=False
             )
+
+
+def _is_first_start(job: Mapping[str, Any]) -> bool:
+    return bool(job.get("started_at_s") == job.get("attempt_started_at_s"))

@@ -17,11 +17,13 @@ import msgspec
 
 from stoker_gcs.registry.actors.registry import spec_of
 from stoker_gcs.registry.actors.rules import ACTORS, lease_job, waits
+from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.state import schema
 from stoker_gcs.store.rows import task_of
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import Demand, LeaseKind
-from stoker_wire.messages.control import Explanation, Fit, WaitingGroup
+from stoker_wire.messages.control import ConstraintKind, Explanation, Fit, WaitingGroup
+from stoker_wire.messages.groups import GroupState
 from stoker_wire.messages.work import ActorState, TaskState
 
 if TYPE_CHECKING:
@@ -96,6 +98,7 @@ class WaitingGroups:
         groups = _Groups()
         await self._add_actors(job_id, groups)
         await self._add_tasks(job_id, groups)
+        await self._add_placement_groups(job_id, groups)
         largest = sorted(groups.by_key.values(), key=lambda group: -group.count)[:SHOWN]
         asked = [group for group in largest if group.demand is not None][:ASKED_FOR]
         replies = await asyncio.gather(*[self._ask(group.demand) for group in asked])
@@ -134,6 +137,14 @@ class WaitingGroups:
                 )
             demand = task.demand if queued else None
             groups.add("task", task.name, task.state, task.task_id, demand, note, alike)
+
+    async def _add_placement_groups(self, job_id: str, groups: _Groups) -> None:
+        states = (GroupState.PENDING.value, GroupState.RESCHEDULING.value)
+        kind = "placement group"
+        for row in await self._select(schema.PLACEMENT_GROUPS, kind, job_id, states, groups):
+            group = GROUPS.decode(row).record
+            note = group.reason or "waits for room for all of its bundles"
+            groups.add(kind, group.name or group.strategy, group.state, group.group_id, None, note)
 
     async def _select(
         self, table: schema.Table, kind: str, job_id: str, states: tuple[str, ...], groups: _Groups
@@ -185,7 +196,10 @@ def short_of(note: str) -> str:
 
 
 def cause_of(explanation: Explanation) -> str:
-    """Return in a few words why a demand waits: the verdicts of the nodes, counted by cause."""
+    """Return in a few words why a demand waits: a limit that binds, or the nodes' verdicts, counted."""
+    constraint = explanation.constraint
+    if constraint is not None and constraint.kind is ConstraintKind.QUEUE_LIMIT:
+        return constraint.text
     if not explanation.verdicts:
         return explanation.summary
     if any(verdict.fit is Fit.FITS for verdict in explanation.verdicts):

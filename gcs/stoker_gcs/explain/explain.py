@@ -12,23 +12,34 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_gcs.explain.causes import WaitingGroups, cause_of, short_of
+from stoker_gcs.explain.held_jobs import clause_of, hold_of
 from stoker_gcs.registry.actors.rules import ACTORS, lease_job, waits
+from stoker_gcs.registry.groups.placement import request_for
+from stoker_gcs.registry.groups.rules import GROUPS, missing
 from stoker_gcs.registry.jobs.placement import demand_of
 from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_gcs.registry.schedules.rules import SCHEDULES
 from stoker_gcs.state import schema
 from stoker_gcs.store.rows import event_of
 from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import Demand, LeaseKind
-from stoker_wire.messages.control import Event, Explanation
+from stoker_wire.messages.control import Event, Explanation, WaitPhase
 from stoker_wire.messages.work import ActorState, JobState, TaskState
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from stoker_gcs.peer_clients import PeerClients
     from stoker_gcs.registry.actors.registry import ActorRegistry
+    from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
+    from stoker_wire.messages.control import Holder
+    from stoker_wire.messages.groups import RequestBundles
+    from stoker_wire.messages.work import Job
 
 MAX_EVENTS = 50
+_BEFORE_ITS_TURN = (TaskState.WAITING, TaskState.QUEUED)
 _OBJECT = re.compile(r"\bo_([0-9a-f]+)\.\d+")
 
 
@@ -36,10 +47,17 @@ class Explainer:
     """The explanations that a gcs gives."""
 
     def __init__(
-        self, state: StateStore, peers: PeerClients, actors: ActorRegistry, history: TaskHistory
+        self,
+        state: StateStore,
+        peers: PeerClients,
+        *,
+        jobs: JobRegistry,
+        actors: ActorRegistry,
+        history: TaskHistory,
     ) -> None:
         self._state = state
         self._peers = peers
+        self._jobs = jobs
         self._actors = actors
         self._history = history
         self._waiting_groups = WaitingGroups(state, peers)
@@ -47,17 +65,45 @@ class Explainer:
     async def job(self, job_id: str) -> Explanation:
         """Explain a job: its events, what of it waits, and while it is PENDING why its driver waits."""
         job = await self._state.get(JOBS, job_id)
+        explanation = await self._job(job)
+        if job.schedule:
+            known = await self._state.find(SCHEDULES, job.schedule)
+            clause = clause_of(job.schedule, known.record if known else None, self._state.now())
+            summary = f"{explanation.summary}; {clause}"
+            explanation = msgspec.structs.replace(explanation, summary=summary)
+        return explanation
+
+    async def _job(self, job: Job) -> Explanation:
+        job_id = job.job_id
         events = await self._events_of(job_id)
         if job.state is JobState.PENDING:
             waited_s = self._state.now() - job.created_at_s
+            hold = await hold_of(self._state, self._jobs, job)
+            if hold is not None:
+                return Explanation(
+                    subject=job_id,
+                    state=job.state,
+                    summary=f"job {job_id} is PENDING: {hold[0]}",
+                    remedy=hold[1],
+                    waited_s=waited_s,
+                    events=events,
+                    phase=WaitPhase.DEPENDENCY,
+                )
             return await self._waiting(
                 job_id, job.state, demand_of(job), waited_s, events, job.message
             )
-        summary = f"job {job_id} is {job.state}" + (f": {job.message}" if job.message else "")
+        summary = f"job {job_id} is {job.state}{_tries(job)}"
+        summary += f": {job.message}" if job.message else ""
         waiting = () if job.state.terminal else await self._waiting_groups.of_job(job_id)
         return Explanation(
             subject=job_id, state=job.state, summary=summary, events=events, waiting=waiting
         )
+
+    async def _find_job(self, job_id: str) -> Job | None:
+        try:
+            return await self._state.get(JOBS, job_id)
+        except NotFoundError:
+            return None
 
     async def actor(self, actor_id: str) -> Explanation:
         """Explain an actor: its events, and while it has no worker, why."""
@@ -91,7 +137,33 @@ class Explainer:
                 )
             case _:
                 summary = f"actor {actor_id} ({actor.class_name}) runs its constructor{where}"
-        return Explanation(subject=actor_id, state=actor.state, summary=summary, events=events)
+        phase = WaitPhase.DEPENDENCY if actor.awaits_arguments else None
+        return Explanation(
+            subject=actor_id, state=actor.state, summary=summary, events=events, phase=phase
+        )
+
+    async def group(self, group_id: str) -> Explanation:
+        """Explain a placement group: its events, and while bundles of it are not placed, why."""
+        group = await self._state.get(GROUPS, group_id)
+        events = await self._events_of(group_id)
+        if missing(group):
+            since_s = events[-1].at_s if events else group.created_at_s
+            request = request_for(group)
+            return await self._waiting(
+                group_id,
+                group.state,
+                None,
+                self._state.now() - since_s,
+                events,
+                group.reason,
+                ask=("/v1/bundles/explain", request),
+            )
+        name = f"placement group {group_id}" + (f" ({group.name!r})" if group.name else "")
+        nodes = sorted({placement.node_id for placement in group.placements.values()})
+        where = f" on {', '.join(nodes)}" if nodes else ""
+        why = f": {group.reason}" if group.reason else ""
+        summary = f"{name} is {group.state}{where}{why}"
+        return Explanation(subject=group_id, state=group.state, summary=summary, events=events)
 
     async def task(self, task_id: str) -> Explanation:
         """Explain a task: its state, and while it is QUEUED, why."""
@@ -130,6 +202,7 @@ class Explainer:
             summary=summary,
             waited_s=0.0 if last.state.terminal else waited_s,
             demand=last.demand,
+            phase=WaitPhase.DEPENDENCY if last.state in _BEFORE_ITS_TURN else None,
         )
 
     async def _producer(self, waiting_for: str) -> str:
@@ -151,14 +224,16 @@ class Explainer:
         self,
         subject: str,
         state: str,
-        demand: Demand,
+        demand: Demand | None,
         waited_s: float,
         events: tuple[Event, ...],
         note: str,
+        ask: tuple[str, RequestBundles] | None = None,
     ) -> Explanation:
+        path, body = ("/v1/explain", demand) if ask is None else ask
         try:
             explanation = await self._peers.call_scheduler(
-                "POST", "/v1/explain", demand, reply=Explanation
+                "POST", path, body, reply=Explanation, query={"remedies": True}
             )
         except StokerError as error:
             return Explanation(
@@ -177,5 +252,31 @@ class Explainer:
             waited_s=waited_s,
             events=events,
             demand=demand,
-            cause=cause_of(explanation),
+            cause=cause_of(explanation) if ask is None else explanation.summary,
+            holders=await self._with_ends(explanation.holders),
         )
+
+    async def _with_ends(self, holders: Sequence[Holder]) -> tuple[Holder, ...]:
+        """Return ``holders`` with the time at which the timeouts of their jobs end them."""
+        jobs = {job_id: await self._find_job(job_id) for job_id in {one.job_id for one in holders}}
+        return tuple(_with_end(one, jobs[one.job_id]) for one in holders)
+
+
+def _with_end(holder: Holder, job: Job | None) -> Holder:
+    if holder.until or job is None or job.timeout_s is None or job.started_at_s is None:
+        return holder
+    until_s = job.started_at_s + job.timeout_s
+    return msgspec.structs.replace(holder, until_s=until_s, until="the timeout of its job")
+
+
+def _tries(job: Job) -> str:
+    """Return a clause on the attempts of a job that was retried."""
+    if not job.attempts:
+        return ""
+    if job.state.terminal:
+        return f" after {job.attempt} attempts"
+    last = job.attempts[-1]
+    return (
+        f", in attempt {job.attempt} of {job.max_attempts} "
+        f"as attempt {last.attempt} failed ({last.cause})"
+    )

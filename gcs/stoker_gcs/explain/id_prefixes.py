@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.state import schema
@@ -27,6 +28,7 @@ KINDS = {
     "task": ids.Prefix.TASK,
     "actor": ids.Prefix.ACTOR,
     "worker": ids.Prefix.WORKER,
+    "placement group": ids.Prefix.GROUP,
 }
 _ATTEMPTS = 4
 """Rows read per task: one that was retried has several."""
@@ -49,6 +51,7 @@ class IdFinder:
             "task": self._tasks,
             "actor": self._actors,
             "worker": self._workers,
+            "placement group": self._groups,
         }
         for kind, stem in KINDS.items():
             if _may_begin(query.prefix, f"{stem}_") and len(matches) < wanted:
@@ -93,6 +96,16 @@ class IdFinder:
             for row in rows
         }
         return list(last.values())[:limit]
+
+    async def _groups(self, prefix: str, limit: int) -> list[IdMatch]:
+        rows = await self._state.store.select(
+            schema.PLACEMENT_GROUPS, {"group_id": Prefix(prefix)}, limit=limit
+        )
+        groups = [GROUPS.decode(row).record for row in rows]
+        return [
+            IdMatch(id=g.group_id, kind="placement group", state=g.state, name=g.name)
+            for g in groups
+        ]
 
     async def _workers(self, prefix: str, limit: int) -> list[IdMatch]:
         matches = {

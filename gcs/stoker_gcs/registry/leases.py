@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from stoker_gcs.peer_clients import PeerClients
     from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Value
+    from stoker_wire.messages.groups import RequestBundles
     from stoker_wire.process.background import Background
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,22 @@ async def request_lease(
     still_wanted: Callable[[], Awaitable[bool]],
     on_delayed: Callable[[str], Awaitable[None]],
 ) -> GrantedLease | Refused | None:
-    """Long-poll until a worker is granted or refused; return None once it is not ``still_wanted``.
+    """Request one worker, as :func:`poll_scheduler` does."""
+    result = await poll_scheduler(
+        peers, "/v1/leases", request, still_wanted=still_wanted, on_delayed=on_delayed
+    )
+    return result.granted[0] if isinstance(result, LeaseReply) else result
+
+
+async def poll_scheduler(
+    peers: PeerClients,
+    path: str,
+    request: LeaseRequest | RequestBundles,
+    *,
+    still_wanted: Callable[[], Awaitable[bool]],
+    on_delayed: Callable[[str], Awaitable[None]],
+) -> LeaseReply | Refused | None:
+    """Long-poll until leases are granted or refused; return None once they are not ``still_wanted``.
 
     ``on_delayed`` is called with the reason of the wait, each time that it changes.
     """
@@ -69,7 +85,7 @@ async def request_lease(
         reason = ""
         try:
             reply = await peers.call_scheduler(
-                "POST", "/v1/leases", poll, reply=LeaseReply, timeout_s=POLL_S + 5.0
+                "POST", path, poll, reply=LeaseReply, timeout_s=POLL_S + 5.0
             )
         except StokerError as error:
             if not error.retryable:
@@ -77,7 +93,7 @@ async def request_lease(
             reason = str(error)
         else:
             if reply.granted:
-                return reply.granted[0]
+                return reply
             reason = reply.note or (
                 f"{reply.queue_position} demands wait before it" if reply.queue_position else ""
             )

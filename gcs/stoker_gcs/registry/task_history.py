@@ -5,6 +5,7 @@ An attempt is closed here when its job, its worker or its node has ended without
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from stoker_gcs.state import schema
@@ -91,9 +92,13 @@ class TaskHistory:
             )
         return [task_of(row) for row in rows]
 
-    async def close_job(self, job_id: str) -> None:
-        """Close the open attempts of a job that has ended."""
-        await self._close(job_id, OPEN, JOB_ENDED, lambda _: True)
+    async def close_job(self, job_id: str, *, before_s: float = math.inf) -> None:
+        """Close the open attempts of a job that has ended, or was tried again at ``before_s``."""
+
+        def was_open(record: TaskRecord) -> bool:
+            return (record.submitted_at_s or record.started_at_s or 0.0) < before_s
+
+        await self._close(job_id, OPEN, JOB_ENDED, was_open)
 
     async def close_worker(self, exit_: WorkerExit) -> None:
         """Close the attempts that a worker ran when it ended, and those it submitted that wait.

@@ -109,3 +109,8 @@ class Tokens:
         if known.expires_at_s is not None and known.expires_at_s <= self._state.now():
             return None
         return f"token {known.name} ({known.token_id})"
+
+
+def user_of(principal: str) -> str:
+    """Return the name of the token with which a request came; the cluster's own is ``cluster``."""
+    return principal.removeprefix("token ").rpartition(" (")[0] or principal

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0002"
+REVISION = "0005"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -128,6 +128,25 @@ ACTORS = Table(
     unique=(("live_name",),),
     listed=True,
 )
+PLACEMENT_GROUPS = Table(
+    "placement_groups",
+    (
+        _TEXT("group_id"),
+        _TEXT("job_id"),
+        _TEXT("state"),
+        _TEXT("namespace"),
+        _TEXT("name"),
+        Column("live_name", null=True),
+        _VERSION,
+        _RECORD,
+    ),
+    key=("group_id",),
+    indexes=(("job_id",), ("state",)),
+    unique=(("live_name",),),
+    listed=True,
+)
+QUEUES = Table("queues", (_TEXT("name"), _TEXT("parent"), _VERSION, _RECORD), key=("name",))
+SCHEDULES = Table("schedules", (_TEXT("name"), _VERSION, _RECORD), key=("name",))
 LEASES = Table(
     "leases",
     (_TEXT("lease_id"), _TEXT("job_id"), _TEXT("node_id"), _TEXT("state"), _VERSION, _RECORD),
@@ -190,6 +209,9 @@ TABLES: tuple[Table, ...] = (
     NODES,
     JOBS,
     ACTORS,
+    PLACEMENT_GROUPS,
+    QUEUES,
+    SCHEDULES,
     LEASES,
     TASKS,
     KV,

@@ -11,12 +11,13 @@ from __future__ import annotations
 from stoker_nodelet.core.commands import Outbox
 from stoker_nodelet.core.leases import LeaseTerms, WorkKind
 from stoker_nodelet.core.machine import step
-from stoker_nodelet.core.state import Policy, State, WorkerEntry, WorkerPhase
+from stoker_nodelet.core.state import Policy, Rung, State, WorkerEntry, WorkerPhase
 
 __all__ = (
     "LeaseTerms",
     "Outbox",
     "Policy",
+    "Rung",
     "State",
     "WorkKind",
     "WorkerEntry",

@@ -22,11 +22,21 @@ class AssignWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TerminateWorker:
-    """Order to end the worker and its descendants; a driver is asked to leave first."""
+class NotifyWorker:
+    """Order to tell the worker that it will be ended in ``grace_s``; answered by StopAnswered."""
 
     worker_id: str
+    lease_id: str
+    grace_s: float
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminateWorker:
+    """Order to signal the worker and its descendants: to end itself, or with ``force`` to end it."""
+
+    worker_id: str
+    force: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,20 +63,34 @@ class RefuseLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseRelease:
-    """Order to answer the release of leases with an error: its sender no longer leads."""
+class ReadGpus:
+    """Order to measure the GPUs now: some were left; answered by GpusRead."""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportGpus:
+    """Order to tell the cluster which GPUs are quarantined: it has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseOrder:
+    """Order to answer the request that led to this step with the error of ``code``; nothing was done."""
+
+    code: str
     message: str
 
 
 Command = (
     ForkWorker
     | AssignWorker
+    | NotifyWorker
     | TerminateWorker
     | RetireWorker
     | AnnounceLease
     | RefuseLease
-    | RefuseRelease
+    | ReadGpus
+    | ReportGpus
+    | RefuseOrder
 )
 
 Outbox = list[Command]

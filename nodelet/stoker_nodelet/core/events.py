@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from stoker_nodelet.core.leases import LeaseTerms
 
@@ -36,6 +37,24 @@ class LeaseRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BundlesRequested:
+    """The scheduler asked to hold bundles, all or none; with ``prepare`` only until they are committed."""
+
+    at_s: float
+    leases: tuple[LeaseTerms, ...]
+    epoch: int
+    prepare: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundlesCommitted:
+    """The scheduler holds all bundles of the gang: those here stay until they are released."""
+
+    lease_ids: tuple[str, ...]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeasesReleased:
     """The scheduler gave leases back. ``kill`` ends their workers."""
 
@@ -44,6 +63,27 @@ class LeasesReleased:
     epoch: int
     kill: bool = False
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasesStopped:
+    """The scheduler preempts leases: their workers get notice, and end when ``grace_s`` has passed."""
+
+    at_s: float
+    lease_ids: tuple[str, ...]
+    epoch: int
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAnswered:
+    """The worker has run the callbacks that were to run before its end of this lease: so many."""
+
+    at_s: float
+    worker_id: str
+    lease_id: str
+    callbacks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +142,24 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKillRequested:
-    """An operator, the OOM guard or the shell asked for the end of the worker."""
+    """An operator, the OOM guard or the shell asked for the end of the worker; ``in_order``: with notice."""
 
     at_s: float
     worker_id: str
     reason: str
+    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpent:
     """The worker takes no more calls (``max_calls``): it leaves when its lease ends."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallbacksRegistered:
+    """The worker's code has something to save before its end: it gets notice, whatever ends it in order."""
 
     worker_id: str
 
@@ -138,6 +186,51 @@ class JobFinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReading:
+    """Measurement of one GPU.
+
+    ``processes`` maps a pid to the bytes that it has allocated there. ``xids`` are the driver's errors
+    since the last reading, ``ecc_errors`` a count of uncorrectable ones, ``lost`` why it does not answer.
+    """
+
+    processes: Mapping[int, int] = field(default_factory=dict)
+    xids: tuple[int, ...] = ()
+    ecc_errors: int = 0
+    lost: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpusRead:
+    """GPUs were measured, from ``at_s`` on; one that could not be is left out."""
+
+    at_s: float
+    readings: Mapping[int, GpuReading]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuReleased:
+    """An operator put a quarantined GPU back to use."""
+
+    at_s: float
+    index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded:
+    """An attempt of the job ended: nothing of it may run any more, and what comes is of the next one."""
+
+    at_s: float
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDeleted:
+    """The job is gone: one of the same id is another."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """Time passed. ``worker_ids`` are for warm workers that may be forked."""
 
@@ -149,7 +242,11 @@ Event = (
     NodeRegistered
     | NodeFenced
     | LeaseRequested
+    | BundlesRequested
+    | BundlesCommitted
     | LeasesReleased
+    | LeasesStopped
+    | StopAnswered
     | WorkerForked
     | ForkFailed
     | WorkerRegistered
@@ -158,7 +255,12 @@ Event = (
     | WorkerExited
     | WorkerKillRequested
     | WorkerSpent
+    | CallbacksRegistered
     | RetireAnswered
     | JobFinished
+    | GpusRead
+    | GpuReleased
+    | AttemptEnded
+    | JobDeleted
     | Ticked
 )

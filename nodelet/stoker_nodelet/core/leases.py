@@ -16,6 +16,7 @@ class WorkKind(StrEnum):
     TASK = "task"
     ACTOR = "actor"
     DRIVER = "driver"
+    BUNDLE = "bundle"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 A worker that ran a job's code serves only that job again; one that had a GPU serves nobody again
 (its CUDA context holds the device's memory, and its visible devices are fixed). A GPU is free only
-when the process that used it is gone, so a lease may have to await its devices until then.
+when the process that used it is gone and its memory is free (``gpus``), so a lease may have to await its
+devices until then.
 
 Handlers change the state that they are given and append commands to ``outbox``; they read no clock and no
 wire type.
@@ -12,26 +13,36 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from stoker_nodelet.core import gpus as gpu_rules
 from stoker_nodelet.core.commands import (
     AnnounceLease,
     AssignWorker,
     ForkWorker,
     Outbox,
     RefuseLease,
-    RefuseRelease,
+    RefuseOrder,
     RetireWorker,
-    TerminateWorker,
 )
+from stoker_nodelet.core.ends import climb, end_lease, forget_lease, kill, preempt, terminate
 from stoker_nodelet.core.events import (
     AssignFailed,
+    AttemptEnded,
+    BundlesCommitted,
+    BundlesRequested,
+    CallbacksRegistered,
     Event,
     ForkFailed,
+    GpuReleased,
+    GpusRead,
+    JobDeleted,
     JobFinished,
     LeaseRequested,
     LeasesReleased,
+    LeasesStopped,
     NodeFenced,
     NodeRegistered,
     RetireAnswered,
+    StopAnswered,
     Ticked,
     WorkerAssigned,
     WorkerExited,
@@ -40,13 +51,16 @@ from stoker_nodelet.core.events import (
     WorkerRegistered,
     WorkerSpent,
 )
-from stoker_nodelet.core.leases import WorkKind
+from stoker_nodelet.core.leases import LeaseTerms, WorkKind
 from stoker_nodelet.core.state import (
     GPU_SLACK,
+    BundleEntry,
     LeaseEntry,
     LeasePhase,
     Policy,
+    Rung,
     State,
+    Stop,
     WorkerEntry,
     WorkerPhase,
     remember,
@@ -63,8 +77,16 @@ def step(state: State, event: Event) -> Outbox:
             _fenced(state, outbox)
         case LeaseRequested():
             _requested(state, event, outbox)
+        case BundlesRequested():
+            _bundles_requested(state, event, outbox)
+        case BundlesCommitted():
+            _bundles_committed(state, event, outbox)
         case LeasesReleased():
             _released(state, event, outbox)
+        case LeasesStopped():
+            _stopped(state, event, outbox)
+        case StopAnswered():
+            _stop_answered(state, event, outbox)
         case WorkerForked():
             _forked(state, event, outbox)
         case ForkFailed():
@@ -76,17 +98,36 @@ def step(state: State, event: Event) -> Outbox:
         case AssignFailed():
             _assign_failed(state, event, outbox)
         case WorkerExited():
+            gpu_rules.left(state, event, outbox)
             _exited(state, event.worker_id, event.at_s, event.cause, outbox)
         case WorkerKillRequested():
+            if event.worker_id in state.workers and not event.in_order:
+                state.workers[event.worker_id].has_callbacks = False
             _request_kill(state, event.worker_id, event.at_s, event.reason, outbox)
         case WorkerSpent():
             if event.worker_id in state.workers:
                 state.workers[event.worker_id].spent = True
+        case CallbacksRegistered():
+            if event.worker_id in state.workers:
+                state.workers[event.worker_id].has_callbacks = True
         case RetireAnswered():
             _retire_answered(state, event, outbox)
         case JobFinished():
             _job_finished(state, event, outbox)
+        case GpusRead():
+            gpu_rules.read(state, event, outbox)
+            _retry_awaiting(state, event.at_s, outbox)
+        case GpuReleased():
+            gpu_rules.release(state, event, outbox)
+            _retry_awaiting(state, event.at_s, outbox)
+        case AttemptEnded():
+            reason = f"an attempt of {event.job_id} has ended"
+            _end_work(state, event.job_id, reason, event.at_s, outbox)
+        case JobDeleted():
+            state.finished_jobs.pop(event.job_id, None)
         case Ticked():
+            gpu_rules.expire(state, event.at_s, outbox)
+            _retry_awaiting(state, event.at_s, outbox)
             _ticked(state, event, outbox)
         case _:
             assert_never(event)
@@ -101,11 +142,7 @@ def _requested(state: State, event: LeaseRequested, outbox: Outbox) -> None:
         outbox.append(RefuseLease(lease_id=lease_id, code=code, message=message))
 
     if terms.node_incarnation != state.incarnation:
-        refuse(
-            "fenced",
-            f"{lease_id} is for incarnation {terms.node_incarnation} of this node, "
-            f"which is now incarnation {state.incarnation}",
-        )
+        refuse("fenced", _other_incarnation(state, terms))
         return
     if event.epoch < state.epoch:
         refuse("fenced", _stale(event.epoch, state.epoch))
@@ -137,6 +174,53 @@ def _requested(state: State, event: LeaseRequested, outbox: Outbox) -> None:
     _give_worker(state, lease, event.at_s, outbox)
 
 
+def _bundles_requested(state: State, event: BundlesRequested, outbox: Outbox) -> None:
+    refusal = _bundles_refusal(state, event)
+    if refusal is not None:
+        outbox.append(refusal)
+        return
+    state.epoch = event.epoch
+    for terms in event.leases:
+        if terms.lease_id not in state.bundles:
+            prepared_at_s = event.at_s if event.prepare else None
+            entry = BundleEntry(terms.lease_id, terms.job_id, prepared_at_s)
+            state.bundles[terms.lease_id] = entry
+
+
+def _bundles_refusal(state: State, event: BundlesRequested) -> RefuseOrder | None:
+    for terms in event.leases:
+        if terms.node_incarnation != state.incarnation:
+            message = _other_incarnation(state, terms)
+            return RefuseOrder(code="fenced", message=message)
+        if terms.lease_id in state.ended_leases:
+            message = f"{terms.lease_id} has ended on this node"
+            return RefuseOrder(code="conflict", message=message)
+    if event.epoch < state.epoch:
+        return RefuseOrder(code="fenced", message=_stale(event.epoch, state.epoch))
+    return None
+
+
+def _bundles_committed(state: State, event: BundlesCommitted, outbox: Outbox) -> None:
+    if event.epoch < state.epoch:
+        outbox.append(RefuseOrder(code="fenced", message=_stale(event.epoch, state.epoch)))
+        return
+    for lease_id in event.lease_ids:
+        if lease_id in state.bundles:
+            state.bundles[lease_id].prepared_at_s = None
+
+
+def _end_bundle(state: State, lease_id: str) -> None:
+    del state.bundles[lease_id]
+    remember(state.ended_leases, lease_id)
+
+
+def _other_incarnation(state: State, terms: LeaseTerms) -> str:
+    return (
+        f"{terms.lease_id} is for incarnation {terms.node_incarnation} of this node, "
+        f"which is now incarnation {state.incarnation}"
+    )
+
+
 def _stale(epoch: int, seen: int) -> str:
     return f"the scheduler of epoch {epoch} no longer leads: this node has seen epoch {seen}"
 
@@ -145,8 +229,13 @@ def _overcommitted(state: State, gpus: dict[int, float], *, with_ending: bool) -
     """Return why ``gpus`` do not fit, or nothing.
 
     Without ``with_ending`` the devices of ending workers count as free, but not those that a lease
-    already awaits: a new lease may queue behind workers, not behind leases.
+    already awaits: a new lease may queue behind workers, not behind leases. So do those of which it is not
+    known yet whether their memory is free.
     """
+    for index in gpus:
+        unusable = gpu_rules.obstacle(state, index, with_left=with_ending)
+        if unusable:
+            return unusable
     use = state.gpu_use(with_ending=with_ending)
     if not with_ending:
         for lease in state.leases.values():
@@ -217,25 +306,28 @@ def _choose_worker(state: State, lease: LeaseEntry) -> WorkerEntry | None:
 
 def _released(state: State, event: LeasesReleased, outbox: Outbox) -> None:
     if event.epoch < state.epoch:
-        outbox.append(RefuseRelease(message=_stale(event.epoch, state.epoch)))
+        outbox.append(RefuseOrder(code="fenced", message=_stale(event.epoch, state.epoch)))
         return
     state.epoch = event.epoch
     for lease_id in event.lease_ids:
+        if lease_id in state.bundles:
+            _end_bundle(state, lease_id)
+            continue
         lease = state.leases.get(lease_id)
         if lease is None:
             # A start that comes after its release is refused.
             remember(state.ended_leases, lease_id)
             continue
-        _end_lease(state, lease, event.reason or "its lease was released", outbox)
+        end_lease(state, lease, event.reason or "its lease was released", outbox)
         worker = state.workers.get(lease.worker_id)
         if worker is None:
             continue
         assigning = worker.phase is WorkerPhase.LEASED and lease.phase is not LeasePhase.READY
         starting = worker.phase is WorkerPhase.STARTING and worker.gpus
         if event.kill or lease.terms.kind is not WorkKind.TASK or assigning or starting:
-            _terminate(worker, event.at_s, event.reason or "its lease was released", outbox)
+            terminate(state, worker, event.at_s, event.reason or "its lease was released", outbox)
             continue
-        worker.lease_id = ""
+        worker.lease_id, worker.stop, worker.has_callbacks = "", None, False
         worker.spent = worker.spent or bool(worker.gpus)
         if worker.phase is WorkerPhase.LEASED:
             worker.phase = WorkerPhase.IDLE
@@ -244,35 +336,36 @@ def _released(state: State, event: LeasesReleased, outbox: Outbox) -> None:
                 _retire(worker, event.at_s, outbox)
 
 
+def _stopped(state: State, event: LeasesStopped, outbox: Outbox) -> None:
+    if event.epoch < state.epoch:
+        outbox.append(RefuseOrder(code="fenced", message=_stale(event.epoch, state.epoch)))
+        return
+    state.epoch = event.epoch
+    for lease_id in event.lease_ids:
+        lease = state.leases.get(lease_id)
+        worker = state.workers.get(lease.worker_id) if lease is not None else None
+        if worker is not None:
+            preempt(worker, event.at_s, event.grace_s, event.reason, outbox)
+
+
+def _stop_answered(state: State, event: StopAnswered, outbox: Outbox) -> None:
+    """Go on at once: a worker that has run its callbacks has nothing more to save.
+
+    One that had none may use its grace to finish, if it is preempted.
+    """
+    worker = state.workers.get(event.worker_id)
+    if worker is None or worker.lease_id != event.lease_id or worker.stop is None:
+        return
+    over = event.callbacks > 0 or worker.phase is WorkerPhase.TERMINATING
+    if over and worker.stop.rung is Rung.NOTICE:
+        worker.stop.until_s = event.at_s
+        climb(state, worker, event.at_s, outbox)
+
+
 def _retire(worker: WorkerEntry, at_s: float, outbox: Outbox) -> None:
     worker.phase = WorkerPhase.RETIRING
     worker.since_s = at_s
     outbox.append(RetireWorker(worker_id=worker.worker_id))
-
-
-def _end_lease(state: State, lease: LeaseEntry, reason: str, outbox: Outbox) -> None:
-    """End a lease, and refuse it if it still waits for its worker."""
-    _forget_lease(state, lease)
-    if lease.phase is not LeasePhase.READY:
-        lease_id = lease.terms.lease_id
-        outbox.append(
-            RefuseLease(lease_id=lease_id, code="conflict", message=f"{lease_id}: {reason}")
-        )
-
-
-def _forget_lease(state: State, lease: LeaseEntry) -> None:
-    lease_id = lease.terms.lease_id
-    del state.leases[lease_id]
-    remember(state.ended_leases, lease_id)
-
-
-def _terminate(worker: WorkerEntry, at_s: float, reason: str, outbox: Outbox) -> None:
-    if worker.phase is WorkerPhase.TERMINATING:
-        return
-    worker.phase = WorkerPhase.TERMINATING
-    worker.since_s = at_s
-    worker.reason = reason
-    outbox.append(TerminateWorker(worker_id=worker.worker_id, reason=reason))
 
 
 def _request_kill(state: State, worker_id: str, at_s: float, reason: str, outbox: Outbox) -> None:
@@ -281,8 +374,8 @@ def _request_kill(state: State, worker_id: str, at_s: float, reason: str, outbox
         return
     lease = state.leases.get(worker.lease_id)
     if lease is not None and lease.worker_id == worker_id:
-        _end_lease(state, lease, reason, outbox)
-    _terminate(worker, at_s, reason, outbox)
+        end_lease(state, lease, reason, outbox)
+    terminate(state, worker, at_s, reason, outbox)
 
 
 def _forked(state: State, event: WorkerForked, outbox: Outbox) -> None:
@@ -329,20 +422,15 @@ def _assign_failed(state: State, event: AssignFailed, outbox: Outbox) -> None:
     if lease is None or worker is None or not _is_being_assigned(state, lease, event.worker_id):
         return
     if lease.retried or lease.terms.gpus:
-        _end_lease(state, lease, event.reason, outbox)
-        _terminate(worker, event.at_s, event.reason, outbox)
+        end_lease(state, lease, event.reason, outbox)
+        terminate(state, worker, event.at_s, event.reason, outbox)
         return
-    _terminate(worker, event.at_s, event.reason, outbox)
-    _try_again(state, lease, event.at_s, outbox)
-
-
-def _try_again(state: State, lease: LeaseEntry, at_s: float, outbox: Outbox) -> None:
-    """Give a lease a worker of its own in place of the pooled one that it did not get."""
+    terminate(state, worker, event.at_s, event.reason, outbox)
     lease.retried = True
     lease.applicable_after_fork = False  # so that the next one is forked for it
     lease.phase = LeasePhase.AWAITING_DEVICES
     lease.worker_id = ""
-    _give_worker(state, lease, at_s, outbox)
+    _give_worker(state, lease, event.at_s, outbox)
 
 
 def _is_being_assigned(state: State, lease: LeaseEntry, worker_id: str) -> bool:
@@ -364,17 +452,12 @@ def _exited(
     *,
     code: str = "worker_died",
 ) -> None:
-    worker = state.workers.get(worker_id)
+    worker = state.workers.pop(worker_id, None)
     if worker is None:
         return
     lease = state.leases.get(worker.lease_id)
-    is_pooled = lease is not None and _is_being_assigned(state, lease, worker_id)
-    del state.workers[worker_id]
-    if lease is not None and is_pooled and not (lease.retried or lease.terms.gpus):
-        # It left the pool (after its last call, say) as the lease came; nobody has used it for that.
-        _try_again(state, lease, at_s, outbox)
-    elif lease is not None and lease.worker_id == worker_id:
-        _forget_lease(state, lease)
+    if lease is not None and lease.worker_id == worker_id:
+        forget_lease(state, lease)
         if lease.phase is not LeasePhase.READY:
             message = f"the worker died before it served its lease\n{cause}"
             if code == "runtime_env_failed":  # it would fail again: the caller must know
@@ -387,7 +470,11 @@ def _retry_awaiting(state: State, at_s: float, outbox: Outbox) -> None:
     for waiting in [
         one for one in state.leases.values() if one.phase is LeasePhase.AWAITING_DEVICES
     ]:
-        _give_worker(state, waiting, at_s, outbox)
+        refusal = gpu_rules.refusal(state, waiting.terms.gpus)
+        if refusal:
+            end_lease(state, waiting, refusal, outbox)
+        else:
+            _give_worker(state, waiting, at_s, outbox)
 
 
 def _retire_answered(state: State, event: RetireAnswered, outbox: Outbox) -> None:
@@ -395,11 +482,13 @@ def _retire_answered(state: State, event: RetireAnswered, outbox: Outbox) -> Non
     if worker is None or worker.phase is not WorkerPhase.RETIRING:
         return
     if worker.gpus and (event.leaves or event.uses_gpus):  # quickly: others wait for its devices
-        _terminate(worker, event.at_s, "its lease of GPUs was released", outbox)
+        terminate(state, worker, event.at_s, "its lease of GPUs was released", outbox)
         return
     worker.phase = WorkerPhase.TERMINATING if event.leaves else WorkerPhase.IDLE
     worker.since_s = event.at_s
     worker.reason = "max_calls reached" if worker.spent else "idle"
+    if event.leaves:
+        worker.stop = Stop(Rung.TERM, event.at_s + state.policy.worker_end_s)
     worker.refused_to_retire += 1
     if worker.gpus:
         worker.gpus = {}
@@ -408,21 +497,27 @@ def _retire_answered(state: State, event: RetireAnswered, outbox: Outbox) -> Non
 
 def _job_finished(state: State, event: JobFinished, outbox: Outbox) -> None:
     remember(state.finished_jobs, event.job_id)
-    reason = f"{event.job_id} finished"
+    _end_work(state, event.job_id, f"{event.job_id} finished", event.at_s, outbox)
+
+
+def _end_work(state: State, job_id: str, reason: str, at_s: float, outbox: Outbox) -> None:
+    """End the leases and workers of a job, except those of actors."""
     for lease in list(state.leases.values()):
-        if lease.terms.job_id == event.job_id and lease.terms.kind is not WorkKind.ACTOR:
-            _end_lease(state, lease, reason, outbox)
+        if lease.terms.job_id == job_id and lease.terms.kind is not WorkKind.ACTOR:
+            end_lease(state, lease, reason, outbox)
     for worker in state.workers.values():
-        if worker.job_id == event.job_id and worker.kind is not WorkKind.ACTOR:
-            _terminate(worker, event.at_s, reason, outbox)
+        if worker.job_id == job_id and worker.kind is not WorkKind.ACTOR:
+            terminate(state, worker, at_s, reason, outbox)
 
 
 def _fenced(state: State, outbox: Outbox) -> None:
     reason = "the cluster gave this node up"
+    for lease_id in list(state.bundles):
+        _end_bundle(state, lease_id)
     for lease in list(state.leases.values()):
-        _end_lease(state, lease, reason, outbox)
+        end_lease(state, lease, reason, outbox)
     for worker in state.workers.values():
-        _terminate(worker, worker.since_s, reason, outbox)
+        kill(state, worker, worker.since_s, reason, outbox)
 
 
 def _idle_limit_s(policy: Policy, worker: WorkerEntry) -> float:
@@ -436,12 +531,15 @@ def _idle_limit_s(policy: Policy, worker: WorkerEntry) -> float:
 
 def _ticked(state: State, event: Ticked, outbox: Outbox) -> None:
     policy = state.policy
+    for bundle in list(state.bundles.values()):
+        since_s = bundle.prepared_at_s
+        if since_s is not None and event.at_s - since_s > policy.prepared_ttl_s:
+            _end_bundle(state, bundle.lease_id)
     warm = 0
     for worker in list(state.workers.values()):
         waited_s = event.at_s - worker.since_s
-        if worker.phase is WorkerPhase.TERMINATING and waited_s > policy.worker_end_s:
-            worker.since_s = event.at_s
-            outbox.append(TerminateWorker(worker_id=worker.worker_id, reason=worker.reason))
+        if worker.stop is not None:
+            climb(state, worker, event.at_s, outbox)
         elif worker.phase is WorkerPhase.STARTING and waited_s > policy.worker_start_s:
             reason = f"it did not register within {policy.worker_start_s:g} s"
             _request_kill(state, worker.worker_id, event.at_s, reason, outbox)

@@ -33,6 +33,27 @@ class LeasePhase(StrEnum):
     READY = "READY"
 
 
+class Rung(StrEnum):
+    """NOTICE -> TERM -> KILL: the ladder that leads to the end of a worker, from any rung on."""
+
+    NOTICE = "NOTICE"
+    """It knows, and may finish or save its work."""
+    TERM = "TERM"
+    """It has been sent SIGTERM, or leaves because it was asked to."""
+    KILL = "KILL"
+    """It has been sent SIGKILL."""
+
+
+@dataclass(slots=True)
+class Stop:
+    """A worker's way to its end: the rung that it is on. Only the core's time takes it further."""
+
+    rung: Rung
+    until_s: float
+    """When the next rung is due."""
+    preempted: bool = False
+
+
 @dataclass(slots=True)
 class WorkerEntry:
     """One process. ``job_id`` is empty while no job has used it (then it is *fresh*)."""
@@ -49,6 +70,9 @@ class WorkerEntry:
     gpus: dict[int, float] = field(default_factory=dict)
     pid: int = 0
     reason: str = ""
+    stop: Stop | None = None
+    has_callbacks: bool = False
+    """Whether the code of its lease wants notice of its end."""
     spent: bool = False
     """It serves nobody again, and leaves when nobody needs what it owns."""
     refused_to_retire: int = 0
@@ -73,6 +97,35 @@ class LeaseEntry:
     retried: bool = False
 
 
+@dataclass(slots=True)
+class BundleEntry:
+    """Resources that are held for a placement group, by a lease without a worker."""
+
+    lease_id: str
+    job_id: str
+    prepared_at_s: float | None
+    """None once it is committed."""
+
+
+@dataclass(slots=True)
+class GpuEntry:
+    """A GPU that can be measured."""
+
+    residents: frozenset[int] | None = None
+    """Pids of others that used it before any lease, and do not count; None until it was measured."""
+    pids: frozenset[int] = frozenset()
+    """Those of the last measurement."""
+    ecc_errors: int = 0
+    left_at_s: float | None = None
+    """The end of its last worker, while its memory is not known to be free."""
+    held: str = ""
+    """The memory that is still allocated since, in words."""
+    quarantine: str = ""
+    """The reason why no lease gets it; empty while it is in use."""
+    is_faulty: bool = False
+    """It is quarantined for an error of its own: it does not come back by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Time limits in seconds, and how many fresh workers wait for a first call."""
@@ -80,9 +133,18 @@ class Policy:
     worker_idle_s: float = 60.0
     worker_start_s: float = 60.0
     worker_end_s: float = 5.0
+    """A worker that was sent SIGKILL and is still there after this is sent it again."""
+    notice_grace_s: float = 5.0
+    """How long a worker that wants notice has from it to SIGTERM, where it is not preempted."""
+    term_grace_s: float = 3.0
+    """How long a worker may take to end itself after SIGTERM."""
     spent_retire_s: float = 0.5
     """A spent worker is asked to leave after this, then after twice as long, ..."""
     spent_retire_max_s: float = 30.0
+    prepared_ttl_s: float = 30.0
+    """A bundle that is not committed by then is given up."""
+    gpu_free_s: float = 30.0
+    """A GPU whose memory is not free by then after its last worker is quarantined."""
     warm_workers: int = 1
 
 
@@ -95,6 +157,9 @@ class State:
     policy: Policy = Policy()
     workers: dict[str, WorkerEntry] = field(default_factory=dict)
     leases: dict[str, LeaseEntry] = field(default_factory=dict)
+    bundles: dict[str, BundleEntry] = field(default_factory=dict)
+    gpus: dict[int, GpuEntry] = field(default_factory=dict)
+    """Those that can be measured; the others are free as soon as their workers are gone."""
     ended_leases: dict[str, None] = field(default_factory=dict)
     finished_jobs: dict[str, None] = field(default_factory=dict)
 
@@ -113,6 +178,12 @@ class State:
             f"GPU {index} is held {share} times"
             for index, share in self.gpu_use().items()
             if share > 1.0 + GPU_SLACK
+        ]
+        use = self.gpu_use()
+        broken += [
+            f"GPU {index} is in use, and is not known to be free"
+            for index, gpu in self.gpus.items()
+            if gpu.left_at_s is not None and (index in use or gpu.quarantine)
         ]
         for lease_id, lease in self.leases.items():
             worker = self.workers.get(lease.worker_id)
@@ -133,7 +204,12 @@ class State:
                 broken.append(f"{worker.worker_id} is leased to nobody")
             if worker.phase is WorkerPhase.IDLE and (worker.gpus or worker.lease_id):
                 broken.append(f"{worker.worker_id} is idle and holds something")
-        broken.extend(f"{one} is held and ended" for one in self.leases if one in self.ended_leases)
+            if worker.phase is WorkerPhase.TERMINATING and worker.stop is None:
+                broken.append(f"{worker.worker_id} is to end and nothing sees to it")
+            if worker.phase is WorkerPhase.IDLE and worker.stop is not None:
+                broken.append(f"{worker.worker_id} is idle and on its way to its end")
+        held = (*self.leases, *self.bundles)
+        broken.extend(f"{one} is held and ended" for one in held if one in self.ended_leases)
         return broken
 
 

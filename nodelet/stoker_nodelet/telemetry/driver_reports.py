@@ -36,16 +36,19 @@ class DriverReports:
             return True
         return job.state.terminal
 
-    def report_exit(self, driver_exit: WorkerExit) -> None:
-        """Start to report a driver's end."""
-        self.background.spawn(self._report(driver_exit), name=f"finish-{driver_exit.job_id}")
+    def report_exit(self, driver_exit: WorkerExit, attempt: int) -> None:
+        """Start to report the end of a driver, that of an attempt of its job."""
+        work = self._report(driver_exit, attempt)
+        self.background.spawn(work, name=f"finish-{driver_exit.job_id}")
 
-    async def _report(self, driver_exit: WorkerExit) -> None:
+    async def _report(self, driver_exit: WorkerExit, attempt: int) -> None:
         report = FinishJob(
             state=final_state(driver_exit),
-            exit_code=driver_exit.exit_code,
+            exit_code=exit_code_of(driver_exit),
             message=message_of(driver_exit),
             node_id=driver_exit.node_id,
+            attempt=attempt,
+            preempted=driver_exit.preempted and driver_exit.exit_code != 0,
         )
         while True:
             try:
@@ -60,10 +63,22 @@ class DriverReports:
 
 
 def final_state(driver_exit: WorkerExit) -> JobState:
-    """Return the state of a job whose driver ended so: an end that was ordered is no failure."""
+    """Return the state of a job whose driver ended so: an end that was ordered is no failure.
+
+    One that is preempted fails, unless it has finished within its grace.
+    """
+    if driver_exit.preempted:
+        return JobState.SUCCEEDED if driver_exit.exit_code == 0 else JobState.FAILED
     if driver_exit.expected:
         return JobState.STOPPED
     return JobState.SUCCEEDED if driver_exit.exit_code == 0 else JobState.FAILED
+
+
+def exit_code_of(driver_exit: WorkerExit) -> int | None:
+    """Return the exit code of a driver, -N if signal N killed it; None for an end that was ordered."""
+    if driver_exit.signal is not None and not driver_exit.expected:
+        return -driver_exit.signal
+    return driver_exit.exit_code
 
 
 def message_of(driver_exit: WorkerExit) -> str:

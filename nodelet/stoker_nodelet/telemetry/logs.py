@@ -59,7 +59,8 @@ class LogFile:
     job_id: str = ""
     name: str = ""
     pid: int = 0
-    driver: bool = False
+    attempt: int = 0
+    """That of the job whose driver it is; 0 for a worker."""
     ended: bool = False
     times: WriteTimes = field(default_factory=WriteTimes)
 
@@ -75,21 +76,23 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """A choice of files: ``kind`` is ``worker``, ``driver`` or empty for both."""
+    """A choice of files: ``kind`` is ``worker``, ``driver`` or empty for both; ``attempt`` 0 is any."""
 
     job_id: str = ""
     worker_id: str = ""
     kind: str = ""
+    attempt: int = 0
 
     def matches(self, log: LogFile) -> bool:
         return (
             self.job_id in ("", log.job_id)
             and self.worker_id in ("", log.worker_id)
-            and self.kind in ("", "driver" if log.driver else "worker")
+            and self.kind in ("", "driver" if log.attempt else "worker")
+            and self.attempt in (0, log.attempt)
         )
 
     def is_complete(self, logs: list[LogFile]) -> bool:
-        """Return whether no other process can match: one was named, or a job's driver, which is one."""
+        """Return whether no other process can match: one was named, or a job's driver, one per attempt."""
         return bool(self.worker_id or (self.job_id and self.kind == "driver" and logs))
 
 

@@ -11,8 +11,9 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from stoker_nodelet import devices, process_tree
+from stoker_nodelet import process_tree
 from stoker_nodelet.core import WorkKind
+from stoker_nodelet.devices import limits
 from stoker_nodelet.workers.workers import Workers
 
 PERIOD_S = 0.5
@@ -79,7 +80,7 @@ def find_victims(monitored: list[MonitoredWorker], node_share: float) -> list[Vi
             victims.append(
                 Victim(one.worker_id, f"exceeded memory={one.limit_bytes} bytes (used {used})")
             )
-    total = devices.memory_limit_bytes()
+    total = limits.memory_limit_bytes()
     used = used_bytes(total)
     if not victims and used > node_share * total:
         tasks = [one for one in monitored if one.kind is WorkKind.TASK]

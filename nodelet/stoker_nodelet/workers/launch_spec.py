@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_nodelet.devices import visible_mask
+from stoker_nodelet.devices.inventory import visible_mask
 from stoker_nodelet.environments.environments import Environment
 from stoker_nodelet.kernels.cache import TRITON_VARIABLE
 from stoker_nodelet.workers.fork_client import ForkRequest
@@ -41,7 +41,7 @@ class LaunchSpec:
     def variables(self, identity: Identity) -> dict[str, str]:
         """Return the environment variables: of devices, threads and cache, then the job's own."""
         cpus = self.lease.resources.get("CPU", 0.0)
-        variables = {"CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus)}
+        variables = {"CUDA_VISIBLE_DEVICES": visible_mask(self.lease.gpus, identity.gpu_slices)}
         if self.lease.gpus and not identity.fake_gpus:
             variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order that NVML counts in
         if identity.triton_dir:
@@ -104,6 +104,7 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
         **launch.variables(identity),
         "STOKER_ADDRESS": identity.gcs_url,
         "STOKER_JOB_ID": driver.job_id,
+        "STOKER_JOB_ATTEMPT": str(driver.attempt),
         "STOKER_TOKEN": identity.token,
         **_id_variables(identity, worker_id),
         **driver.env,
@@ -115,7 +116,7 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
     variables["PATH"] = f"{os.path.dirname(environment.python)}{os.pathsep}{path_before}"
     return ForkRequest(
         worker_id=worker_id,
-        log_path=str(identity.driver_log(driver.job_id)),
+        log_path=str(identity.driver_log(driver.job_id, driver.attempt)),
         env=variables,
         cwd=environment.cwd,
         argv=("/bin/sh", "-c", driver.entrypoint),

@@ -7,23 +7,26 @@ Owned by ``Workers``, which alone calls it. Outcomes go back to the lease machin
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from stoker_nodelet import devices
-from stoker_nodelet.core import State, WorkerEntry, WorkerPhase
+from stoker_nodelet.core import Rung, State, WorkerEntry, WorkerPhase
 from stoker_nodelet.core.events import (
     AssignFailed,
     Event,
     ForkFailed,
     RetireAnswered,
+    StopAnswered,
     WorkerAssigned,
     WorkerForked,
     WorkerKillRequested,
 )
+from stoker_nodelet.devices import limits
 from stoker_nodelet.identity import Identity
 from stoker_nodelet.telemetry.logs import LogFile, Logs
 from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
@@ -35,13 +38,18 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.client.client import Client
-from stoker_wire.messages.cluster import WorkerSetup
+from stoker_wire.messages.cluster import StopNotice, StopReply, WorkerSetup
 from stoker_wire.messages.common import Address, Empty
 from stoker_wire.process.background import Background
 
+if TYPE_CHECKING:
+    from stoker_nodelet.core.commands import NotifyWorker
+
 _ASSIGN_S = 10.0
 _RETIRE_S = 5.0
-_DRIVER_END_S = 3.0
+_NOTICE_MARGIN_S = 5.0
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -107,14 +115,14 @@ class Processes:
         self.dispatch(WorkerForked(at_s=time.monotonic(), worker_id=worker_id, pid=pid))
         worker = self.state.workers.get(worker_id)
         if worker is not None and worker.phase is WorkerPhase.TERMINATING:
-            self.kill(worker_id)
+            self.terminate(worker_id, force=worker.stop is None or worker.stop.rung is Rung.KILL)
 
     def _add_log(self, worker_id: str, path: Path, launch: LaunchSpec | None) -> None:
         log = LogFile(worker_id, path)
         if launch is not None:
             log.job_id = launch.lease.job_id
             log.name = launch.name
-            log.driver = launch.spec.driver is not None
+            log.attempt = launch.spec.driver.attempt if launch.spec.driver is not None else 0
         self.logs.add(log)
 
     async def assign(self, worker_id: str, lease_id: str) -> None:
@@ -154,6 +162,7 @@ class Processes:
             lease=launch.lease if launch else None,
             actor=launch.spec.actor if launch else None,
             runtime_env=launch.spec.runtime_env if launch else None,
+            capture_child_tasks=launch.spec.capture_child_tasks if launch else False,
             arena_dir=str(self.identity.arena_dir),
             env_vars=launch.variables(self.identity) if launch is not None and late else {},
             sys_path=environment.sys_path if environment else (),
@@ -171,7 +180,7 @@ class Processes:
             leaves, uses_gpus = True, False
         except ConflictError as error:
             leaves = False
-            uses_gpus = bool(error.extra.get("runs")) or devices.in_use(process.pid)
+            uses_gpus = bool(error.extra.get("runs")) or limits.in_use(process.pid)
         except StokerError as error:
             if worker_id in self.state.workers:
                 reason = f"idle, and it does not answer: {error}"
@@ -198,23 +207,40 @@ class Processes:
             )
         return process.client
 
-    def kill(self, worker_id: str) -> None:
-        """End a worker and its descendants; a driver gets 3 s to leave by itself."""
-        process = self.living.get(worker_id)
+    async def notify(self, command: NotifyWorker) -> None:
+        """Give a worker notice of its end; say so when it has run its stop callbacks."""
+        worker_id, process = command.worker_id, self.living.get(command.worker_id)
         if process is None:
             return
-        if process.launch is not None and process.launch.spec.driver is not None:
-            self.background.spawn(self._stop_driver(worker_id, process), name=f"stop-{worker_id}")
-        else:
-            process.server.signal(worker_id, signal.SIGKILL)
-
-    async def _stop_driver(self, worker_id: str, process: Process) -> None:
-        process.server.signal(worker_id, signal.SIGTERM)
+        notice = StopNotice(
+            lease_id=command.lease_id, grace_s=command.grace_s, reason=command.reason
+        )
         try:
-            async with asyncio.timeout(_DRIVER_END_S):
-                await process.exited.wait()
-        except TimeoutError:
-            process.server.signal(worker_id, signal.SIGKILL)
+            reply = await self._client(process).call(
+                "POST",
+                "/v1/notice",
+                notice,
+                reply=StopReply,
+                timeout_s=command.grace_s + _NOTICE_MARGIN_S,
+                retry=False,
+            )
+        except StokerError as error:
+            _log.info("%s does not answer its notice: %s", worker_id, error)
+            return  # it ends at its time all the same
+        self.dispatch(
+            StopAnswered(
+                at_s=time.monotonic(),
+                worker_id=worker_id,
+                lease_id=command.lease_id,
+                callbacks=reply.callbacks,
+            )
+        )
+
+    def terminate(self, worker_id: str, *, force: bool) -> None:
+        """Tell a worker and its descendants to end, or with ``force`` end them."""
+        process = self.living.get(worker_id)
+        if process is not None:
+            process.server.signal(worker_id, signal.SIGKILL if force else signal.SIGTERM)
 
     def remove(self, worker_id: str) -> None:
         """Drop a process that has exited, with its socket and its client."""

@@ -14,7 +14,7 @@ import time
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
-from stoker_nodelet import devices, process_tree
+from stoker_nodelet import process_tree
 from stoker_nodelet.core import (
     LeaseTerms,
     State,
@@ -28,22 +28,34 @@ from stoker_nodelet.core.commands import (
     AssignWorker,
     Command,
     ForkWorker,
+    NotifyWorker,
+    ReadGpus,
     RefuseLease,
-    RefuseRelease,
+    RefuseOrder,
+    ReportGpus,
     RetireWorker,
     TerminateWorker,
 )
 from stoker_nodelet.core.events import (
+    AttemptEnded,
+    BundlesCommitted,
+    BundlesRequested,
+    CallbacksRegistered,
     Event,
+    GpuReleased,
+    JobDeleted,
     JobFinished,
     LeaseRequested,
     LeasesReleased,
+    LeasesStopped,
     Ticked,
     WorkerExited,
     WorkerKillRequested,
     WorkerRegistered,
     WorkerSpent,
 )
+from stoker_nodelet.devices import limits
+from stoker_nodelet.devices.signals import GpuSignals
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_nodelet.identity import NO_ADDRESS, Identity
@@ -57,7 +69,6 @@ from stoker_nodelet.workers.launch_spec import LaunchSpec
 from stoker_nodelet.workers.processes import Process, Processes
 from stoker_wire.errors import (
     ConflictError,
-    FencedError,
     NotFoundError,
     StokerError,
     error_for,
@@ -71,11 +82,13 @@ from stoker_wire.messages.cluster import (
     ReleaseLeases,
     StartedLease,
     StartLease,
+    StopLeases,
     Worker,
     WorkerExit,
     WorkerSetup,
     WorkerState,
 )
+from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -114,10 +127,14 @@ class Workers:
     member: asyncio.Event = field(default_factory=asyncio.Event)
     """Set while this node is registered with the gcs, and from when it leaves."""
     leaving: bool = False
+    gpus: GpuSignals = field(default_factory=GpuSignals)
     _waiting: dict[str, asyncio.Future[StartedLease]] = field(default_factory=dict)
+    _bundles: dict[str, Lease] = field(default_factory=dict)
     _preparing: list[str] = field(default_factory=list)
     """Jobs of the leases whose environments are being built."""
-    _oom_kills: int = field(default_factory=devices.oom_kills)
+    _ended_attempts: dict[str, int] = field(default_factory=dict)
+    """The last attempt that was ended here, by job."""
+    _oom_kills: int = field(default_factory=limits.oom_kills)
 
     def __post_init__(self, target: str) -> None:
         identity = self.identity
@@ -183,10 +200,33 @@ class Workers:
         )
         return await asyncio.shield(waiting)
 
+    async def hold_bundles(self, request: HoldBundles) -> None:
+        """Hold bundles of a placement group, all or none."""
+        await self.member.wait()
+        if self.leaving:
+            raise ConflictError(f"node {self.identity.node_id} is leaving the cluster")
+        self.dispatch(
+            BundlesRequested(
+                at_s=time.monotonic(),
+                leases=tuple(_terms_of(lease) for lease in request.leases),
+                epoch=request.epoch,
+                prepare=request.prepare,
+            )
+        )
+        self._bundles.update((lease.lease_id, lease) for lease in request.leases)
+
+    def commit_bundles(self, request: CommitBundles) -> CommittedBundles:
+        """Hold prepared bundles until they are released; return those that were not given up."""
+        self.dispatch(BundlesCommitted(lease_ids=request.lease_ids, epoch=request.epoch))
+        return CommittedBundles(
+            lease_ids=tuple(i for i in request.lease_ids if i in self.state.bundles)
+        )
+
     async def release(self, request: ReleaseLeases) -> None:
         """Release leases; return when the devices of their workers are free (or after 5 s)."""
         entries = [self.state.leases.get(lease_id) for lease_id in request.lease_ids]
         names = [entry.worker_id for entry in entries if entry is not None]
+        gpus = {index for entry in entries if entry is not None for index in entry.terms.gpus}
         self.dispatch(
             LeasesReleased(
                 at_s=time.monotonic(),
@@ -205,6 +245,25 @@ class Workers:
             async with asyncio.timeout(_RELEASE_S):
                 for gpus_free in ending:
                     await gpus_free.wait()
+                while self._are_left(gpus):
+                    await self.gpus.wait_read()
+
+    def _are_left(self, gpus: set[int]) -> bool:
+        """Return whether the memory of some of the GPUs may not be free yet."""
+        known = self.state.gpus
+        return any(known[one].left_at_s is not None for one in gpus if one in known)
+
+    def stop_leases(self, request: StopLeases) -> None:
+        """Preempt leases: notice now, the end of their workers when the grace has passed."""
+        self.dispatch(
+            LeasesStopped(
+                at_s=time.monotonic(),
+                lease_ids=request.lease_ids,
+                epoch=request.epoch,
+                grace_s=request.grace_s,
+                reason=request.reason,
+            )
+        )
 
     def _holds_devices(self, worker_id: str) -> bool:
         worker = self.state.workers.get(worker_id)
@@ -226,8 +285,10 @@ class Workers:
         )
         return self.processes.setup_of(worker, process)
 
-    def kill(self, worker_id: str, reason: str, *, oom: bool = False) -> None:
-        """End a worker and all that it started; its exit will say ``reason``."""
+    def kill(
+        self, worker_id: str, reason: str, *, oom: bool = False, in_order: bool = False
+    ) -> None:
+        """End a worker and all that it started, with notice if ``in_order``; its exit will say ``reason``."""
         if worker_id not in self.state.workers:
             if self.exits.get(worker_id) is None:
                 raise NotFoundError(f"{worker_id} is not a worker of this node")
@@ -235,18 +296,45 @@ class Workers:
         if oom and worker_id in self.processes.living:
             self.processes.living[worker_id].oom = True
         self.dispatch(
-            WorkerKillRequested(at_s=time.monotonic(), worker_id=worker_id, reason=reason)
+            WorkerKillRequested(
+                at_s=time.monotonic(), worker_id=worker_id, reason=reason, in_order=in_order
+            )
         )
+
+    def release_gpu(self, index: int) -> None:
+        """Put a quarantined GPU back to use."""
+        gpu = self.state.gpus.get(index)
+        if gpu is None or not gpu.quarantine:
+            raise NotFoundError(
+                f"GPU {index} of {self.identity.node_id} is not quarantined: there is nothing to release"
+            )
+        self.dispatch(GpuReleased(at_s=time.monotonic(), index=index))
 
     def mark_spent(self, worker_id: str) -> None:
         """Give a worker no other lease: it takes no more calls."""
         self.dispatch(WorkerSpent(worker_id=worker_id))
+
+    def mark_callbacks(self, worker_id: str) -> None:
+        """Give a worker notice before its end: its code has something to save."""
+        self.dispatch(CallbacksRegistered(worker_id=worker_id))
 
     def finish_job(self, job_id: str) -> None:
         """End the processes of a finished job and free its objects."""
         self.dispatch(JobFinished(at_s=time.monotonic(), job_id=job_id))
         self.objects.free_job(job_id, keep_owners=self._actor_owners())
         self.folders.ended(job_id)
+        self._ended_attempts.pop(job_id, None)
+
+    def end_attempt(self, job_id: str, attempt: int) -> None:
+        """End what an attempt of a job has left here, unless that was done before."""
+        if attempt > self._ended_attempts.get(job_id, 0):
+            self._ended_attempts[job_id] = attempt
+            self.dispatch(AttemptEnded(at_s=time.monotonic(), job_id=job_id))
+            self.objects.free_job(job_id, keep_owners=self._actor_owners())
+
+    def forget_job(self, job_id: str) -> None:
+        """Forget a job that is deleted: another may have its id."""
+        self.dispatch(JobDeleted(job_id=job_id))
 
     async def sweep_folders(self) -> None:
         """Remove, again and again, the folders of jobs that ended long ago and run nothing here."""
@@ -275,7 +363,16 @@ class Workers:
 
     def held_leases(self) -> HeldLeases:
         """Return all leases, for a scheduler that rebuilds its view."""
-        leases = []
+        leases = [
+            HeldLease(
+                lease=self._bundles[lease_id],
+                worker_id="",
+                address=NO_ADDRESS,
+                pid=0,
+                prepared=bundle.prepared_at_s is not None,
+            )
+            for lease_id, bundle in self.state.bundles.items()
+        ]
         for lease_id, entry in self.state.leases.items():
             worker = self.state.workers.get(entry.worker_id)
             leases.append(
@@ -309,13 +406,15 @@ class Workers:
     # Commands
 
     def dispatch(self, event: Event) -> None:
-        """Step the lease machine and execute its commands; FencedError for a release that it refuses."""
+        """Step the lease machine and execute its commands; StokerError for an order that it refuses."""
         for command in step(self.state, event):
             self._execute(command)
         if len(self.processes.launches) > len(self.state.leases):
             self.processes.launches = {
                 k: v for k, v in self.processes.launches.items() if k in self.state.leases
             }
+        if len(self._bundles) > len(self.state.bundles):
+            self._bundles = {k: v for k, v in self._bundles.items() if k in self.state.bundles}
 
     def _execute(self, command: Command) -> None:
         match command:
@@ -330,17 +429,24 @@ class Workers:
             case RetireWorker():
                 work = self.processes.retire(command.worker_id)
                 self.background.spawn(work, name=f"retire-{command.worker_id}")
+            case NotifyWorker():
+                work = self.processes.notify(command)
+                self.background.spawn(work, name=f"notice-{command.worker_id}")
             case TerminateWorker():
-                self.processes.kill(command.worker_id)
+                self.processes.terminate(command.worker_id, force=command.force)
             case AnnounceLease():
                 self._announce(command.lease_id)
             case RefuseLease():
                 waiting = self._waiting.pop(command.lease_id, None)
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(error_for(command.code, command.message))
-            case RefuseRelease():
+            case ReadGpus():
+                self.gpus.wanted.set()
+            case ReportGpus():
+                self.gpus.to_report.set()
+            case RefuseOrder():
                 # The only command of its step, which the request has made that is to be answered.
-                raise FencedError(command.message)
+                raise error_for(command.code, command.message)
             case _:
                 assert_never(command)
 
@@ -374,6 +480,7 @@ class Workers:
         process = self.processes.living.get(worker_id)
         if worker is None or process is None:
             return
+        log = self.logs.get(worker_id)
         worker_exit = self._forensics(fork_exit, worker, process)
         owner_ids = self._owner_ids(worker_id)
         self.logs.end(worker_id)
@@ -383,17 +490,19 @@ class Workers:
         cause = "\n".join((worker_exit.cause, *worker_exit.last_log_lines[-10:]))
         self.dispatch(WorkerExited(at_s=time.monotonic(), worker_id=worker_id, cause=cause))
         self.exits.add(worker_exit)
-        if worker.kind is WorkKind.DRIVER:
-            self.driver_reports.report_exit(worker_exit)
+        if log is not None and log.attempt:
+            self.driver_reports.report_exit(worker_exit, log.attempt)
 
     def _forensics(self, fork_exit: ForkExit, worker: WorkerEntry, process: Process) -> WorkerExit:
-        expected = worker.phase is WorkerPhase.TERMINATING and not process.oom
-        killed_for = worker.reason if worker.phase is WorkerPhase.TERMINATING else ""
+        preempted = worker.stop is not None and worker.stop.preempted and not process.oom
+        ending = worker.phase is WorkerPhase.TERMINATING or preempted
+        expected = ending and not process.oom
+        killed_for = worker.reason if ending else ""
         kernel_oom = False
         if fork_exit.status == signal.SIGKILL and not killed_for:
-            count = devices.oom_kills()
+            count = limits.oom_kills()
             kernel_oom, self._oom_kills = count > self._oom_kills, count
-        ending = describe(fork_exit.status, killed_for=killed_for, kernel_oom=kernel_oom)
+        how = describe(fork_exit.status, killed_for=killed_for, kernel_oom=kernel_oom)
         return WorkerExit(
             worker_id=fork_exit.worker_id,
             node_id=self.identity.node_id,
@@ -401,13 +510,14 @@ class Workers:
             lease_id=worker.lease_id,
             actor_id=worker.actor_id,
             pid=fork_exit.pid,
-            exit_code=ending.exit_code,
-            signal=ending.signal,
+            exit_code=how.exit_code,
+            signal=how.signal,
             oom=process.oom or kernel_oom,
             expected=expected,
+            preempted=preempted,
             peak_rss_bytes=fork_exit.peak_rss_bytes,
             at_s=time.time(),
-            cause=ending.cause,
+            cause=how.cause,
             last_log_lines=self.logs.tail(fork_exit.worker_id, LOG_LINES),
         )
 

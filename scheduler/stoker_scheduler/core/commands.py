@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stoker_scheduler.core.model.devices import Shares
+from stoker_scheduler.core.model.requirements import Requirements
 
 
 class RejectReason(StrEnum):
@@ -18,6 +19,7 @@ class RejectReason(StrEnum):
     START_FAILED = "start_failed"
     JOB_FINISHED = "job_finished"
     OWNER_LOST = "owner_lost"
+    GROUP_REMOVED = "group_removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,26 @@ class StartWorker:
     request_id: str
     node_id: str
     gpus: Shares
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldBundles:
+    """Order to have the nodelet hold bundles; answered by BundlesHeld, or LeaseStartFailed for each.
+
+    With ``prepare`` it gives them up unless CommitBundles follows soon.
+    """
+
+    lease_ids: tuple[str, ...]
+    node_id: str
+    prepare: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitBundles:
+    """Order to have the nodelet keep prepared bundles; answered by BundlesCommitted, or BundlesLost."""
+
+    lease_ids: tuple[str, ...]
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,11 +90,37 @@ class Preempt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StopLease:
+    """Order to have the nodelet end the lease's worker in ``grace_s``, with notice; nothing answers it."""
+
+    lease_id: str
+    node_id: str
+    grace_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptGroup:
+    """Order to have the gcs ask for all bundles of a group again; the lease holds one that it has."""
+
+    group_id: str
+    lease_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
     """Notice to an owner that leases are gone."""
 
     owner_id: str
     lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskExtenders:
+    """Order to ask the extenders that the requirements name about the nodes for them."""
+
+    requirements: Requirements
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +130,20 @@ class WakeAt:
     at_s: float
 
 
-Command = StartWorker | ReleaseLease | Reply | Reject | Preempt | Lost | WakeAt
+Command = (
+    StartWorker
+    | HoldBundles
+    | CommitBundles
+    | ReleaseLease
+    | Reply
+    | Reject
+    | Preempt
+    | StopLease
+    | PreemptGroup
+    | Lost
+    | AskExtenders
+    | WakeAt
+)
 
 Outbox = list[Command]
 """The commands of one step so far. Whatever decides something appends to it what follows."""

@@ -11,16 +11,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stoker_scheduler.core.model.devices import Shares
+from stoker_scheduler.core.model.extenders import ExtenderAnswer
+from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.model.nodes import NodeSpec
-from stoker_scheduler.core.model.requirements import Requirements
+from stoker_scheduler.core.model.queues import DEFAULT_QUEUE, QueueSpec
+from stoker_scheduler.core.model.requirements import ANY_BUNDLE, Requirements
 
 
 class Kind(StrEnum):
-    """The purpose of a leased worker; the values are those of the wire."""
+    """The purpose of a lease's worker; the values are those of the wire."""
 
     TASK = "task"
     ACTOR = "actor"
     DRIVER = "driver"
+    BUNDLE = "bundle"
+    """No worker: the lease holds resources, for the leases of a placement group."""
 
 
 class StartFailure(StrEnum):
@@ -61,6 +66,24 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankSlow:
+    """The report that a rank, which ``rank`` names among those of all jobs, is slow on its node."""
+
+    at_s: float
+    node_id: str
+    rank: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtendersAnswered:
+    """The answer of the extenders about the nodes for requirements; theirs, or what stands in for it."""
+
+    at_s: float
+    requirements: Requirements
+    answer: ExtenderAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAdopted:
     """A nodelet's report of a lease that an earlier scheduler granted."""
 
@@ -77,6 +100,39 @@ class LeaseAdopted:
     blocked: bool = False
     actor_id: str = ""
     name: str = ""
+    group_id: str = ""
+    bundle: int = ANY_BUNDLE
+    user: str = ""
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    preemptible: bool = False
+    preemption_grace_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuesChanged:
+    """The queues that there are from now on."""
+
+    at_s: float
+    queues: tuple[QueueSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAdded:
+    """A placement group that the gcs has; with its bundles, or some, still to be requested."""
+
+    at_s: float
+    group_id: str
+    job_id: str
+    gang: Gang
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRemoved:
+    """The end of a placement group: its bundles are released, and what is in them is killed."""
+
+    at_s: float
+    group_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,14 +141,16 @@ class LeaseRequested:
 
     ``class_key`` is equal for requests whose leases may serve each other (same demand, and for an
     actor the same start of the same actor). ``kernels`` is the kernel set that its work runs, ``setup``
-    says what its environment needs installed first.
+    says what its environment needs installed first. A :class:`Gang` is requested once, of kind BUNDLE:
+    bundle i of it is number ``indices[i]`` of the placement group. It waits in ``queue``, for a job of
+    ``user``. Its leases may be ended while they are in use if it is ``preemptible``.
     """
 
     at_s: float
     request_id: str
     owner_id: str
     job_id: str
-    requirements: Requirements
+    requirements: Requirements | Gang
     class_key: str
     count: int
     deadline_s: float
@@ -104,6 +162,19 @@ class LeaseRequested:
     actor_id: str = ""
     kernels: str = ""
     setup: str = ""
+    group_id: str = ""
+    indices: tuple[int, ...] = ()
+    user: str = ""
+    queue: str = DEFAULT_QUEUE
+    preemptible: bool = False
+    preemption_grace_s: float | None = None
+
+    @property
+    def belongs_to(self) -> tuple[str, str, str]:
+        """Its owner, job and placement group, whose end is its end."""
+        requirements = self.requirements
+        inside = "" if isinstance(requirements, Gang) else requirements.group_id
+        return self.owner_id, self.job_id, self.group_id or inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +191,30 @@ class LeaseStarted:
 
     at_s: float
     lease_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundlesHeld:
+    """The nodelet holds the bundles; those that it only prepared, for a while."""
+
+    at_s: float
+    lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundlesCommitted:
+    """The nodelet keeps the bundles until they are released."""
+
+    at_s: float
+    lease_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundlesLost:
+    """The nodelet gave the bundles up before they were committed."""
+
+    at_s: float
+    lease_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +280,14 @@ class OwnerLost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobAdded:
+    """A new job; its id may be that of one that ended and was deleted."""
+
+    at_s: float
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFinished:
     """The end of a job, with all that it has and waits for, but for actors that the gcs owns."""
 
@@ -212,10 +315,18 @@ Event = (
     NodeJoined
     | NodeChanged
     | NodeLost
+    | RankSlow
+    | ExtendersAnswered
     | LeaseAdopted
+    | QueuesChanged
+    | GroupAdded
+    | GroupRemoved
     | LeaseRequested
     | LeaseRequestCancelled
     | LeaseStarted
+    | BundlesHeld
+    | BundlesCommitted
+    | BundlesLost
     | LeaseStartFailed
     | LeaseReleased
     | LeaseEnded
@@ -223,6 +334,7 @@ Event = (
     | LeaseUnblocked
     | OwnerPolled
     | OwnerLost
+    | JobAdded
     | JobFinished
     | WorkerExited
     | Tick

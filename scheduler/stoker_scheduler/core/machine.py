@@ -10,19 +10,28 @@ from __future__ import annotations
 from typing import assert_never
 
 from stoker_scheduler.core import events as ev
-from stoker_scheduler.core.commands import Lost, Outbox, Reject, RejectReason, Reply, WakeAt
-from stoker_scheduler.core.leases.lease import Phase
+from stoker_scheduler.core.commands import (
+    CommitBundles,
+    Lost,
+    Outbox,
+    Reject,
+    RejectReason,
+    Reply,
+    WakeAt,
+)
+from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.leases.lifecycle import (
     attach,
     attach_orphans,
     detach,
     end_request,
     grant,
+    lease_ended,
     mark_lost,
     must_kill,
     reject,
     release,
-    remove_lease,
+    release_incomplete,
     set_blocked,
 )
 from stoker_scheduler.core.leases.membership import (
@@ -30,15 +39,21 @@ from stoker_scheduler.core.leases.membership import (
     node_changed,
     node_joined,
     node_lost,
+    rank_slow,
 )
+from stoker_scheduler.core.model.gangs import Gang
+from stoker_scheduler.core.model.groups import PlacementGroup
 from stoker_scheduler.core.model.nodes import ANY_ENV, Backoff
-from stoker_scheduler.core.queueing.cycle import run_cycle
+from stoker_scheduler.core.queueing.cycle import assign_at_once, run_cycle
+from stoker_scheduler.core.queueing.extenders import ask_extenders, extenders_answered
 from stoker_scheduler.core.queueing.queue import PendingRequest, account_of, outlives_job
 from stoker_scheduler.core.state import State, Timer
 from stoker_scheduler.core.timers import run_timers
 
 REMEMBER_JOBS = 10_000
 """Finished jobs whose late requests are rejected."""
+REMEMBER_GROUPS = 10_000
+"""Removed placement groups whose late requests are rejected."""
 MAX_BACKOFF_ENVS = 64
 """Runtime environments per node whose failed starts are remembered."""
 
@@ -48,8 +63,16 @@ def step(state: State, event: ev.Event) -> Outbox:
     outbox: Outbox = []
     state.at_s = max(state.at_s, event.at_s)
     _handle(state, event, outbox)
+    if state.incomplete:
+        release_incomplete(state, outbox)
     run_cycle(state, outbox)
-    _settle(state, outbox)
+    if state.unsettled and _settle(state, outbox):
+        run_cycle(state, outbox)
+    if state.incomplete:
+        release_incomplete(state, outbox)
+    waits = state.queue.blocked or state.reserved
+    if waits and not isinstance(event, (ev.Tick, ev.OwnerPolled)):
+        state.set_review(state.at_s + state.policy.preemption_pause_s)
     timers = state.timers
     if timers and timers[0][0] < state.wake_at_s:
         state.wake_at_s = timers[0][0]
@@ -84,8 +107,26 @@ def _handle(state: State, event: ev.Event, outbox: Outbox) -> None:
             _worker_exited(state, event, outbox)
         case ev.OwnerLost():
             _owner_lost(state, event, outbox)
+        case ev.JobAdded():
+            state.finished_jobs.pop(event.job_id, None)
         case ev.JobFinished():
             _job_finished(state, event, outbox)
+        case ev.BundlesHeld():
+            _bundles_held(state, event)
+        case ev.BundlesCommitted():
+            _bundles_committed(state, event)
+        case ev.BundlesLost():
+            _bundles_lost(state, event, outbox)
+        case ev.QueuesChanged():
+            _queues_changed(state, event)
+        case ev.GroupAdded():
+            _group_added(state, event)
+        case ev.GroupRemoved():
+            _group_removed(state, event, outbox)
+        case ev.RankSlow():
+            rank_slow(state, event)
+        case ev.ExtendersAnswered():
+            extenders_answered(state, event)
         case ev.LeaseAdopted():
             lease_adopted(state, event, outbox)
         case ev.NodeJoined():
@@ -98,17 +139,42 @@ def _handle(state: State, event: ev.Event, outbox: Outbox) -> None:
             assert_never(event)
 
 
-def _settle(state: State, outbox: Outbox) -> None:
-    """Grant the requests that have nothing starting; let the others linger for what is."""
+def _settle(state: State, outbox: Outbox) -> bool:
+    """Grant the requests that have nothing starting; let the others linger for what is.
+
+    Return whether a gang was granted: what waits for its bundles may go into them now.
+    """
+    opened = False
     for request_id in list(state.unsettled):
         pending = state.pending.get(request_id)
         if pending is None or not pending.ready:
             continue
-        if not pending.starting:
+        if isinstance(pending.requirements, Gang):
+            opened |= _settle_gang(state, pending, outbox)
+        elif not pending.starting:
             grant(state, pending, outbox)
         else:
             state.set_timer(state.at_s + state.policy.linger_s, Timer.LINGER, request_id)
     state.unsettled.clear()
+    return opened
+
+
+def _settle_gang(state: State, pending: PendingRequest, outbox: Outbox) -> bool:
+    """Grant a gang that is ready, and committed if its bundles are on more nodes than one."""
+    if pending.starting or pending.committing:
+        return False
+    ready = [state.leases[lease_id] for lease_id in pending.ready]
+    if len({lease.node_id for lease in ready}) == 1 or pending.is_committed:
+        grant(state, pending, outbox)
+        return True
+    pending.is_committed = True
+    pending.committing = dict.fromkeys(pending.ready)
+    on_node: dict[str, list[str]] = {}
+    for lease in ready:
+        on_node.setdefault(lease.node_id, []).append(lease.lease_id)
+    for node_id, lease_ids in on_node.items():
+        outbox.append(CommitBundles(lease_ids=tuple(lease_ids), node_id=node_id))
+    return False
 
 
 # Requests
@@ -122,9 +188,10 @@ def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> 
     answer = state.answers.get(event.request_id)
     if answer is not None:
         held = [lease_id for lease_id in answer.lease_ids if _is_held(state, lease_id)]
-        if held:
+        # The leader before may not have told all nodes: a part of a gang is of no use.
+        if len(held) >= len(event.indices) and held:
             # A leader before this one may have replaced leases that its nodes kept; those expire.
-            again = tuple(held[: event.count])
+            again = tuple(held[: max(event.count, len(event.indices))])
             outbox.append(Reply(request_id=event.request_id, lease_ids=again))
             return
     if event.job_id in state.finished_jobs and not outlives_job(event.kind, event.owner_id):
@@ -133,23 +200,43 @@ def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> 
             Reject(request_id=event.request_id, reason=RejectReason.JOB_FINISHED, text=text)
         )
         return
-    account = account_of(event.owner_id, event.job_id)
+    _, _, group_id = event.belongs_to
+    if group_id in state.removed_groups:
+        text = f"placement group {group_id} was removed"
+        outbox.append(
+            Reject(request_id=event.request_id, reason=RejectReason.GROUP_REMOVED, text=text)
+        )
+        return
+    account = account_of(event)
+    state.tenants.add(account, state.usage)
     pending = PendingRequest(
         request=event,
         account=account,
         seq=state.next_number(),
         since_s=state.queue.since(account, event.class_key, state.at_s),
         deadline_s=event.deadline_s,
-        wanted=event.count,
     )
+    if isinstance(event.requirements, Gang):
+        _give_up_bundles(state, event)
     state.pending[event.request_id] = pending
-    attach_orphans(state, pending)
-    if pending.wanted:
-        state.queue.add(pending)
-        if not state.share(account):
-            # An account that has nothing does not wait for the next look at busy leases.
-            state.preemption_checked.pop(pending.requirements, None)
+    state.request_index.add(event.request_id, *event.belongs_to)
+    if event.requirements.extenders:
+        ask_extenders(state, event.requirements, outbox)
+    wanted = event.count - attach_orphans(state, pending, event.count)
+    state.queue.want(pending, wanted - assign_at_once(state, pending, wanted, outbox))
+    if pending.wanted and not state.share(account):
+        # An account that has nothing does not wait for the next look at busy leases.
+        state.preemption_checked.pop(pending.requirements, None)
     state.set_timer(event.deadline_s, Timer.DEADLINE, event.request_id)
+
+
+def _give_up_bundles(state: State, event: ev.LeaseRequested) -> None:
+    """Have the bundles released that the gcs asks for again: a part of a gang, or from before a loss."""
+    group = state.groups.get(event.group_id)
+    for index in event.indices if group is not None else ():
+        place = group.bundles.get(index) if group is not None else None
+        if place is not None:
+            state.incomplete[place.bundle_lease_id] = None
 
 
 def _is_held(state: State, lease_id: str) -> bool:
@@ -168,8 +255,11 @@ def _request_cancelled(state: State, event: ev.LeaseRequestCancelled) -> None:
 
 def _lease_started(state: State, event: ev.LeaseStarted) -> None:
     lease = state.leases.get(event.lease_id)
-    if lease is None or lease.phase is not Phase.STARTING:
-        return
+    if lease is not None and lease.phase is Phase.STARTING:
+        _ready(state, lease)
+
+
+def _ready(state: State, lease: LeaseState) -> None:
     lease.move(Phase.READY)
     state.starting.discard(lease)
     node = state.nodes[lease.node_id]
@@ -184,13 +274,11 @@ def _lease_started(state: State, event: ev.LeaseStarted) -> None:
         return
     state.set_timer(state.at_s + state.policy.lease_ttl_s, Timer.ORPHAN, lease.lease_id)
     subqueue = state.queue.subqueues.get(lease.requirements)
-    waiting = subqueue.accounts.get(lease.account, {}) if subqueue is not None else {}
-    for other in waiting.values():
+    waiting = subqueue.accounts.get(lease.account) if subqueue is not None else None
+    for other in waiting or ():
         if other.request.class_key == lease.class_key:
             attach(state, lease, other)
-            other.wanted -= 1
-            if other.wanted == 0:
-                state.queue.discard(other)
+            state.queue.want(other, other.wanted - 1)
             return
 
 
@@ -235,7 +323,7 @@ def _lease_released(state: State, event: ev.LeaseReleased, outbox: Outbox) -> No
 def _lease_ended(state: State, event: ev.LeaseEnded) -> None:
     lease = state.leases.get(event.lease_id)
     if lease is not None and lease.phase is Phase.RELEASING:
-        remove_lease(state, lease)
+        lease_ended(state, lease)
 
 
 def _lease_blocked(state: State, lease_id: str, blocked: bool) -> None:
@@ -248,6 +336,63 @@ def _worker_exited(state: State, event: ev.WorkerExited, outbox: Outbox) -> None
     lease = state.leases.get(event.lease_id)
     if lease is not None:
         mark_lost(state, lease, outbox)
+
+
+# Placement groups
+
+
+def _bundles_held(state: State, event: ev.BundlesHeld) -> None:
+    for lease_id in event.lease_ids:
+        lease = state.leases.get(lease_id)
+        if lease is not None and lease.phase is Phase.STARTING:
+            _ready(state, lease)
+
+
+def _bundles_committed(state: State, event: ev.BundlesCommitted) -> None:
+    for lease_id in event.lease_ids:
+        lease = state.leases.get(lease_id)
+        pending = state.pending.get(lease.request_id) if lease is not None else None
+        if pending is not None and lease_id in pending.committing:
+            del pending.committing[lease_id]
+            state.unsettled[pending.request_id] = None
+
+
+def _bundles_lost(state: State, event: ev.BundlesLost, outbox: Outbox) -> None:
+    for lease_id in event.lease_ids:
+        lease = state.leases.get(lease_id)
+        if lease is not None:
+            reason = "its nodelet gave it up before it was committed"
+            release(state, lease, outbox, kill=True, reason=reason, notify=True)
+
+
+def _group_added(state: State, event: ev.GroupAdded) -> None:
+    if event.group_id not in state.groups and event.group_id not in state.removed_groups:
+        group = PlacementGroup(event.group_id, event.job_id, event.gang)
+        state.groups[event.group_id] = group
+        state.review_due = True
+
+
+def _group_removed(state: State, event: ev.GroupRemoved, outbox: Outbox) -> None:
+    group_id = event.group_id
+    state.removed_groups[group_id] = None
+    if len(state.removed_groups) > REMEMBER_GROUPS:
+        del state.removed_groups[next(iter(state.removed_groups))]
+    text = f"placement group {group_id} was removed"
+    for request_id in state.request_index.of(group_id):
+        reject(state, state.pending[request_id], RejectReason.GROUP_REMOVED, text, outbox)
+    for lease_id in state.lease_index.of(group_id):
+        release(state, state.leases[lease_id], outbox, kill=True, reason=text, notify=True)
+    state.groups.pop(group_id, None)
+    state.review_due = True
+
+
+# Queues
+
+
+def _queues_changed(state: State, event: ev.QueuesChanged) -> None:
+    waiting = [pending.account for pending in state.pending.values()]
+    state.tenants.change(event.queues, state.usage, waiting)
+    state.review_due = True
 
 
 # Owners and jobs
@@ -267,6 +412,7 @@ def _owner_polled(state: State, event: ev.OwnerPolled, outbox: Outbox) -> None:
             lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
         lease.idle = lease_id in idle
         if lease.idle and not lease.preempted:
+            state.idle_grew |= lease_id not in state.idle
             state.idle[lease_id] = None
         else:
             state.idle.pop(lease_id, None)
@@ -275,13 +421,12 @@ def _owner_polled(state: State, event: ev.OwnerPolled, outbox: Outbox) -> None:
 
 
 def _owner_lost(state: State, event: ev.OwnerLost, outbox: Outbox) -> None:
-    for pending in list(state.pending.values()):
-        if pending.request.owner_id == event.owner_id:
-            text = f"owner {event.owner_id} is gone"
-            reject(state, pending, RejectReason.OWNER_LOST, text, outbox)
-    for lease in list(state.leases.values()):
-        if lease.owner_id == event.owner_id:
-            release(state, lease, outbox, kill=True, reason="its owner is gone", notify=False)
+    text = f"owner {event.owner_id} is gone"
+    for request_id in state.request_index.of(event.owner_id):
+        reject(state, state.pending[request_id], RejectReason.OWNER_LOST, text, outbox)
+    for lease_id in state.lease_index.of(event.owner_id):
+        lease = state.leases[lease_id]
+        release(state, lease, outbox, kill=True, reason="its owner is gone", notify=False)
 
 
 def _job_finished(state: State, event: ev.JobFinished, outbox: Outbox) -> None:
@@ -289,13 +434,14 @@ def _job_finished(state: State, event: ev.JobFinished, outbox: Outbox) -> None:
     finished[job_id] = state.at_s
     if len(finished) > REMEMBER_JOBS:
         del finished[next(iter(finished))]
-    for pending in list(state.pending.values()):
-        request = pending.request
-        if request.job_id == job_id and not outlives_job(request.kind, request.owner_id):
-            text = f"job {job_id} is finished"
+    text = f"job {job_id} is finished"
+    for request_id in state.request_index.of(job_id):
+        pending = state.pending[request_id]
+        if not outlives_job(pending.request.kind, pending.request.owner_id):
             reject(state, pending, RejectReason.JOB_FINISHED, text, outbox)
-    for lease in list(state.leases.values()):
-        if lease.job_id == job_id and not outlives_job(lease.kind, lease.owner_id):
+    for lease_id in state.lease_index.of(job_id):
+        lease = state.leases[lease_id]
+        if not outlives_job(lease.kind, lease.owner_id):
             release(state, lease, outbox, kill=True, reason="its job is finished", notify=True)
 
 

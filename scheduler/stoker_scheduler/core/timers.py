@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import heapq
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
+from stoker_scheduler.core.commands import PreemptGroup
+from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.leases.lifecycle import end_wait, grant, must_kill, release
+from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.explain import waiting_note
+from stoker_scheduler.core.queueing.extenders import expire_answers
 from stoker_scheduler.core.state import State, Timer
 
 if TYPE_CHECKING:
@@ -31,8 +36,20 @@ def run_timers(state: State, outbox: Outbox) -> None:
                 _orphan_due(state, subject, outbox)
             case Timer.BACKOFF:
                 _backoff_passed(state, subject)
+            case Timer.SLOW_RANK:
+                _slow_rank_forgotten(state, subject)
+            case Timer.EXTENDERS:
+                expire_answers(state, outbox)
+            case Timer.STOP:
+                _stop_due(state, subject, outbox)
+            case Timer.RATE:
+                state.rate_due_s.pop(subject, None)
+                state.wake_held(subject)
             case Timer.CYCLE:
-                pass  # the cycle runs after every event
+                state.review_due = True
+            case Timer.REVIEW:
+                state.review_due = True
+                state.review_at_s = math.inf
             case _:
                 assert_never(timer)
 
@@ -44,10 +61,10 @@ def _deadline_passed(state: State, request_id: str, outbox: Outbox) -> None:
     if pending.deadline_s > state.at_s:
         state.set_timer(pending.deadline_s, Timer.DEADLINE, request_id)
         return
-    if pending.ready:
+    if pending.ready and not isinstance(pending.requirements, Gang):
         grant(state, pending, outbox)
         return
-    if pending.starting:
+    if pending.starting or pending.committing:
         # A worker is on its way: grant it rather than have the owner request it again.
         late_s = pending.deadline_s + state.policy.start_grace_s
         if state.at_s < late_s:
@@ -74,6 +91,20 @@ def _expiry_due(state: State, lease_id: str, outbox: Outbox) -> None:
     release(state, lease, outbox, kill=True, reason=reason, notify=True)
 
 
+def _stop_due(state: State, lease_id: str, outbox: Outbox) -> None:
+    """Kill what a nodelet was told to end, and did not: it may not have been told."""
+    lease = state.leases.get(lease_id)
+    if lease is None or not lease.stop_reason or lease.phase is not Phase.HELD:
+        return
+    if lease.kind is Kind.BUNDLE:
+        # The gcs decides what exists: it asks for the bundles again, and those here are given up.
+        outbox.append(
+            PreemptGroup(group_id=lease.group_id, lease_id=lease_id, reason=lease.stop_reason)
+        )
+    else:
+        release(state, lease, outbox, kill=True, reason=lease.stop_reason, notify=True)
+
+
 def _orphan_due(state: State, lease_id: str, outbox: Outbox) -> None:
     lease = state.leases.get(lease_id)
     if lease is not None and lease_id in state.orphaned:
@@ -89,3 +120,13 @@ def _backoff_passed(state: State, node_id: str) -> None:
         if backoff.cause and backoff.until_s <= state.at_s:
             node.backoffs[env] = replace(backoff, cause="")
             state.mark_dirty(node_id)
+
+
+def _slow_rank_forgotten(state: State, node_id: str) -> None:
+    node = state.nodes.get(node_id)
+    if node is None:
+        return
+    for rank, until_s in list(node.slow_ranks.items()):
+        if until_s <= state.at_s:
+            del node.slow_ranks[rank]
+    state.mark_dirty(node_id)

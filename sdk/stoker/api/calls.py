@@ -156,7 +156,10 @@ def cancel(
 
 
 def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
-    """End an actor at once: its unfinished calls raise ``ActorDiedError``."""
+    """End an actor at once: its unfinished calls raise ``ActorDiedError``.
+
+    Its ``stoker.on_stop`` callbacks, if it has any, may run for 5 s.
+    """
     from stoker.runtime.actors.handle import ActorHandle
 
     if not isinstance(actor, ActorHandle):
@@ -244,10 +247,11 @@ def get_gpu_ids() -> list[int]:
 
 def nodes() -> list[dict[str, Any]]:
     """Return the cluster's nodes, living and dead, as the HTTP API shows them."""
-    return _items("/v1/nodes")
+    return list_all("/v1/nodes")
 
 
-def _items(path: str, **filters: str) -> list[dict[str, Any]]:
+def list_all(path: str, **filters: str) -> list[dict[str, Any]]:
+    """Return all items of a list of the HTTP API."""
     runtime = current.runtime()
     items: list[dict[str, Any]] = []
     cursor = ""
@@ -288,7 +292,7 @@ def timeline(filename: str | None = None) -> list[dict[str, Any]]:
     runtime.io.run(runtime.events.forward(), _CALL_S)
     from stoker.api.trace import trace_events
 
-    events = trace_events(_items("/v1/tasks", job_id=runtime.job.job_id))
+    events = trace_events(list_all("/v1/tasks", job_id=runtime.job.job_id))
     if filename:
         with open(filename, "wb") as file:
             file.write(msgspec.json.encode(events))

@@ -60,6 +60,8 @@ def init(
     labels: Mapping[str, str] | None = None,
     namespace: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
+    queue: str | None = None,
+    priority: int = 0,
     token: str | None = None,
     port: int = 0,
     log_to_driver: bool | None = None,
@@ -71,7 +73,8 @@ def init(
     ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
     process. ``"http://host:port"`` joins one that runs (its token from ``token`` or
     ``STOKER_TOKEN``), and ``"auto"`` that of ``STOKER_ADDRESS``, else the newest that ``stoker start
-    --head`` started here. Raises UnavailableError where a cluster's scheduler cannot be reached.
+    --head`` started here. All that this driver starts waits in ``queue`` (``stoker queue list``), with
+    ``priority`` added to its own. Raises UnavailableError where a cluster's scheduler cannot be reached.
     """
     with LIFECYCLE.lock:
         if (current := maybe_runtime()) is not None:
@@ -90,8 +93,9 @@ def init(
             "labels": labels,
         }
         node_options, port = checked_node_options(node_options), checked_port(port)
+        driver_options = _DriverOptions(namespace, runtime_env, queue, priority, log_to_driver)
         if address is None:
-            return _init_local(node_options, port, namespace, runtime_env, log_to_driver)
+            return _init_local(node_options, port, driver_options)
         given = [name for name, value in node_options.items() if value is not None]
         if given:
             raise BadRequestError(
@@ -99,15 +103,21 @@ def init(
                 f"{address!r} names one that runs already",
                 field=given[0],
             )
-        return _init_remote(address, token, namespace, runtime_env, log_to_driver)
+        return _init_remote(address, token, driver_options)
+
+
+class _DriverOptions(NamedTuple):
+    """The user's options for the job that this process becomes."""
+
+    namespace: str | None
+    runtime_env: Mapping[str, Any] | None
+    queue: str | None
+    priority: int
+    log_to_driver: bool | None
 
 
 def _init_local(
-    node_options: dict[str, Any],
-    port: int,
-    namespace: str | None,
-    runtime_env: Mapping[str, Any] | None,
-    log_to_driver: bool | None,
+    node_options: dict[str, Any], port: int, driver_options: _DriverOptions
 ) -> ClusterInfo:
     from stoker.local.cluster import spawn_local
     from stoker_wire.process import fast_imports
@@ -124,9 +134,7 @@ def _init_local(
             info.gcs_url,
             info.token,
             node,
-            namespace,
-            runtime_env,
-            log_to_driver,
+            driver_options,
             tcp_host=None,
             head=cluster,
         )
@@ -137,13 +145,7 @@ def _init_local(
     return cluster_info
 
 
-def _init_remote(
-    address: str,
-    token: str | None,
-    namespace: str | None,
-    runtime_env: Mapping[str, Any] | None,
-    log_to_driver: bool | None,
-) -> ClusterInfo:
+def _init_remote(address: str, token: str | None, driver_options: _DriverOptions) -> ClusterInfo:
     from stoker.local.address import resolve
     from stoker.runtime.net.http import HttpClient
     from stoker_wire.http.auth import is_loopback
@@ -164,9 +166,7 @@ def _init_remote(
         )
     gcs_host = target.address.split("//", 1)[-1].rsplit(":", 1)[0]
     tcp_host = None if is_loopback(gcs_host) else _local_address(target.address)
-    return _connect(
-        target.address, target.token, node, namespace, runtime_env, log_to_driver, tcp_host=tcp_host
-    )
+    return _connect(target.address, target.token, node, driver_options, tcp_host=tcp_host)
 
 
 def _local_address(url: str) -> str:
@@ -181,9 +181,7 @@ def _connect(
     gcs_url: str,
     token: str,
     node: LocalNode | None,
-    namespace: str | None,
-    runtime_env: Mapping[str, Any] | None,
-    log_to_driver: bool | None,
+    options: _DriverOptions,
     *,
     tcp_host: str | None,
     head: LocalCluster | None = None,
@@ -221,9 +219,16 @@ def _connect(
         )
         if head is None:
             _check_scheduler(runtime)
-        env = _driver_env(runtime, node, runtime_env, settings)
-        driver.attach(settings.job_id or None, namespace, env)
-        show = settings.log_to_driver if log_to_driver is None else log_to_driver
+        env = _driver_env(runtime, node, options.runtime_env, settings)
+        driver.attach(
+            settings.job_id or None,
+            env,
+            namespace=options.namespace,
+            queue=options.queue,
+            priority=options.priority,
+            attempt=settings.job_attempt,
+        )
+        show = settings.log_to_driver if options.log_to_driver is None else options.log_to_driver
         driver.begin(follow_logs=show)
         if head is not None:
             driver.watch_head(head)

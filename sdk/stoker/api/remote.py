@@ -40,6 +40,8 @@ class RemoteFunction(Generic[P, R]):
         self._options = options
         self._spec: FunctionSpec | None = None
         self._spec_of: Runtime | None = None
+        self._captured_by = ""
+        """The placement group of the code that called when the spec was made."""
         functools.update_wrapper(self, function)
 
     @property
@@ -55,7 +57,8 @@ class RemoteFunction(Generic[P, R]):
         """
         runtime = current.runtime()
         spec = self._spec
-        if spec is None or self._spec_of is not runtime:
+        captured_by = runtime.job.captured_by
+        if spec is None or self._spec_of is not runtime or self._captured_by != captured_by:
             spec = self._make_spec(runtime)
         if kwargs or len(args) not in self._positional:
             self._check_signature(args, kwargs)
@@ -123,6 +126,7 @@ class RemoteFunction(Generic[P, R]):
             job_id=runtime.job.job_id,
             kind=LeaseKind.TASK,
             runtime_env=runtime.job.runtime_env_of(options.runtime_env),
+            strategy=runtime.job.strategy_of(options.scheduling_strategy),
             default_cpus=1.0,
             name=self.name,
         )
@@ -147,7 +151,7 @@ class RemoteFunction(Generic[P, R]):
             demand=demand,
             refs=refs,
         )
-        self._spec_of = runtime
+        self._spec_of, self._captured_by = runtime, runtime.job.captured_by
         return self._spec
 
 

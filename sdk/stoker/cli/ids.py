@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 else:
     _StrType = click.ParamType  # generic only in newer versions of click
 
-STEMS = {"node": "n_", "job": "job_", "task": "t_", "actor": "a_", "worker": "w_"}
+STEMS = {
+    "node": "n_",
+    "job": "job_",
+    "task": "t_",
+    "actor": "a_",
+    "worker": "w_",
+    "placement group": "pg_",
+}
 SHOWN = 10
 _COMPLETED = 50
 _COMPLETE_S = 1.0

@@ -13,13 +13,14 @@ from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import Bytes, cluster_options, job_client, json_mapping, pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from stoker.jobs import JobSubmissionClient
     from stoker_wire.messages.control import LogLine
     from stoker_wire.messages.work import Job
 
 _EXIT = {"SUCCEEDED": 0, "STOPPED": 143}
+_ARRAY_LOOK_S = 2.0
 
 
 @click.group()
@@ -27,64 +28,193 @@ def job() -> None:
     """Submit, list, follow and stop jobs."""
 
 
-@job.command(short_help="Run a command on the cluster, and follow it.")
-@click.option("--working-dir", metavar="DIR", help="Folder to send along; the job starts in it.")
-@click.option(
-    "--env", "env", multiple=True, metavar="K=V", help="Environment variable; repeatable."
-)
-@click.option("--py-module", "modules", multiple=True, metavar="PATH",
-              help="Folder, .py file or wheel to make importable; repeatable.")  # fmt: skip
-@click.option("--pip", "pip", multiple=True, metavar="REQ", help="Requirement; repeatable.")
-@click.option(
-    "--runtime-env-json", metavar="JSON", help="The whole runtime_env; options add to it."
-)
-@click.option("--name", default="", help="A name for people.")
-@click.option("--job-id", help="An id of your own; submitting it twice is an error.")
-@click.option("--metadata", multiple=True, metavar="K=V", help="Kept with the job; repeatable.")
-@click.option(
-    "--num-cpus",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="CPUs of the driver itself.",
-)
-@click.option(
-    "--num-gpus",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default=True,
-    help="GPUs of the driver itself.",
-)
-@click.option(
-    "--memory",
-    type=Bytes(),
-    default=0,
-    show_default=True,
-    help="Memory of the driver itself, as 8GiB.",
-)
-@click.option("--output", "output_dir", metavar="DIR",
-              help="At the end, copy what it wrote into $STOKER_JOB_OUTPUT_DIR to DIR.")  # fmt: skip
-@click.option("--no-wait", is_flag=True, help="Print the job's id and leave.")
-@cluster_options
-@click.argument("entrypoint", nargs=-1, required=True, type=click.UNPROCESSED)
-def submit(
+def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a job that is submitted, now or at the times of a schedule."""
+    for option in reversed(
+        [
+            click.option(
+                "--working-dir", metavar="DIR", help="Folder to send along; the job starts in it."
+            ),
+            click.option(
+                "--env",
+                "env",
+                multiple=True,
+                metavar="K=V",
+                help="Environment variable; repeatable.",
+            ),
+            click.option(
+                "--py-module",
+                "modules",
+                multiple=True,
+                metavar="PATH",
+                help="Folder, .py file or wheel to make importable; repeatable.",
+            ),
+            click.option(
+                "--pip", "pip", multiple=True, metavar="REQ", help="Requirement; repeatable."
+            ),
+            click.option(
+                "--runtime-env-json",
+                metavar="JSON",
+                help="The whole runtime_env; options add to it.",
+            ),
+            click.option("--name", default="", help="A name for people."),
+            click.option(
+                "--metadata", multiple=True, metavar="K=V", help="Kept with the job; repeatable."
+            ),
+            click.option(
+                "--num-cpus",
+                type=click.FloatRange(0),
+                default=0.0,
+                show_default=True,
+                help="CPUs of the driver itself.",
+            ),
+            click.option(
+                "--num-gpus",
+                type=click.FloatRange(0),
+                default=0.0,
+                show_default=True,
+                help="GPUs of the driver itself.",
+            ),
+            click.option(
+                "--memory",
+                type=Bytes(),
+                default=0,
+                show_default=True,
+                help="Memory of the driver itself, as 8GiB.",
+            ),
+            click.option(
+                "--node-filter",
+                default="",
+                metavar="CONDITION",
+                help="A condition on the driver's node: \"labels.rack != 'r7' and free.gpu >= 2\".",
+            ),
+            click.option(
+                "--queue",
+                default="",
+                help="The queue of the job and all that it starts. [default: default]",
+            ),
+            click.option(
+                "--priority",
+                type=int,
+                default=0,
+                show_default=True,
+                help="Its priority in the queue, added to that of each task.",
+            ),
+            click.option(
+                "--start-deadline",
+                "start_deadline_s",
+                type=click.FloatRange(0, min_open=True),
+                metavar="SECONDS",
+                help="Fail the job unless it has started by then.",
+            ),
+            click.option(
+                "--timeout",
+                "timeout_s",
+                type=click.FloatRange(0, min_open=True),
+                metavar="SECONDS",
+                help="Fail the job when it runs for longer.",
+            ),
+            click.option(
+                "--array",
+                "array_text",
+                metavar="INDICES[%N]",
+                help="Run it once for each index, N at a time: 0-99%8, 0-20:5, 1,4,9. "
+                "$STOKER_ARRAY_INDEX has it.",
+            ),
+            click.option(
+                "--one-per-node",
+                "one_per_node",
+                is_flag=True,
+                help="Run it once on each node that lives and can run it; $STOKER_ARRAY_INDEX counts them.",
+            ),
+            click.option(
+                "--retries",
+                type=click.IntRange(0),
+                default=0,
+                show_default=True,
+                help="Run it again when it fails, so many times; $STOKER_JOB_ATTEMPT counts from 1.",
+            ),
+            click.option(
+                "--preemptible",
+                is_flag=True,
+                help="Work with a better claim may end it; it is run again when there is room.",
+            ),
+            click.option(
+                "--preemption-grace",
+                "preemption_grace_s",
+                type=click.FloatRange(0),
+                metavar="SECONDS",
+                help="From the notice to that end. [default: the setting preemption_grace_s]",
+            ),
+            click.option(
+                "--retry-delay",
+                "retry_delay_s",
+                type=click.FloatRange(0),
+                metavar="SECONDS",
+                default=10.0,
+                show_default=True,
+                help="Wait so long before the first retry, and twice as long before each further one.",
+            ),
+        ]
+    ):
+        command = option(command)
+    return click.argument("entrypoint", nargs=-1, required=True, type=click.UNPROCESSED)(command)
+
+
+def submission_of(
+    *,
     working_dir: str | None,
     env: tuple[str, ...],
     modules: tuple[str, ...],
     pip: tuple[str, ...],
     runtime_env_json: str | None,
-    name: str,
-    job_id: str | None,
     metadata: tuple[str, ...],
     num_cpus: float,
     num_gpus: float,
     memory: int,
+    array_text: str | None,
+    entrypoint: tuple[str, ...],
+    **plain: Any,
+) -> dict[str, Any]:
+    """Return what ``submit_job`` takes for these options."""
+    return {
+        "entrypoint": entrypoint[0] if len(entrypoint) == 1 else shlex.join(entrypoint),
+        "runtime_env": _runtime_env(working_dir, env, modules, pip, runtime_env_json),
+        "metadata": pairs(metadata, "--metadata"),
+        "entrypoint_num_cpus": num_cpus,
+        "entrypoint_num_gpus": num_gpus,
+        "entrypoint_memory": memory,
+        **_array(array_text),
+        **plain,
+    }
+
+
+@job.command(short_help="Run a command on the cluster, and follow it.")
+@click.option("--job-id", help="An id of your own; submitting it twice is an error.")
+@click.option(
+    "--after",
+    multiple=True,
+    metavar="JOB[:ok|failed|any]",
+    help="Start when this job has ended (so), fail if it ended otherwise; repeatable.",
+)
+@click.option(
+    "--output",
+    "output_dir",
+    metavar="DIR",
+    help="At the end, copy what it wrote into $STOKER_JOB_OUTPUT_DIR to DIR.",
+)
+@click.option("--no-wait", is_flag=True, help="Print the job's id and leave.")
+@cluster_options
+@submission_options
+def submit(
+    job_id: str | None,
+    after: tuple[str, ...],
     output_dir: str | None,
     no_wait: bool,
     address: str | None,
     token: str | None,
     as_json: bool,
-    entrypoint: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Run a command on the cluster: stoker job submit --working-dir . -- python train.py --lr 0.1
 
@@ -98,20 +228,16 @@ def submit(
         )
     client = job_client(address, token)
     submitted = client.submit_job(
-        entrypoint=entrypoint[0] if len(entrypoint) == 1 else shlex.join(entrypoint),
-        job_id=job_id,
-        name=name,
-        runtime_env=_runtime_env(working_dir, env, modules, pip, runtime_env_json),
-        metadata=pairs(metadata, "--metadata"),
-        entrypoint_num_cpus=num_cpus,
-        entrypoint_num_gpus=num_gpus,
-        entrypoint_memory=memory,
+        job_id=job_id, after=_after(client, after), **submission_of(**options)
     )
     if no_wait:
         _print_job(client.get_job(submitted), as_json)
         return
     click.echo(f"submitted {submitted}", err=True)
-    ended = follow_job(client, submitted)
+    if options["array_text"] is None and not options["one_per_node"]:
+        ended = follow_job(client, submitted, attempt=1)
+    else:
+        ended = follow_array(client, submitted)
     if as_json:
         _print_job(ended, as_json)
     else:
@@ -138,6 +264,38 @@ def print_output(written: list[str], target: str) -> None:
     click.echo(f"output: {what}", err=True)
 
 
+def _array(text: str | None) -> dict[str, Any]:
+    """Return the indices of ``0-99:2%8`` or ``1,4,9``; a usage error shows how to write them."""
+    if text is None:
+        return {}
+    written, sign, most = text.partition("%")
+    indices: list[int] = []
+    try:
+        parallelism = int(most) if sign else 0
+        for part in written.split(","):
+            span, _, step = part.partition(":")
+            first, dash, last = span.partition("-")
+            indices += range(int(first), int(last if dash else first) + 1, int(step or 1))
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r}: write it like 0-99, 0-99%8, 0-20:5 or 1,4,9", param_hint="--array"
+        ) from None
+    return {"array": indices, "array_parallelism": parallelism}
+
+
+def _after(client: JobSubmissionClient, given: tuple[str, ...]) -> dict[str, str]:
+    """Return dependencies as ids and conditions; beginnings of ids will do."""
+    read = {}
+    for text in given:
+        job_id, sign, condition = text.partition(":")
+        if sign and condition not in ("any", "ok", "failed"):
+            raise click.BadParameter(
+                f"{text!r}: write JOB, JOB:ok, JOB:failed or JOB:any", param_hint="--after"
+            )
+        read[resolve_id(client.http, job_id)] = condition or "any"
+    return read
+
+
 def _runtime_env(
     working_dir: str | None,
     env: tuple[str, ...],
@@ -158,18 +316,23 @@ def _runtime_env(
 
 
 def print_lines(lines: Iterable[LogLine], as_json: bool) -> None:
-    """Print log lines: their text, or with ``--json`` one object each."""
+    """Print log lines, those of no process on stderr: their text, or with ``--json`` one object each."""
     from stoker.cli.output import print_line
 
     for line in lines:
         if as_json:
             print_line(line)
         else:
-            click.echo(line.text)
+            click.echo(line.text, err=not line.worker_id)
 
 
-def follow_job(client: JobSubmissionClient, job_id: str, as_json: bool = False) -> Job:
-    """Print the driver's lines until the job ends, and return it; Ctrl-C says how to go on."""
+def follow_job(
+    client: JobSubmissionClient, job_id: str, as_json: bool = False, attempt: int = 0
+) -> Job:
+    """Print the driver's lines until the job ends, and return it; Ctrl-C says how to go on.
+
+    Begins with this attempt of the job; 0 is the present one.
+    """
     from stoker_wire.settings import Settings
 
     after_s = Settings.from_env().wait_notice_s
@@ -178,7 +341,7 @@ def follow_job(client: JobSubmissionClient, job_id: str, as_json: bool = False) 
     if after_s:
         notice.start()
     try:
-        print_lines(client.tail_job_logs(job_id), as_json)
+        print_lines(client.tail_job_logs(job_id, attempt=attempt), as_json)
         return client.wait(job_id)
     except KeyboardInterrupt:
         click.echo(
@@ -190,6 +353,21 @@ def follow_job(client: JobSubmissionClient, job_id: str, as_json: bool = False) 
         sys.exit(130)
     finally:
         notice.cancel()
+
+
+def follow_array(client: JobSubmissionClient, array_id: str) -> Job:
+    """Tell how far an array is until it ends, and return it; its members have the output."""
+    from stoker.exceptions import DeadlineExceededError
+
+    told = ""
+    while True:
+        try:
+            return client.wait(array_id, timeout_s=_ARRAY_LOOK_S)
+        except DeadlineExceededError:
+            message = client.get_job(array_id).message
+        if message and message != told:
+            click.echo(message, err=True)
+            told = message
 
 
 def _tell_why_it_waits(client: JobSubmissionClient, job_id: str, waited_s: float) -> None:
@@ -252,7 +430,7 @@ def list_jobs(ctx: click.Context, /, **options: Any) -> None:
 @click.argument("job_id", metavar="ID", type=Id("job"))
 def status(job_id: str, address: str | None, token: str | None, as_json: bool) -> None:
     """Show the state of a job; exit code 0 whatever it is. Unique beginnings of an ID will do."""
-    from stoker.cli.output import ago, print_json, state
+    from stoker.cli.output import ago, duration, in_, print_json, state
 
     client = job_client(address, token)
     record = client.get_job(resolve_id(client.http, job_id))
@@ -267,17 +445,37 @@ def status(job_id: str, address: str | None, token: str | None, as_json: bool) -
         ("ended", ago(record.ended_at_s)),
         ("exit code", "" if record.exit_code is None else str(record.exit_code)),
         ("node", record.node_id),
+        ("schedule", record.schedule),
+        ("attempt", f"{record.attempt} of {most}" if (most := record.max_attempts) > 1 else ""),
+        ("next try", in_(record.retry_at_s) if record.state == "PENDING" else ""),
         ("message", record.message),
     ):
         if text:
             click.echo(f"  {label:<11}{text}")
+    for one in record.attempts:
+        took = duration(one.ended_at_s - one.started_at_s)
+        where = f" on {one.node_id}" if one.node_id else ""
+        click.echo(f"  attempt {one.attempt}  failed after {took}{where}: {one.cause}")
 
 
 @job.command()
 @cluster_options
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends; exit with its code.")
+@click.option(
+    "--attempt",
+    type=click.IntRange(1),
+    metavar="N",
+    help="That of a job which was retried. [default: the last]",
+)
 @click.argument("job_id", metavar="ID", type=Id("job"))
-def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_json: bool) -> None:
+def logs(
+    job_id: str,
+    follow: bool,
+    attempt: int | None,
+    address: str | None,
+    token: str | None,
+    as_json: bool,
+) -> None:
     """Show what the driver of a job has printed; with --json one object per line.
 
     `stoker logs` shows workers, tasks and actors as well.
@@ -287,11 +485,28 @@ def logs(job_id: str, follow: bool, address: str | None, token: str | None, as_j
     client = job_client(address, token)
     job_id = resolve_id(client.http, job_id)
     if not follow:
-        print_lines(client.http.lines(f"/v1/jobs/{job_id}/logs", item=LogLine), as_json)
+        query = {"attempt": attempt}
+        path = f"/v1/jobs/{job_id}/logs"
+        print_lines(client.http.lines(path, item=LogLine, query=query), as_json)
         return
-    ended = follow_job(client, job_id, as_json)
+    ended = follow_job(client, job_id, as_json, attempt or 0)
     tell_end(ended)
     sys.exit(exit_code(ended))
+
+
+@job.command()
+@cluster_options
+@click.argument("job_id", metavar="ID", type=Id("job"))
+def delete(job_id: str, address: str | None, token: str | None, as_json: bool) -> None:
+    """Remove a job that has ended from all lists, with the history of its tasks."""
+    from stoker.cli.output import print_json
+
+    client = job_client(address, token)
+    record = client.delete_job(resolve_id(client.http, job_id))
+    if as_json:
+        print_json(record)
+    else:
+        click.echo(f"{record.job_id} is deleted")
 
 
 @job.command()

@@ -69,9 +69,12 @@ class _Table:
 
 
 def gpus_of(row: Row) -> str:
-    """Return the GPUs of a node as ``2 x NVIDIA H100``; a dash for none."""
-    names = [device["name"] for device in row.get("devices") or ()]
-    return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "-"
+    """Return the GPUs of a node as ``2 x NVIDIA H100 (1 quarantined)``; a dash for none."""
+    devices = row.get("devices") or ()
+    names = [device["name"] for device in devices]
+    text = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "-"
+    out = sum(1 for device in devices if device.get("quarantine"))
+    return f"{text} ({out} quarantined)" if out else text
 
 
 def _error(row: Row) -> str:
@@ -85,8 +88,27 @@ def _took(row: Row) -> str:
     return duration(end - start) if start and end else ""
 
 
+def _attempt(job: Row) -> str:
+    preempted = sum(bool(one.get("preempted")) for one in job.get("attempts", ()))
+    most = job.get("retries", 0) + 1 + preempted
+    return f"{job['attempt']}/{most}" if most > 1 else ""
+
+
 def _since(name: str) -> Callable[[Row], str]:
     return lambda row: ago(row.get(name))
+
+
+def _bundles(row: Row) -> str:
+    """Return the bundles of a group as ``8 x {1 CPU, 1 GPU}``."""
+    texts = [f"{{{resources(bundle['resources'])}}}" for bundle in row.get("bundles") or ()]
+    return ", ".join(
+        f"{texts.count(text)} x {text}" if texts.count(text) > 1 else text
+        for text in dict.fromkeys(texts)
+    )
+
+
+def _placed(row: Row) -> str:
+    return f"{len(row.get('placements') or ())} of {len(row.get('bundles') or ())}"
 
 
 TABLES = {
@@ -117,6 +139,9 @@ TABLES = {
             Column("entrypoint", "entrypoint", drop=2, shrink=20),
             Column("created", _since("created_at_s"), drop=3),
             Column("took", _took, drop=5),
+            Column("queue", "queue", drop=6),
+            Column("user", "user", drop=7),
+            Column("attempt", _attempt, drop=8),
             Column("code", "exit_code", drop=1),
         ),
         ("state", "namespace"),
@@ -158,6 +183,25 @@ TABLES = {
         ("job_id", "state", "name", "namespace", "node_id", "class_name"),
         "no actors",
         ("PENDING", "ALIVE", "RESTARTING", "DEAD"),
+    ),
+    "placement-groups": _Table(
+        "/v1/placement-groups",
+        "Placement groups: resources reserved together; with --all also removed ones.",
+        (
+            Column("group", "group_id"),
+            Column("state", "state"),
+            Column("name", "name", drop=3, shrink=10),
+            Column("strategy", "strategy", drop=2),
+            Column("bundles", _bundles, drop=1, shrink=20),
+            Column("placed", _placed, drop=4),
+            Column("created", _since("created_at_s"), drop=5),
+            Column("reason", "reason", drop=6, shrink=16),
+            Column("job", "job_id", drop=7),
+        ),
+        ("job_id", "state", "name", "namespace"),
+        "no placement groups",
+        ("PENDING", "CREATED", "RESCHEDULING", "REMOVED"),
+        (("state", "PENDING,CREATED,RESCHEDULING"),),
     ),
     "objects": _Table(
         "/v1/objects",
@@ -220,14 +264,17 @@ TABLES = {
     ),
 }
 
+_HIDDEN = {"nodes": "nodes that are dead", "placement-groups": "groups that were removed"}
+
 # Prefix of an id -> the list that it is in.
-KINDS = {"n": "nodes", "job": "jobs", "t": "tasks", "a": "actors"}
+KINDS = {"n": "nodes", "job": "jobs", "t": "tasks", "a": "actors", "pg": "placement-groups"}
 
 
 @click.group("list")
 def list_group() -> None:
-    """List nodes, jobs, tasks, actors, objects, leases, workers or events, the newest first.
+    """List nodes, jobs, tasks, actors, placement groups, objects, leases, workers, events.
 
+    The newest come first.
     A terminal shows the columns that fit (ids are never cut); a pipe, --wide and --json show all.
     """
 
@@ -410,7 +457,7 @@ def _add(name: str) -> None:
     decorated = click.option(
         "--wide", is_flag=True, help="All columns, however wide the terminal is."
     )(decorated)
-    also = ", also nodes that are dead" if table.usual else ""
+    also = f", also {_HIDDEN[name]}" if table.usual else ""
     decorated = click.option(
         "--all", "everything", is_flag=True, help=f"All rows, whatever --limit says{also}."
     )(decorated)
@@ -429,9 +476,9 @@ for _name in TABLES:
 
 @click.command()
 @cluster_options
-@click.argument("id_", metavar="ID", type=Id("node", "job", "task", "actor"))
+@click.argument("id_", metavar="ID", type=Id("node", "job", "task", "actor", "placement group"))
 def get(id_: str, address: str | None, token: str | None, as_json: bool) -> None:
-    """Show everything known of one node, job, task or actor (its id says which).
+    """Show everything known of a node, job, task, actor or placement group (its id says which).
 
     The beginning of an id will do if no other begins so.
     """
@@ -444,10 +491,17 @@ def get(id_: str, address: str | None, token: str | None, as_json: bool) -> None
     width = max(map(len, row))
     for name, value in row.items():
         if value not in (None, "", {}, []):
-            text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+            text = value if isinstance(value, str) else _text(value, width)
             if name.endswith("_at_s"):
                 text = f"{clock(value)} ({ago(value)})"
             click.echo(f"{name:<{width}}  {text}")
+
+
+def _text(value: Any, width: int) -> str:
+    """Return a value as JSON; of a list of records each on a line of its own."""
+    if isinstance(value, list) and isinstance(value[0], dict):
+        return f"\n{' ' * width}  ".join(msgspec.json.encode(one).decode() for one in value)
+    return msgspec.json.encode(value).decode()
 
 
 def path_of(id_: str) -> str:
@@ -455,6 +509,7 @@ def path_of(id_: str) -> str:
     kind = KINDS.get(id_.partition("_")[0])
     if kind is None or "_" not in id_:
         raise BadRequestError(
-            f"{id_!r} is no id of a node (n_...), job (job_...), task (t_...) or actor (a_...)"
+            f"{id_!r} is no id of a node (n_...), job (job_...), task (t_...), actor (a_...) or "
+            "placement group (pg_...)"
         )
     return f"/v1/{kind}/{id_}"

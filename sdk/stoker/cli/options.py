@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from stoker_wire.amounts import parse_amount
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
     from stoker.runtime.net.http import HttpClient
 
     _IntType = click.ParamType[int]
+    _AmountsType = click.ParamType[dict[str, float]]
 else:
+    _AmountsType = click.ParamType
     _IntType = click.ParamType  # generic only in newer versions of click
 
 F = TypeVar("F", bound="Callable[..., Any]")
@@ -112,21 +116,43 @@ class Bytes(_IntType):
     """A number of bytes, with an optional suffix: 8GiB, 512M, 1e9."""
 
     name = "bytes"
-    _units = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        text = str(value).strip().lower()
-        number = text.rstrip("ib").rstrip("kmgt")
-        suffix = text[len(number) :].rstrip("b").rstrip("i")
         try:
-            nbytes = int(float(number) * self._units[suffix])
-        except (ValueError, KeyError, OverflowError):
+            nbytes = int(parse_amount(value))
+        except (ValueError, OverflowError):
             self.fail(f"{value!r} is no size; write it like 8GiB, 512MiB or 1000000", param, ctx)
         if nbytes < 0:
             self.fail(f"{value!r} is negative", param, ctx)
         return nbytes
+
+
+class Amounts(_AmountsType):
+    """Resources: ``CPU=4,GPU=0.5,memory=8GiB``; an empty text is none."""
+
+    name = "NAME=AMOUNT,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, float]:
+        if isinstance(value, dict):
+            return value
+        try:
+            return self.read(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+    def read(self, text: str) -> dict[str, float]:
+        """Return the amounts by name; a ValueError names the part that cannot be read."""
+        amounts: dict[str, float] = {}
+        for part in text.split(",") if text.strip() else ():
+            name, sign, written = (piece.strip() for piece in part.partition("="))
+            if not (name and sign) or name in amounts:
+                raise ValueError(f"{part!r} is not NAME=AMOUNT, each name once")
+            amounts[name] = parse_amount(written)
+        return amounts
 
 
 def http_client(address: str | None, token: str | None) -> HttpClient:

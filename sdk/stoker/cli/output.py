@@ -153,6 +153,14 @@ def ago(at_s: float | None) -> str:
     return f"{duration(time.time() - at_s)} ago" if at_s else ""
 
 
+def in_(at_s: float | None) -> str:
+    """Return how long it is until a time; empty for never, ``now`` for one that has passed."""
+    if not at_s:
+        return ""
+    left_s = at_s - time.time()
+    return f"in {duration(left_s)}" if left_s > 0 else "now"
+
+
 def clock(at_s: float | None) -> str:
     """Return local date and time to the second; empty for never."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)) if at_s else ""

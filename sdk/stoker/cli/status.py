@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stoker.cli.explain import print_groups
 from stoker.cli.lists import fetch, fetch_newest, gpus_of
 from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import (
@@ -20,6 +19,7 @@ from stoker.cli.output import (
     print_table,
     resources,
 )
+from stoker.cli.scheduling.explain import print_groups
 from stoker.cli.tables import Column, Row
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import ClusterResources, Demand

@@ -33,8 +33,8 @@ _LONGEST_ARGUMENT = 128 * 1024 // 4  # 128 KiB of UTF-8
 _DROPPED_X_OPTIONS = {"dev", "importtime", "tracemalloc", "showrefcount", "perf", "frozen_modules"}
 # They name the cluster of this process, which one of its own must not inherit.
 _NOT_INHERITED = (
-    "STOKER_ADDRESS", "STOKER_GCS_URL", "STOKER_JOB_ID", "STOKER_NODE_ID", "STOKER_PORT",
-    "STOKER_SESSION_DIR", "STOKER_WORKER_ID",
+    "STOKER_ADDRESS", "STOKER_GCS_URL", "STOKER_JOB_ATTEMPT", "STOKER_JOB_ID", "STOKER_NODE_ID",
+    "STOKER_PORT", "STOKER_SESSION_DIR", "STOKER_WORKER_ID",
 )  # fmt: skip
 _EMBEDDED_NOT_INHERITED = ("STOKER_TOKEN", "STOKER_TOKEN_FILE", "STOKER_HOST", "STOKER_DATABASE_URL",
                      "STOKER_REDIS_URL")  # fmt: skip

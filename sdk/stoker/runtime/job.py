@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.net.http import HttpClient
 from stoker.runtime.options.runtime_env import make_runtime_env, uploader
-from stoker_wire.messages.common import RuntimeEnv
+from stoker.runtime.options.strategies import strategy_of
+from stoker_wire.messages.common import RuntimeEnv, Strategy
 from stoker_wire.messages.work import Owner
 
 if TYPE_CHECKING:
@@ -40,14 +41,19 @@ class JobContext:
         self._namespace = ""
         self._job_env: RuntimeEnv | None = None
         self._lease_env: RuntimeEnv | None = None
+        self.captured_by = ""
+        """The placement group in which what this worker starts runs too, or ''."""
 
     def join(self, job: Job) -> None:
         """Work for ``job`` from now on."""
         self.job_id, self._namespace, self._job_env = job.job_id, job.namespace, job.runtime_env
 
-    def take_lease(self, lease: Lease, env: RuntimeEnv | None) -> None:
-        """Work for the job of a lease, whose ``env`` is what the worker's tasks inherit."""
+    def take_lease(
+        self, lease: Lease, env: RuntimeEnv | None, *, capture_child_tasks: bool
+    ) -> None:
+        """Work for the job of a lease; its ``env`` and group are what the worker's tasks inherit."""
         self.lease, self._lease_env = lease, env
+        self.captured_by = lease.group_id if capture_child_tasks else ""
         if lease.job_id != self.job_id:
             self.job_id, self._namespace, self._job_env = lease.job_id, "", None
 
@@ -76,6 +82,12 @@ class JobContext:
             self.join(self._io.run(self._clients.job_of(self.job_id, actor_id), _JOB_S))
         assert self._job_env is not None
         return self._job_env
+
+    def strategy_of(self, user: Any) -> Strategy:
+        """Return the scheduling strategy of a task or actor that this process starts."""
+        if user is None and self.captured_by:
+            return Strategy(group_id=self.captured_by, capture_child_tasks=True)
+        return strategy_of(user)
 
     def runtime_env_of(self, user: Any) -> RuntimeEnv:
         """Return the environment of a task or actor that this process starts.

@@ -15,7 +15,7 @@ from stoker.api.calls import get, nodes
 from stoker.api.remote import remote
 from stoker.exceptions import StokerError
 from stoker.runtime.options.kernel_specs import kernel_specs
-from stoker.runtime.options.options import NodeAffinity
+from stoker.runtime.options.strategies import NodeAffinity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

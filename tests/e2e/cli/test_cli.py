@@ -250,12 +250,12 @@ def test_get_shows_one_record_and_unknown_ids_are_one_line(stoker: Shell, info: 
 
 
 def test_an_id_is_meant_by_its_beginning_and_completed(stoker: Shell) -> None:
-    for name in ("job_ab12", "job_ab13"):
+    for name in ("job_xy12", "job_xy13"):
         stoker("job", "submit", "--job-id", name, "--", f"echo of {name}")
-    assert stoker.json("get", "job_ab12")["job_id"] == "job_ab12"
-    assert stoker("job", "status", "job_ab13").stdout.startswith("job_ab13  SUCCEEDED")
+    assert stoker.json("get", "job_xy12")["job_id"] == "job_xy12"
+    assert stoker("job", "status", "job_xy13").stdout.startswith("job_xy13  SUCCEEDED")
     (other,) = [row["job_id"] for row in stoker.json("list", "jobs", "--limit", "1")]
-    assert other == "job_ab13"
+    assert other == "job_xy13"
     unique = stoker("job", "submit", "--no-wait", "--", "echo unique; sleep 0.1").stdout.strip()
     begin = unique[:12]
     assert stoker("logs", "-f", begin).stdout == "unique\n"
@@ -264,9 +264,9 @@ def test_an_id_is_meant_by_its_beginning_and_completed(stoker: Shell) -> None:
     assert stoker.json("job", "output", begin)["job_id"] == unique
     assert stoker("job", "stop", begin).stdout.startswith(unique)
     for command in (("get",), ("explain",), ("logs",), ("job", "stop"), ("job", "output")):
-        two = stoker(*command, "job_ab1")
+        two = stoker(*command, "job_xy1")
         assert two.returncode == 1
-        assert "several ids begin with job_ab1; job_ab12, job_ab13; give more" in two.stderr
+        assert "several ids begin with job_xy1; job_xy12, job_xy13; give more" in two.stderr
 
     def completed(*words: str) -> set[str]:
         line = ("stoker", *words)
@@ -275,11 +275,11 @@ def test_an_id_is_meant_by_its_beginning_and_completed(stoker: Shell) -> None:
         assert found.stderr == ""
         return {line.partition(",")[2] for line in found.stdout.split("\n") if line}
 
-    assert completed("logs", "job_ab") == {"job_ab12", "job_ab13"}
-    assert completed("job", "stop", "job_ab12") == {"job_ab12"}
+    assert completed("logs", "job_xy") == {"job_xy12", "job_xy13"}
+    assert completed("job", "stop", "job_xy12") == {"job_xy12"}
     assert unique in completed("explain", "j")
-    assert completed("list", "tasks", "--filter", "job_id=job_ab") == {
-        "job_id=job_ab12", "job_id=job_ab13",
+    assert completed("list", "tasks", "--filter", "job_id=job_xy") == {
+        "job_id=job_xy12", "job_id=job_xy13",
     }  # fmt: skip
 
 

@@ -28,12 +28,14 @@ KEYS = {
     "/v1/actors": "actor_id", "/v1/tasks": "task_id attempt", "/v1/events": "seq",
     "/v1/tasks/{task_id}/attempts": "task_id attempt", "/v1/kv/{namespace}": "key",
     "/v1/tokens": "token_id", "/v1/objects": "object_id node_id", "/v1/leases": "lease_id",
-    "/v1/queue": "position",
+    "/v1/queue": "position", "/v1/placement-groups": "group_id", "/v1/queues": "name",
+    "/v1/queue-usage": "name", "/v1/schedules": "name",
 }  # fmt: skip
 """What tells the items of a list apart."""
 AT_LEAST = {
     "/v1/workers": 2, "/v1/jobs": 4, "/v1/actors": 3, "/v1/tasks": 5, "/v1/events": 20,
     "/v1/kv/{namespace}": 3, "/v1/tokens": 3, "/v1/objects": 3, "/v1/leases": 2, "/v1/queue": 2,
+    "/v1/placement-groups": 2, "/v1/queues": 2, "/v1/queue-usage": 3, "/v1/schedules": 2,
 }  # fmt: skip
 """So that the walk over pages of one has pages to walk."""
 
@@ -81,6 +83,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         for i in range(3):
             assert gcs("PUT", f"/v1/kv/api/k{i}", b"v").status == 200
             assert gcs("POST", "/v1/tokens", {"name": f"t{i}"}).status == 200
+            body = {"name": f"q{i}", "parent": f"q{i - 1}" if i else ""}
+            assert gcs("POST", "/v1/queues", body).status == 200
+            jobs.create_schedule(f"k{i}", cron="0 0 1 1 *", entrypoint="true")
+        groups = [
+            stoker.placement_group([{"CPU": 0.1}], name=f"k{i}", namespace="api") for i in range(2)
+        ]
+        assert all(group.wait(WAIT_S) for group in groups)
+        known["group_id"] = groups[0].id
         blob = b"some bytes"
         known["hash"] = hashlib.blake2b(blob, digest_size=32).hexdigest()
         for job_id in ended:
@@ -132,7 +142,7 @@ def test_the_document_is_whole(world: World, name: str) -> None:
             seen.add(operation["operationId"])
             places = {p["name"] for p in operation["parameters"] if p["in"] == "path"}
             assert places == {p.strip("{}") for p in path.split("/") if p.startswith("{")}
-            assert ("requestBody" in operation) <= (method in ("post", "put"))
+            assert ("requestBody" in operation) <= (method in ("post", "put", "patch"))
     assert len(seen) == sum(map(len, document["paths"].values())), "operation ids are unique"
 
 
@@ -180,6 +190,8 @@ def test_one_record_is_as_declared(world: World, pair: tuple[str, BoundRoute]) -
         values["name"] = "scheduler"
     if "objects" in route.path:
         values["id"] = values["object"]
+    if "queues" in route.path:
+        values["name"] = "q0"
     api = world.of[name]
     document = api("GET", "/openapi.json").json
     if route.path.endswith("/exit"):  # Of a worker that lives: there is none yet.

@@ -260,11 +260,12 @@ async def start_nodelet(
 ) -> Nodelet:
     """Start ``python -m stoker_nodelet`` and wait until it has registered."""
     before = len(gcs.nodes)
+    path = os.pathsep.join((str(REPO), os.environ.get("PYTHONPATH", "")))
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "stoker_nodelet", "--gcs-url", gcs.url,
         "--session-dir", str(session_dir), "--target", TARGET, *args,
         env={
-            **os.environ, "STOKER_TOKEN": TOKEN, "PYTHONPATH": str(REPO),
+            **os.environ, "STOKER_TOKEN": TOKEN, "PYTHONPATH": path,
             "STOKER_LOG_LEVEL": "warning", **(env or {}),
         },
     )  # fmt: skip

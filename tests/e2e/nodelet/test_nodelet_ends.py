@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from stoker_nodelet import process_tree
-from stoker_wire.messages.cluster import DriverSpec, LeaseKind
-from stoker_wire.messages.common import RuntimeEnv
+from stoker_wire.messages.cluster import DriverSpec, HeldLeases, LeaseKind
+from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import LogLine
-from stoker_wire.messages.work import (
-    JobState,
-)
+from stoker_wire.messages.work import EndAttempt, JobState
 from tests.e2e.nodelet.nodelet_harness import FakeGcs, eventually, is_alive, mode, there
 
 
@@ -133,6 +131,25 @@ async def test_a_fenced_node_kills_its_work_and_registers_anew(start, gcs: FakeG
     node.incarnation = gcs.incarnation
     await eventually(lambda: gcs.beats and gcs.beats[-1].incarnation == 2, "it beats again")
     await node.start_lease()
+
+
+async def test_the_end_of_an_attempt_ends_its_work_once_and_spares_the_next(
+    start, gcs: FakeGcs
+) -> None:
+    node = await start()
+
+    async def end_attempt() -> None:
+        path, body = "/v1/jobs/job_1/end-attempt", EndAttempt(attempt=1)
+        await node.client.call("POST", path, body, reply=Empty)
+
+    _, first = await node.start_lease(job_id="job_1")
+    _, other = await node.start_lease(job_id="job_2")
+    await end_attempt()
+    await eventually(lambda: not is_alive(first.pid), "the worker of the attempt is gone")
+    _, second = await node.start_lease(job_id="job_1")
+    await end_attempt()  # the order, again
+    held = await node.client.call("GET", "/v1/leases", reply=HeldLeases)
+    assert {one.pid for one in held.leases} == {other.pid, second.pid}
 
 
 async def test_a_drivers_end_is_reported(start, gcs: FakeGcs, tmp_path: Path) -> None:

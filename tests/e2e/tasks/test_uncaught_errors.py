@@ -31,7 +31,9 @@ def train(s):
             (
                 r"stoker\.exceptions\.GetTimeoutError: get\(\) waited 1 s for 2 of 2 objects\.\n"
                 r"o_\S+ of \S*train \(t_\w+\): it [^\n]+\n"
-                r"o_\S+ of \S*train \(t_\w+\): it [^\n]+"
+                r"o_\S+ of \S*train \(t_\w+\): it [^\n]+\n"
+                r"why: \S*train: [^\n]+\n"
+                r"more: stoker explain t_\w+"
             ),
         ),
         (

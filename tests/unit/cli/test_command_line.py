@@ -58,9 +58,11 @@ def test_every_command_has_help_with_a_sentence(path: tuple[str, ...]) -> None:
 
 
 def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
-    local = {"start", "stop", "config", "version"}
-    for path in commands(root):
-        if path and path[0] not in local and path not in [("job",), ("kernels",), ("list",)]:
+    local = {"start", "stop", "config", "version", "simulate"}
+    paths = commands(root)
+    groups = {path[:-1] for path in paths if path}
+    for path in paths:
+        if path not in groups and path[0] not in local:
             shown = stoker(*path, "--help").output
             options = ("--address", "--token", "--token-file", "--json")
             assert all(option in shown for option in options), path
@@ -86,6 +88,10 @@ def test_every_command_that_asks_a_cluster_can_be_pointed_at_one() -> None:
         (["list", "tasks", "--filter", "state=FINISHEDX"], "did you mean FINISHED?"),
         (["job", "submit", "--address", "http://127.0.0.1:1", "--token", "x", "--env", "A",
           "--", "true"], "'A' is not KEY=VALUE"),
+        (["job", "submit", "--address", "http://127.0.0.1:1", "--token", "x", "--array", "5-x",
+          "--", "true"], "'5-x': write it like 0-99, 0-99%8, 0-20:5 or 1,4,9"),
+        (["queue", "create", "q", "--quota", "GPU"], "'GPU' is not NAME=AMOUNT"),
+        (["queue", "create", "q", "--limit", "memory=8XB"], "is no amount, such as 2, 0.5 or 8GiB"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_is_one_line_with_the_fix_and_exit_code_2(args: list[str], said: str) -> None:
@@ -124,6 +130,8 @@ def test_what_cannot_be_done_is_one_line_with_the_fix_and_exit_code_1(
         (["explain", "--json", "x_1", "--address", "http://127.0.0.1:1", "--token", "t"], 1,
          "bad_request", "is no id of a"),
         (["config", "--json", "--chnged"], 2, "usage", "--changed"),
+        (["plan", "--json", "--job", "job_1", "--queue", "q"], 2, "usage", "that of the job"),
+        (["plan", "--json", "--gang", "PACK", "--strategy", "spread"], 2, "usage", "not a gang"),
         (["job", "submit", "--json", "--address", "ftp://x", "--token", "t", "--", "true"], 1,
          "bad_request", "is not an address of a cluster"),
     ],

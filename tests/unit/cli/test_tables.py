@@ -10,8 +10,8 @@ import click
 import pytest
 
 from stoker.cli.activity import counted
-from stoker.cli.explain import print_groups
 from stoker.cli.lists import TABLES, checked_filters
+from stoker.cli.scheduling.explain import print_groups
 from stoker.cli.status import grouped
 from stoker.cli.tables import GAP, Column, cells_of, cut, render
 from stoker_wire.messages.control import WaitingGroup
@@ -28,7 +28,14 @@ ROWS: dict[str, dict[str, Any]] = {
     "jobs": {
         "job_id": JOB, "state": "SUCCEEDED", "name": "a long name of a job", "exit_code": 0,
         "entrypoint": "python train.py --lr 0.1 --steps 100000 --layers 12", "created_at_s": 1.0,
-        "started_at_s": 1.0, "ended_at_s": 9.0,
+        "started_at_s": 1.0, "ended_at_s": 9.0, "queue": "research.vision", "user": "ann",
+        "attempt": 2, "retries": 3,
+    },
+    "placement-groups": {
+        "group_id": "pg_0c3d5ce55ce92d4c", "state": "RESCHEDULING", "name": "the ranks of a run",
+        "strategy": "STRICT_SPREAD", "bundles": [{"resources": {"CPU": 1.0, "GPU": 1.0}}] * 8,
+        "placements": {}, "created_at_s": 1.0, "reason": "8 of 8 x {1 CPU} have no room",
+        "job_id": JOB,
     },
     "tasks": {
         "task_id": "t_0c3d5ce55ce92d4c10", "attempt": 0, "state": "CANCELLED", "job_id": JOB,
@@ -55,7 +62,7 @@ ROWS: dict[str, dict[str, Any]] = {
     },
     "events": {"seq": 1234567, "at_s": 1.0, "kind": "actor.restarting", "subject": ACTOR},
 }  # fmt: skip
-_ID = re.compile(r"\b(?:job|n|t|a|o|l|w|p)_[0-9a-z_.]*…?")
+_ID = re.compile(r"\b(?:job|n|t|a|o|l|w|p|pg)_[0-9a-z_.]*…?")
 
 
 def text_of(columns: Any, row: Any, width: int | None) -> list[str]:

@@ -18,6 +18,13 @@ from stoker_wire.http.server.openapi import document
 from stoker_wire.http.server.service import Service
 from stoker_wire.messages.control import Campaign, CreateToken, Event, Leader
 from stoker_wire.messages.events import PAYLOADS, EventKind, KvChange, payload_as, payload_of
+from stoker_wire.messages.groups import (
+    Bundle,
+    BundlePlacement,
+    GroupState,
+    GroupStrategy,
+    PlacementGroup,
+)
 from stoker_wire.messages.work import Job, SubmitJob
 from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
@@ -126,3 +133,22 @@ def test_a_kind_of_a_newer_gcs_is_of_its_entity_and_has_no_payload_type() -> Non
     assert payload_as(event, Leader) == leader
     with pytest.raises(ValueError, match=r"leader\.moved"):
         payload_of(event)
+
+
+def test_a_payload_that_came_as_json_is_the_record_that_was_sent() -> None:
+    placed = BundlePlacement(lease_id="l_1", node_id="n_1", node_incarnation=1)
+    group = PlacementGroup(
+        group_id="pg_1",
+        job_id="job_1",
+        state=GroupState.CREATED,
+        strategy=GroupStrategy.PACK,
+        bundles=(Bundle(resources={"CPU": 1.0}),),
+        placements={0: placed},
+    )
+    event = Event(seq=1, at_s=1.0, kind="placement_group.placed", subject="pg_1")
+    for encode, decode in (
+        (msgspec.json.encode, msgspec.json.decode),
+        (msgspec.msgpack.encode, msgspec.msgpack.decode),
+    ):
+        payload = decode(encode(group))
+        assert payload_as(msgspec.structs.replace(event, payload=payload), PlacementGroup) == group

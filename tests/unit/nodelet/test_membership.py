@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker_nodelet import membership
+from stoker_nodelet.core import State
 from stoker_nodelet.membership import Membership
 from stoker_wire.errors import BadRequestError, ConflictError, StokerError, UnavailableError
 from stoker_wire.messages.cluster import RegisteredNode, RegisterNode
@@ -38,7 +39,9 @@ def levels(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
     """Have a node registered by the script; return the levels of what it said."""
 
     async def said(*script: StokerError) -> list[str]:
-        workers = SimpleNamespace(kernels=SimpleNamespace(warm=()), dispatch=lambda event: None)
+        workers = SimpleNamespace(
+            kernels=SimpleNamespace(warm=()), dispatch=lambda event: None, state=State()
+        )
         with caplog.at_level(logging.INFO, "stoker_nodelet.membership"):
             node = Membership(NODE, Gcs(*script), workers, lambda there: None, heartbeat_s=0.01)  # type: ignore[arg-type]
             await node._register()

@@ -8,6 +8,7 @@ from typing import Any
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
+from stoker_scheduler.core.model.gangs import Gang, GangStrategy, make_gang
 from stoker_scheduler.core.model.nodes import make_node_spec
 from stoker_scheduler.core.model.requirements import make_requirements
 from stoker_scheduler.core.state import SchedulingPolicy, State
@@ -36,10 +37,9 @@ class Core:
             self.state.check()
             done += out
             for command in [] if self.slow else out:
-                if isinstance(command, cmd.StartWorker):
-                    events.append(ev.LeaseStarted(at_s=self.at_s, lease_id=command.lease_id))
-                if isinstance(command, cmd.ReleaseLease):
-                    events.append(ev.LeaseEnded(at_s=self.at_s, lease_id=command.lease_id))
+                answer = _answer(command, self.at_s)
+                if answer is not None:
+                    events.append(answer)
         self.out += done
         return done
 
@@ -64,6 +64,38 @@ class Core:
             )
         )
         return request_id
+
+    def group(
+        self, strategy: str, *bundles: dict[str, float], group_id: str = "pg_1", **options: Any
+    ) -> str:
+        """Add a placement group and ask for its bundles; return the request's id."""
+        gang = make_gang([make_requirements(b) for b in bundles], GangStrategy(strategy))
+        self.feed(ev.GroupAdded(at_s=self.at_s, group_id=group_id, job_id="job_1", gang=gang))
+        return self.ask_gang(gang, group_id=group_id, **options)
+
+    def ask_gang(
+        self,
+        gang: Gang,
+        *,
+        group_id: str = "pg_1",
+        indices: tuple[int, ...] | None = None,
+        **options: Any,
+    ) -> str:
+        """Ask for bundles of a group that was added."""
+        return self.ask(
+            owner="gcs",
+            requirements=gang,
+            class_key=group_id,
+            kind=ev.Kind.BUNDLE,
+            group_id=group_id,
+            indices=tuple(range(len(gang.bundles))) if indices is None else indices,
+            wait_if_infeasible=True,
+            **options,
+        )
+
+    def held(self, group_id: str = "pg_1") -> dict[int, str]:
+        """Return the node of each bundle of a group that is held."""
+        return {i: place.node_id for i, place in self.state.groups[group_id].bundles.items()}
 
     def granted(self, request_id: str) -> tuple[str, ...] | None:
         """Return what a request was granted last, or None if nothing yet."""
@@ -91,6 +123,21 @@ class Core:
 
     def release(self, *ids: str) -> list[cmd.Command]:
         return self.feed(ev.LeaseReleased(at_s=self.at_s, lease_ids=ids))
+
+
+def _answer(command: cmd.Command, at_s: float) -> ev.Event | None:
+    """Return what an obedient nodelet answers."""
+    match command:
+        case cmd.StartWorker():
+            return ev.LeaseStarted(at_s=at_s, lease_id=command.lease_id)
+        case cmd.HoldBundles():
+            return ev.BundlesHeld(at_s=at_s, lease_ids=command.lease_ids)
+        case cmd.CommitBundles():
+            return ev.BundlesCommitted(at_s=at_s, lease_ids=command.lease_ids)
+        case cmd.ReleaseLease():
+            return ev.LeaseEnded(at_s=at_s, lease_id=command.lease_id)
+        case _:
+            return None
 
 
 def is_reply(command: cmd.Command, kind: type, request_id: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_wire.errors import ConflictError, RuntimeEnvSetupError, StokerError
+from stoker_wire.errors import ConflictError, RuntimeEnvSetupError, StokerError, UnavailableError
 from stoker_wire.http.server.service import Request, Service, watch_response
 from stoker_wire.messages.cluster import (
     Device,
@@ -20,11 +20,14 @@ from stoker_wire.messages.cluster import (
     ReleaseLeases,
     StartedLease,
     StartLease,
+    StopLeases,
     WorkerExit,
 )
-from stoker_wire.messages.common import Address, Empty
+from stoker_wire.messages.common import Address, Empty, RuntimeEnv
 from stoker_wire.messages.control import Campaign, Event, Leader, ListQuery, Page
 from stoker_wire.messages.events import EventQuery
+from stoker_wire.messages.queries import JobQuery
+from stoker_wire.messages.work import Job, JobState
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings
@@ -32,17 +35,36 @@ if TYPE_CHECKING:
 TOKEN = "t" * 32
 
 
+def a_job(job_id: str, **options: Any) -> Job:
+    """A job that runs."""
+    return Job(
+        job_id=job_id,
+        name="",
+        entrypoint="",
+        state=JobState.RUNNING,
+        submitted=False,
+        namespace="",
+        runtime_env=RuntimeEnv(),
+        metadata={},
+        resources={},
+        created_at_s=0.0,
+        **options,
+    )
+
+
 class FakeGcs:
-    """Nodes, leadership and an event log."""
+    """Nodes, jobs, leadership and an event log; as of an older minor version, it has no queues to list."""
 
     def __init__(self, settings: Settings) -> None:
         self.service = Service("gcs", settings, token=TOKEN)
         self.nodes: dict[str, Node] = {}
+        self.jobs: dict[str, Job] = {job.job_id: job for job in map(a_job, ("job_1", "job_2"))}
         self.events: list[Event] = []
         self.leader: Leader | None = None
         self._news = asyncio.Condition()
         route = self.service.route
         route("GET", "/v1/nodes", self._nodes, reply=Page[Node], query=ListQuery, summary="nodes")
+        route("GET", "/v1/jobs", self._jobs, reply=Page[Job], query=JobQuery, summary="jobs")
         route("GET", "/v1/events", self._events, query=EventQuery, summary="events", stream=True)
         route(
             "POST",
@@ -78,6 +100,9 @@ class FakeGcs:
 
     async def _nodes(self, req: Request) -> Page[Node]:
         return Page(items=tuple(self.nodes.values()), seq=len(self.events))
+
+    async def _jobs(self, req: Request) -> Page[Job]:
+        return Page(items=tuple(self.jobs.values()), seq=len(self.events))
 
     async def _events(self, req: Request) -> Any:
         return await watch_response(req, self._since(req.query.since), since=req.query.since)
@@ -118,6 +143,7 @@ class FakeNodelet:
         self.incarnation = 1
         self.held: dict[str, HeldLease] = {}
         self.released: list[ReleaseLeases] = []
+        self.stops: list[StopLeases] = []
         self.orders: list[StartLease] = []
         self.fail_next: list[StokerError] = []
         self.start_delay_s = 0.0
@@ -134,6 +160,7 @@ class FakeNodelet:
             summary="r",
         )
         route("GET", "/v1/leases", self._held, reply=HeldLeases, summary="held")
+        route("POST", "/v1/leases/stop", self._stop, body=StopLeases, reply=Empty, summary="stop")
 
     async def start(self) -> None:
         await self.service.start("127.0.0.1", 0)
@@ -192,6 +219,12 @@ class FakeNodelet:
         self.released.append(body)
         for lease_id in body.lease_ids:
             self.held.pop(lease_id, None)
+        return Empty()
+
+    async def _stop(self, req: Request) -> Empty:
+        self.stops.append(req.body)
+        if len(self.stops) == 1:
+            raise UnavailableError("try again")
         return Empty()
 
     async def _held(self, req: Request) -> HeldLeases:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from stoker_scheduler.core.model.nodes import NodeInfo, make_node_spec
-from stoker_scheduler.core.model.requirements import PlacementPolicy, make_requirements
-from stoker_scheduler.wire_types import terms_of
+from stoker_scheduler.core.model.requirements import (
+    PlacementPolicy,
+    Requirements,
+    make_requirements,
+)
+from stoker_scheduler.wire_types import node_filter_of, terms_of
+
+
+def filtered(resources: dict[str, float], text: str) -> Requirements:
+    return make_requirements(resources, node_filters=(node_filter_of(text),))
+
 
 requirement_sets = st.sampled_from(
     [
@@ -18,8 +27,18 @@ requirement_sets = st.sampled_from(
         make_requirements({"CPU": 1}, policy=PlacementPolicy.SPREAD),
         make_requirements({"CPU": 1}, terms=terms_of({"zone": "a"})),
         make_requirements({"CPU": 16}),
+        filtered({"CPU": 1}, "labels.zone = 'a'"),
     ]
 )
+volatile_sets = st.sampled_from(
+    [
+        filtered({"CPU": 1}, "free.gpu between 0.5 and 1"),
+        filtered({"GPU": 1}, "free.cpu < total.cpu"),
+        filtered({}, "free.cpu <= 1 or slow_ranks > 0"),
+        filtered({"CPU": 1}, "not (free.cpu = 4 and total.gpu > 0)"),
+    ]
+)
+"""Requirements that may fit where they did not because less is free."""
 
 
 clusters = st.lists(

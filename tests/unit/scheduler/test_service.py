@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 import msgspec
 import pytest
 
-from stoker_scheduler import engine
-from stoker_scheduler.service import SchedulerService, serve
+from stoker_scheduler import api, engine
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
@@ -22,117 +18,23 @@ from stoker_wire.errors import (
     RuntimeEnvSetupError,
     StartError,
     StokerError,
+    UnavailableError,
 )
-from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import (
     BlockLease,
     ClusterResources,
     Demand,
-    Lease,
+    DriverSpec,
+    LeaseKind,
     LeaseReply,
     LeaseRequest,
-    LeaseUpdates,
-    OwnerPoll,
-    ReleaseLeases,
 )
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
-from stoker_wire.messages.control import Explanation, Fit, Page, QueueEntry
-from stoker_wire.messages.scheduling import PlanReply, PlanRequest
-from stoker_wire.settings import Settings
-from tests.unit.scheduler.fakes import BAD_ENV, TOKEN, FakeGcs, FakeNodelet
-
-SETTINGS = Settings(infeasible_grace_s=0.1, lease_ttl_s=30.0, leader_ttl_s=4.0)
-_numbers = itertools.count(1)
-
-
-class Setup:
-    """One gcs, some nodelets, a scheduler and a client of it."""
-
-    def __init__(self, stack: AsyncExitStack) -> None:
-        self.stack = stack
-        self.settings = SETTINGS
-        self.gcs = FakeGcs(SETTINGS)
-        self.nodelets: list[FakeNodelet] = []
-        self.running: SchedulerService
-        self.client: Client
-
-    async def node(self, **resources: float) -> FakeNodelet:
-        nodelet = FakeNodelet(SETTINGS, f"n_{len(self.nodelets) + 1}", resources)
-        self.nodelets.append(nodelet)
-        await nodelet.start()
-        self.stack.push_async_callback(nodelet.service.stop, 0.1)
-        await self.gcs.register(nodelet.node)
-        return nodelet
-
-    async def scheduler(self) -> SchedulerService:
-        running = await serve(self.settings, token=TOKEN, gcs_url=self.gcs.service.url, port=0)
-        self.stack.push_async_callback(running.stop)
-        return running
-
-    def client_of(self, running: SchedulerService) -> Client:
-        client = Client(running.url, token=TOKEN, peer="test", settings=SETTINGS)
-        self.stack.push_async_callback(client.close)
-        return client
-
-    async def lead(self) -> None:
-        self.running = await self.scheduler()
-        await self.running.until_leads(40)
-        self.client = self.client_of(self.running)
-
-    async def ask(
-        self,
-        count: int = 1,
-        *,
-        owner: str = "p_1",
-        wait_s: float = 20.0,
-        request_id: str = "",
-        job: str = "job_1",
-        options: dict[str, Any] | None = None,
-        **resources: float,
-    ) -> LeaseReply:
-        request = LeaseRequest(
-            request_id=request_id or f"r_{next(_numbers)}",
-            owner_id=owner,
-            demand=Demand(job_id=job, resources=resources, name="train", **(options or {})),
-            count=count,
-            wait_s=wait_s,
-        )
-        return await self.client.call("POST", "/v1/leases", request, reply=LeaseReply)
-
-    async def release(self, *lease_ids: str, kill: bool = False) -> None:
-        body = ReleaseLeases(lease_ids=lease_ids, kill=kill)
-        await self.client.call("POST", "/v1/leases/release", body)
-
-    async def poll(
-        self, owner: str, *ids: str, idle: bool = False, wait_s: float = 0
-    ) -> LeaseUpdates:
-        body = OwnerPoll(lease_ids=ids, idle_lease_ids=ids if idle else (), wait_s=wait_s)
-        return await self.client.call("POST", f"/v1/owners/{owner}/poll", body, reply=LeaseUpdates)
-
-    async def resources(self) -> ClusterResources:
-        return await self.client.call("GET", "/v1/resources", reply=ClusterResources)
-
-    async def leases(self) -> tuple[Lease, ...]:
-        return (await self.client.call("GET", "/v1/leases", reply=Page[Lease])).items
-
-
-async def until(condition: Callable[[], Awaitable[bool]], timeout_s: float = 40.0) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not await condition():  # noqa: ASYNC110 (it is the other process that changes)
-            await asyncio.sleep(0.01)
-
-
-@pytest.fixture
-async def setup() -> AsyncIterator[Setup]:
-    async with AsyncExitStack() as stack:
-        made = Setup(stack)
-        await made.gcs.start()
-        stack.push_async_callback(made.gcs.service.stop, 0.1)
-        yield made
-
-
-def ids(reply: LeaseReply) -> list[str]:
-    return [granted.lease.lease_id for granted in reply.granted]
+from stoker_wire.messages.control import ConstraintKind, Explanation, Fit, Page, QueueEntry
+from stoker_wire.messages.groups import Bundle, GroupStrategy
+from stoker_wire.messages.scheduling import PlanOutcome, PlanReply, PlanRequest
+from tests.unit.scheduler.fakes import BAD_ENV, FakeNodelet, a_job
+from tests.unit.scheduler.service_setup import SETTINGS, Setup, ids, until
 
 
 async def test_grants_what_fits_now_and_returns_it_all_on_release(setup: Setup) -> None:
@@ -329,6 +231,26 @@ async def test_a_preemption_of_a_lease_that_the_waiting_poll_does_not_name_comes
     await asyncio.wait({earlier})
 
 
+async def test_a_nodelet_is_told_until_it_hears_that_a_lease_is_preempted(setup: Setup) -> None:
+    nodelet = await setup.node(CPU=1)
+    await setup.lead()
+    options = {"preemptible": True, "preemption_grace_s": 60.0}
+    low = ids(await setup.ask(1, options=options, CPU=1))
+    held = nodelet.held[low[0]].lease
+    assert held.preemptible and held.preemption_grace_s == 60.0
+    asking = asyncio.ensure_future(setup.ask(1, options={"priority": 3}, CPU=1))
+
+    async def told() -> bool:
+        return len(nodelet.stops) > 1
+
+    await until(told)
+    stop = nodelet.stops[1]
+    assert (stop.lease_ids, stop.epoch) == (tuple(low), 1) and 0 < stop.grace_s <= 60.0
+    assert stop.reason == ("preempted on node n_1 for train of job_1, of priority 3 (its own is 0)")
+    await setup.release(*low)
+    assert len((await asking).granted) == 1
+
+
 async def test_leases_expire_without_polls_and_the_owner_is_notified(setup: Setup) -> None:
     setup.settings = msgspec.structs.replace(SETTINGS, lease_ttl_s=1.0)
     nodelet = await setup.node(CPU=2)
@@ -383,6 +305,33 @@ async def test_a_finished_job_frees_everything_it_held(setup: Setup) -> None:
 
     await until(all_free)
     assert all(order.kill for order in nodelet.released if order.lease_ids)
+
+
+async def test_the_driver_of_the_next_attempt_is_asked_for_before_the_event_of_it(
+    setup: Setup,
+) -> None:
+    nodelet = await setup.node(CPU=2)
+    await setup.lead()
+    before = ids(await setup.ask(2, CPU=1))
+    waiting = asyncio.create_task(setup.ask(CPU=1))
+    await asyncio.sleep(0)
+    driver = LeaseRequest(
+        request_id="r_driver.2",
+        owner_id="gcs",
+        demand=Demand(job_id="job_1", resources={"CPU": 2}, kind=LeaseKind.DRIVER),
+        driver=DriverSpec(job_id="job_1", entrypoint="x", attempt=2),
+        wait_s=20.0,
+    )
+    granted = await setup.client.call("POST", "/v1/leases", driver, reply=LeaseReply)
+    with pytest.raises(StokerError, match="job_1 is finished"):
+        await waiting
+    assert len(granted.granted) == 1
+    assert {one for order in nodelet.released for one in order.lease_ids} == set(before)
+    await setup.gcs.tell("job.retrying", "job_1", a_job("job_1", attempt=2))
+    await setup.gcs.tell("job.started", "job_2", a_job("job_2"))
+    later = await setup.ask(CPU=1, job="job_2", wait_s=0.1)
+    assert later.granted == (), "the driver still has its CPUs"
+    assert [lease.lease_id for lease in await setup.leases()] == ids(granted)
 
 
 async def test_worker_exits_and_node_deaths_are_losses(setup: Setup) -> None:
@@ -444,4 +393,70 @@ async def test_a_plan_is_what_asking_would_do_and_takes_nothing(setup: Setup) ->
     )
     assert [p.node_id for p in made.placements] == ["n_1", "n_2", None]
     assert {v.fit for v in made.placements[2].verdicts} == {Fit.NEVER}
+    outcomes = [placement.outcome for placement in made.placements]
+    assert outcomes == [PlanOutcome.STARTS, PlanOutcome.STARTS, PlanOutcome.REJECTED]
+    assert made.placements[2].remedies[0].text == "it starts if a node with 3 GPU joins"
     assert (await setup.ask(CPU=1)).granted[0].lease.node_id == "n_1"
+
+
+async def test_a_plan_of_a_gang_goes_where_its_bundles_would_be_held(setup: Setup) -> None:
+    await setup.node(CPU=2, GPU=2)
+    await setup.node(CPU=2, GPU=2)
+    await setup.lead()
+    bundles = (Bundle(resources={"GPU": 2.0}),) * 2
+    request = PlanRequest(bundles=bundles, strategy=GroupStrategy.STRICT_SPREAD)
+    (made,) = (await setup.client.call("POST", "/v1/plan", request, reply=PlanReply)).placements
+    assert made.outcome is PlanOutcome.STARTS
+    assert {one.node_id: one.gpus for one in made.bundles} == {
+        "n_1": {0: 1.0, 1: 1.0},
+        "n_2": {0: 1.0, 1: 1.0},
+    }
+    (held,) = ids(await setup.ask(GPU=1))
+    (made,) = (await setup.client.call("POST", "/v1/plan", request, reply=PlanReply)).placements
+    assert made.outcome is PlanOutcome.WAITS and made.constraint is not None
+    assert made.remedies[0].lease_ids == (held,)
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (PlanRequest(), "demands"),
+        (
+            PlanRequest(demands=(Demand(job_id="", resources={"GPU": 1.5}),)),
+            "demands.0.resources.GPU",
+        ),
+        (PlanRequest(bundles=(Bundle(resources={}),)), "bundles.0"),
+    ],
+)
+async def test_a_plan_of_nothing_that_could_be_asked_for_is_refused(
+    setup: Setup, body: PlanRequest, field: str
+) -> None:
+    await setup.lead()
+    with pytest.raises(BadRequestError) as caught:
+        await setup.client.call("POST", "/v1/plan", body, reply=PlanReply)
+    assert caught.value.field == field
+
+
+async def test_a_plan_whose_copy_would_hold_the_scheduler_up_is_refused(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await setup.node(CPU=1)
+    await setup.lead()
+    monkeypatch.setattr(api, "MAX_PLANNED_SIZE", 0)
+    body = PlanRequest(demands=(Demand(job_id="", resources={"CPU": 1}),))
+    with pytest.raises(UnavailableError, match="1 nodes, leases and requests"):
+        await setup.client.call("POST", "/v1/plan", body, reply=PlanReply, retry=False)
+
+
+async def test_an_explanation_looks_for_remedies_when_asked_to(setup: Setup) -> None:
+    await setup.node(CPU=1)
+    await setup.lead()
+    (held,) = ids(await setup.ask(CPU=1))
+    demand = Demand(job_id="job_1", resources={"CPU": 1}, name="train")
+    for remedies in (False, True):
+        told = await setup.client.call(
+            "POST", "/v1/explain", demand, reply=Explanation, query={"remedies": remedies}
+        )
+        assert told.constraint is not None and told.constraint.kind is ConstraintKind.CAPACITY
+        assert [holder.lease_id for holder in told.holders] == [held]
+        assert [one.lease_ids for one in told.remedies] == ([(held,), ()] if remedies else [])

@@ -17,6 +17,7 @@ from stoker_wire.messages.common import (
     Asked,
     Labels,
     Message,
+    NodeFilterText,
     OnInfeasible,
     Record,
     Resources,
@@ -29,6 +30,10 @@ MAX_WARM_KERNELS = 64
 """Kernel sets that a node reports: the most recently used ones."""
 
 
+MAX_GRACE_S = 86_400.0
+GraceS = Annotated[float, msgspec.Meta(ge=0, le=MAX_GRACE_S)]
+
+
 class NodeState(StrEnum):
     """ALIVE -> SUSPECT (heartbeats late) -> DEAD (terminal for the incarnation)."""
 
@@ -37,10 +42,25 @@ class NodeState(StrEnum):
     DEAD = "DEAD"
 
 
-class Device(Record):
-    """One accelerator. ``memory_bytes`` is its total memory; ``fake`` ones exist for tests.
+class Link(StrEnum):
+    """The path between two GPUs of a node, the shortest first."""
 
-    ``arch`` is its compute capability, as 90 for sm_90; 0 where that is unknown.
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    """Through PCIe switches alone."""
+    NUMA = "numa"
+    """Through the CPU, within one NUMA node."""
+    SYSTEM = "system"
+    """Through the interconnect between CPUs."""
+
+
+class Device(Record):
+    """One accelerator: a GPU, or a MIG slice of one, which has a ``mig_profile`` and a ``parent_uuid``.
+
+    ``memory_bytes`` is its total memory; ``fake`` ones exist for tests. ``arch`` is its compute capability,
+    as 90 for sm_90; 0 where that is unknown. ``numa_node`` is -1 where that is unknown. ``links`` maps the
+    index of every other device to the path to it, if the node knows them. ``quarantine`` is why no lease
+    gets it, empty while it is in use.
     """
 
     index: int
@@ -49,12 +69,18 @@ class Device(Record):
     memory_bytes: int = 0
     fake: bool = False
     arch: int = 0
+    mig_profile: str = ""
+    parent_uuid: str = ""
+    numa_node: int = -1
+    links: dict[int, Link] = {}
+    quarantine: str = ""
 
 
 class RegisterNode(Message):
     """Registration of a node by its nodelet. ``host_id`` is equal for processes that share a /dev/shm.
 
     ``warm_kernels`` are the kernel sets (``stoker_wire.messages.kernels.kernel_set``) that its cache holds.
+    ``gpu_error`` is why its GPUs could not be found, empty if they were or if it has none.
     """
 
     node_id: str
@@ -70,6 +96,9 @@ class RegisterNode(Message):
     arena_dir: str = ""
     session_dir: str = ""
     warm_kernels: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_WARM_KERNELS)] = ()
+    driver_version: str = ""
+    cuda_version: str = ""
+    gpu_error: str = ""
 
 
 class RegisteredNode(Record):
@@ -83,8 +112,10 @@ class RegisteredNode(Record):
 class Heartbeat(Message):
     """Heartbeat of a node.
 
-    ``usage`` is measured: cpu_percent, memory_bytes, workers, object_bytes, load1, ...
-    ``warm_kernels`` are the kernel sets in the node's cache, or None while they are unchanged.
+    ``usage`` is measured: cpu_percent, memory_bytes, workers, object_bytes, load1, ...; of GPUs
+    ``gpu0_held``, ``gpu0_percent``, ``gpu0_memory_bytes``, ``gpu0_ecc_errors``.
+    ``warm_kernels`` are the kernel sets in the node's cache, ``devices`` its GPUs; both None while they are
+    unchanged.
     """
 
     incarnation: int
@@ -92,6 +123,7 @@ class Heartbeat(Message):
     warm_kernels: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_WARM_KERNELS)] | None = (
         None
     )
+    devices: tuple[Device, ...] | None = None
 
 
 class Node(Record):
@@ -116,6 +148,9 @@ class Node(Record):
     usage: dict[str, float] = {}
     reason: str = ""
     warm_kernels: tuple[str, ...] = ()
+    driver_version: str = ""
+    cuda_version: str = ""
+    gpu_error: str = ""
 
     @property
     def death(self) -> str:
@@ -135,13 +170,17 @@ class LeaseKind(StrEnum):
     TASK = "task"
     ACTOR = "actor"
     DRIVER = "driver"
+    BUNDLE = "bundle"
+    """No worker: the lease reserves resources for the work of a placement group."""
 
 
 class Demand(Message):
     """Requirements of work; tasks with equal demands form a scheduling class and are interchangeable.
 
     ``label_selector`` maps a label to ``value``, ``!value``, ``in(a,b)`` or ``!in(a,b)``.
-    ``locality`` maps node ids to bytes of large arguments that are already there.
+    ``node_filter`` is a condition that the node must meet besides.
+    ``locality`` maps node ids to bytes of large arguments that are already there. ``preemptible`` work may be
+    ended while it runs, ``preemption_grace_s`` after its notice (None: as the cluster is set).
     """
 
     job_id: str
@@ -149,11 +188,14 @@ class Demand(Message):
     kind: LeaseKind = LeaseKind.TASK
     runtime_env: RuntimeEnv = RuntimeEnv()
     label_selector: Selector = {}
+    node_filter: NodeFilterText = ""
     strategy: Strategy = Strategy()
     priority: int = 0
     on_infeasible: OnInfeasible = OnInfeasible.ERROR
     locality: dict[str, int] = {}
     name: str = ""
+    preemptible: bool = False
+    preemption_grace_s: GraceS | None = None
 
 
 class ActorSpec(Message):
@@ -171,6 +213,7 @@ class DriverSpec(Message):
     job_id: str
     entrypoint: str
     env: dict[str, str] = {}
+    attempt: int = 1
 
 
 class WorkerSpec(Message):
@@ -179,6 +222,7 @@ class WorkerSpec(Message):
     runtime_env: RuntimeEnv = RuntimeEnv()
     actor: ActorSpec | None = None
     driver: DriverSpec | None = None
+    capture_child_tasks: bool = False
 
 
 class LeaseRequest(Message):
@@ -201,7 +245,9 @@ class LeaseRequest(Message):
 class Lease(Record):
     """A time-bounded, fenced right of ``owner_id`` to use one worker with ``resources``.
 
-    ``gpus`` maps a device index to the fraction of it that the lease holds.
+    ``gpus`` maps a device index to the fraction of it that the lease holds. ``bundle`` is the number of the
+    bundle of ``group_id`` that it reserves, or that its worker is in. ``preemptible``, ``preemption_grace_s``
+    and ``priority`` are for a new scheduler that adopts it.
     """
 
     lease_id: str
@@ -216,10 +262,15 @@ class Lease(Record):
     blocked: bool = False
     actor_id: str = ""
     name: str = ""
+    group_id: str = ""
+    bundle: int = -1
+    preemptible: bool = False
+    preemption_grace_s: float | None = None
+    priority: int = 0
 
 
 class GrantedLease(Record):
-    """A lease together with the worker it gives access to."""
+    """A lease together with the worker it gives access to (none, if it is a bundle's)."""
 
     lease: Lease
     worker_id: str
@@ -252,12 +303,16 @@ class StartedLease(Record):
 
 
 class HeldLease(Record):
-    """A lease that a nodelet holds, as it reports it to a new scheduler."""
+    """A lease that a nodelet holds, as it reports it to a new scheduler.
+
+    A ``prepared`` bundle was not committed.
+    """
 
     lease: Lease
     worker_id: str
     address: Address
     pid: int
+    prepared: bool = False
 
 
 class HeldLeases(Record):
@@ -275,6 +330,29 @@ class ReleaseLeases(Message):
     kill: bool = False
     reason: str = ""
     epoch: int = 0
+
+
+class StopLeases(Message):
+    """Order of the scheduler to a nodelet to preempt leases: notice, and the end ``grace_s`` later."""
+
+    lease_ids: tuple[str, ...]
+    grace_s: GraceS
+    reason: str
+    epoch: int
+
+
+class StopNotice(Message):
+    """Notice to a worker that it will be ended in ``grace_s``, and why."""
+
+    lease_id: str
+    grace_s: float
+    reason: str
+
+
+class StopReply(Record):
+    """Reply of a worker once its stop callbacks have run: how many there were."""
+
+    callbacks: int = 0
 
 
 class OwnerPoll(Message):
@@ -349,7 +427,7 @@ class WorkerSetup(Record):
     pool. ``env_vars``, ``sys_path`` (see ``stoker_wire.process.search_path``) and ``cwd`` (empty:
     stay) are to be applied before any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty
     where the fork applied them. ``runtime_env`` is that of the lease: what the worker starts
-    inherits it.
+    inherits it, and with ``capture_child_tasks`` the placement group of the lease.
     """
 
     worker_id: str
@@ -357,6 +435,7 @@ class WorkerSetup(Record):
     lease: Lease | None = None
     actor: ActorSpec | None = None
     runtime_env: RuntimeEnv | None = None
+    capture_child_tasks: bool = False
     arena_dir: str = ""
     env_vars: dict[str, str] = {}
     sys_path: tuple[str, ...] = ()
@@ -368,6 +447,7 @@ class WorkerExit(Record):
 
     ``exit_code`` or ``signal`` is set (the other is None); ``peak_rss_bytes`` from wait4;
     ``cause`` is a sentence such as "killed by SIGSEGV" or "exceeded memory=1073741824 bytes".
+    A ``preempted`` worker had notice of its end: what ran there is not to blame.
     """
 
     worker_id: str
@@ -380,6 +460,7 @@ class WorkerExit(Record):
     signal: int | None = None
     oom: bool = False
     expected: bool = False
+    preempted: bool = False
     peak_rss_bytes: int = 0
     at_s: float = 0.0
     cause: str = ""

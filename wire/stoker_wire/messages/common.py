@@ -38,6 +38,15 @@ NoNul = Annotated[str, msgspec.Meta(pattern=r"^[^\x00]*$")]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 
 
+NodeFilterText = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=4096,
+        description="a condition on nodes, as labels.rack != 'r7' and free.gpu >= 2; '' for none",
+    ),
+]
+
+
 class SpreadPolicy(StrEnum):
     """Policy by which a demand chooses among feasible nodes."""
 
@@ -48,11 +57,18 @@ class SpreadPolicy(StrEnum):
 
 
 class Strategy(Message):
-    """Placement of a demand. ``node_id`` pins it to a node; ``soft`` makes that a preference."""
+    """Placement of a demand. ``node_id`` pins it to a node; ``soft`` makes that a preference.
+
+    With a ``group_id`` it runs in a bundle of that placement group: number ``bundle``, or any (-1); with
+    ``capture_child_tasks``, what it starts does so too.
+    """
 
     policy: SpreadPolicy = SpreadPolicy.HYBRID
     node_id: str | None = None
     soft: bool = False
+    group_id: str = ""
+    bundle: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    capture_child_tasks: bool = False
 
 
 class OnInfeasible(StrEnum):

@@ -237,11 +237,86 @@ class WaitingGroup(Record):
     count_exact: bool = True
 
 
+class WaitPhase(StrEnum):
+    """Phases on the way to a start."""
+
+    DEPENDENCY = "dependency"
+    """It waits for arguments, for another job, for its next attempt, its array, or its actor."""
+    QUEUE = "queue"
+    """It waits for resources, or for a limit of its queue."""
+    ENVIRONMENT = "environment"
+    """It has a node, which installs what its environment needs."""
+    LEASE = "lease"
+    """It has a node, where its worker starts."""
+
+
+class ConstraintKind(StrEnum):
+    """Kinds of constraint that keep a demand from starting."""
+
+    INFEASIBLE = "infeasible"
+    """No node could ever take it."""
+    QUEUE_LIMIT = "queue_limit"
+    CAPACITY = "capacity"
+    """Others hold what it wants."""
+    RESERVATION = "reservation"
+    NODE = "node"
+    """The nodes with room take nothing now."""
+    PREEMPTION = "preemption"
+    """Leases were asked back for it and have not ended yet."""
+    PLACEMENT_GROUP = "placement_group"
+    STARTING = "starting"
+
+
+class Constraint(Record):
+    """The binding constraint of a demand; ``queue`` and ``resource`` are what it is about, if they are."""
+
+    kind: ConstraintKind
+    text: str
+    queue: str = ""
+    resource: str = ""
+
+
+class Remedy(Record):
+    """The least that would let a demand start: tried on a copy of the scheduler's state before it is told.
+
+    ``lease_ids`` are the leases that would have to end, ``node_id`` is where it then goes.
+    """
+
+    text: str
+    node_id: str = ""
+    lease_ids: tuple[str, ...] = ()
+
+
+class Holder(Record):
+    """A lease that holds what a demand wants.
+
+    ``until_s`` is when it ends at the latest and ``until`` why, as far as that is known: its job has a
+    timeout, or it is ending or asked back.
+    """
+
+    lease_id: str
+    kind: str
+    job_id: str
+    node_id: str
+    resources: Resources = {}
+    gpus: dict[int, float] = {}
+    name: str = ""
+    actor_id: str = ""
+    group_id: str = ""
+    queue: str = ""
+    user: str = ""
+    priority: int = 0
+    since_s: float = 0.0
+    until_s: float | None = None
+    until: str = ""
+
+
 class Explanation(Record):
     """Reason why something waits (or its outcome), and what would have to change.
 
     ``cause`` says in a few words what the nodes lack, while something waits for them. ``waiting`` is,
-    for a job, what of it waits, by cause.
+    for a job, what of it waits, by cause. ``constraint`` is what binds; ``remedies`` are the least that may
+    happen, or can be done, for it to start; ``holders`` have what it wants, those first whose end would do.
     """
 
     subject: str
@@ -255,6 +330,16 @@ class Explanation(Record):
     demand: Demand | None = None
     cause: str = ""
     waiting: tuple[WaitingGroup, ...] = ()
+    phase: WaitPhase | None = None
+    constraint: Constraint | None = None
+    remedies: tuple[Remedy, ...] = ()
+    holders: tuple[Holder, ...] = ()
+
+
+class ExplainQuery(Message):
+    """``remedies``: look for what would let it start, and who holds what it wants."""
+
+    remedies: bool = False
 
 
 class QueueEntry(Record):

@@ -17,7 +17,10 @@ import msgspec
 from stoker_wire.messages.cluster import Node, WorkerExit
 from stoker_wire.messages.common import Record
 from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
-from stoker_wire.messages.work import Actor, Job
+from stoker_wire.messages.groups import PlacementGroup
+from stoker_wire.messages.queues import Queue
+from stoker_wire.messages.schedules import Schedule
+from stoker_wire.messages.work import Actor, Job, SlowRank
 
 R = TypeVar("R", bound=Record)
 
@@ -31,13 +34,21 @@ class EventKind(StrEnum):
     NODE_WARMED = "node.warmed"
     """The kernels in the node's cache changed."""
     NODE_DIED = "node.died"
+    GPU_QUARANTINED = "gpu.quarantined"
+    """No lease gets some GPU of the node any more. Subject: the node's id."""
+    GPU_RELEASED = "gpu.released"
+    """A quarantined GPU of the node is in use again. Subject: the node's id."""
     JOB_SUBMITTED = "job.submitted"
     JOB_DELAYED = "job.delayed"
     """Its driver waits for a lease, for another reason than before."""
     JOB_STARTED = "job.started"
     JOB_CHANGED = "job.changed"
     """The driver attached to a job that had started already."""
+    JOB_RETRYING = "job.retrying"
+    """An attempt failed, and another follows."""
     JOB_FINISHED = "job.finished"
+    JOB_DELETED = "job.deleted"
+    """The record of a job that had ended is gone."""
     ACTOR_CREATED = "actor.created"
     ACTOR_SUPPLIED = "actor.supplied"
     """The arguments of its constructor arrived."""
@@ -47,7 +58,27 @@ class EventKind(StrEnum):
     ACTOR_STARTED = "actor.started"
     ACTOR_RESTARTING = "actor.restarting"
     ACTOR_DIED = "actor.died"
+    GROUP_CREATED = "placement_group.created"
+    GROUP_DELAYED = "placement_group.delayed"
+    """It waits for room, for another reason than before."""
+    GROUP_PLACED = "placement_group.placed"
+    GROUP_RESCHEDULING = "placement_group.rescheduling"
+    GROUP_REMOVED = "placement_group.removed"
+    QUEUE_CREATED = "queue.created"
+    """Subject: the queue's name."""
+    QUEUE_CHANGED = "queue.changed"
+    QUEUE_REMOVED = "queue.removed"
+    SCHEDULE_CREATED = "schedule.created"
+    """Subject: the schedule's name."""
+    SCHEDULE_CHANGED = "schedule.changed"
+    """It was paused, or resumed."""
+    SCHEDULE_RAN = "schedule.ran"
+    SCHEDULE_SKIPPED = "schedule.skipped"
+    """Its time came, and no job was submitted."""
+    SCHEDULE_DELETED = "schedule.deleted"
     WORKER_EXITED = "worker.exited"
+    RANK_SLOW = "rank.slow"
+    """A rank of a job is slower than the others. Subject: its node's id."""
     KV_CHANGED = "kv.changed"
     """Subject: ``namespace/key``."""
     LEADER_ELECTED = "leader.elected"
@@ -66,7 +97,19 @@ class KvChange(Record):
     deleted: bool = False
 
 
-Payload: TypeAlias = Node | Job | Actor | WorkerExit | KvChange | Leader | Token
+Payload: TypeAlias = (
+    Node
+    | Job
+    | Actor
+    | PlacementGroup
+    | Queue
+    | Schedule
+    | WorkerExit
+    | SlowRank
+    | KvChange
+    | Leader
+    | Token
+)
 
 PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.NODE_REGISTERED: Node,
@@ -74,11 +117,15 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.NODE_RECOVERED: Node,
     EventKind.NODE_WARMED: Node,
     EventKind.NODE_DIED: Node,
+    EventKind.GPU_QUARANTINED: Node,
+    EventKind.GPU_RELEASED: Node,
     EventKind.JOB_SUBMITTED: Job,
     EventKind.JOB_DELAYED: Job,
     EventKind.JOB_STARTED: Job,
     EventKind.JOB_CHANGED: Job,
+    EventKind.JOB_RETRYING: Job,
     EventKind.JOB_FINISHED: Job,
+    EventKind.JOB_DELETED: Job,
     EventKind.ACTOR_CREATED: Actor,
     EventKind.ACTOR_SUPPLIED: Actor,
     EventKind.ACTOR_DELAYED: Actor,
@@ -86,7 +133,21 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.ACTOR_STARTED: Actor,
     EventKind.ACTOR_RESTARTING: Actor,
     EventKind.ACTOR_DIED: Actor,
+    EventKind.GROUP_CREATED: PlacementGroup,
+    EventKind.GROUP_DELAYED: PlacementGroup,
+    EventKind.GROUP_PLACED: PlacementGroup,
+    EventKind.GROUP_RESCHEDULING: PlacementGroup,
+    EventKind.GROUP_REMOVED: PlacementGroup,
+    EventKind.QUEUE_CREATED: Queue,
+    EventKind.QUEUE_CHANGED: Queue,
+    EventKind.QUEUE_REMOVED: Queue,
+    EventKind.SCHEDULE_CREATED: Schedule,
+    EventKind.SCHEDULE_CHANGED: Schedule,
+    EventKind.SCHEDULE_RAN: Schedule,
+    EventKind.SCHEDULE_SKIPPED: Schedule,
+    EventKind.SCHEDULE_DELETED: Schedule,
     EventKind.WORKER_EXITED: WorkerExit,
+    EventKind.RANK_SLOW: SlowRank,
     EventKind.KV_CHANGED: KvChange,
     EventKind.LEADER_ELECTED: Leader,
     EventKind.TOKEN_CREATED: Token,
@@ -102,14 +163,19 @@ _TYPE_OF_ENTITY: dict[str, type[Payload]] = {
 
 def payload_of(event: Event) -> Payload:
     """Decode the payload of an event; ValueError for a kind that this version does not know."""
-    return msgspec.convert(event.payload, PAYLOADS[EventKind(event.kind)])
+    return _record(event, PAYLOADS[EventKind(event.kind)])
 
 
 def payload_as(event: Event, type_: type[R]) -> R | None:
     """Decode the payload of an event whose entity has a ``type_``; None for every other entity."""
     if _TYPE_OF_ENTITY.get(event.kind.partition(".")[0]) is not type_:
         return None
-    return msgspec.convert(event.payload, type_)
+    return _record(event, type_)
+
+
+def _record(event: Event, type_: type[R]) -> R:
+    # The keys of a mapping that came as JSON are text.
+    return msgspec.convert(event.payload, type_, str_keys=True)
 
 
 class EventQuery(ListQuery):

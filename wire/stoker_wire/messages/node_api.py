@@ -44,12 +44,13 @@ class LogsQuery(Message):
     """A choice of log lines. ``kind`` is ``worker``, ``driver`` or empty (both).
 
     ``since`` is the cursor of the last line seen, with a ``worker_id``; ``tail`` starts so many
-    lines before the end.
+    lines before the end. ``attempt`` is that of the driver (0: any).
     """
 
     job_id: str = ""
     worker_id: str = ""
     kind: str = ""
+    attempt: int = 0
     follow: bool = False
     since: Position = 0
     tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0

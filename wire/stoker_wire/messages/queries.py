@@ -47,6 +47,28 @@ class ActorQuery(WatchQuery):
     class_name: str = ""
 
 
+class GroupQuery(WatchQuery):
+    """Filters of placement groups.
+
+    ``state``: PENDING, CREATED, RESCHEDULING, REMOVED; several are separated by commas.
+    """
+
+    job_id: str = ""
+    state: str = ""
+    name: str = ""
+    namespace: str = ""
+
+
+class ScheduleQuery(WatchQuery):
+    """A page of schedules, by their names."""
+
+
+class QueueQuery(WatchQuery):
+    """Filters of queues: those right below ``parent``."""
+
+    parent: str = ""
+
+
 class TaskQuery(ListQuery):
     """Filters of task attempts.
 
@@ -95,12 +117,16 @@ class KvListQuery(ListQuery):
 
 
 class LogQuery(Message):
-    """``follow``: go on with new lines; ``since``: the cursor of a line; ``tail``: only the last lines."""
+    """``follow``: go on with new lines; ``since``: the cursor of a line; ``tail``: only the last lines.
+
+    ``attempt``: that of a job which was retried (0: its last one).
+    """
 
     follow: bool = False
     since: Position = 0
     tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     worker_id: str = ""
+    attempt: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class OutputQuery(Message):

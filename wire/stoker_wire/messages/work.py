@@ -11,21 +11,25 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.cluster import Demand, GraceS
 from stoker_wire.messages.common import (
     Address,
     Asked,
     ErrorInfo,
     Labels,
     Message,
+    NodeFilterText,
     Record,
     Resources,
     RuntimeEnv,
     Selector,
 )
+from stoker_wire.messages.queues import DEFAULT_QUEUE
 
 DETACHED_JOB = "job_detached"
 """The job of detached actors and their tasks: it never ends, so nothing is cleaned up after it."""
+
+Priority = Annotated[int, msgspec.Meta(ge=-1_000_000, le=1_000_000)]
 
 
 class JobState(StrEnum):
@@ -43,11 +47,61 @@ class JobState(StrEnum):
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED)
 
 
+class After(StrEnum):
+    """The end that a job must have come to before one that depends on it may start."""
+
+    ANY = "any"
+    OK = "ok"
+    FAILED = "failed"
+
+
+class Dependency(Message):
+    """A job that must have ended first; one that ended otherwise than ``condition`` fails this one."""
+
+    job_id: str
+    condition: After = After.ANY
+
+
+MAX_ARRAY = 10_000
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class JobArray(Message):
+    """The indices of a job array, each run once, at most ``parallelism`` of them at a time (0: all).
+
+    Each is a job ``JOB.INDEX``, which finds its index in ``STOKER_ARRAY_INDEX``.
+    """
+
+    indices: Annotated[tuple[Index, ...], msgspec.Meta(min_length=1, max_length=MAX_ARRAY)]
+    parallelism: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+class OnePerNode(Message):
+    """One job for each node that is alive and can run it when the whole starts, ``JOB.0`` and so on.
+
+    At most ``parallelism`` of them run at a time (0: all).
+    """
+
+    parallelism: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+MAX_RETRIES = 100
+RETRY_DELAY_S = 10.0
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+
+
 class SubmitJob(Message):
     """Request to run ``entrypoint`` (a shell command) on the cluster as a driver.
 
     ``job_id`` may be chosen by the caller (submitting the same twice is then a conflict).
-    ``resources`` are those of the driver process itself (default: none).
+    ``resources`` are those of the driver process itself (default: none). ``queue`` and ``priority`` are
+    those of the driver and of all that it starts (a task's own priority is added). The job fails unless
+    its driver has started within ``start_deadline_s``, and when it runs for longer than ``timeout_s``. It
+    starts when the jobs ``after`` which it comes have ended. With an ``array`` it is one job for each index,
+    with ``one_per_node`` one for each node. A driver that fails is run again, up to ``retries`` times:
+    ``retry_delay_s`` later, then twice as long each time. The driver of a ``preemptible`` job may be ended
+    for work with a better claim, ``preemption_grace_s`` after its notice (null: as the cluster is set), and
+    is run again when there is room, which uses up no retry.
     """
 
     entrypoint: Annotated[str, msgspec.Meta(min_length=1, max_length=65536, pattern=r"^[^\x00]*$")]
@@ -56,8 +110,45 @@ class SubmitJob(Message):
     metadata: dict[str, str] = {}
     resources: Asked = {}
     label_selector: Selector = {}
+    node_filter: NodeFilterText = ""
     namespace: str | None = None
     name: str = ""
+    queue: str = ""
+    priority: Priority = 0
+    start_deadline_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    after: Annotated[tuple[Dependency, ...], msgspec.Meta(max_length=1000)] = ()
+    array: JobArray | None = None
+    one_per_node: OnePerNode | None = None
+    retries: Annotated[int, msgspec.Meta(ge=0, le=MAX_RETRIES)] = 0
+    retry_delay_s: Seconds = RETRY_DELAY_S
+    preemptible: bool = False
+    preemption_grace_s: GraceS | None = None
+
+
+class ReportSlowRank(Message):
+    """Report of a trainer that one of its ranks is slow.
+
+    ``ratio`` is the time of its steps by that of the others since ``since_s``; ``group`` names the ranks
+    among which ``rank`` counts, where the job has several.
+    """
+
+    node_id: Annotated[str, msgspec.Meta(min_length=1)]
+    rank: Annotated[int, msgspec.Meta(ge=0)]
+    ratio: Annotated[float, msgspec.Meta(gt=1, le=1e6)]
+    since_s: Annotated[float, msgspec.Meta(ge=0)]
+    group: str = ""
+
+
+class SlowRank(Record):
+    """A slow rank as it was reported; fields as in :class:`ReportSlowRank`."""
+
+    job_id: str
+    node_id: str
+    rank: int
+    ratio: float
+    since_s: float
+    group: str = ""
 
 
 class NodeOutput(Record):
@@ -81,6 +172,9 @@ class JobOutput(Record):
     lost: str = ""
 
 
+Attempt = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class AttachDriver(Message):
     """Request of a driver process to join the cluster: as a new job, or as the submitted job that it runs."""
 
@@ -91,15 +185,45 @@ class AttachDriver(Message):
     namespace: str | None = None
     runtime_env: RuntimeEnv = RuntimeEnv()
     metadata: dict[str, str] = {}
+    queue: str = ""
+    priority: Priority = 0
+    attempt: Attempt = 0
+    """That of the submitted job whose driver it is; 0 if it does not know."""
 
 
 class FinishJob(Message):
-    """Report by the driver (or its nodelet) of how the job ended, and of the node that has its log."""
+    """Report by the driver (or its nodelet) of how the job ended, and of the node that has its log.
+
+    One of an ``attempt`` before the present one changes nothing (0: the present one). A driver that was
+    ``preempted`` is run again.
+    """
 
     state: JobState
     exit_code: int | None = None
     message: str = ""
     node_id: str = ""
+    attempt: Attempt = 0
+    preempted: bool = False
+
+
+class EndAttempt(Message):
+    """Order to a nodelet to end what an attempt of a job, and those before it, have left there."""
+
+    attempt: Annotated[int, msgspec.Meta(ge=1)]
+
+
+class JobAttempt(Record):
+    """An attempt of a job that failed and was followed by another; ``cause`` in a line."""
+
+    attempt: int
+    started_at_s: float
+    ended_at_s: float
+    cause: str = ""
+    exit_code: int | None = None
+    node_id: str = ""
+    lease_id: str = ""
+    preempted: bool = False
+    """Whether it was ended for other work, which uses up no retry."""
 
 
 class Job(Record):
@@ -116,6 +240,7 @@ class Job(Record):
     resources: Resources
     created_at_s: float
     label_selector: Labels = {}
+    node_filter: str = ""
     started_at_s: float | None = None
     ended_at_s: float | None = None
     exit_code: int | None = None
@@ -124,6 +249,40 @@ class Job(Record):
     hostname: str = ""
     pid: int = 0
     lease_id: str = ""
+    queue: str = DEFAULT_QUEUE
+    priority: int = 0
+    user: str = ""
+    """The name of the token with which it was submitted."""
+    start_deadline_s: float | None = None
+    timeout_s: float | None = None
+    after: tuple[Dependency, ...] = ()
+    array: JobArray | None = None
+    """Set for a whole array, which has no driver."""
+    array_id: str = ""
+    """The array that it is a member of, and its ``array_index`` there."""
+    array_index: int = 0
+    one_per_node: OnePerNode | None = None
+    """Set for the whole; ``array`` is set too, once it has started."""
+    only_node_id: str = ""
+    """The node that its driver must run on."""
+    retries: int = 0
+    retry_delay_s: float = RETRY_DELAY_S
+    attempt: int = 1
+    """The number of the present attempt, which has started at ``attempt_started_at_s``."""
+    attempt_started_at_s: float | None = None
+    retry_at_s: float | None = None
+    """When the present attempt may start, if it is not the first."""
+    attempts: tuple[JobAttempt, ...] = ()
+    """The attempts before the present one."""
+    schedule: str = ""
+    """The schedule that submitted it."""
+    preemptible: bool = False
+    preemption_grace_s: float | None = None
+
+    @property
+    def max_attempts(self) -> int:
+        """The number of its last attempt, if all fail from now on."""
+        return self.retries + 1 + sum(one.preempted for one in self.attempts)
 
 
 class ActorState(StrEnum):
@@ -231,6 +390,8 @@ class Actor(Record):
     handle_info: bytes = b""
     owner: Owner | None = None
     awaits_arguments: bool = False
+    preemptions: int = 0
+    """How often its worker was ended for other work; not counted in ``restarts``."""
 
 
 class TaskState(StrEnum):

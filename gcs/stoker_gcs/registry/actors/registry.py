@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -212,8 +213,8 @@ class ActorRegistry:
                 release=False,
             )
 
-    async def end_job(self, job_id: str, reason: str) -> None:
-        """End the living actors of a job, except detached ones."""
+    async def end_job(self, job_id: str, reason: str, *, before_s: float = math.inf) -> None:
+        """End the living actors of a job that were created before then, except detached ones."""
         cause = ErrorInfo(code="actor_died", message=reason)
         living = await self._state.all(ACTORS, {"job_id": job_id, "state": rules.LIVING})
         slots = asyncio.Semaphore(END_AT_ONCE)
@@ -224,5 +225,5 @@ class ActorRegistry:
 
         async with asyncio.TaskGroup() as group:
             for actor in living:
-                if not actor.detached:
+                if not actor.detached and actor.created_at_s < before_s:
                     group.create_task(end(actor))

@@ -12,6 +12,7 @@ ALIVE                it ended itself                     DEAD
 ALIVE                it ended itself by a failure        RESTARTING or DEAD
 not DEAD             worker or node lost, restarts left  RESTARTING
 not DEAD             worker or node lost, none left      DEAD
+not DEAD             preempted                           RESTARTING
 not DEAD             killed, restarts left               RESTARTING
 not DEAD             killed, no restart; its job ends    DEAD
 not DEAD             its owner ended                     DEAD
@@ -30,7 +31,7 @@ from stoker_gcs.registry.leases import delete_lease_row, releasing_lease_row, up
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
 from stoker_gcs.store.changes import Operation, Update
-from stoker_wire.errors import FencedError
+from stoker_wire.errors import FencedError, PreemptedError
 from stoker_wire.messages.cluster import LeaseKind
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
@@ -196,17 +197,22 @@ def worker_lost(
     restart: bool = True,
     release: bool = False,
 ) -> Transition[Actor] | None:
-    """Restart it, or end it with the cause: the worker behind ``lease_id`` is gone."""
+    """Restart it, or end it with the cause: the worker behind ``lease_id`` is gone.
+
+    A preempted one is restarted whatever restarts are left, and uses up none.
+    """
     if ActorState.RESTARTING not in TRANSITIONS[actor.state] or actor.lease_id != lease_id:
         return None
-    may_restart = actor.max_restarts == -1 or actor.restarts < actor.max_restarts
+    preempted = cause.code == PreemptedError.code
+    may_restart = preempted or actor.max_restarts == -1 or actor.restarts < actor.max_restarts
     if not (restart and may_restart):
         return died(actor, cause, now_s, release=release)
     then = _replace(
         actor,
         state=ActorState.RESTARTING,
         incarnation=actor.incarnation + 1,
-        restarts=actor.restarts + 1,
+        restarts=actor.restarts + (not preempted),
+        preemptions=actor.preemptions + preempted,
         node_id="",
         worker_id="",
         lease_id="",
@@ -227,8 +233,9 @@ def exit_cause(exit_: WorkerExit) -> ErrorInfo:
     if exit_.last_log_lines:
         lines = "".join(f"\n    {line}" for line in exit_.last_log_lines[-SHOWN_LINES:])
         text += f".\nlast output:{lines}"
+    code = PreemptedError.code if exit_.preempted else "actor_died"
     return ErrorInfo(
-        code="out_of_memory" if exit_.oom else "actor_died",
+        code="out_of_memory" if exit_.oom else code,
         message=text,
         extra=msgspec.to_builtins(exit_),
     )

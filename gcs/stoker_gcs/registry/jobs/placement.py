@@ -11,13 +11,16 @@ import msgspec
 
 from stoker_gcs.registry.jobs import rules
 from stoker_gcs.registry.jobs.rules import JOBS
-from stoker_gcs.registry.leases import OWNER, POLL_S, Refused, request_lease
+from stoker_gcs.registry.leases import FIRST_POLL_S, OWNER, POLL_S, Refused, request_lease
 from stoker_gcs.registry.worker_exits import find_exit
+from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import Demand, DriverSpec, LeaseKind, LeaseRequest
+from stoker_wire.messages.common import OnInfeasible, Strategy
 from stoker_wire.messages.work import JobState
 
 if TYPE_CHECKING:
     from stoker_gcs.peer_clients import PeerClients
+    from stoker_gcs.registry.jobs.attempts import JobWork
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.leases import LeaseReleaser
     from stoker_gcs.state.records import StateStore
@@ -29,43 +32,99 @@ class DriverPlacement:
     """Placement of drivers: leases a worker for each submitted job, and has its nodelet start the driver."""
 
     def __init__(
-        self, state: StateStore, peers: PeerClients, jobs: JobRegistry, releaser: LeaseReleaser
+        self,
+        state: StateStore,
+        peers: PeerClients,
+        jobs: JobRegistry,
+        work: JobWork,
+        releaser: LeaseReleaser,
     ) -> None:
         self._state = state
         self._peers = peers
         self._jobs = jobs
+        self._work = work
         self._releaser = releaser
 
     async def place(self, job_id: str) -> None:
-        """Start the driver of one submitted job, or end the job with the scheduler's reason."""
+        """Start the driver of one submitted job, or end the job with the scheduler's reason.
+
+        The driver of an attempt after the first starts when it may, and nothing of the one before is left.
+        """
         job = await self._state.get(JOBS, job_id)
 
         async def still_wanted() -> bool:
-            current = await self._state.get(JOBS, job_id)
-            return not current.state.terminal and not current.lease_id
+            return await self._is_wanted(job)
 
         async def on_delayed(reason: str) -> None:
-            await self._state.change(JOBS, job_id, lambda current: rules.delayed(current, reason))
+            await self._delayed(job_id, reason)
 
+        if not await self.may_start(job) or not await self._may_retry(job):
+            return
+        left_s = rules.start_deadline_left_s(job, self._state.now())
         request = LeaseRequest(
-            request_id=f"r_{job_id}.driver",
+            request_id=f"r_{job_id}.driver" + (f".{job.attempt}" if job.attempt > 1 else ""),
             owner_id=OWNER,
             demand=demand_of(job),
-            wait_s=POLL_S,
-            driver=DriverSpec(job_id=job_id, entrypoint=job.entrypoint),
+            wait_s=max(0.0, min(POLL_S, left_s)),
+            driver=DriverSpec(
+                job_id=job_id, entrypoint=job.entrypoint, env=_array_env(job), attempt=job.attempt
+            ),
         )
         result = await request_lease(
             self._peers, request, still_wanted=still_wanted, on_delayed=on_delayed
         )
         if isinstance(result, Refused):
-            await self._jobs.end(job_id, JobState.FAILED, message=str(result.error))
+            message = str(result.error)
+            await self._jobs.end(job_id, JobState.FAILED, message=message, attempt=job.attempt)
         elif result is not None:
-            await self._record(job_id, result)
+            await self._record(job, result)
 
-    async def _record(self, job_id: str, granted: GrantedLease) -> None:
-        now = self._state.now()
+    async def _may_retry(self, job: Job) -> bool:
+        try:
+            return await self._work.before_retry(job)
+        except StokerError as error:
+            await self._delayed(job.job_id, str(error))
+            raise
+
+    async def _is_wanted(self, job: Job) -> bool:
+        """Return whether an attempt still waits for its start; one whose start deadline has passed fails."""
+        current = await self._state.get(JOBS, job.job_id)
+        if rules.start_deadline_left_s(current, self._state.now()) <= 0:
+            await self._jobs.end(job.job_id, JobState.FAILED, message=_too_late(current))
+            return False
+        waits = not current.state.terminal and not current.lease_id
+        return waits and current.attempt == job.attempt
+
+    async def _delayed(self, job_id: str, reason: str) -> None:
+        await self._state.change(JOBS, job_id, lambda current: rules.delayed(current, reason))
+
+    async def may_start(self, job: Job) -> bool:
+        """Wait for the jobs to run after; end the job, and return False, if one ended otherwise."""
+        for dependency in job.after if job.attempt == 1 else ():
+            other: Job | None = None
+            while await self._is_wanted(job):
+                try:
+                    other = await self._state.wait_for(
+                        JOBS, dependency.job_id, lambda one: one.state.terminal, FIRST_POLL_S
+                    )
+                except NotFoundError:
+                    break
+                if other.state.terminal:
+                    break
+                reason = f"waits for the end of job {other.job_id}, which is {other.state}"
+                await self._delayed(job.job_id, reason)
+            else:
+                return False
+            failure = rules.dependency_failure(dependency, other)
+            if failure:
+                await self._jobs.end(job.job_id, JobState.FAILED, message=failure)
+                return False
+        return True
+
+    async def _record(self, placed: Job, granted: GrantedLease) -> None:
+        job_id, now = placed.job_id, self._state.now()
         job = await self._state.change(
-            JOBS, job_id, lambda current: rules.launched(current, granted, now)
+            JOBS, job_id, lambda current: rules.launched(current, granted, now, placed.attempt)
         )
         if job.lease_id != granted.lease.lease_id:
             self._releaser.start(granted.lease.lease_id, f"job {job_id} is {job.state}")
@@ -77,13 +136,36 @@ class DriverPlacement:
             )
 
 
+def _too_late(job: Job) -> str:
+    return (
+        f"its driver did not start within its start deadline of {job.start_deadline_s:g} s\n"
+        f"{job.message}"
+    )
+
+
+def _array_env(job: Job) -> dict[str, str]:
+    if not job.array_id:
+        return {}
+    return {"STOKER_ARRAY_ID": job.array_id, "STOKER_ARRAY_INDEX": str(job.array_index)}
+
+
 def demand_of(job: Job) -> Demand:
-    """Return what the driver of a submitted job needs."""
+    """Return what the driver of a submitted job needs.
+
+    What has run once waits for nodes to come back, unless there is one node only that it may run on.
+    """
     return Demand(
         job_id=job.job_id,
         resources=job.resources,
         kind=LeaseKind.DRIVER,
+        preemptible=job.preemptible,
+        preemption_grace_s=job.preemption_grace_s,
         runtime_env=job.runtime_env,
         label_selector=job.label_selector,
+        strategy=Strategy(node_id=job.only_node_id or None),
+        on_infeasible=OnInfeasible.WAIT
+        if job.attempts and not job.only_node_id
+        else OnInfeasible.ERROR,
+        node_filter=job.node_filter,
         name=job.name or "driver",
     )

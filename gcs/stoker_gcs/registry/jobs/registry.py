@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import random
 from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.jobs import rules
 from stoker_gcs.registry.jobs.rules import JOBS
-from stoker_gcs.store.changes import Change, WriteConflict
+from stoker_gcs.state import schema
+from stoker_gcs.state.records import MAX_TRIES
+from stoker_gcs.store.changes import Change, Delete, Value, WriteConflict
+from stoker_gcs.store.changes import Prefix as SqlPrefix
+from stoker_wire import node_filters
 from stoker_wire.errors import (
     BadRequestError,
     ConflictError,
@@ -23,13 +29,21 @@ from stoker_wire.messages.work import (
     FinishJob,
     Job,
     JobState,
+    ReportSlowRank,
+    SlowRank,
     SubmitJob,
 )
 
 if TYPE_CHECKING:
-    from stoker_gcs.state.records import StateStore
+    from collections.abc import Sequence
+
+    from stoker_gcs.state.records import StateStore, Transition
     from stoker_wire.messages.cluster import WorkerExit
     from stoker_wire.messages.control import Event
+
+
+TIMEOUT_LOOK_S = 60.0
+"""How long a wait for the end of a job lasts at most, before its timeout is looked at again."""
 
 
 class JobRegistry:
@@ -77,17 +91,55 @@ class JobRegistry:
         current = await self._state.find(JOBS, job_id)
         return current is not None and current.record.state.terminal
 
-    async def submit(self, body: SubmitJob, *, key: str | None) -> Job:
+    def check(self, body: SubmitJob, *, field: str = "") -> None:
+        """Raise BadRequestError for a submission that no job can be made of; ``field`` is where it stands."""
+        array = body.array
+        if array is not None and len(set(array.indices)) < len(array.indices):
+            raise BadRequestError("array: an index is there twice", field=f"{field}array.indices")
+        if array is not None and body.one_per_node is not None:
+            raise BadRequestError(
+                "one_per_node: an array has indices of its own\nleave one of the two out",
+                field=f"{field}one_per_node",
+            )
+
+    async def report_slow_rank(self, job_id: str, body: ReportSlowRank) -> SlowRank:
+        """Write a slow rank of a living job into the event log, which policies follow."""
+        await self.check_living(job_id, field="job_id")
+        slow = SlowRank(
+            job_id=job_id,
+            node_id=body.node_id,
+            rank=body.rank,
+            ratio=body.ratio,
+            since_s=body.since_s,
+            group=body.group,
+        )
+        event = self._state.event(EventKind.RANK_SLOW, body.node_id, slow)
+        await self._state.writer.apply(Change((), (event,)))
+        return slow
+
+    async def submit(
+        self, body: SubmitJob, *, key: str | None, user: str = "", schedule: str = ""
+    ) -> Job:
         """Accept a job. The id comes from ``key``, if given, so that a retry finds the same job."""
+        self.check(body)
         if body.job_id is not None:
             check_id(body.job_id, Prefix.JOB, field="job_id")
         job_id = body.job_id or _id_for(key)
-        job = rules.submitted(body, job_id, self._state.now())
-        event = self._state.event(EventKind.JOB_SUBMITTED, job_id, job)
+        node_filters.check(body.node_filter)
+        await self._check_dependencies(body, job_id)
+        job = rules.submitted(body, job_id, self._state.now(), user=user, schedule=schedule)
+        new = [job, *(rules.members_of(job) if body.array is not None else ())]
+        rows = tuple(JOBS.insert(one) for one in new)
+        events = tuple(self._state.event(EventKind.JOB_SUBMITTED, one.job_id, one) for one in new)
         try:
-            await self._state.writer.apply(Change((JOBS.insert(job),), (event,)))
+            await self._state.writer.apply(Change(rows, events))
         except WriteConflict:
-            known = await self._state.get(JOBS, job_id)
+            found = await self._state.find(JOBS, job_id)
+            if found is None:
+                raise NameTakenError(
+                    f"there is a job {job_id}.INDEX already\nchoose another job_id", field="job_id"
+                ) from None
+            known = found.record
             if body.job_id is not None:
                 raise NameTakenError(
                     f"there is a job {job_id} already ({known.state})\nchoose another job_id",
@@ -100,14 +152,25 @@ class JobRegistry:
             return known
         return job
 
-    async def attach(self, body: AttachDriver, *, key: str | None) -> Job:
+    async def _check_dependencies(self, body: SubmitJob, job_id: str) -> None:
+        """Raise unless the jobs to run after are there: none can then be after itself."""
+        for index, dependency in enumerate(body.after):
+            if dependency.job_id == job_id or (
+                await self._state.find(JOBS, dependency.job_id) is None
+            ):
+                raise BadRequestError(
+                    f"after: there is no job {dependency.job_id!r}\nsubmit it first",
+                    field=f"after.{index}.job_id",
+                )
+
+    async def attach(self, body: AttachDriver, *, key: str | None, user: str = "") -> Job:
         """Attach a driver: as a new job, or as the driver of the job that it names."""
         now = self._state.now()
         if body.job_id is not None:
             return await self._state.change(
                 JOBS, body.job_id, lambda job: rules.driver_attached(job, body, now)
             )
-        job = rules.attached(body, _id_for(key), now)
+        job = rules.attached(body, _id_for(key), now, user=user)
         event = self._state.event(EventKind.JOB_STARTED, job.job_id, job)
         try:
             await self._state.writer.apply(Change((JOBS.insert(job),), (event,)))
@@ -119,35 +182,137 @@ class JobRegistry:
         """End a job as its driver reports; an earlier end stands."""
         if not body.state.terminal:
             raise BadRequestError(f"state: {body.state} is not an end of a job", field="state")
+        if body.state is JobState.FAILED or (body.state is JobState.STOPPED and body.attempt):
+            # Its user's order to stop would have ended it here, before the nodelet can report that.
+            return await self.fail_attempt(job_id, body)
         return await self._end(job_id, body)
 
-    async def end(self, job_id: str, state: JobState, *, message: str = "") -> Job:
-        """End a job, unless it has ended."""
-        return await self._end(job_id, FinishJob(state=state, message=message))
+    async def fail_attempt(self, job_id: str, end: FinishJob) -> Job:
+        """End a job's attempt that failed, and with it the job unless retries are left."""
+        now, jitter = self._state.now(), random.random()
+        return await self._state.change(
+            JOBS, job_id, lambda job: rules.attempt_failed(job, end, now, jitter)
+        )
+
+    async def end(
+        self, job_id: str, state: JobState, *, message: str = "", attempt: int = 0
+    ) -> Job:
+        """End a job, unless it has ended, or is not at this attempt any more (0: whichever it is at)."""
+        return await self._end(job_id, FinishJob(state=state, message=message, attempt=attempt))
 
     async def _end(self, job_id: str, end: FinishJob) -> Job:
         now = self._state.now()
-        return await self._state.change(
-            JOBS,
-            job_id,
-            lambda job: rules.ended(
+
+        def rule(job: Job) -> Transition[Job] | None:
+            if end.attempt not in (0, job.attempt):
+                return None
+            return rules.ended(
                 job,
                 end.state,
                 now,
                 message=end.message,
                 exit_code=end.exit_code,
                 node_id=end.node_id,
-            ),
-        )
+            )
+
+        return await self._state.change(JOBS, job_id, rule)
+
+    async def find(self, job_id: str) -> Job | None:
+        """Return a job, or None if there is none of this id."""
+        found = await self._state.find(JOBS, job_id)
+        return None if found is None else found.record
+
+    async def start_array(self, array_id: str, node_ids: Sequence[str] = ()) -> Job:
+        """Begin an array; one that is one per node gets its members, on these nodes, with it."""
+        for _ in range(MAX_TRIES):
+            current = await self._state.find(JOBS, array_id)
+            if current is None:
+                raise NotFoundError(f"there is no job {array_id!r}")
+            transition = rules.array_started(current.record, self._state.now(), node_ids)
+            if transition is None:
+                return current.record
+            array = transition.record
+            new = rules.members_of(array, node_ids) if node_ids else []
+            event = self._state.event
+            change = Change(
+                (JOBS.update(current, array), *(JOBS.insert(one) for one in new)),
+                (
+                    event(transition.kind, array_id, array),
+                    *(event(EventKind.JOB_SUBMITTED, one.job_id, one) for one in new),
+                ),
+            )
+            try:
+                await self._state.writer.apply(change)
+            except WriteConflict:
+                continue
+            return array
+        raise ConflictError(f"job {array_id} is changed by too many at once\ntry again")
+
+    async def members(self, array_id: str) -> list[Job]:
+        """Return the jobs of an array, by their indices."""
+        found = await self._state.all(JOBS, {"job_id": SqlPrefix(f"{array_id}.")})
+        members = [job for job in found if job.array_id == array_id]
+        return sorted(members, key=lambda job: job.array_index)
+
+    async def end_members(self, array: Job) -> None:
+        """End what is left of an array that has ended."""
+        for job in await self.members(array.job_id) if array.array is not None else ():
+            if not job.state.terminal:
+                message = f"its array {array.job_id} is {array.state}"
+                await self.end(job.job_id, JobState.STOPPED, message=message)
+
+    async def end_at_timeout(self, job_id: str) -> None:
+        """End a job when it has run for as long as it may; return when it has ended."""
+        while True:
+            job = await self._state.get(JOBS, job_id)
+            left_s = rules.timeout_left_s(job, self._state.now())
+            if job.state.terminal or left_s == math.inf:
+                return
+            if left_s <= 0:
+                message = f"it has run for longer than its timeout of {job.timeout_s:g} s"
+                await self.end(job_id, JobState.FAILED, message=message)
+                return
+            await self._state.wait_for(
+                JOBS, job_id, lambda job: job.state.terminal, min(left_s, TIMEOUT_LOOK_S)
+            )
+
+    async def delete(self, job_id: str) -> Job:
+        """Remove a job that has ended, with the history of its tasks."""
+        for _ in range(MAX_TRIES):
+            current = await self._state.find(JOBS, job_id)
+            if current is None:
+                raise NotFoundError(f"there is no job {job_id!r}")
+            job = current.record
+            if not job.state.terminal:
+                raise ConflictError(
+                    f"job {job_id} is {job.state}\nstop it first: stoker job stop {job_id}"
+                )
+            members = await self.members(job_id) if job.array is not None else []
+            alive = [one.job_id for one in members if not one.state.terminal]
+            if alive:
+                raise ConflictError(f"job {alive[0]} of the array has not ended\ntry again soon")
+            own: dict[str, Value] = {"job_id": job_id, "version": current.version}
+            operations = [Delete(schema.JOBS, own, must_exist=True)]
+            operations += [Delete(schema.JOBS, {"job_id": one.job_id}) for one in members]
+            gone = (job, *members)
+            operations += [Delete(schema.TASKS, {"job_id": one.job_id}) for one in gone]
+            event = self._state.event
+            events = tuple(event(EventKind.JOB_DELETED, one.job_id, one) for one in gone)
+            try:
+                await self._state.writer.apply(Change(tuple(operations), events))
+            except WriteConflict:
+                continue
+            return job
+        raise ConflictError(f"job {job_id} is changed by too many at once\ntry again")
 
     async def worker_exited(self, exit_: WorkerExit) -> None:
         """End the job whose submitted driver the worker was, if it was one."""
         if exit_.job_id and not exit_.actor_id and exit_.lease_id:
             current = await self._state.find(JOBS, exit_.job_id)
             if current is not None and current.record.submitted:
-                now = self._state.now()
+                now, jitter = self._state.now(), random.random()
                 await self._state.change(
-                    JOBS, exit_.job_id, lambda job: rules.driver_exited(job, exit_, now)
+                    JOBS, exit_.job_id, lambda job: rules.driver_exited(job, exit_, now, jitter)
                 )
 
 

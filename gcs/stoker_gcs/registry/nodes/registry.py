@@ -137,6 +137,13 @@ class NodeRegistry:
                 node_id,
                 lambda current: rules.warmed(current, warm, incarnation=body.incarnation),
             )
+        devices = body.devices
+        if devices is not None and devices != node.devices:
+            await self._state.change(
+                NODES,
+                node_id,
+                lambda current: rules.with_devices(current, devices, incarnation=body.incarnation),
+            )
 
     def _record_heartbeat(self, node_id: str, heartbeat: LastHeartbeat) -> None:
         self._heartbeats[node_id] = heartbeat

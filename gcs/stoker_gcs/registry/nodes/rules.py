@@ -14,7 +14,7 @@ SUSPECT     leaves                      DEAD
 any living  silent, its URL registers   DEAD
 ==========  ==========================  =========
 
-Besides, a living node reports which kernels its cache holds.
+Besides, a living node reports which kernels its cache holds, and which of its GPUs are quarantined.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
 from stoker_wire.errors import BadRequestError, ConflictError, FencedError
 from stoker_wire.ids import Prefix, check_id
-from stoker_wire.messages.cluster import Node, NodeState, RegisterNode
+from stoker_wire.messages.cluster import Device, Node, NodeState, RegisterNode
 from stoker_wire.messages.events import EventKind
 
 NODES: RecordTable[Node] = RecordTable(
@@ -137,6 +137,18 @@ def warmed(
     return Transition(
         msgspec.structs.replace(node, warm_kernels=warm_kernels), EventKind.NODE_WARMED
     )
+
+
+def with_devices(
+    node: Node, devices: tuple[Device, ...], *, incarnation: int
+) -> Transition[Node] | None:
+    """Record its GPUs, of which some were quarantined or came back; None if that is nothing new."""
+    if node.incarnation != incarnation or node.state is NodeState.DEAD or node.devices == devices:
+        return None
+    before = {device.index for device in node.devices if device.quarantine}
+    is_new = any(device.quarantine and device.index not in before for device in devices)
+    kind = EventKind.GPU_QUARANTINED if is_new else EventKind.GPU_RELEASED
+    return Transition(msgspec.structs.replace(node, devices=devices), kind)
 
 
 def verdict(

@@ -5,13 +5,15 @@ The phases and their order are here alone; ``lifecycle`` makes the moves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.model.devices import Shares
-from stoker_scheduler.core.model.requirements import Requirements
-from stoker_scheduler.core.model.resources import CPU
+from stoker_scheduler.core.model.nodes import NodeInfo
+from stoker_scheduler.core.model.queues import Account
+from stoker_scheduler.core.model.requirements import ANY_BUNDLE, Requirements
+from stoker_scheduler.core.model.resources import CPU, GPU
 
 
 class Phase(StrEnum):
@@ -41,7 +43,7 @@ class LeaseState:
 
     lease_id: str
     owner_id: str
-    account: str
+    account: Account
     job_id: str
     kind: Kind
     node_id: str
@@ -51,15 +53,45 @@ class LeaseState:
     class_key: str
     priority: int
     granted_at_s: float
+    since_s: float
+    """Since when its request had waited."""
+    place: NodeInfo = field(repr=False)
+    """The node, or the bundle on it, that its resources are of."""
     phase: Phase = Phase.STARTING
     request_id: str = ""
     expires_at_s: float | None = None
     blocked: bool = False
     idle: bool = False
     preempted: bool = False
+    preemptible: bool = False
+    """Whether it may be ended while it is in use."""
+    preemption_grace_s: float | None = None
+    effective_priority: int = 0
+    """The priority that it was granted by: its own, and what its request gained while it waited."""
+    preemptions: int = 0
+    """How often work of its class was ended for other work before."""
+    stop_reason: str = ""
+    """What it is ended for, if it is."""
     kill: bool = False
     actor_id: str = ""
     name: str = ""
+    group_id: str = ""
+    bundle: int = ANY_BUNDLE
+    """The number of the bundle that it holds, or that it is in."""
+    holds: NodeInfo | None = field(default=None, repr=False)
+    """The place that a granted bundle is."""
+    ended: bool = False
+    """Whether the nodelet has confirmed the end of a bundle in which leases are still ending."""
+
+    @property
+    def belongs_to(self) -> tuple[str, str, str]:
+        """Its owner, job and placement group, whose end is its end."""
+        return self.owner_id, self.job_id, self.group_id
+
+    @property
+    def in_bundle(self) -> bool:
+        """Whether its resources are of a bundle, whose lease has them on the node."""
+        return self.place.bundle_lease_id != ""
 
     def move(self, phase: Phase) -> None:
         """Go to the next phase; a move that the table lacks is a bug."""
@@ -70,9 +102,9 @@ class LeaseState:
     @property
     def allocated(self) -> tuple[tuple[str, int], ...]:
         """The resources that the lease takes up now, GPUs included; a blocked one has no CPU."""
-        if not self.blocked:
-            return self.requirements.vector
-        return tuple((n, u) for n, u in self.requirements.vector if n != CPU)
+        requirements = self.requirements
+        items = requirements.without_cpu if self.blocked else requirements.items
+        return (*items, (GPU, sum(self.gpus.values()))) if self.gpus else items
 
     def has_allocated(self, name: str) -> bool:
         """Return whether ``allocated`` has some of the resource ``name``."""

@@ -10,6 +10,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import (
+    HoldBundles,
     Lost,
     Outbox,
     Reject,
@@ -20,86 +21,176 @@ from stoker_scheduler.core.commands import (
 )
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
+from stoker_scheduler.core.model.gangs import Gang
+from stoker_scheduler.core.model.groups import make_place
 from stoker_scheduler.core.model.resources import CPU
+from stoker_scheduler.core.placement.gang import gpus_together
 from stoker_scheduler.core.placement.scoring import NODE_ORDERS
 from stoker_scheduler.core.queueing.queue import GCS_OWNER, PendingRequest
 from stoker_scheduler.core.state import Answer, State, Timer
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from stoker_scheduler.core.model.nodes import NodeInfo
     from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.core.placement.gang import GangPlacement
 
 
-def assign(state: State, pending: PendingRequest, node: NodeInfo, outbox: Outbox) -> None:
-    """Allocate one lease of ``pending`` on ``node``, where it fits, and have its worker started."""
-    request, requirements = pending.request, pending.requirements
-    gpus = node.devices.choose(requirements.gpu) or {}
-    lease = LeaseState(
+def assign(
+    state: State,
+    pending: PendingRequest,
+    requirements: Requirements,
+    place: NodeInfo,
+    outbox: Outbox,
+) -> None:
+    """Allocate one lease of ``pending`` at ``place``, where it fits, and have its worker started.
+
+    The caller counts ``wanted``.
+    """
+    lease = _new_lease(state, pending, requirements, place)
+    if NODE_ORDERS[requirements.policy].takes_turns:
+        place.turn = state.next_number()
+    if requirements.group_id:
+        lease.group_id = requirements.group_id
+        lease.bundle = state.leases[place.bundle_lease_id].bundle
+    _start(state, pending, lease)
+    outbox.append(
+        StartWorker(
+            lease_id=lease.lease_id,
+            request_id=lease.request_id,
+            node_id=lease.node_id,
+            gpus=lease.gpus,
+        )
+    )
+    reservation = state.reserved.get(requirements) if state.reserved else None
+    if reservation is not None and place.node_id in reservation.node_ids:
+        unreserve(state, requirements, place.node_id)
+
+
+def assign_gang(
+    state: State, pending: PendingRequest, gang: Gang, placement: GangPlacement, outbox: Outbox
+) -> None:
+    """Allocate all bundles of ``pending`` where ``placement`` says, and have them held there."""
+    on_node: dict[str, list[str]] = {}
+    together = gpus_together(state.nodes, gang, placement)
+    for index, node_id in placement:
+        lease = _new_lease(
+            state, pending, gang.bundles[index], state.nodes[node_id], together.get(node_id)
+        )
+        lease.group_id = pending.request.group_id
+        lease.bundle = pending.request.indices[index]
+        _start(state, pending, lease)
+        on_node.setdefault(node_id, []).append(lease.lease_id)
+    for node_id, lease_ids in on_node.items():
+        prepare = len(on_node) > 1  # one node does it all or not by itself
+        outbox.append(HoldBundles(lease_ids=tuple(lease_ids), node_id=node_id, prepare=prepare))
+    state.queue.want(pending, 0)
+    if gang in state.reserved:
+        cancel_reservation(state, gang)
+
+
+def _new_lease(
+    state: State,
+    pending: PendingRequest,
+    requirements: Requirements,
+    place: NodeInfo,
+    among: Collection[int] | None = None,
+) -> LeaseState:
+    request = pending.request
+    return LeaseState(
         lease_id=lease_id_of(request.request_id, state.term, state.next_number()),
         owner_id=request.owner_id,
         account=pending.account,
         job_id=request.job_id,
         kind=request.kind,
-        node_id=node.node_id,
-        incarnation=node.spec.incarnation,
+        node_id=place.node_id,
+        incarnation=place.spec.incarnation,
         requirements=requirements,
-        gpus=gpus,
+        gpus=place.choose(requirements, among) or {},
         class_key=request.class_key,
         priority=request.priority,
         granted_at_s=state.at_s,
+        since_s=pending.since_s,
+        place=place,
         request_id=request.request_id,
         actor_id=request.actor_id,
         name=request.name,
+        preemptible=request.preemptible,
+        preemption_grace_s=request.preemption_grace_s,
+        effective_priority=pending.effective_priority(state.at_s, state.policy.aging_s)
+        if request.preemptible
+        else request.priority,
+        preemptions=state.preempted.get((pending.account, request.class_key), 0)
+        if state.preempted
+        else 0,
     )
-    if NODE_ORDERS[requirements.policy].takes_turns:
-        node.turn = state.next_number()
-    add_lease(state, lease, node)
+
+
+def _start(state: State, pending: PendingRequest, lease: LeaseState) -> None:
+    add_lease(state, lease)
+    if state.forced:
+        state.forced.pop((lease.account, lease.class_key), None)
     pending.starting[lease.lease_id] = None
-    pending.wanted -= 1
-    if pending.wanted == 0:
-        state.queue.discard(pending)
+    state.tenants.started(lease.account, state.at_s)
     state.placed += 1
-    reservation = state.reserved.get(requirements)
-    if reservation is not None and reservation.node_id == node.node_id:
-        cancel_reservation(state, requirements)
-    outbox.append(
-        StartWorker(
-            lease_id=lease.lease_id,
-            request_id=request.request_id,
-            node_id=node.node_id,
-            gpus=gpus,
-        )
-    )
 
 
-def cancel_reservation(state: State, requirements: Requirements) -> None:
-    """Open the node that is reserved for ``requirements`` to all again."""
-    reservation = state.reserved.pop(requirements)
-    node = state.nodes[reservation.node_id]
+def cancel_reservation(state: State, requirements: Requirements | Gang) -> None:
+    """Open the nodes that are reserved for ``requirements`` to all again."""
+    for node_id in state.reserved.pop(requirements).node_ids:
+        node = state.nodes.get(node_id)
+        if node is not None:
+            node.reserved_for, node.reserved_names = None, frozenset()
+            state.mark_dirty(node_id)
+
+
+def unreserve(state: State, requirements: Requirements, node_id: str) -> None:
+    """Open one of the nodes that are reserved for ``requirements`` to all again."""
+    reservation = state.reserved[requirements]
+    reservation.node_ids = tuple(other for other in reservation.node_ids if other != node_id)
+    node = state.nodes[node_id]
     node.reserved_for, node.reserved_names = None, frozenset()
-    state.mark_dirty(reservation.node_id)
+    state.mark_dirty(node_id)
+    if not reservation.node_ids:
+        del state.reserved[requirements]
 
 
-def add_lease(state: State, lease: LeaseState, node: NodeInfo) -> None:
-    """Add a new lease to the state, and allocate its resources on its node."""
-    node.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
-    node.leases[lease.lease_id] = None
+def add_lease(state: State, lease: LeaseState) -> None:
+    """Add a new lease to the state, and allocate its resources at its place."""
+    place = lease.place
+    place.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
+    place.leases[lease.lease_id] = None
     state.leases[lease.lease_id] = lease
+    state.lease_index.add(lease.lease_id, *lease.belongs_to)
     if lease.phase is Phase.STARTING:
         state.starting.add(lease)
-    state.charge(lease.account, lease.allocated, +1)
-    state.mark_dirty(node.node_id)
+    if not lease.in_bundle:
+        state.charge(lease.account, lease.allocated, +1)
+        state.mark_allocated(lease.node_id)
 
 
 def remove_lease(state: State, lease: LeaseState) -> None:
     """Remove a lease from the state, and free its resources."""
     detach(state, lease)
+    place = lease.place
     del state.leases[lease.lease_id]
-    state.charge(lease.account, lease.allocated, -1)
-    node = state.nodes[lease.node_id]
-    del node.leases[lease.lease_id]
-    node.free(lease.requirements, lease.gpus, blocked=lease.blocked)
-    state.mark_dirty(lease.node_id)
+    state.lease_index.discard(lease.lease_id, *lease.belongs_to)
+    del place.leases[lease.lease_id]
+    place.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+    if not lease.in_bundle:
+        state.charge(lease.account, lease.allocated, -1)
+        state.mark_freed(lease.node_id, lease.requirements.names)
+        return
+    state.mark_group(lease.group_id)
+    bundle = state.leases[place.bundle_lease_id]
+    group = state.groups.get(lease.group_id)
+    if group is not None and group.closing and group.is_empty:
+        first = next(iter(group.bundles.values()), None)
+        if first is not None:
+            state.set_timer(state.at_s, Timer.STOP, first.bundle_lease_id)
+    if bundle.ended and not place.leases:
+        remove_lease(state, bundle)
 
 
 def attach(state: State, lease: LeaseState, pending: PendingRequest) -> None:
@@ -111,33 +202,60 @@ def attach(state: State, lease: LeaseState, pending: PendingRequest) -> None:
     state.unsettled[pending.request_id] = None
 
 
-def attach_orphans(state: State, pending: PendingRequest) -> None:
-    """Attach the orphaned leases of the request's account and class to it, as many as it wants."""
+def attach_orphans(state: State, pending: PendingRequest, most: int) -> int:
+    """Attach up to ``most`` orphaned leases of the request's account and class to it; count them."""
+    attached = 0
     for lease_id in list(state.orphaned):
-        if pending.wanted == 0:
-            return
+        if attached == most:
+            break
         lease = state.leases[lease_id]
         if lease.account == pending.account and lease.class_key == pending.request.class_key:
             attach(state, lease, pending)
-            pending.wanted -= 1
+            attached += 1
+    return attached
 
 
 def detach(state: State, lease: LeaseState, *, requeue: bool = True) -> PendingRequest | None:
     """Detach an ending lease from its request, which then wants another one if ``requeue``."""
-    state.starting.discard(lease)
-    state.idle.pop(lease.lease_id, None)
-    state.orphaned.pop(lease.lease_id, None)
+    lease_id, phase = lease.lease_id, lease.phase
+    if phase is Phase.HELD or phase is Phase.RELEASING:
+        state.idle.pop(lease_id, None)
+        return None
+    if phase is Phase.STARTING:
+        state.starting.discard(lease)
+    state.orphaned.pop(lease_id, None)
     pending = state.pending.get(lease.request_id)
-    if pending is None or lease.phase not in (Phase.STARTING, Phase.READY):
+    if pending is None:
         return None
     pending.starting.pop(lease.lease_id, None)
     pending.ready.pop(lease.lease_id, None)
     state.unsettled[pending.request_id] = None
     lease.request_id = ""
+    if lease.kind is Kind.BUNDLE:
+        disband(state, pending)
     if requeue:
-        pending.wanted += 1
-        state.queue.add(pending)
+        state.queue.want(pending, 1 if lease.kind is Kind.BUNDLE else pending.wanted + 1)
     return pending
+
+
+def disband(state: State, pending: PendingRequest) -> None:
+    """Give up the bundles of a gang that is not granted; they are released in this step."""
+    for lease_id in (*pending.starting, *pending.ready):
+        state.leases[lease_id].request_id = ""
+        state.incomplete[lease_id] = None
+    for bundles in (pending.starting, pending.ready, pending.committing):
+        bundles.clear()
+    pending.is_committed = False
+
+
+def release_incomplete(state: State, outbox: Outbox) -> None:
+    """Release the bundles of gangs that will not be granted: a gang is held whole or not at all."""
+    for lease_id in state.incomplete:
+        lease = state.leases.get(lease_id)
+        if lease is not None:
+            reason = "its placement group cannot be held whole"
+            release(state, lease, outbox, kill=True, reason=reason, notify=False)
+    state.incomplete.clear()
 
 
 def release(
@@ -151,6 +269,8 @@ def release(
         detach(state, lease)
         lease.move(Phase.RELEASING)
         lease.idle = False
+        if lease.kind is Kind.BUNDLE:
+            close_bundle(state, lease, outbox, reason)
     elif lease.kill or not kill:
         return
     lease.kill = kill
@@ -161,8 +281,36 @@ def release(
         outbox.append(Lost(owner_id=lease.owner_id, lease_ids=(lease.lease_id,)))
 
 
+def close_bundle(state: State, bundle: LeaseState, outbox: Outbox, reason: str) -> None:
+    """End what is in a bundle whose lease ends; nothing more goes into it."""
+    for inside in _withdraw_bundle(state, bundle):
+        release(state, inside, outbox, kill=True, reason=reason, notify=True)
+
+
+def _withdraw_bundle(state: State, bundle: LeaseState) -> list[LeaseState]:
+    """Take a bundle that ends out of its group; return the leases that are in it."""
+    if bundle.holds is None:
+        return []
+    group = state.groups.get(bundle.group_id)
+    if group is not None and group.bundles.get(bundle.bundle) is bundle.holds:
+        del group.bundles[bundle.bundle]
+    return [state.leases[lease_id] for lease_id in bundle.holds.leases]
+
+
+def lease_ended(state: State, lease: LeaseState) -> None:
+    """Remove a lease whose end its nodelet has confirmed; a bundle once nothing is in it any more."""
+    if lease.holds is not None and lease.holds.leases:
+        lease.ended = True
+        return
+    remove_lease(state, lease)
+
+
 def mark_lost(state: State, lease: LeaseState, outbox: Outbox) -> None:
     """Remove a lease whose worker or node is gone, and notify its owner."""
+    for inside in _withdraw_bundle(state, lease):
+        mark_lost(state, inside, outbox)
+    if lease.lease_id not in state.leases:
+        return  # it had ended before, but for what was in it
     if lease.phase is Phase.HELD:
         outbox.append(Lost(owner_id=lease.owner_id, lease_ids=(lease.lease_id,)))
     remove_lease(state, lease)
@@ -177,8 +325,11 @@ def set_blocked(state: State, lease: LeaseState, blocked: bool) -> None:
     if not cpu:
         return
     sign = 1 if blocked else -1
-    node = state.nodes[lease.node_id]
-    node.available[CPU] = node.available.get(CPU, 0) + sign * cpu
+    place = lease.place
+    place.available[CPU] = place.available.get(CPU, 0) + sign * cpu
+    if lease.in_bundle:
+        state.mark_group(lease.group_id)
+        return
     state.charge(lease.account, ((CPU, cpu),), -sign)
     state.mark_dirty(lease.node_id)
 
@@ -190,10 +341,20 @@ def grant(state: State, pending: PendingRequest, outbox: Outbox) -> None:
         lease = state.leases[lease_id]
         lease.move(Phase.HELD)
         set_expiry(state, lease)
+        if lease.kind is Kind.BUNDLE:
+            open_bundle(state, lease)
     pending.ready.clear()
     end_request(state, pending)
     remember_answer(state, pending.request_id, granted)
     outbox.append(Reply(request_id=pending.request_id, lease_ids=granted))
+
+
+def open_bundle(state: State, bundle: LeaseState) -> None:
+    """Let leases of the placement group into a bundle that is held."""
+    node = state.nodes[bundle.node_id]
+    bundle.holds = make_place(node, bundle.lease_id, bundle.requirements, bundle.gpus)
+    state.groups[bundle.group_id].add(bundle.bundle, bundle.holds)
+    state.mark_group(bundle.group_id)
 
 
 def end_wait(state: State, pending: PendingRequest, outbox: Outbox, note: str) -> None:
@@ -217,7 +378,12 @@ def reject(
 
 
 def end_request(state: State, pending: PendingRequest) -> None:
-    """Remove a request; its leases are orphaned: its owner's next request may get them."""
+    """Remove a request; its leases are orphaned: its owner's next request may get them.
+
+    Bundles are not: they would be a part of a gang, and are released.
+    """
+    if isinstance(pending.requirements, Gang):
+        disband(state, pending)
     for lease_id in (*pending.starting, *pending.ready):
         lease = state.leases[lease_id]
         lease.request_id = ""
@@ -226,8 +392,9 @@ def end_request(state: State, pending: PendingRequest) -> None:
             state.set_timer(state.at_s + state.policy.lease_ttl_s, Timer.ORPHAN, lease_id)
     pending.starting.clear()
     pending.ready.clear()
-    state.queue.discard(pending)
+    state.queue.want(pending, 0)
     del state.pending[pending.request_id]
+    state.request_index.discard(pending.request_id, *pending.request.belongs_to)
     state.unsettled.pop(pending.request_id, None)
 
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import Outbox, ReleaseLease
+from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.leases.lifecycle import (
     add_lease,
+    cancel_reservation,
     mark_lost,
+    open_bundle,
     remember_answer,
     request_id_of,
     set_expiry,
 )
+from stoker_scheduler.core.model.groups import follow_node
 from stoker_scheduler.core.model.nodes import Health, NodeInfo, NodeSpec
 from stoker_scheduler.core.queueing.queue import account_of
+from stoker_scheduler.core.state import Timer
 
 if TYPE_CHECKING:
     from stoker_scheduler.core import events as ev
@@ -37,9 +42,10 @@ def node_joined(state: State, event: ev.NodeJoined, outbox: Outbox) -> None:
         _remove_node(state, known, outbox)
     if spec.health is Health.DEAD:
         return
-    state.nodes[spec.node_id] = NodeInfo(spec)
+    node = state.nodes[spec.node_id] = NodeInfo(spec)
+    node.answers = state.extender_answers
     state.mark_dirty(spec.node_id)
-    state.nodes_changed()
+    state.node_changed(None, spec)
 
 
 def node_changed(state: State, event: ev.NodeChanged, outbox: Outbox) -> None:
@@ -54,9 +60,14 @@ def node_changed(state: State, event: ev.NodeChanged, outbox: Outbox) -> None:
 
 
 def _change_node(state: State, node: NodeInfo, spec: NodeSpec) -> None:
+    before = node.spec
     node.change(spec)
+    for lease_id in node.leases:
+        bundle = state.leases[lease_id].holds
+        if bundle is not None:
+            follow_node(bundle, spec)
     state.mark_dirty(node.node_id)
-    state.nodes_changed()
+    state.node_changed(before, spec)
 
 
 def node_lost(state: State, event: ev.NodeLost, outbox: Outbox) -> None:
@@ -66,18 +77,25 @@ def node_lost(state: State, event: ev.NodeLost, outbox: Outbox) -> None:
         _remove_node(state, node, outbox)
 
 
+def rank_slow(state: State, event: ev.RankSlow) -> None:
+    """Count a slow rank on its node for a while."""
+    node = state.nodes.get(event.node_id)
+    if node is not None:
+        until_s = state.at_s + state.policy.remember_slow_ranks_s
+        node.slow_ranks[event.rank] = until_s
+        state.set_timer(until_s, Timer.SLOW_RANK, event.node_id)
+        state.mark_dirty(event.node_id)
+
+
 def _remove_node(state: State, node: NodeInfo, outbox: Outbox) -> None:
     for lease_id in list(node.leases):
         mark_lost(state, state.leases[lease_id], outbox)
-    for requirements in [
-        requirements
-        for requirements, reservation in state.reserved.items()
-        if reservation.node_id == node.node_id
-    ]:
-        del state.reserved[requirements]
+    for requirements, reservation in list(state.reserved.items()):
+        if node.node_id in reservation.node_ids:
+            cancel_reservation(state, requirements)
     del state.nodes[node.node_id]
     state.mark_dirty(node.node_id)
-    state.nodes_changed()
+    state.node_changed(node.spec, None)
 
 
 def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
@@ -85,9 +103,29 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
     node = state.nodes.get(event.node_id)
     if node is None or node.spec.incarnation != event.incarnation or event.lease_id in state.leases:
         return
-    free = node.devices.free_by_device
+    place: NodeInfo | None = node
+    if event.group_id:
+        group = state.groups.get(event.group_id)
+        if group is None or event.kind is Kind.BUNDLE:
+            # Two are held if a gang was given up while the leader changed: one of them.
+            known_bundle = group is not None and event.bundle in group.bundles
+            place = None if group is None or known_bundle else node
+        else:
+            place = group.bundles.get(event.bundle)
+    if place is None or place.node_id != node.node_id:
+        outbox.append(
+            ReleaseLease(
+                lease_id=event.lease_id,
+                node_id=event.node_id,
+                kill=True,
+                reason=f"placement group {event.group_id} does not have bundle {event.bundle} here",
+            )
+        )
+        return
+    free = place.devices.free_by_device
     fits = all(free.get(index, 0) >= units for index, units in event.gpus.items())
-    if not fits or sum(event.gpus.values()) != event.requirements.gpu:
+    wanted = event.requirements
+    if not fits or not place.devices.serves(event.gpus, wanted.gpu, wanted.gpu_memory):
         outbox.append(
             ReleaseLease(
                 lease_id=event.lease_id,
@@ -98,10 +136,12 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
         )
         return
     request_id = request_id_of(event.lease_id)
+    account = account_of(event)
+    state.tenants.add(account, state.usage)
     lease = LeaseState(
         lease_id=event.lease_id,
         owner_id=event.owner_id,
-        account=account_of(event.owner_id, event.job_id),
+        account=account,
         job_id=event.job_id,
         kind=event.kind,
         node_id=event.node_id,
@@ -109,15 +149,24 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
         requirements=event.requirements,
         gpus=event.gpus,
         class_key="",
-        priority=0,
+        priority=event.priority,
         granted_at_s=event.granted_at_s,
+        since_s=event.granted_at_s,
+        place=place,
         phase=Phase.HELD,
         request_id=request_id,
         blocked=event.blocked,
         actor_id=event.actor_id,
         name=event.name,
+        group_id=event.group_id,
+        bundle=event.bundle,
+        preemptible=event.preemptible,
+        preemption_grace_s=event.preemption_grace_s,
+        effective_priority=event.priority,
     )
-    add_lease(state, lease, node)
+    add_lease(state, lease)
+    if lease.kind is Kind.BUNDLE:
+        open_bundle(state, lease)
     known = state.answers.get(request_id)
     remember_answer(
         state, request_id, (*(known.lease_ids if known is not None else ()), lease.lease_id)

@@ -5,16 +5,19 @@ Only the state machine changes these; dry runs work on copies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from stoker_scheduler.core.model.devices import Devices, Shares
+from stoker_scheduler.core.model.devices import NO_FACTS, DeviceFacts, Devices, Shares
 from stoker_scheduler.core.model.resources import GPU, UNIT, Units, to_units
 
 if TYPE_CHECKING:
+    from stoker_scheduler.core.model.extenders import ExtenderAnswer
+    from stoker_scheduler.core.model.gangs import Gang
     from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.core.model.topology import Topology
 
 
 class Health(StrEnum):
@@ -29,14 +32,17 @@ class Health(StrEnum):
 class NodeSpec:
     """The description of a node. ``total`` are units without GPUs; ``gpus`` are device indices.
 
+    ``gpu_facts`` are what is known of them.
     ``warm`` are the kernel sets that it need not compile.
     """
 
     node_id: str
+    hostname: str = ""
     incarnation: int = 1
     health: Health = Health.ALIVE
     total: Units = field(default_factory=dict)
     gpus: tuple[int, ...] = ()
+    gpu_facts: DeviceFacts = NO_FACTS
     labels: Mapping[str, str] = field(default_factory=dict)
     draining: bool = False
     reason: str = ""
@@ -52,8 +58,13 @@ def make_node_spec(
     node_id: str,
     resources: Mapping[str, float],
     *,
+    hostname: str = "",
     incarnation: int = 1,
     device_indices: tuple[int, ...] = (),
+    device_memory: Mapping[int, int] | None = None,
+    mig_slices: Collection[int] = (),
+    topology: Topology | None = None,
+    quarantined: Mapping[int, str] | None = None,
     labels: Mapping[str, str] | None = None,
     health: Health = Health.ALIVE,
     draining: bool = False,
@@ -72,10 +83,17 @@ def make_node_spec(
         known.append(next(free_names))
     return NodeSpec(
         node_id=node_id,
+        hostname=hostname,
         incarnation=incarnation,
         health=health,
         total=units,
         gpus=tuple(sorted(known)),
+        gpu_facts=DeviceFacts(
+            memory={i: n for i, n in sorted((device_memory or {}).items()) if n and i in known},
+            slices=frozenset(mig_slices),
+            topology=topology,
+            quarantined=dict(sorted((quarantined or {}).items())),
+        ),
         labels=dict(labels or {}),
         draining=draining,
         reason=reason,
@@ -102,28 +120,40 @@ class NodeInfo:
     ``available`` may be negative: a worker that wakes up from ``get`` takes its CPU back even if
     it was allocated to another meanwhile. The resources ``reserved_names`` are for ``reserved_for`` alone.
     ``backoffs`` are by the runtime environment of what did not start: others are not affected,
-    unless the node itself failed (ANY_ENV).
+    unless the node itself failed (ANY_ENV). A bundle of a placement group is a node of its own within one:
+    ``bundle_lease_id`` is the lease that holds its resources there, empty for nodes themselves.
     """
 
     __slots__ = (
+        "allocations",
+        "answers",
         "available",
         "backoffs",
+        "bundle_lease_id",
         "devices",
         "leases",
         "reserved_for",
         "reserved_names",
+        "slow_ranks",
         "spec",
         "turn",
     )
 
     def __init__(self, spec: NodeSpec) -> None:
         self.spec = spec
+        self.allocations = 0
+        """Rises whenever less is available than before."""
         self.available: Units = dict(spec.total)
-        self.devices = Devices(spec.gpus)
+        self.devices = Devices.whole(spec.gpus, spec.gpu_facts)
         self.leases: dict[str, None] = {}
-        self.reserved_for: Requirements | None = None
+        self.reserved_for: Requirements | Gang | None = None
         self.reserved_names: frozenset[str] = frozenset()
         self.backoffs: dict[str, Backoff] = {}
+        self.bundle_lease_id = ""
+        self.answers: Mapping[Requirements, ExtenderAnswer] = {}
+        """What extenders say of all nodes: that of the state."""
+        self.slow_ranks: dict[str, float] = {}
+        """Rank that was slow here -> when that is forgotten."""
         self.turn = 0
         """Rises with each lease of a policy that takes turns: of equal nodes, the lowest is next."""
 
@@ -146,8 +176,15 @@ class NodeInfo:
                 return backoff
         return None
 
+    def choose(
+        self, requirements: Requirements, among: Collection[int] | None = None
+    ) -> Shares | None:
+        """Return the parts of GPUs that a lease would get here now, or None; whole ones of ``among``."""
+        return self.devices.choose(requirements.gpu, requirements.gpu_memory, among)
+
     def allocate(self, requirements: Requirements, gpus: Shares, *, blocked: bool = False) -> None:
         """Allocate ``requirements`` and the chosen ``gpus`` (no CPU for a blocked lease)."""
+        self.allocations += 1
         available = self.available
         for name, count in requirements.without_cpu if blocked else requirements.items:
             available[name] = available.get(name, 0) - count
@@ -166,12 +203,16 @@ class NodeInfo:
         """Return an independent copy, for dry runs."""
         twin = NodeInfo.__new__(NodeInfo)
         twin.spec = self.spec
+        twin.allocations = self.allocations
         twin.available = dict(self.available)
         twin.devices = self.devices.copy()
         twin.leases = dict(self.leases)
         twin.reserved_for = self.reserved_for
         twin.reserved_names = self.reserved_names
         twin.backoffs = self.backoffs
+        twin.answers = self.answers
+        twin.slow_ranks = self.slow_ranks
+        twin.bundle_lease_id = self.bundle_lease_id
         twin.turn = self.turn
         return twin
 
@@ -181,10 +222,13 @@ class NodeInfo:
             delta = spec.total.get(name, 0) - self.spec.total.get(name, 0)
             if delta:
                 self.available[name] = self.available.get(name, 0) + delta
-        if spec.gpus != self.spec.gpus:
+        if spec.gpus == self.spec.gpus:
+            if spec.gpu_facts != self.spec.gpu_facts:
+                self.devices.learn(spec.gpu_facts)
+        else:
             used = {
                 i: UNIT - free for i, free in self.devices.free_by_device.items() if free != UNIT
             }
-            self.devices = Devices(spec.gpus)
+            self.devices = Devices.whole(spec.gpus, spec.gpu_facts)
             self.devices.allocate({i: units for i, units in used.items() if i in spec.gpus})
         self.spec = spec

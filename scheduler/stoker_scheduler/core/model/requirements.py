@@ -14,7 +14,19 @@ from operator import attrgetter, itemgetter
 
 from stoker_scheduler.core.model.devices import check_gpu_units
 from stoker_scheduler.core.model.labels import Term
-from stoker_scheduler.core.model.resources import CPU, GPU, Units, to_units, units_text
+from stoker_scheduler.core.model.node_filters import NodeFilter
+from stoker_scheduler.core.model.resources import (
+    CPU,
+    GPU,
+    GPU_MEMORY,
+    InvalidDemandError,
+    Units,
+    to_units,
+    units_text,
+)
+
+ANY_BUNDLE = -1
+"""Stands for whichever bundle of a placement group has room."""
 
 
 class PlacementPolicy(StrEnum):
@@ -28,9 +40,12 @@ class PlacementPolicy(StrEnum):
 class Requirements:
     """Resources and constraints of one lease.
 
-    ``items`` are all resources but GPUs, in units and ordered by name; ``terms`` are ordered by
-    label. ``node_id`` pins the lease to a node, or only prefers it if ``soft``. ``env`` names the
-    runtime environment, which a node may fail to make while it takes work with others.
+    ``items`` are all resources but GPUs, in units and ordered by name; ``gpu_memory`` are bytes of one
+    GPU, instead of ``gpu``. ``terms`` are ordered by label. ``node_id`` pins the lease to a node, or only
+    prefers it if ``soft``. ``env`` names the runtime environment, which a node may fail to make while it
+    takes work with others. With a ``group_id`` the lease goes into a bundle of that placement group:
+    number ``bundle``, or any. ``reads`` are the resources of which a node filter asks how much is free.
+    ``extenders`` are the services outside that are asked about nodes for it.
     """
 
     items: tuple[tuple[str, int], ...] = ()
@@ -40,14 +55,22 @@ class Requirements:
     soft: bool = False
     policy: PlacementPolicy = PlacementPolicy.HYBRID
     env: str = ""
+    group_id: str = ""
+    bundle: int = ANY_BUNDLE
+    gpu_memory: int = 0
+    node_filters: tuple[NodeFilter, ...] = ()
+    extenders: tuple[str, ...] = ()
     names: frozenset[str] = field(default=frozenset(), compare=False)
     without_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
+    reads: frozenset[str] = field(default=frozenset(), compare=False)
     _hash: int = field(default=0, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # Requirements are dict keys on every step; hashing nested tuples each time cost a third of it.
         parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.policy, self.env)
-        object.__setattr__(self, "_hash", hash(parts))
+        where = (self.group_id, self.bundle, self.gpu_memory)
+        asked = (self.node_filters, self.extenders)
+        object.__setattr__(self, "_hash", hash((parts, where, asked)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -60,7 +83,19 @@ class Requirements:
     @property
     def vector(self) -> tuple[tuple[str, int], ...]:
         """All resources in units as pairs, GPUs included."""
+        if self.gpu_memory:
+            return (*self.items, (GPU_MEMORY, self.gpu_memory))
         return (*self.items, (GPU, self.gpu)) if self.gpu else self.items
+
+    @property
+    def kinds(self) -> tuple[Requirements, ...]:
+        """Itself alone; a gang has one for each kind of bundle."""
+        return (self,)
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether it asks for GPUs, or a part of one."""
+        return bool(self.gpu or self.gpu_memory)
 
     def amount(self, name: str) -> int:
         """Return the units of ``name`` among ``items``, 0 if it is not asked for."""
@@ -86,6 +121,10 @@ def make_requirements(
     soft: bool = False,
     policy: PlacementPolicy = PlacementPolicy.HYBRID,
     env: str = "",
+    group_id: str = "",
+    bundle: int = ANY_BUNDLE,
+    node_filters: tuple[NodeFilter, ...] = (),
+    extenders: tuple[str, ...] = (),
 ) -> Requirements:
     """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense.
 
@@ -93,7 +132,12 @@ def make_requirements(
     """
     units = to_units(resources)
     gpu = units.pop(GPU, 0)
+    gpu_memory = units.pop(GPU_MEMORY, 0)
     check_gpu_units(gpu)
+    if gpu and gpu_memory:
+        raise InvalidDemandError(
+            f"resources.{GPU_MEMORY}", "resources: give GPU or gpu_memory, not both"
+        )
     items = tuple(units.items())
     return Requirements(
         items=items,
@@ -103,6 +147,12 @@ def make_requirements(
         soft=soft,
         policy=policy,
         env=env,
-        names=frozenset(units) | ({GPU} if gpu else set()),
+        group_id=group_id,
+        bundle=bundle,
+        gpu_memory=gpu_memory,
+        node_filters=node_filters,
+        extenders=extenders,
+        names=frozenset(units) | ({GPU} if gpu or gpu_memory else set()),
         without_cpu=tuple((name, count) for name, count in items if name != CPU),
+        reads=frozenset().union(*(one.reads for one in node_filters)),
     )

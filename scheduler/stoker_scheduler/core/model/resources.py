@@ -20,7 +20,9 @@ MAX_LISTED = 20
 CPU = "CPU"
 GPU = "GPU"
 MEMORY = "memory"
-COUNTED_IN_BYTES = frozenset({MEMORY, "object_store_memory"})
+GPU_MEMORY = "gpu_memory"
+"""A part of one GPU, by its memory: which part that is depends on the device."""
+COUNTED_IN_BYTES = frozenset({MEMORY, GPU_MEMORY, "object_store_memory"})
 
 Units = dict[str, int]
 """Resource name -> units; never holds a zero."""

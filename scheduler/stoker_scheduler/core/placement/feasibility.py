@@ -13,9 +13,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.model.nodes import Health, NodeInfo
-from stoker_scheduler.core.model.resources import GPU, UNIT, amount_text
+from stoker_scheduler.core.model.resources import GPU, GPU_MEMORY, UNIT, amount_text, joined
 
 if TYPE_CHECKING:
+    from stoker_scheduler.core.model.devices import Devices
+    from stoker_scheduler.core.model.gangs import Gang
+    from stoker_scheduler.core.model.groups import PlacementGroup
+    from stoker_scheduler.core.model.node_filters import NodeFilter
     from stoker_scheduler.core.model.requirements import Requirements
 
 
@@ -32,6 +36,12 @@ class Rule(StrEnum):
 
     AFFINITY = "node_affinity"
     LABEL = "label_selector"
+    FILTER = "node_filter"
+    FILTER_NOW = "node_filter_now"
+    """The node filter holds on the node at another time."""
+    EXTENDER = "extender"
+    EXTENDER_PENDING = "extender_pending"
+    """No extender has been asked about the node yet."""
     TOTAL = "insufficient_total"
     STATE = "node_state"
     DRAINING = "node_draining"
@@ -40,7 +50,7 @@ class Rule(StrEnum):
     AVAILABLE = "insufficient_available"
 
 
-NEVER_RULES = frozenset({Rule.AFFINITY, Rule.LABEL, Rule.TOTAL})
+NEVER_RULES = frozenset({Rule.AFFINITY, Rule.LABEL, Rule.FILTER, Rule.TOTAL})
 """Rules that stay broken whatever lease ends."""
 
 
@@ -59,6 +69,10 @@ class Obstacle:
 
 _NONE: tuple[Obstacle, ...] = ()
 _AFFINITY = (Obstacle(Rule.AFFINITY),)
+_FILTER = (Obstacle(Rule.FILTER),)
+_FILTER_NOW = (Obstacle(Rule.FILTER_NOW),)
+_EXTENDER = (Obstacle(Rule.EXTENDER),)
+_EXTENDER_PENDING = (Obstacle(Rule.EXTENDER_PENDING),)
 _STATE = (Obstacle(Rule.STATE),)
 _DRAINING = (Obstacle(Rule.DRAINING),)
 _BACKOFF = (Obstacle(Rule.BACKOFF),)
@@ -108,6 +122,35 @@ def check_labels(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacl
     return [_wrong_label(t.label) for t in requirements.terms if not t.holds(labels)]
 
 
+def check_node_filters(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require that each node filter holds."""
+    if all(one.holds(node) for one in requirements.node_filters):
+        return _NONE
+    return _FILTER_NOW if may_pass(node, requirements) else _FILTER
+
+
+def check_extenders(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require that the extenders admit the node."""
+    if not requirements.extenders:
+        return _NONE
+    answer = node.answers.get(requirements)
+    if answer is None:
+        return _EXTENDER_PENDING
+    if node.node_id in answer.gains:
+        return _NONE
+    return _EXTENDER if node.node_id in answer.refusals else _EXTENDER_PENDING
+
+
+def check_may_pass(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require that each node filter could hold; for nodes that are taken to be idle."""
+    return _NONE if may_pass(node, requirements) else _FILTER
+
+
+def may_pass(node: NodeInfo, requirements: Requirements) -> bool:
+    """Return whether each node filter holds, or could when other work ends or starts."""
+    return all(one.may_hold(node) for one in requirements.node_filters)
+
+
 def check_resources(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
     """Require the amount of every resource but GPUs."""
     available = node.available
@@ -126,35 +169,52 @@ def check_resources(node: NodeInfo, requirements: Requirements) -> Sequence[Obst
 
 def check_gpus(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
     """Require a part of one GPU, or wholly free ones."""
-    gpu = requirements.gpu
-    if not gpu or node.devices.choose(gpu) is not None:
+    gpu, nbytes = requirements.gpu, requirements.gpu_memory
+    if not requirements.needs_gpu or node.choose(requirements) is not None:
         return _NONE
-    return _AVAILABLE_GPU if node.devices.can_ever_serve(gpu) else _TOTAL_GPU
+    return _AVAILABLE_GPU if node.devices.can_ever_serve(gpu, nbytes) else _TOTAL_GPU
 
 
 def check_open(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
-    """Require that the node does not drain, back off or reserve what is asked for; name one of these."""
+    """Require that the node does not drain or back off; name one of these."""
     if node.spec.draining:
         return _DRAINING
     if node.backoffs and node.backoff(requirements.env) is not None:
         return _BACKOFF
-    if (
-        node.reserved_for is not None
-        and node.reserved_names & requirements.names
-        and node.reserved_for != requirements
-    ):
-        return _RESERVED
     return _NONE
+
+
+def check_reserved(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
+    """Require that nothing of what is asked for is reserved for others."""
+    if node.reserved_for is None or not is_reserved(node, requirements, requirements.names):
+        return _NONE
+    return _RESERVED
+
+
+def is_reserved(node: NodeInfo, claimant: Requirements | Gang, names: frozenset[str]) -> bool:
+    """Return whether some of ``names`` on the node is reserved for another than ``claimant``."""
+    return (
+        node.reserved_for is not None
+        and bool(node.reserved_names & names)
+        and node.reserved_for != claimant
+    )
 
 
 RULES: tuple[Check, ...] = (
     check_state,
     check_affinity,
     check_labels,
+    check_node_filters,
+    check_extenders,
     check_resources,
     check_gpus,
     check_open,
+    check_reserved,
 )
+
+
+RESOURCE_RULES: tuple[Check, ...] = (check_resources, check_gpus)
+"""Those that depend on what leases have; for nodes that hold the others."""
 
 
 def rules_for(requirements: Requirements) -> tuple[Check, ...]:
@@ -164,11 +224,24 @@ def rules_for(requirements: Requirements) -> tuple[Check, ...]:
         moot.add(check_affinity)
     if not requirements.terms:
         moot.add(check_labels)
+    if not requirements.node_filters:
+        moot.add(check_node_filters)
+    if not requirements.extenders:
+        moot.add(check_extenders)
     if not requirements.items:
         moot.add(check_resources)
-    if not requirements.gpu:
+    if not requirements.needs_gpu:
         moot.add(check_gpus)
     return tuple(check for check in RULES if check not in moot)
+
+
+def idle_rules_for(requirements: Requirements) -> tuple[Check, ...]:
+    """Return the rules for nodes that are taken to be idle: what passes by itself is no obstacle."""
+    return tuple(
+        check_may_pass if rule is check_node_filters else rule
+        for rule in rules_for(requirements)
+        if rule is not check_extenders
+    )
 
 
 def first_obstacle(
@@ -203,8 +276,19 @@ def could_ever_fit(node: NodeInfo, requirements: Requirements) -> bool:
     return (
         all(term.holds(spec.labels) for term in requirements.terms)
         and all(spec.total.get(name, 0) >= count for name, count in requirements.items)
-        and requirements.gpu <= UNIT * len(spec.gpus)
+        and may_pass(node, requirements)
+        and node.devices.can_ever_serve(requirements.gpu, requirements.gpu_memory)
         and spec.health is not Health.DEAD
+    )
+
+
+def could_be_in_bundle(group: PlacementGroup, requirements: Requirements) -> bool:
+    """Return whether the requirements would fit in a bundle of the group if it were placed and empty."""
+    return any(
+        all(bundle.amount(name) >= count for name, count in requirements.items)
+        and bundle.gpu >= requirements.gpu
+        and (bundle.gpu or bundle.gpu_memory >= requirements.gpu_memory)
+        for bundle in group.wanted_bundles(requirements)
     )
 
 
@@ -219,9 +303,14 @@ def detail(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> st
         case Rule.LABEL:
             term = requirements.term(subject)
             return f"label_selector needs {term.text}, the node has {_label(node, subject)}"
+        case Rule.FILTER | Rule.FILTER_NOW:
+            return joined([one.why_not(node) for one in _not_passed(node, requirements)], "; ")
+        case Rule.EXTENDER:
+            return node.answers[requirements].refusals[node.node_id]
+        case Rule.EXTENDER_PENDING:
+            return f"waits for extender {joined(requirements.extenders)}"
         case Rule.TOTAL:
-            has = len(spec.gpus) * UNIT if subject == GPU else spec.total.get(subject, 0)
-            return f"needs {_wanted(requirements, subject)}, the node has {amount_text(subject, has)} in all"
+            return f"needs {_wanted(requirements, subject)}, the node has {_has(node, requirements, subject)}"
         case Rule.AVAILABLE:
             return f"needs {_wanted(requirements, subject)}, {_free(node, requirements, subject)}"
         case Rule.DRAINING:
@@ -250,11 +339,18 @@ def remedy(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> st
         case Rule.LABEL:
             term = requirements.term(subject)
             return f"start the node with a label so that {term.text} holds, or change the selector"
+        case Rule.FILTER | Rule.FILTER_NOW:
+            texts = joined([one.text for one in _not_passed(node, requirements)], " AND ")
+            return f"{_FILTER_REMEDIES[obstacle.rule]} {texts} holds, or change node_filter"
+        case Rule.EXTENDER:
+            return "the extender must admit the node; it is asked again soon"
+        case Rule.EXTENDER_PENDING:
+            return "none needed: the extender answers, or its httpTimeout passes"
         case Rule.TOTAL:
             return f"start the node with at least {_wanted(requirements, subject)}, or ask for less {subject}"
         case Rule.AVAILABLE:
             free = f"{_wanted(requirements, subject)} is free{_pieces(requirements, subject)}"
-            return f"leases on the node must end until {free}"
+            return f"leases on the node must end until {free}{_put_back(node, subject)}"
         case Rule.DRAINING:
             return "stop draining the node"
         case Rule.BACKOFF:
@@ -263,24 +359,66 @@ def remedy(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> st
             return "the larger demand must start or leave first"
 
 
+_FILTER_REMEDIES = {
+    Rule.FILTER: "start a node on which",
+    Rule.FILTER_NOW: "other work on the node must end, or start, until",
+}
+
+
+def _put_back(node: NodeInfo, name: str) -> str:
+    if name != GPU or not node.devices.quarantined:
+        return ""
+    return ", or a quarantined GPU must come back (docs/gpus.md)"
+
+
+def _not_passed(node: NodeInfo, requirements: Requirements) -> list[NodeFilter]:
+    return [one for one in requirements.node_filters if not one.holds(node)]
+
+
+def _has(node: NodeInfo, requirements: Requirements, name: str) -> str:
+    if name != GPU:
+        return f"{amount_text(name, node.spec.total.get(name, 0))} in all"
+    if requirements.gpu > UNIT and node.devices.only_slices:
+        return "only MIG slices, of which a program can use one"
+    if not requirements.gpu_memory:
+        return f"{amount_text(name, node.devices.total_units)} in all"
+    most = max(node.devices.memory.values(), default=0)
+    if node.devices.indices and not most:
+        return "GPUs whose memory is not known"
+    return f"at most {amount_text(GPU_MEMORY, most)} on one device"
+
+
 def _wanted(requirements: Requirements, name: str) -> str:
+    if name == GPU and requirements.gpu_memory:
+        return amount_text(GPU_MEMORY, requirements.gpu_memory)
     return amount_text(name, requirements.gpu if name == GPU else requirements.amount(name))
 
 
 def _pieces(requirements: Requirements, name: str) -> str:
     if name != GPU:
         return ""
-    return " on one device" if requirements.gpu < UNIT else " as wholly free devices"
+    is_part = requirements.gpu_memory or requirements.gpu < UNIT
+    return " on one device" if is_part else " as wholly free devices"
 
 
 def _free(node: NodeInfo, requirements: Requirements, name: str) -> str:
     if name != GPU:
         free, total = node.available.get(name, 0), node.spec.total.get(name, 0)
         return f"{amount_text(name, free)} of {amount_text(name, total)} is free"
-    devices = node.devices
+    return _free_gpus(node.devices, requirements) + "".join(
+        f"; GPU {index} of {node.node_id} is quarantined: {why}"
+        for index, why in node.devices.quarantined.items()
+    )
+
+
+def _free_gpus(devices: Devices, requirements: Requirements) -> str:
+    if requirements.gpu_memory:
+        return (
+            f"at most {amount_text(GPU_MEMORY, devices.largest_free_bytes)} is free on one device"
+        )
     if requirements.gpu < UNIT:
         return f"at most {amount_text(GPU, devices.largest_free)} is free on one device"
-    return f"{devices.wholly_free} of {len(devices.indices)} devices are wholly free"
+    return f"{devices.wholly_free} of {devices.wholes} devices are wholly free"
 
 
 def _label(node: NodeInfo, label: str) -> str:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from stoker_scheduler.core.model.nodes import NodeInfo
 from stoker_scheduler.core.model.requirements import PlacementPolicy, Requirements
+from stoker_scheduler.core.model.resources import UNIT
+from stoker_scheduler.core.model.topology import FARTHEST, NEAREST
 
 GPU_NODE_COST = 2.0
 """Beats any utilisation: an overloaded CPU node is still better than a GPU node for CPU work."""
@@ -26,6 +28,10 @@ WARM_GAIN = 0.5
 """For a node that has compiled the kernels asked for. It decides among nodes below the default packing
 threshold and among equally loaded ones; a node that would pass the threshold gains nothing by it over
 one that would not."""
+
+TOPOLOGY_GAIN = 1.0
+"""For a node that would give GPUs which are all joined by NVLink; in part for those that are less near.
+It beats any utilisation: a set of GPUs is as fast as its slowest path. Nothing where paths are not known."""
 
 ScoreKey = tuple[float, int]
 """Cost, then the node's turn (spread) or its leases where that matters; the node id breaks what is left."""
@@ -42,7 +48,8 @@ def base_cost(node: NodeInfo, requirements: Requirements, policy: ScorePolicy) -
     """Return the cost that counts under every policy.
 
     It is the utilisation, above the threshold, of the scarcest demanded resource if ``requirements``
-    were placed there; a price for taking a GPU node without need; a gain for the preferred node.
+    were placed there; a price for taking a GPU node without need; gains for the preferred node, and
+    those that extenders give.
     """
     load, total, available = 0.0, node.spec.total, node.available
     for name, count in requirements.items:
@@ -53,15 +60,19 @@ def base_cost(node: NodeInfo, requirements: Requirements, policy: ScorePolicy) -
                 load = used
     cost = 0.0
     if node.spec.gpus:
-        if requirements.gpu:
-            has = node.devices.total_units
-            load = max(load, (has - node.devices.free_units + requirements.gpu) / has)
+        if requirements.needs_gpu:
+            devices, has = node.devices, node.devices.total_units
+            taken = devices.typical_units(requirements.gpu, requirements.gpu_memory)
+            load = max(load, (has - devices.free_units + taken) / has)
         else:
             cost = GPU_NODE_COST
     if load > policy.pack_threshold:
         cost += load
     if requirements.soft and requirements.node_id == node.spec.node_id:
         cost -= PREFERRED_GAIN
+    if requirements.extenders:
+        answer = node.answers.get(requirements)
+        cost -= answer.gains.get(node.node_id, 0.0) if answer is not None else 0.0
     return cost
 
 
@@ -71,8 +82,19 @@ def _hybrid_key(
     cost = base_cost(node, requirements, policy)
     if kernels and is_warm(node, kernels):
         cost -= WARM_GAIN
+    if requirements.gpu > UNIT:
+        cost -= TOPOLOGY_GAIN * nearness(node, requirements.gpu // UNIT)
     # Without resources nothing tells nodes apart, and all such leases would pile up on one.
-    return cost, 0 if requirements.items or requirements.gpu else len(node.leases)
+    return cost, 0 if requirements.names else len(node.leases)
+
+
+def nearness(node: NodeInfo, count: int) -> float:
+    """Return how near each other the ``count`` GPUs are that would be given: 0 (not known) to 1 (NVLink)."""
+    spread = node.devices.spread(count)
+    if spread is None:
+        return 0.0
+    pairs = count * (count - 1) // 2
+    return (FARTHEST * pairs - spread) / ((FARTHEST - NEAREST) * pairs)
 
 
 def _spread_key(

@@ -1,129 +1,244 @@
 """One scheduling cycle: assign what fits, reject what never will, preempt and reserve for the rest.
 
-Run by ``machine`` after every event. A subqueue whose requirements fit nowhere costs one look, however
-many requests wait in it.
+Run by ``machine`` after every event. It looks at the subqueues that are new and at those that the event may
+have helped; a subqueue whose requirements fit nowhere costs one look, however many requests wait in it, and
+then nothing until something changes for it. Now and then all that wait are reviewed.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import Outbox, RejectReason
-from stoker_scheduler.core.leases.lifecycle import assign, reject
+from stoker_scheduler.core.leases.lifecycle import assign, assign_gang, reject
+from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.explain import infeasible_text
-from stoker_scheduler.core.placement.feasibility import could_ever_fit
-from stoker_scheduler.core.queueing.preemption import preempt_busy, preempt_idle
-from stoker_scheduler.core.queueing.queue import PendingRequest, Subqueue
+from stoker_scheduler.core.placement.feasibility import could_be_in_bundle, could_ever_fit
+from stoker_scheduler.core.placement.gang import could_ever_be_placed
+from stoker_scheduler.core.queueing.preemption import BusyLeases, preempt_busy, preempt_idle
+from stoker_scheduler.core.queueing.queue import PendingRequest, Subqueue, WaitingRequests
 from stoker_scheduler.core.queueing.reserve import update_reservations
+from stoker_scheduler.core.queueing.turns import Candidate, Turns
 from stoker_scheduler.core.state import State, Timer
 
 if TYPE_CHECKING:
+    from stoker_scheduler.core.model.queues import Account
     from stoker_scheduler.core.model.requirements import Requirements
-
-Candidate = tuple[int, float, float, int, PendingRequest, Iterator[PendingRequest]]
-"""Negated priority, share of the account, since, sequence: the order; then the request, and the
-followers of its account in its subqueue."""
+    from stoker_scheduler.core.queueing.tenants import Hold
 
 MAX_REMEMBERED_REQUIREMENTS = 4096
+BATCH = 64
+"""Subqueues among whose accounts turns are taken at once."""
+MAX_LOOKS = 64
+"""Subqueues for which busy leases are looked at between two reviews; the others' turn comes then."""
 
 
 def run_cycle(state: State, outbox: Outbox) -> None:
     """Bring the queue as far as the cluster allows."""
-    if not state.queue.subqueues and not state.reserved:
+    queue = state.queue
+    if not queue.open and not state.review_due and not state.idle_grew:
         return
-    # 1. The requests that fit somewhere, best first; subqueues that fit nowhere are set aside.
-    blocked: dict[Requirements, Subqueue] = {}
-    heap = _candidates(state, blocked)
-    # 2. Assign one lease at a time, so that accounts take turns.
-    fair = len({candidate[4].account for candidate in heap}) > 1
-    while heap:
-        _, _, _, _, pending, followers = heapq.heappop(heap)
-        requirements = pending.requirements
-        if requirements in blocked:
-            continue
-        node_id = state.best_node(requirements, pending)
-        if node_id is None:
-            blocked[requirements] = state.queue.subqueues[requirements]
-            continue
-        assign(state, pending, state.nodes[node_id], outbox)
-        following = pending if pending.wanted else next(followers, None)
-        if following is not None:
-            heapq.heappush(heap, _candidate(state, following, followers, fair))
-    # 3. Those set aside: never possible, or only not now?
+    if state.review_due and queue.held:
+        state.wake_held()
+    # 1. Assign what fits, those first whose turn it is; subqueues that fit nowhere are set aside.
+    blocked: dict[Requirements | Gang, Subqueue] = {}
+    for subqueues in _batches(state, queue.take_open()):
+        _assign_in_turns(state, subqueues, blocked, outbox)
+    # 2. Those set aside, at a review all that are: never possible, or only not now?
+    if state.review_due or state.idle_grew:
+        blocked = {requirements: queue.subqueues[requirements] for requirements in queue.blocked}
     waiting = []
     for subqueue in blocked.values():
         if can_ever_fit(state, subqueue.requirements):
-            _clear_infeasible(state, subqueue)
-            waiting.append(subqueue)
+            state.infeasible_since_s.pop(subqueue.requirements, None)
+            waiting.append(_startable(state, subqueue, outbox))
         else:
             _mark_infeasible(state, subqueue, outbox)
-    # 4. Make room.
-    _preempt_and_reserve(state, waiting, outbox)
+    # 3. Make room.
+    _preempt_and_reserve(state, [subqueue for subqueue in waiting if subqueue.accounts], outbox)
+    state.review_due = state.idle_grew = False
+    if queue.open:
+        # What was assigned ended a reservation, and with it what others waited for.
+        run_cycle(state, outbox)
+
+
+def assign_at_once(state: State, pending: PendingRequest, most: int, outbox: Outbox) -> int:
+    """Assign up to ``most`` leases of a new request as :func:`run_cycle` would; return how many.
+
+    None if there is something to choose between. A request for which there is room need not queue.
+    """
+    requirements, queue = pending.requirements, state.queue
+    if queue.open or requirements in queue.subqueues or not state.tenants.is_plain:
+        return 0
+    if isinstance(requirements, Gang):
+        return 0
+    count = 0
+    while count < most and (place := state.best_place(requirements, pending)) is not None:
+        assign(state, pending, requirements, place, outbox)
+        count += 1
+    return count
+
+
+def _batches(state: State, subqueues: list[Subqueue]) -> Iterable[list[Subqueue]]:
+    """Return the subqueues, of many those with the foremost requests first.
+
+    What the first batch leaves free is all that the next ones can have: turns within each suffice.
+    """
+    if len(subqueues) <= BATCH:
+        return (subqueues,)
+    at_s, aging_s = state.at_s, state.policy.aging_s
+
+    def foremost(subqueue: Subqueue) -> tuple[int, float, int]:
+        head = subqueue.head(at_s, aging_s)
+        return -head.effective_priority(at_s, aging_s), head.since_s, head.seq
+
+    subqueues.sort(key=foremost)
+    return (subqueues[first : first + BATCH] for first in range(0, len(subqueues), BATCH))
+
+
+def _assign_in_turns(
+    state: State,
+    subqueues: list[Subqueue],
+    blocked: dict[Requirements | Gang, Subqueue],
+    outbox: Outbox,
+) -> None:
+    """Assign one lease at a time, so that queues and accounts take turns, until nothing more fits."""
+    candidates = _candidates(state, subqueues, blocked)
+    fair = len({candidate.pending.account for candidate in candidates}) > 1
+    turns = Turns(state.tenants, state.at_s, candidates)
+    while (candidate := turns.pop()) is not None:
+        pending = candidate.pending
+        requirements = pending.requirements
+        if requirements in blocked:
+            continue
+        hold = state.hold(pending.account, requirements)
+        if hold is not None:
+            _hold(state, pending, hold, outbox)
+        elif not _assign(state, pending, outbox):
+            blocked[requirements] = state.queue.subqueues[requirements]
+            state.queue.block(blocked[requirements])
+        elif candidate.waiting:
+            turns.push(_candidate(state, candidate.waiting, fair))
+
+
+def _assign(state: State, pending: PendingRequest, outbox: Outbox) -> bool:
+    """Assign one lease, or all bundles of a gang; return whether there was room."""
+    requirements = pending.requirements
+    if isinstance(requirements, Gang):
+        placement = state.best_placement(requirements)
+        if placement is not None:
+            assign_gang(state, pending, requirements, placement, outbox)
+        return placement is not None
+    place = state.best_place(requirements, pending)
+    if place is not None:
+        assign(state, pending, requirements, place, outbox)
+        state.queue.want(pending, pending.wanted - 1)
+    return place is not None
+
+
+def _hold(state: State, pending: PendingRequest, hold: Hold, outbox: Outbox) -> None:
+    """Set the requests of an account aside that a limit holds."""
+    state.queue.hold(pending, hold)
+    state.set_rate_timer(hold)
+    if hold.is_final:
+        waiting = state.queue.subqueues[pending.requirements].accounts[pending.account]
+        _reject_final(state, waiting, hold, outbox)
+
+
+def _reject_final(state: State, waiting: WaitingRequests, hold: Hold, outbox: Outbox) -> None:
+    """Reject what is more than a limit by itself, unless it is to wait for another limit."""
+    for pending in list(waiting):
+        if not pending.request.wait_if_infeasible:
+            text = f"{pending.requirements.text} can never start: {hold.text}\n{hold.remedy}"
+            reject(state, pending, RejectReason.INFEASIBLE, text, outbox)
+
+
+def _startable(state: State, subqueue: Subqueue, outbox: Outbox) -> Subqueue:
+    """Return the part of a subqueue that no limit keeps from starting."""
+    requirements = subqueue.requirements
+    if state.tenants.is_plain or (not isinstance(requirements, Gang) and requirements.group_id):
+        return subqueue
+    accounts: dict[Account, WaitingRequests] = {}
+    for account, waiting in list(subqueue.accounts.items()):
+        hold = state.hold(account, requirements)
+        if hold is None:
+            accounts[account] = waiting
+        elif hold.is_final:
+            _reject_final(state, waiting, hold, outbox)
+    wanted = {account: waiting.wanted for account, waiting in accounts.items()}
+    return Subqueue(
+        requirements, accounts, state.tenants.startable(wanted, state.cost(requirements))
+    )
 
 
 def _preempt_and_reserve(state: State, waiting: list[Subqueue], outbox: Outbox) -> None:
-    """Preempt idle leases at once; look at busy ones now and then, and for each new subqueue."""
-    if state.at_s >= state.preemption_due_s and (waiting or state.reserved):
+    """Preempt idle leases at once; look at busy ones at reviews, and for each new subqueue."""
+    if state.review_due and state.at_s >= state.preemption_due_s:
         state.preemption_due_s = state.at_s + state.policy.preemption_pause_s
-        state.set_timer(state.preemption_due_s, Timer.CYCLE)
-        state.preemption_checked.clear()
-        update_reservations(state, waiting)
-    for subqueue in waiting:
-        if state.idle:
-            preempt_idle(state, subqueue, outbox)
-        if subqueue.requirements not in state.preemption_checked:
-            state.preemption_checked[subqueue.requirements] = None
-            preempt_busy(state, subqueue, outbox)
+        state.looks = 0
+        if all(subqueue.requirements in state.preemption_checked for subqueue in waiting):
+            state.preemption_checked.clear()
+        due_s = update_reservations(state, waiting)
+        if due_s < math.inf:
+            state.set_review(due_s)
+    for subqueue in waiting if state.idle else ():
+        preempt_idle(state, subqueue, outbox)
+    busy = BusyLeases(state)
+    unchecked = [one for one in waiting if one.requirements not in state.preemption_checked]
+    for subqueue in unchecked[: MAX_LOOKS - state.looks]:
+        state.looks += 1
+        state.preemption_checked[subqueue.requirements] = None
+        preempt_busy(state, subqueue, busy, outbox)
+    if any(one.requirements not in state.preemption_checked for one in unchecked):
+        state.set_review(state.at_s + state.policy.preemption_pause_s)
 
 
-def _candidates(state: State, blocked: dict[Requirements, Subqueue]) -> list[Candidate]:
-    heap: list[Candidate] = []
-    subqueues = state.queue.subqueues
-    aging_s, at_s = state.policy.aging_s, state.at_s
-    fair = len(subqueues) > 1 or any(len(one.accounts) > 1 for one in subqueues.values())
-    for requirements, subqueue in subqueues.items():
-        if state.best_node(requirements) is None:
-            blocked[requirements] = subqueue
+def _candidates(
+    state: State, subqueues: list[Subqueue], blocked: dict[Requirements | Gang, Subqueue]
+) -> list[Candidate]:
+    candidates: list[Candidate] = []
+    fair = len(subqueues) > 1 or any(len(one.accounts) > 1 for one in subqueues)
+    for subqueue in subqueues:
+        if not state.fits(subqueue.requirements):
+            blocked[subqueue.requirements] = subqueue
+            state.queue.block(subqueue)
             continue
-        for waiting in subqueue.accounts.values():
-            ordered = list(waiting.values())
-            if len(ordered) > 1:
-                ordered.sort(key=lambda p: (-p.effective_priority(at_s, aging_s), p.since_s, p.seq))
-            followers = iter(ordered)
-            heap.append(_candidate(state, next(followers), followers, fair))
-    heapq.heapify(heap)
-    return heap
+        accounts = subqueue.accounts.values()
+        candidates += [_candidate(state, waiting, fair) for waiting in accounts]
+    return candidates
 
 
-def _candidate(
-    state: State, pending: PendingRequest, followers: Iterator[PendingRequest], fair: bool
-) -> Candidate:
-    priority = pending.effective_priority(state.at_s, state.policy.aging_s)
-    share = state.share(pending.account) if fair else 0.0
-    return -priority, share, pending.since_s, pending.seq, pending, followers
+def _candidate(state: State, waiting: WaitingRequests, fair: bool) -> Candidate:
+    """Return the next of an account's requests in a subqueue, by the policy of its queue."""
+    firsts = waiting.firsts
+    account = firsts[0].account
+    order, share = state.tenants.policy(account.queue), state.share(account) if fair else 0.0
+    at_s, aging_s = state.at_s, state.policy.aging_s
+    candidates = [Candidate(order(p, share, at_s, aging_s), p.seq, p, waiting) for p in firsts]
+    return min(candidates) if len(candidates) > 1 else candidates[0]
 
 
-def can_ever_fit(state: State, requirements: Requirements) -> bool:
-    """Return whether any node there is could take ``requirements`` if it were idle."""
+def can_ever_fit(state: State, requirements: Requirements | Gang) -> bool:
+    """Return whether the nodes there are could take ``requirements`` if they were idle."""
+    if not isinstance(requirements, Gang) and requirements.group_id:
+        group = state.groups.get(requirements.group_id)
+        return group is not None and could_be_in_bundle(group, requirements)
     answer = state.feasible.get(requirements)
     if answer is None:
         if len(state.feasible) >= MAX_REMEMBERED_REQUIREMENTS:
             state.feasible.clear()
-        answer = any(could_ever_fit(node, requirements) for node in state.nodes.values())
+        if isinstance(requirements, Gang):
+            answer = could_ever_be_placed(state.nodes, requirements, state.policy.score)
+        else:
+            answer = any(could_ever_fit(node, requirements) for node in state.nodes.values())
         state.feasible[requirements] = answer
     return answer
 
 
-def _clear_infeasible(state: State, subqueue: Subqueue) -> None:
-    if state.infeasible_since_s.pop(subqueue.requirements, None) is not None:
-        for pending in subqueue.pending():
-            pending.infeasible = False
-
-
 def _mark_infeasible(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
-    """Mark the subqueue's requests, and after the grace reject those that do not want to wait."""
+    """Note that the subqueue fits nowhere, and after the grace reject what does not want to wait."""
     policy, since = state.policy, state.infeasible_since_s
     grace_s = policy.infeasible_grace_s
     if not state.nodes:
@@ -133,9 +248,9 @@ def _mark_infeasible(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
             del since[next(iter(since))]
         since[subqueue.requirements] = state.at_s
         state.set_timer(state.at_s + grace_s, Timer.CYCLE)
-    due = state.at_s >= since[subqueue.requirements] + grace_s
+    if not subqueue.impatient or state.at_s < since[subqueue.requirements] + grace_s:
+        return
     for pending in list(subqueue.pending()):
-        pending.infeasible = True
-        if due and not pending.request.wait_if_infeasible:
+        if not pending.request.wait_if_infeasible:
             text = infeasible_text(state, pending)
             reject(state, pending, RejectReason.INFEASIBLE, text, outbox)

@@ -1,29 +1,58 @@
 """Preemption: the leases that owners are asked to give back, so that waiting requirements fit.
 
-It is cooperative and kills nothing: the owner stops sending work to the lease and returns it when what
-runs has finished. Idle leases are preempted at once, whatever owner has them. Busy ones only for a reason:
-their account has more than its fair share while the waiting one has less, their priority is lower, or
-their node is reserved for a demand that has waited long.
+It is cooperative: the owner stops sending work to the lease and returns it when what runs has finished.
+Idle leases are preempted at once, whatever owner has them. Busy ones only for a reason: their account, or
+its queue, has more than its fair share while the waiting one has less, their priority is lower in the same
+queue, or their node is reserved for a demand that has waited long. Nothing is preempted for work that a
+limit keeps from starting.
+
+A lease that is *preemptible* is also stopped: its nodelet gives the worker notice, and ends it when the
+grace has passed. A placement group is stopped as a whole, with all that runs in it. So that this never goes
+round in circles, each reason is an order: a lease is stopped only for a higher priority than it was granted
+by in its queue, for a reservation there of a request that waited before its own did, or for an account, or
+queue, that has no more than its part even then. The room is reserved for what it was made for; should another
+get it all the same, whose turn is earlier, nothing more is stopped for that for a while.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from stoker_scheduler.core.commands import Outbox, Preempt
+from stoker_scheduler.core.commands import Outbox, Preempt, StopLease
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
-from stoker_scheduler.core.placement.feasibility import Rule, could_ever_fit, first_obstacle
-from stoker_scheduler.core.queueing.queue import Subqueue, dominant_share
+from stoker_scheduler.core.model.gangs import Gang
+from stoker_scheduler.core.model.requirements import ANY_BUNDLE
+from stoker_scheduler.core.placement.feasibility import (
+    RESOURCE_RULES,
+    could_ever_fit,
+    first_obstacle,
+)
+from stoker_scheduler.core.placement.gang import GangRanking
+from stoker_scheduler.core.placement.ranking import DirtyNodes
+from stoker_scheduler.core.queueing.fairness import FairShares
+from stoker_scheduler.core.queueing.queue import GCS_OWNER, PendingRequest
+from stoker_scheduler.core.queueing.reserve import reserve_room
+from stoker_scheduler.core.queueing.tenants import dominant_share
+from stoker_scheduler.core.queueing.victims import Proposal, choose_victims, victim_cost
+from stoker_scheduler.core.state import Force, Preemption, Timer
 
 if TYPE_CHECKING:
+    from stoker_scheduler.core.model.groups import PlacementGroup
     from stoker_scheduler.core.model.nodes import NodeInfo
+    from stoker_scheduler.core.model.queues import Account
     from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.core.queueing.queue import Subqueue
     from stoker_scheduler.core.state import State
 
 MAX_PREEMPTIONS = 64
 """Leases for which one subqueue makes room at a time."""
+COMPARED_PLACES = 16
+"""Places of which the cheapest victims are compared, where some can be stopped."""
+REMEMBER_CLASSES = 4096
+"""Classes of work of which it is known what was stopped, of them and for them."""
 _ADOPTED = ""
 """The class of leases of the leader before: unknown, so taken for any class of their requirements."""
 
@@ -33,17 +62,21 @@ def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
 
     An owner's lease is not preempted for more of the same class: it would only request it again.
     """
-    limit = _missing_preemptions(state, subqueue)
+    limit, requirements = _missing_preemptions(state, subqueue), subqueue.requirements
     if limit <= 0:
         return
-    waiting: dict[tuple[str, str], int] = {}
+    candidates = [state.leases[lease_id] for lease_id in state.idle]
+    if isinstance(requirements, Gang):
+        _preempt_for_gang(state, requirements, candidates, outbox)
+        return
+    waiting: dict[tuple[Account, str], int] = {}
     for pending in subqueue.pending():
         for key in ((pending.account, pending.request.class_key), (pending.account, _ADOPTED)):
             waiting[key] = waiting.get(key, 0) + pending.wanted
     for_others = {key: subqueue.wanted - wanted for key, wanted in waiting.items()}
 
-    def key_of(lease: LeaseState) -> tuple[str, str]:
-        same = lease.class_key or lease.requirements.vector == subqueue.requirements.vector
+    def key_of(lease: LeaseState) -> tuple[Account, str]:
+        same = lease.class_key or lease.requirements.vector == requirements.vector
         return (lease.account, lease.class_key if same else "other requirements")
 
     def allowed(lease: LeaseState) -> bool:
@@ -54,73 +87,223 @@ def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
         if key in for_others:
             for_others[key] -= 1
 
-    candidates = [state.leases[lease_id] for lease_id in state.idle]
-    _preempt(
-        state, subqueue.requirements, candidates, limit, outbox, allowed=allowed, chosen=chosen
-    )
+    _preempt(state, requirements, candidates, limit, outbox, allowed=allowed, chosen=chosen)
 
 
-def preempt_busy(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
+class BusyLeases:
+    """The leases in use that may be preempted, the cheapest first; looked for once in a cycle."""
+
+    __slots__ = ("_asked", "_fair", "_leases", "_lowest", "_state")
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._leases: list[LeaseState] | None = None
+        self._asked: list[LeaseState] | None = None
+        self._lowest: dict[str, int] = {}
+        self._fair: FairShares | None = None
+
+    @property
+    def leases(self) -> list[LeaseState]:
+        """The leases; some may have been preempted since."""
+        if self._leases is None:
+            newest = reversed(self._state.leases.values())
+            self._leases = [lease for lease in newest if _may_yield(lease)]
+            if any(lease.preemptible for lease in self._leases):
+                self._leases.sort(key=victim_cost)
+            for lease in self._leases:
+                queue = lease.account.queue
+                self._lowest[queue] = min(lease.priority, self._lowest.get(queue, lease.priority))
+        return self._leases
+
+    @property
+    def asked(self) -> list[LeaseState]:
+        """The leases that may be stopped and were only asked for, the cheapest first."""
+        if self._asked is None:
+            asked = [
+                lease
+                for lease in self._state.leases.values()
+                if lease.preempted
+                and lease.preemptible
+                and lease.phase is Phase.HELD
+                and lease.kind is not Kind.BUNDLE
+                and not lease.stop_reason
+            ]
+            self._asked = sorted(asked, key=victim_cost)
+        return self._asked
+
+    def has_lower(self, highest: Mapping[str, int]) -> bool:
+        """Return whether in some queue a lease has a lower priority than ``highest`` says."""
+        return bool(self.leases) and any(
+            self._lowest.get(queue, priority) < priority for queue, priority in highest.items()
+        )
+
+    @property
+    def fair(self) -> FairShares:
+        """The shares as of what was preempted so far."""
+        if self._fair is None:
+            self._fair = FairShares(self._state)
+        return self._fair
+
+
+def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Outbox) -> None:
     """Preempt leases in use where priority, fairness or a reservation asks for it."""
-    limit = _missing_preemptions(state, subqueue)
-    if limit <= 0:
+    limit, requirements = _missing_preemptions(state, subqueue), subqueue.requirements
+    if (limit <= 0 or not busy.leases) and not busy.asked:
         return
-    candidates = [lease for lease in reversed(state.leases.values()) if _is_preemptible(lease)]
-    if not candidates:
-        return
-    head = subqueue.head(state.at_s, state.policy.aging_s)
-    reservation = state.reserved.get(subqueue.requirements)
-    reserved_node = reservation.node_id if reservation is not None else ""
+    highest: dict[str, int] = {}
+    firsts = list(subqueue.firsts())
+    for first in firsts:
+        queue, priority = first.account.queue, first.request.priority
+        highest[queue] = max(priority, highest.get(queue, priority))
+    reservation = state.reserved.get(requirements)
+    reserved_nodes = reservation.node_ids if reservation is not None else ()
     due = [
         lease
-        for lease in candidates
-        if lease.priority < head.request.priority or lease.node_id == reserved_node
+        for lease in (busy.leases if reserved_nodes or busy.has_lower(highest) else ())
+        if lease.priority < highest.get(lease.account.queue, lease.priority)
+        or lease.node_id in reserved_nodes
     ]
+    claims = _claims_by_order(state, firsts, reserved_nodes)
+    if busy.asked and not isinstance(requirements, Gang):
+        _stop_asked(state, requirements, busy.asked, subqueue.wanted, outbox, claims)
+    if limit <= 0:
+        return
+    if isinstance(requirements, Gang):
+        claimed = [] if due else _claimable(state, subqueue, requirements, busy)
+        if not due:
+            claims = _claims_by_share(state, subqueue, busy.fair)
+        for lease in _preempt_for_gang(state, requirements, [*due, *claimed], outbox, claims):
+            busy.fair.took(busy.fair.poorest(subqueue.accounts), lease)
+        return
     if due:
-        limit -= _preempt(state, subqueue.requirements, due, limit, outbox)
+        limit -= _preempt(state, requirements, due, limit, outbox, claims=claims)
     if limit > 0:
-        _preempt_for_fairness(state, subqueue, candidates, limit, outbox)
+        _preempt_for_fairness(state, subqueue, requirements, busy, limit, outbox)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A request for which a lease may be stopped, and why."""
+
+    pending: PendingRequest
+    why: str
+
+    @property
+    def text(self) -> str:
+        """The purpose of the stop, in words."""
+        request = self.pending.request
+        return f"{request.name or request.kind.value} of {request.job_id}, {self.why}"
+
+
+Claims = Callable[[LeaseState], "Claim | None"]
+"""Returns for what a lease may be stopped, or None."""
+
+
+def _no_claim(lease: LeaseState) -> Claim | None:
+    return None
+
+
+def _claims_by_order(
+    state: State, firsts: Iterable[PendingRequest], reserved_nodes: Iterable[str]
+) -> Claims:
+    """Return the claims of a higher priority, and of a reservation for what has waited longer."""
+    firsts = [first for first in firsts if _may_force(state, first)]
+
+    def claim(lease: LeaseState) -> Claim | None:
+        for first in firsts if lease.preemptible else ():
+            priority = first.request.priority
+            if first.account.queue != lease.account.queue:
+                continue
+            if priority > lease.effective_priority:
+                return Claim(first, f"of priority {priority} (its own is {lease.priority})")
+            waited_longer = first.since_s < lease.since_s and priority >= lease.effective_priority
+            if waited_longer and lease.node_id in reserved_nodes:
+                return Claim(first, f"which has waited for {state.at_s - first.since_s:.0f} s")
+        return None
+
+    return claim
+
+
+def _claims_by_share(state: State, subqueue: Subqueue, fair: FairShares) -> Claims:
+    """Return the claims of the poorest account to what others have beyond their share."""
+    poorest = fair.poorest(subqueue.accounts)
+    wanted_share = dominant_share(dict(state.cost(subqueue.requirements)), state.capacity)
+    firsts = [one for one in subqueue.firsts() if one.account == poorest and _may_force(state, one)]
+
+    def claim(lease: LeaseState) -> Claim | None:
+        same_queue = lease.account.queue == poorest.queue
+        for first in firsts if lease.preemptible else ():
+            if same_queue and first.request.priority < lease.effective_priority:
+                continue
+            if fair.may_force(poorest, lease, wanted_share):
+                return Claim(first, f"whose queue {poorest.queue} has less than its share")
+        return None
+
+    return claim
+
+
+def _may_force(state: State, pending: PendingRequest) -> bool:
+    """Return whether something may be stopped for a request: no room made for its class went elsewhere."""
+    force = state.forced.get((pending.account, pending.request.class_key))
+    return force is None or state.at_s >= force.until_s
+
+
+def _claimable(state: State, subqueue: Subqueue, gang: Gang, busy: BusyLeases) -> list[LeaseState]:
+    """Return the leases that the poorest account of a gang can claim of others, the newest first."""
+    poorest = busy.fair.poorest(subqueue.accounts)
+    gang_share = dominant_share(dict(state.cost(gang)), state.capacity)
+    if busy.fair.missing(poorest, gang_share, 0) < 1:
+        return []
+    settled_s = state.at_s - state.policy.quantum_s
+    trial, found = busy.fair.copy(), []
+    for lease in busy.leases:
+        if lease.granted_at_s <= settled_s and trial.may_take(poorest, lease):
+            trial.took(poorest, lease)
+            found.append(lease)
+    return found
 
 
 def _preempt_for_fairness(
-    state: State, subqueue: Subqueue, candidates: list[LeaseState], limit: int, outbox: Outbox
+    state: State,
+    subqueue: Subqueue,
+    requirements: Requirements,
+    busy: BusyLeases,
+    limit: int,
+    outbox: Outbox,
 ) -> None:
-    """Preempt what other accounts have beyond the fair share, for the account that has least."""
-    waiting = dict.fromkeys(pending.account for pending in state.queue.pending())
-    fair_share = 1 / len({**waiting, **state.usage})
-    poorest = min(subqueue.accounts, key=state.share)
-    shares = {account: state.share(account) for account in state.usage}
-    own_share = shares.get(poorest, 0.0)
-    lease_share = dominant_share(subqueue.requirements.units, state.capacity)
-    coming = len(state.preemptions.get(subqueue.requirements, ()))
-    if own_share + coming * lease_share > 0:
-        missing = int((fair_share - own_share) / lease_share + 1e-9) - coming if lease_share else 0
-    else:
-        missing = max(1, int(fair_share / lease_share + 1e-9)) if lease_share else 1
-    limit = min(limit, missing)
+    """Preempt what other accounts have beyond their fair share, for the account that has least of its own."""
+    fair = busy.fair
+    poorest = fair.poorest(subqueue.accounts)
+    lease_share = dominant_share(dict(state.cost(requirements)), state.capacity)
+    coming = len(state.preemptions.get(requirements, ()))
+    limit = min(limit, fair.missing(poorest, lease_share, coming))
     if limit <= 0:
         return
-
     settled_s = state.at_s - state.policy.quantum_s
+    excess = fair.excess()
+    candidates = [lease for lease in busy.leases if lease.account in excess]
 
     def is_excess(lease: LeaseState) -> bool:
-        return (
-            lease.account != poorest
-            and lease.granted_at_s <= settled_s
-            and shares.get(lease.account, 0.0) > fair_share + 1e-9
-        )
+        return lease.granted_at_s <= settled_s and fair.may_take(poorest, lease)
 
     def chosen(lease: LeaseState) -> None:
-        shares[lease.account] -= dominant_share(dict(lease.allocated), state.capacity)
+        fair.took(poorest, lease)
 
     _preempt(
-        state, subqueue.requirements, candidates, limit, outbox, allowed=is_excess, chosen=chosen
+        state,
+        requirements,
+        candidates,
+        limit,
+        outbox,
+        allowed=is_excess,
+        chosen=chosen,
+        claims=_claims_by_share(state, subqueue, fair),
     )
 
 
-def _is_preemptible(lease: LeaseState) -> bool:
+def _may_yield(lease: LeaseState) -> bool:
     return (
-        lease.kind is Kind.TASK
+        (lease.kind is Kind.TASK or lease.preemptible)
         and lease.phase is Phase.HELD
         and not lease.preempted
         and not lease.blocked
@@ -132,9 +315,9 @@ def _missing_preemptions(state: State, subqueue: Subqueue) -> int:
     under_way = state.preemptions.get(subqueue.requirements)
     if under_way:
         under_way = [
-            victims
-            for victims in under_way
-            if any(lease_id in state.leases for lease_id in victims)
+            preemption
+            for preemption in under_way
+            if any(lease_id in state.leases for lease_id in preemption.victims)
         ]
         if under_way:
             state.preemptions[subqueue.requirements] = under_way
@@ -146,85 +329,267 @@ def _missing_preemptions(state: State, subqueue: Subqueue) -> int:
 def _preempt(
     state: State,
     requirements: Requirements,
-    candidates: Iterable[LeaseState],
+    candidates: list[LeaseState],
     limit: int,
     outbox: Outbox,
     *,
     allowed: Callable[[LeaseState], bool] = lambda _: True,
     chosen: Callable[[LeaseState], None] = lambda _: None,
+    claims: Claims = _no_claim,
 ) -> int:
     """Preempt the fewest ``candidates`` that make room for up to ``limit`` leases; count these."""
-    by_node: dict[str, list[LeaseState]] = {}
-    for lease in candidates:
-        if not lease.preempted:
-            by_node.setdefault(lease.node_id, []).append(lease)
-    by_owner: dict[str, list[str]] = {}
+
+    def yields(lease: LeaseState) -> bool:
+        if lease.preempted or not allowed(lease):
+            return False
+        return lease.kind is Kind.TASK or claims(lease) is not None
+
+    def propose(place: NodeInfo, trial: NodeInfo, there: list[LeaseState]) -> Proposal | None:
+        victims = choose_victims(trial, requirements, there, yields)
+        if victims is None:
+            return None
+        return Proposal(place, trial, _with_gangs(state, victims), victims, there)
+
+    preempted: list[LeaseState] = []
+    room: list[str] = []
     count = 0
-    for node_id, on_node in by_node.items():
-        if count == limit:
+    compared = COMPARED_PLACES if any(lease.preemptible for lease in candidates) else 1
+    places = iter(_by_place(candidates, requirements))
+    proposals: list[Proposal] = []
+    while count < limit:
+        while len(proposals) < compared and (entry := next(places, None)) is not None:
+            place, there = entry
+            if could_ever_fit(place, requirements):
+                proposal = propose(place, _after_preemptions(state, place), there)
+                proposals += [proposal] if proposal is not None else []
+        if not proposals:
             break
-        node = state.nodes[node_id]
-        if not could_ever_fit(node, requirements):
-            continue
-        trial = _after_preemptions(state, node)
-        while count < limit:
-            victims = _choose_victims(trial, requirements, on_node, allowed)
-            if victims is None:
-                break
+        best = min(proposals, key=lambda one: one.cost) if compared > 1 else proposals[0]
+        proposals.remove(best)
+        place, trial, there = best.place, best.trial, best.candidates
+        if all(yields(lease) for lease in best.chosen):
             count += 1
-            for lease in victims:
-                lease.preempted = True
-                state.idle.pop(lease.lease_id, None)
-                on_node.remove(lease)
+            for lease in best.victims:
                 chosen(lease)
-                by_owner.setdefault(lease.owner_id, []).append(lease.lease_id)
-            lease_ids = dict.fromkeys(lease.lease_id for lease in victims)
-            state.preemptions.setdefault(requirements, []).append(lease_ids)
-    for owner_id, owned in by_owner.items():
-        outbox.append(Preempt(owner_id=owner_id, lease_ids=tuple(owned)))
+            _begin(state, requirements, best.victims, ((place, requirements),))
+            preempted += best.victims
+            room += [] if place.bundle_lease_id else [place.node_id]
+        else:  # what was preempted since has changed the shares
+            trial = _after_preemptions(state, place)
+        there[:] = [lease for lease in there if not lease.preempted]
+        again = propose(place, trial, there)
+        proposals[:0] = [again] if again is not None else []
+    _order(preempted, outbox)
+    _stop(state, requirements, preempted, claims, outbox, room)
     return count
 
 
-def _after_preemptions(state: State, node: NodeInfo) -> NodeInfo:
-    """Return a copy of ``node`` as it will be when the preemptions under way are done."""
-    trial = node.copy()
-    for requirements, under_way in state.preemptions.items():
-        for victims in under_way:
-            leases = [state.leases[i] for i in victims if i in state.leases]
-            if not leases or leases[0].node_id != node.node_id:
+def _preempt_for_gang(
+    state: State,
+    gang: Gang,
+    candidates: Iterable[LeaseState],
+    outbox: Outbox,
+    claims: Claims = _no_claim,
+) -> list[LeaseState]:
+    """Preempt ``candidates`` on the nodes where a gang would be placed without any of them; return these."""
+    on_node: dict[str, list[LeaseState]] = {}
+    for lease in candidates:
+        yields = lease.kind is Kind.TASK or claims(lease) is not None
+        if yields and not lease.preempted and not lease.in_bundle:
+            on_node.setdefault(lease.node_id, []).append(lease)
+    if not on_node:
+        return []
+    after = {node_id: _after_preemptions(state, state.nodes[node_id]) for node_id in on_node}
+    emptied = {node_id: trial.copy() for node_id, trial in after.items()}
+    for node_id, leases in on_node.items():
+        for lease in leases:
+            emptied[node_id].free(lease.requirements, lease.gpus, blocked=lease.blocked)
+    nodes = {**state.nodes, **emptied}
+    placement = GangRanking(gang).best(nodes, DirtyNodes(), state.policy.score)
+    if placement is None:
+        return []
+    victims: list[LeaseState] = []
+    for index, node_id in placement:
+        bundle = gang.bundles[index]
+        if node_id not in after:
+            continue
+        trial = after[node_id]
+        if first_obstacle(trial, bundle, RESOURCE_RULES) is None:
+            trial.allocate(bundle, trial.choose(bundle) or {})
+            continue
+        chosen = choose_victims(trial, bundle, on_node[node_id], lambda _: True, RESOURCE_RULES)
+        for lease in chosen or ():
+            on_node[node_id].remove(lease)
+            victims.append(lease)
+    victims = _with_gangs(state, victims)
+    if victims:
+        room = tuple((state.nodes[node_id], gang.bundles[index]) for index, node_id in placement)
+        _begin(state, gang, victims, room)
+        _order(victims, outbox)
+        _stop(state, gang, victims, claims, outbox, [node_id for _, node_id in placement])
+    return victims
+
+
+def _with_gangs(state: State, victims: list[LeaseState]) -> list[LeaseState]:
+    """Return ``victims`` with the other bundles of those that are of a gang: it ends whole or not at all."""
+    groups = [lease.group_id for lease in victims if lease.kind is Kind.BUNDLE]
+    bundles = [
+        state.leases[place.bundle_lease_id]
+        for group_id in dict.fromkeys(groups)
+        for place in state.groups[group_id].bundles.values()
+    ]
+    return [*victims, *(bundle for bundle in bundles if bundle not in victims)]
+
+
+def _begin(
+    state: State,
+    requirements: Requirements | Gang,
+    victims: list[LeaseState],
+    makes_room: tuple[tuple[NodeInfo, Requirements], ...],
+) -> None:
+    for lease in victims:
+        lease.preempted = True
+        state.idle.pop(lease.lease_id, None)
+    lease_ids = dict.fromkeys(lease.lease_id for lease in victims)
+    state.preemptions.setdefault(requirements, []).append(Preemption(lease_ids, makes_room))
+
+
+def _stop(
+    state: State,
+    requirements: Requirements | Gang,
+    victims: Iterable[LeaseState],
+    claims: Claims,
+    outbox: Outbox,
+    room: Iterable[str],
+) -> None:
+    """Have the nodelets end those of ``victims`` that may be stopped; reserve the nodes with the ``room``."""
+    policy = state.policy
+    stopped = [(lease, claim) for lease in victims if (claim := claims(lease)) is not None]
+    if not stopped:
+        return
+    until_s = state.at_s
+    for lease, claim in stopped:
+        grace_s = lease.preemption_grace_s
+        grace_s = policy.preemption_grace_s if grace_s is None else grace_s
+        until_s = max(until_s, state.at_s + grace_s + policy.stop_margin_s)
+        key = (lease.account, lease.class_key)
+        state.preempted[key] = state.preempted.pop(key, 0) + 1
+        _forget_oldest(state.preempted)
+        if lease.kind is Kind.BUNDLE:
+            _stop_group(state, state.groups[lease.group_id], claim.text, grace_s, outbox)
+        else:
+            _stop_lease(state, lease, claim.text, grace_s, outbox)
+    for _, claim in stopped:
+        key = (claim.pending.account, claim.pending.request.class_key)
+        known = state.forced.pop(key, None)
+        times = known.times + 1 if known is not None and state.at_s >= known.until_s else 0
+        state.forced[key] = Force(until_s + policy.aging_s * 2.0**times, min(times, 16))
+        _forget_oldest(state.forced)
+    reserve_room(state, requirements, room, until_s)
+
+
+def _stop_lease(
+    state: State, lease: LeaseState, what_for: str, grace_s: float, outbox: Outbox
+) -> None:
+    lease.stop_reason = f"preempted on node {lease.node_id} for {what_for}"
+    due_s = state.at_s + grace_s + state.policy.stop_margin_s
+    state.set_timer(due_s, Timer.STOP, lease.lease_id)
+    outbox.append(
+        StopLease(
+            lease_id=lease.lease_id,
+            node_id=lease.node_id,
+            grace_s=grace_s,
+            reason=lease.stop_reason,
+        )
+    )
+
+
+def _stop_group(
+    state: State, group: PlacementGroup, what_for: str, grace_s: float, outbox: Outbox
+) -> None:
+    """Stop all that is in a group; its bundles end when that is over, or its time has passed."""
+    if group.closing:
+        return
+    group.closing = True
+    # One stands for all: with it the gcs gives up the whole group.
+    bundle = state.leases[next(iter(group.bundles.values())).bundle_lease_id]
+    bundle.stop_reason = f"preempted for {what_for}"
+    wait_s = 0.0 if group.is_empty else grace_s + state.policy.stop_margin_s
+    state.set_timer(state.at_s + wait_s, Timer.STOP, bundle.lease_id)
+    for place in group.bundles.values():
+        for lease_id in place.leases:
+            lease = state.leases[lease_id]
+            if lease.phase is Phase.HELD and not lease.stop_reason:
+                lease.preempted = True
+                state.idle.pop(lease_id, None)
+                _stop_lease(state, lease, what_for, grace_s, outbox)
+
+
+def _stop_asked(
+    state: State,
+    requirements: Requirements,
+    asked: Iterable[LeaseState],
+    limit: int,
+    outbox: Outbox,
+    claims: Claims,
+) -> None:
+    """Stop leases that were only asked for until now, up to ``limit``, where the end of one makes room."""
+    for lease in asked:
+        if limit == 0:
+            return
+        if lease.stop_reason or lease.group_id != requirements.group_id or claims(lease) is None:
+            continue
+        trial = lease.place.copy()
+        trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+        if first_obstacle(trial, requirements) is None:
+            limit -= 1
+            _stop(state, requirements, [lease], claims, outbox, [lease.node_id])
+
+
+def _forget_oldest(remembered: dict[tuple[Account, str], Any]) -> None:
+    if len(remembered) > REMEMBER_CLASSES:
+        del remembered[next(iter(remembered))]
+
+
+def _order(victims: Iterable[LeaseState], outbox: Outbox) -> None:
+    by_owner: dict[str, list[str]] = {}
+    for lease in victims:
+        if lease.owner_id == GCS_OWNER:
+            continue  # it holds what it has until that ends
+        by_owner.setdefault(lease.owner_id, []).append(lease.lease_id)
+    for owner_id, owned in by_owner.items():
+        outbox.append(Preempt(owner_id=owner_id, lease_ids=tuple(owned)))
+
+
+def _by_place(
+    candidates: Iterable[LeaseState], requirements: Requirements
+) -> list[tuple[NodeInfo, list[LeaseState]]]:
+    """Group leases by node, or by bundle for requirements that go into one; the others are of no use."""
+    places: dict[tuple[str, str], tuple[NodeInfo, list[LeaseState]]] = {}
+    for lease in candidates:
+        group_id = lease.group_id if lease.in_bundle else ""
+        if lease.preempted or group_id != requirements.group_id:
+            continue
+        if group_id and requirements.bundle not in (ANY_BUNDLE, lease.bundle):
+            continue
+        place = lease.place
+        places.setdefault((place.node_id, place.bundle_lease_id), (place, []))[1].append(lease)
+    return list(places.values())
+
+
+def _after_preemptions(state: State, place: NodeInfo) -> NodeInfo:
+    """Return a copy of ``place`` as it will be when the preemptions under way are done."""
+    trial = place.copy()
+    for under_way in state.preemptions.values():
+        for preemption in under_way:
+            leases = [state.leases[i] for i in preemption.victims if i in state.leases]
+            if not leases:
                 continue
             for lease in leases:
-                trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
-            gpus = trial.devices.choose(requirements.gpu)
-            if gpus is not None:
-                trial.allocate(requirements, gpus)
+                if lease.place is place:
+                    trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+            for where, requirements in preemption.makes_room:
+                gpus = trial.choose(requirements) if where is place else None
+                if gpus is not None:
+                    trial.allocate(requirements, gpus)
     return trial
-
-
-def _choose_victims(
-    trial: NodeInfo,
-    requirements: Requirements,
-    candidates: list[LeaseState],
-    allowed: Callable[[LeaseState], bool],
-) -> list[LeaseState] | None:
-    """Return the leases whose end lets ``requirements`` fit on ``trial``, and allocate them there.
-
-    None, and ``trial`` as it was, if they do not suffice; also if no lease need end at all.
-    """
-    victims: list[LeaseState] = []
-    while (obstacle := first_obstacle(trial, requirements)) is not None:
-        victim = None
-        if obstacle.rule is Rule.AVAILABLE:
-            name = obstacle.subject
-            holders = (v for v in candidates if v not in victims and v.has_allocated(name))
-            victim = next((v for v in holders if allowed(v)), None)
-        if victim is None:
-            for lease in victims:
-                trial.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
-            return None
-        trial.free(victim.requirements, victim.gpus, blocked=victim.blocked)
-        victims.append(victim)
-    if not victims:
-        return None
-    trial.allocate(requirements, trial.devices.choose(requirements.gpu) or {})
-    return victims

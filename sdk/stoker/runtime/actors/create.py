@@ -100,6 +100,7 @@ class ActorCreator:
             job_id=self._job.job_id,
             kind=LeaseKind.ACTOR,
             runtime_env=self._job.runtime_env_of(options.runtime_env),
+            strategy=self._job.strategy_of(options.scheduling_strategy),
             default_cpus=0.0,
             name=options.name or name,
         )

@@ -90,7 +90,16 @@ class Driver:
         self._cursors: dict[str, int] = {}
         """The offset of the last line shown, by worker."""
 
-    def attach(self, job_id: str | None, namespace: str | None, env: RuntimeEnv) -> None:
+    def attach(
+        self,
+        job_id: str | None,
+        env: RuntimeEnv,
+        *,
+        namespace: str | None,
+        queue: str | None,
+        priority: int,
+        attempt: int,
+    ) -> None:
         """Become a new job, or the submitted one that this process is the driver of."""
         attach = AttachDriver(
             job_id=job_id,
@@ -99,6 +108,9 @@ class Driver:
             pid=os.getpid(),
             namespace=namespace,
             runtime_env=env,
+            queue=queue or "",
+            priority=priority,
+            attempt=attempt,
         )
         job = self._io.run(
             self._gcs.call("POST", "/v1/jobs/attach", attach, reply=Job, timeout_s=_CALL_S),

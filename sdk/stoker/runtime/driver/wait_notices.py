@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from stoker.runtime.tasks.task_spec import PendingTask, Phase, unready_argument
 from stoker_wire.messages.control import Explanation, Fit
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from stoker.runtime.actors.calls import ActorCalls
     from stoker.runtime.job import JobContext
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
     from stoker_wire.http.client.client import Client
 
 _EXPLAIN_S = 5.0
+_ASK_S = 2.0
+"""How long a get that timed out waits for the explanation; a newer one is not asked for within it."""
+_EXPLAINED_FROM_S = 1.0
+"""A get with a shorter timeout may be one of a loop that polls: it asks nobody."""
+_MAX_ANSWERS = 100
 _MAX_NAMES = 3
 _MAX_ENTRIES = 10_000
 """The number of objects of one wait that are looked at."""
@@ -54,6 +60,8 @@ class DriverWaits:
     def __init__(self, notice_s: float) -> None:
         self.notice_s = notice_s
         self.current: dict[_Wait, None] = {}
+        self.ask: Callable[[Sequence[Entry]], str] | None = None
+        """Has the scheduler explain why objects are not there."""
 
     def wait(
         self, waiter: ThreadWaiter, timeout_s: float | None, what: str, entries: Sequence[Entry]
@@ -79,6 +87,12 @@ class DriverWaits:
             await future
         finally:
             del self.current[wait]
+
+    def why(self, entries: Sequence[Entry], waited_s: float) -> str:
+        """Return the scheduler's explanation; of a short wait, which may be one of a loop's, none."""
+        if self.ask is None or waited_s < _EXPLAINED_FROM_S:
+            return ""
+        return self.ask(entries)
 
     def blocked(self) -> contextlib.AbstractContextManager[None]:
         """Return an empty context: a driver has no lease that others could use."""
@@ -115,6 +129,9 @@ class WaitNotices:
         self._leases = leases
         self._actors = actors
         self._noticed: set[Hashable] = set()
+        self._answers: dict[Hashable, tuple[float, str]] = {}
+        """Cause -> when it was explained to a get that timed out, and how."""
+        waits.ask = self.why
 
     def tick(self) -> None:
         """Check the waits that last (loop thread)."""
@@ -126,6 +143,27 @@ class WaitNotices:
             if wait.due_s <= now_s:
                 wait.due_s = now_s + after_s
                 self._check(wait, now_s - wait.began_s)
+
+    def why(self, entries: Sequence[Entry]) -> str:
+        """Return in lines why objects are not there, as the scheduler explains the first cause."""
+        try:
+            return self._io.run(self._why(entries), _ASK_S)
+        except (StokerError, TimeoutError):
+            return ""
+
+    async def _why(self, entries: Sequence[Entry]) -> str:
+        causes = self._group_by_cause(entries[:_MAX_ENTRIES])
+        if not causes:
+            return ""
+        key, tasks = next(iter(causes.items()))
+        now_s = time.monotonic()
+        at_s, text = self._answers.get(key, (-math.inf, ""))
+        if now_s - at_s > _ASK_S:
+            text = await self._explain(tasks, remedies=True)
+            if len(self._answers) >= _MAX_ANSWERS:
+                self._answers.clear()
+            self._answers[key] = (now_s, text)
+        return f"why: {text}\nmore: stoker explain {self._subject(tasks)}"
 
     def _check(self, wait: _Wait, waited_s: float) -> None:
         for key, tasks in self._group_by_cause(wait.entries[:_MAX_ENTRIES]).items():
@@ -180,17 +218,20 @@ class WaitNotices:
             why = tasks[0].describe()
         if all(task.phase in (Phase.SENT, Phase.ENDED) for task in tasks):
             return  # all of them started meanwhile
-        actors = {task.spec.actor_id for task in tasks}
-        subject = tasks[0].spec.actor_id or tasks[0].task_id
-        if len(tasks) > 1 and len(actors) != 1:
-            subject = self._job.job_id
         line = (
             f"stoker: {what} has waited {waited_s:.0f} s for {_task_names(tasks)}: {why}. "
-            f"More: stoker explain {subject}\n"
+            f"More: stoker explain {self._subject(tasks)}\n"
         )
         write_soon(line)
 
-    async def _explain(self, tasks: list[PendingTask]) -> str:
+    def _subject(self, tasks: list[PendingTask]) -> str:
+        """Return the id to ask more of."""
+        actors = {task.spec.actor_id for task in tasks}
+        if len(tasks) > 1 and len(actors) != 1:
+            return self._job.job_id
+        return tasks[0].spec.actor_id or tasks[0].task_id
+
+    async def _explain(self, tasks: list[PendingTask], *, remedies: bool = False) -> str:
         first, gcs = tasks[0], self._gcs
         if first.spec.actor_id:
             explanation = await gcs.call(
@@ -201,7 +242,12 @@ class WaitNotices:
         if reason or first.phase is not Phase.QUEUED:
             return first.describe()
         explanation = await gcs.call(
-            "POST", "/v1/explain", first.spec.demand, reply=Explanation, retry=False
+            "POST",
+            "/v1/explain",
+            first.spec.demand,
+            reply=Explanation,
+            query={"remedies": True} if remedies else None,
+            retry=False,
         )
         return _one_line(explanation)
 
@@ -217,8 +263,9 @@ def _task_names(tasks: list[PendingTask]) -> str:
 def _one_line(explanation: Explanation) -> str:
     """Return an explanation in one line: the demand, and what is missing where."""
     demand, verdicts = explanation.demand, explanation.verdicts
+    helps = "".join(f"; {remedy.text}" for remedy in explanation.remedies[:1])
     if demand is None or not verdicts or verdicts[0].fit is Fit.FITS:
-        return explanation.summary
+        return explanation.summary + helps
     alike = [v for v in verdicts if v.detail == verdicts[0].detail]
     where = verdicts[0].node_id if len(verdicts) == 1 else f"{len(alike)} of {len(verdicts)} nodes"
-    return f"{demand.name or 'it'}: {verdicts[0].detail} ({where})"
+    return f"{demand.name or 'it'}: {verdicts[0].detail} ({where}){helps}"

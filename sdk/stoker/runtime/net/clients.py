@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker.exceptions import NodeDiedError, OutOfMemoryError, StokerError, WorkerDiedError
+from stoker.exceptions import (
+    NodeDiedError,
+    OutOfMemoryError,
+    PreemptedError,
+    StokerError,
+    WorkerDiedError,
+)
 from stoker_wire.arena import Arena
 from stoker_wire.errors import DeadlineExceededError, UnavailableError
 from stoker_wire.http.client.pool import ClientPool, LeaderClient
@@ -30,6 +36,7 @@ _NODE_STATE_S = 30.0
 _HEALTH_S = 3.0
 _RETRY_S = 0.3
 _NODE_S = 10.0
+_REGISTER_S = 10.0
 
 
 class ClusterClients:
@@ -150,6 +157,13 @@ class ClusterClients:
             self._io.run(self.node_of(node_id), _NODE_S)
         return self._arenas.get(node_id)
 
+    async def register_stop_callbacks(self) -> None:
+        """Tell this worker's nodelet that it wants notice of its end, whatever ends it in order."""
+        node = self._identity.node
+        assert node is not None
+        path = f"/v1/workers/{self._identity.peer_id}/stop-callbacks"
+        await self.client_of(node.url).call("POST", path, timeout_s=_REGISTER_S)
+
     async def death_of(
         self, node_id: str, worker_id: str, how: str, *, patient: bool
     ) -> WorkerDiedError | NodeDiedError:
@@ -202,7 +216,8 @@ def death_error(dead: WorkerExit) -> WorkerDiedError:
     )
     if log:
         text += f"\nlast output:{log}"
-    cls = OutOfMemoryError if dead.oom else WorkerDiedError
+    died = PreemptedError if dead.preempted else WorkerDiedError
+    cls = OutOfMemoryError if dead.oom else died
     return cls(
         text,
         extra={

@@ -156,10 +156,12 @@ class ObjectStore:
         if waiter.missing and not self.waits.wait(waiter, timeout_s, "get()", entries):
             missing = self._remove_waiter(waiter, entries)
             if missing:
-                raise GetTimeoutError(
-                    f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects\n"
-                    f"{describe_wait(missing)}"
-                )
+                lines = [
+                    f"get() waited {timeout_s:g} s for {len(missing)} of {len(entries)} objects",
+                    describe_wait(missing),
+                    self.waits.why(missing, timeout_s or 0.0),
+                ]
+                raise GetTimeoutError("\n".join(line for line in lines if line))
         if waiter.failed is not None:
             self._remove_waiter(waiter, entries)
         return waiter.failed

@@ -40,6 +40,9 @@ class Waits(Protocol):
     ) -> None:
         """Wait for objects in a coroutine of a user's loop."""
 
+    def why(self, entries: Sequence[Entry], waited_s: float) -> str:
+        """Return why objects that were waited for are not there, as the cluster sees it; '' if unknown."""
+
     def blocked(self) -> contextlib.AbstractContextManager[None]:
         """Return a context for a wait of the calling thread by other means."""
 

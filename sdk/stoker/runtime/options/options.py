@@ -13,16 +13,19 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from stoker.exceptions import BadRequestError, UnknownOptionError, WrongTypeError
-from stoker.runtime.options.documentation import Option, documented, words_of
-from stoker_wire.label_selectors import parse_value
-from stoker_wire.messages.cluster import Demand, LeaseKind
-from stoker_wire.messages.common import (
-    MAX_NAMES,
-    OnInfeasible,
-    RuntimeEnv,
-    SpreadPolicy,
-    Strategy,
+from stoker.runtime.options.checks import (
+    check_labels,
+    check_node_filter,
+    checked_gpu_memory,
+    checked_gpus,
+    checked_grace,
+    label_conditions,
+    short_text,
 )
+from stoker.runtime.options.documentation import Option, documented, words_of
+from stoker.runtime.options.strategies import strategy_of
+from stoker_wire.messages.cluster import Demand, LeaseKind
+from stoker_wire.messages.common import MAX_NAMES, OnInfeasible, RuntimeEnv, Strategy
 from stoker_wire.suggestions import suggestion
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
@@ -31,33 +34,9 @@ Limit = Annotated[int, msgspec.Meta(ge=-1)]  # -1: without limit
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 T = TypeVar("T", bound=msgspec.Struct)
 _RESERVED_NAMES = 4
-"""Names that options of their own add to a request: CPU, GPU, memory; accelerator_type."""
-_MAX_SHOWN = 200
+"""Names that options of their own add to a request: CPU, GPU or gpu_memory, memory; accelerator_type."""
 
 # Annotations are evaluated in this module: what is made of them needs no second pass.
-
-
-@documented
-class NodeAffinity(msgspec.Struct, frozen=True, kw_only=True):
-    """A value of ``scheduling_strategy``: run on one node."""
-
-    node_id: Annotated[
-        str,
-        Option(
-            "The id of the node, as in `stoker.nodes()`; for one that is gone `on_infeasible` decides.",
-            by="scheduler",
-            default="none: must be given",
-            example='NodeAffinity(node_id="n_5f3a")',
-        ),
-    ]
-    soft: Annotated[
-        bool,
-        Option(
-            "Prefer the node, and run elsewhere if it cannot take the work now.",
-            by="scheduler",
-            example='NodeAffinity(node_id="n_5f3a", soft=True)',
-        ),
-    ] = False
 
 
 class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +66,18 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             unit="GPUs",
             default="0",
             example="num_gpus=1",
+        ),
+    ] = None
+    gpu_memory: Annotated[
+        str | float | None,
+        Option(
+            "A part of one GPU, by its memory instead of by `num_gpus`: of a larger GPU it is a smaller "
+            "part, and it goes to the GPU with the least room left over. The worker sees this GPU alone, "
+            "and must keep to its part by itself. A node whose GPUs do not tell their memory cannot run it.",
+            by="scheduler",
+            unit="bytes, or a text with a suffix",
+            default="no GPU",
+            example='gpu_memory="10GiB"',
         ),
     ] = None
     memory: Annotated[
@@ -134,6 +125,16 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             example='label_selector={"zone": "in(a,b)", "disk": "!slow"}',
         ),
     ] = None
+    node_filter: Annotated[
+        str | None,
+        Option(
+            "A condition on the node, as in a SQL `WHERE`: of labels, free and total resources, `node_id`, "
+            "`hostname`, `slow_ranks` ([extenders.md](extenders.md)). A placement group has its own.",
+            by="scheduler",
+            default="any node",
+            example="node_filter=\"labels.rack != 'r7' and free.gpu >= 2\"",
+        ),
+    ] = None
     name: Annotated[
         str | None,
         Option(
@@ -150,10 +151,10 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "Which of the nodes that fit is taken. `DEFAULT` fills nodes in order up to a utilisation "
             "(setting `spread_threshold`), then takes the least used, and prefers nodes where large "
             "arguments lie. `SPREAD` lets nodes take turns while they are used no more than that. "
-            "`NodeAffinity` names the node.",
+            "`NodeAffinity` names the node, `PlacementGroupSchedulingStrategy` a placement group.",
             by="scheduler",
             default="'DEFAULT'",
-            takes="'DEFAULT', 'SPREAD' or a NodeAffinity",
+            takes="'DEFAULT', 'SPREAD', a NodeAffinity or a PlacementGroupSchedulingStrategy",
             example='scheduling_strategy="SPREAD"',
         ),
     ] = None
@@ -175,11 +176,34 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         Option(
             "Requests of a higher priority are served first; one that waits gains 1 every 30 s, so that "
             "none starves. Workers that run calls of a lower priority are asked back for it; the call "
-            "that runs there is finished first.",
+            "that runs there is finished first, or ended if it is `preemptible`.",
             by="scheduler",
             example="priority=10",
         ),
     ] = 0
+    preemptible: Annotated[
+        bool,
+        Option(
+            "Whether its worker may be ended while it runs, when other work has a better claim to its "
+            "resources: a higher priority, a fair share, a long wait. It gets notice first "
+            "(`stoker.preemption_notice`, `stoker.on_stop`). A task is then run again, an actor "
+            "started again elsewhere, and neither uses up `max_retries` or `max_restarts`. Without it "
+            "what runs is never ended for others.",
+            by="scheduler, nodelet",
+            example="preemptible=True",
+        ),
+    ] = False
+    preemption_grace: Annotated[
+        Amount | None,
+        Option(
+            "How long it has from the notice of its preemption to the end of its worker, if it is "
+            "`preemptible`.",
+            by="scheduler, nodelet",
+            unit="seconds, a day at most",
+            default="the setting `preemption_grace_s`, 30 s",
+            example="preemption_grace=120",
+        ),
+    ] = None
     on_infeasible: Annotated[
         Literal["error", "wait"],
         Option(
@@ -485,7 +509,7 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
         # msgspec: "Expected `int`, got `str`", but "Expected `int` >= 0" for a value out of range.
         kind_of = WrongTypeError if ", got `" in text else BadRequestError
         raise kind_of(
-            f"option {field!r} of {what} is {_short(value)}: {text[:1].lower()}{text[1:]}",
+            f"option {field!r} of {what} is {short_text(value)}: {text[:1].lower()}{text[1:]}",
             field=field,
         ) from None
     if isinstance(options, _Common):
@@ -493,15 +517,12 @@ def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
     return options
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
-
-
 def _check_demand(options: _Common, what: str) -> None:
     """Raise, where the options are given, for what no demand can hold."""
     resources_of(options, default_cpus=0.0)
-    strategy_of(options.scheduling_strategy)
+    in_group = bool(strategy_of(options.scheduling_strategy).group_id)
+    check_node_filter(options.node_filter or "", what, in_group=in_group)
+    checked_grace(options.preemption_grace, what)
     for field in ("resources", "label_selector"):
         count = len(getattr(options, field) or ())
         if count > MAX_NAMES - _RESERVED_NAMES:
@@ -510,16 +531,7 @@ def _check_demand(options: _Common, what: str) -> None:
                 f"{MAX_NAMES - _RESERVED_NAMES}",
                 field=field,
             )
-    conditions = dict(options.label_selector or {})
-    if options.accelerator_type:
-        conditions["accelerator_type"] = options.accelerator_type
-    for label, written in conditions.items():
-        try:
-            parse_value(label, written)
-        except ValueError as error:
-            raise BadRequestError(
-                f"option 'label_selector' of {what} cannot be read\n{error}", field="label_selector"
-            ) from None
+    check_labels(label_conditions(options.label_selector, options.accelerator_type), what)
 
 
 def merged(options: T, given: Mapping[str, Any], *, what: str) -> T:
@@ -530,7 +542,12 @@ def merged(options: T, given: Mapping[str, Any], *, what: str) -> T:
 
 def resources_of(options: _Common, *, default_cpus: float) -> dict[str, float]:
     """Return the resource vector: CPU, GPU, memory in bytes, and the custom ones."""
-    reserved = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    reserved = {
+        "CPU": "num_cpus",
+        "GPU": "num_gpus",
+        "gpu_memory": "gpu_memory",
+        "memory": "memory",
+    }
     resources: dict[str, float] = {}
     for key, amount in (options.resources or {}).items():
         if key in reserved:
@@ -543,12 +560,9 @@ def resources_of(options: _Common, *, default_cpus: float) -> dict[str, float]:
     if cpus:
         resources["CPU"] = cpus
     if options.num_gpus:
-        if options.num_gpus > 1 and options.num_gpus != int(options.num_gpus):
-            raise BadRequestError(
-                f"num_gpus={options.num_gpus}: above 1 only whole GPUs can be given",
-                field="num_gpus",
-            )
-        resources["GPU"] = options.num_gpus
+        resources["GPU"] = checked_gpus(options.num_gpus)
+    if options.gpu_memory is not None:
+        resources["gpu_memory"] = checked_gpu_memory(options.gpu_memory, options.num_gpus)
     if options.memory:
         resources["memory"] = options.memory
     for key, amount in resources.items():
@@ -558,42 +572,28 @@ def resources_of(options: _Common, *, default_cpus: float) -> dict[str, float]:
     return resources
 
 
-def strategy_of(value: Any) -> Strategy:
-    """Return the scheduling strategy that a user wrote as a name or a ``NodeAffinity``."""
-    if value is None or value == "DEFAULT":
-        return Strategy()
-    if value == "SPREAD":
-        return Strategy(policy=SpreadPolicy.SPREAD)
-    if isinstance(value, NodeAffinity):
-        return Strategy(node_id=value.node_id, soft=value.soft)
-    raise BadRequestError(
-        f"scheduling_strategy={value!r} is no strategy\n"
-        "use 'DEFAULT', 'SPREAD' or NodeAffinity(node_id=...)",
-        field="scheduling_strategy",
-    )
-
-
 def demand_of(
     options: _Common,
     *,
     job_id: str,
     kind: LeaseKind,
     runtime_env: RuntimeEnv,
+    strategy: Strategy,
     default_cpus: float,
     name: str,
 ) -> Demand:
     """Return the demand to send to the scheduler, to which equal ones are interchangeable."""
-    labels = dict(options.label_selector or {})
-    if options.accelerator_type:
-        labels["accelerator_type"] = options.accelerator_type
     return Demand(
         job_id=job_id,
         kind=kind,
         resources=resources_of(options, default_cpus=default_cpus),
         runtime_env=runtime_env,
-        label_selector=labels,
-        strategy=strategy_of(options.scheduling_strategy),
+        label_selector=label_conditions(options.label_selector, options.accelerator_type),
+        node_filter=options.node_filter or "",
+        strategy=strategy,
         priority=options.priority,
         on_infeasible=OnInfeasible(options.on_infeasible),
         name=name,
+        preemptible=options.preemptible,
+        preemption_grace_s=options.preemption_grace,
     )

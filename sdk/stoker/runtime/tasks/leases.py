@@ -328,7 +328,8 @@ class Leases:
                 granted.lease.node_id,
                 granted.worker_id,
                 how,
-                patient=any(task.retries_left == 0 for task in slot.inflight.values()),
+                patient=self._classes[key].demand.preemptible
+                or any(task.retries_left == 0 for task in slot.inflight.values()),
             )
         await self._tasks.on_worker_lost(key, lease_id, cause)
         await self._release([lease_id], kill=True, reason=how)

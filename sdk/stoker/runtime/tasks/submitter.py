@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import StokerError
+from stoker.exceptions import PreemptedError, StokerError
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.serialization.exceptions import encode_error
@@ -295,6 +295,10 @@ class TaskSubmitter:
             task.slot = None
             if task.cancelled:
                 self._pending.fail(task, encode_error(cancelled_error(task)))
+            elif isinstance(cause, PreemptedError):
+                task.attempt += 1  # it is not to blame: no retry is used up
+                self._pending.status.ended(task, encode_error(cause), attempt=task.attempt - 1)
+                self._retry(task)
             elif len(lost) > 1:
                 task.isolate = True
                 self._retry(task)

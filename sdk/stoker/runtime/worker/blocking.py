@@ -82,6 +82,10 @@ class WorkerWaits:
             with self._blocking():
                 await future
 
+    def why(self, entries: Sequence[Entry], waited_s: float) -> str:
+        """Return nothing: the driver is told what its tasks wait for."""
+        return ""
+
     def blocked(self) -> contextlib.AbstractContextManager[None]:
         """Return the context inside which the calling thread waits by means of its own."""
         return self._blocking() if self._is_on_task_thread() else contextlib.nullcontext()

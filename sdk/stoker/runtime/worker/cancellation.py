@@ -10,6 +10,7 @@ still runs after a while, its caller gets an error that says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
+from stoker.runtime.process.stops import STOPS
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.data import Cancel, Failed, Retire
 
@@ -35,6 +37,10 @@ _ACTOR_GRACE_S = 1.0
 """A call of an actor that runs for so long after a request to stop is abandoned."""
 
 
+_STOP_GRACE_S = 5.0
+"""How long the stop callbacks of a task may take that ends with its worker."""
+
+
 class _Actor(Protocol):
     """The actor that this worker hosts, if any."""
 
@@ -49,6 +55,7 @@ class _Worker(Protocol):
 
     @property
     def actor(self) -> _Actor | None: ...
+    async def retire(self) -> None: ...
     def fail_early(self, received: ReceivedCall, failed: Failed) -> None: ...
     def return_calls(self, channel: Channel, task_ids: list[str]) -> None: ...
 
@@ -174,21 +181,29 @@ class Cancellation:
 
     def _kill_worker(self, received: ReceivedCall) -> None:
         """Fail a call whose code does not stop, return the others, and end this process."""
-        assert received.stop_error is not None
-        self._worker.fail_early(received, encode_error(received.stop_error))
-        unstarted: dict[Channel, list[str]] = {}
-        for other in list(self._calls.queued.values()):
-            unstarted.setdefault(other.channel, []).append(other.call.task_id)
-        for channel, task_ids in unstarted.items():
-            self._worker.return_calls(channel, task_ids)
-        received.channel.post(Retire())
+        self._io.background.spawn(self._leave(received), name="leave")
 
-        async def leave() -> None:
+    async def _leave(self, received: ReceivedCall) -> None:
+        try:
+            # Its caller returns the lease next: by then the nodelet gives this worker no other.
+            await self._worker.retire()
+            if STOPS.registered and received.stop_error is not None:
+                with contextlib.suppress(TimeoutError):
+                    reason = received.stop_error.one_line
+                    await asyncio.wait_for(STOPS.give(reason, _STOP_GRACE_S), _STOP_GRACE_S)
+            if received.call.task_id in self._calls.running:
+                assert received.stop_error is not None
+                self._worker.fail_early(received, encode_error(received.stop_error))
+            unstarted: dict[Channel, list[str]] = {}
+            for other in list(self._calls.queued.values()):
+                unstarted.setdefault(other.channel, []).append(other.call.task_id)
+            for channel, task_ids in unstarted.items():
+                self._worker.return_calls(channel, task_ids)
+            received.channel.post(Retire())
             self._events.write()
             await asyncio.wait_for(received.channel.close(), 1.0)
+        finally:
             os._exit(0)
-
-        self._io.background.spawn(leave(), name="leave")
 
 
 class _Interruptible:

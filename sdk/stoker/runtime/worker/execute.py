@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from stoker.exceptions import StokerError, TaskCancelledError
 from stoker.runtime.net.task_events import nbytes_of
 from stoker.runtime.objects.borrowing import GRACE_S
+from stoker.runtime.process.stops import STOPS
 from stoker.runtime.serialization.exceptions import error_info
 from stoker.runtime.tasks.task_spec import TEMPLATES
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
@@ -131,7 +132,7 @@ class CallExecutor:
             self.cancellation,
             self.send_item,
         )
-        waits.on_blocked(self._return_queued_calls)
+        waits.on_blocked(self.return_queued_calls)
 
     # -- the main thread -------------------------------------------------------------------------
 
@@ -155,6 +156,8 @@ class CallExecutor:
     def _finish_task(self, outcome: Outcome) -> Outcome:
         """Count a task that ended; after the last one of ``max_calls``, start nothing more."""
         self._waits.task_ended()
+        if STOPS.registered:
+            STOPS.task_ended(outcome.received.call.task_id)
         template = outcome.received.template
         if template.max_calls:
             count = self._call_counts[template.function] = (
@@ -168,10 +171,12 @@ class CallExecutor:
         self._stopped = True
         self._inbox.put(None)
 
-    def take_lease(self, lease: Lease, env: RuntimeEnv | None) -> None:
+    def take_lease(
+        self, lease: Lease, env: RuntimeEnv | None, *, capture_child_tasks: bool
+    ) -> None:
         """Work for another lease, in this environment (loop thread)."""
         self._waits.lease_began()
-        self._job.take_lease(lease, env)
+        self._job.take_lease(lease, env, capture_child_tasks=capture_child_tasks)
 
     def accept_calls(self) -> None:
         """Accept calls, with those that came before the worker's setup (loop thread)."""
@@ -281,8 +286,8 @@ class CallExecutor:
         if unstarted:
             channel.post(Returned(unstarted))
 
-    def _return_queued_calls(self) -> None:
-        """Return the calls behind a task that is blocked."""
+    def return_queued_calls(self) -> None:
+        """Return the calls behind a task that is blocked, or is to end (loop thread)."""
         if self.actor is None:
             by_channel: dict[Channel, list[str]] = {}
             for task_id, received in list(self.calls.queued.items()):
@@ -332,6 +337,11 @@ class CallExecutor:
         if self._retiring:
             await self._announce_retirement()
         self._send(channel, outcomes)
+
+    async def retire(self) -> None:
+        """Start no more calls; return when the nodelet gives this worker no other lease."""
+        self._retiring = True
+        await self._announce_retirement()
 
     async def _announce_retirement(self) -> None:
         """Have the nodelet give this worker no other lease, and end it when that is safe."""

@@ -16,6 +16,7 @@ from aiohttp import web
 from stoker.runtime.actors.info import ActorPayload
 from stoker.runtime.current import set_runtime
 from stoker.runtime.process.identity import Identity, LocalNode
+from stoker.runtime.process.stops import STOPS
 from stoker.runtime.runtime import Runtime
 from stoker.runtime.worker.actor import ActorHost
 from stoker.runtime.worker.output import mark_output
@@ -25,7 +26,13 @@ from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.http.auth import is_loopback
 from stoker_wire.http.codec import Codec
 from stoker_wire.http.problems import problem_response
-from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
+from stoker_wire.messages.cluster import (
+    RegisterWorker,
+    StopNotice,
+    StopReply,
+    WorkerBoot,
+    WorkerSetup,
+)
 from stoker_wire.messages.common import Empty
 from stoker_wire.process import host_identity
 from stoker_wire.process.event_loop import loop_factory
@@ -71,7 +78,13 @@ def main(boot: WorkerBoot) -> None:
     set_runtime(runtime)
     mark_output()
     worker = _Worker(runtime)
-    runtime.start({("POST", "/v1/assign"): worker.assign, ("POST", "/v1/retire"): worker.retire})
+    runtime.start(
+        {
+            ("POST", "/v1/assign"): worker.assign,
+            ("POST", "/v1/notice"): worker.notice,
+            ("POST", "/v1/retire"): worker.retire,
+        }
+    )
     try:
         runtime.io.run(worker.register(boot), _REGISTER_S)
     except (ConflictError, NotFoundError):
@@ -110,6 +123,16 @@ class _Worker:
         self._apply(msgspec.msgpack.decode(await request.read(), type=WorkerSetup))
         return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
+    async def notice(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/notice``, when the stop callbacks have run: this worker is to end."""
+        notice = msgspec.msgpack.decode(await request.read(), type=StopNotice)
+        lease, count = self._runtime.job.lease, 0
+        if lease is not None and lease.lease_id == notice.lease_id:
+            self._executor.return_queued_calls()
+            count = await STOPS.give(notice.reason, notice.grace_s)
+        reply = StopReply(callbacks=count)
+        return web.Response(body=msgspec.msgpack.encode(reply), content_type=_MSGPACK)
+
     async def retire(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/retire``: end, unless others still need what this process owns."""
         runtime = self._runtime
@@ -138,7 +161,10 @@ class _Worker:
             os.chdir(setup.cwd)
         if lease is None:
             return
-        self._executor.take_lease(lease, setup.runtime_env)
+        STOPS.lease_began()
+        self._executor.take_lease(
+            lease, setup.runtime_env, capture_child_tasks=setup.capture_child_tasks
+        )
         if setup.actor is not None and self._executor.actor is None:
             payload = msgspec.msgpack.decode(setup.actor.payload, type=ActorPayload)
             runtime = self._runtime

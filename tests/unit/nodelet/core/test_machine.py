@@ -17,20 +17,28 @@ from stoker_nodelet.core.commands import (
     Command,
     ForkWorker,
     RefuseLease,
-    RefuseRelease,
+    RefuseOrder,
     RetireWorker,
     TerminateWorker,
 )
 from stoker_nodelet.core.events import (
     AssignFailed,
+    AttemptEnded,
+    CallbacksRegistered,
     Event,
     ForkFailed,
+    GpuReading,
+    GpuReleased,
+    GpusRead,
+    JobDeleted,
     JobFinished,
     LeaseRequested,
     LeasesReleased,
+    LeasesStopped,
     NodeFenced,
     NodeRegistered,
     RetireAnswered,
+    StopAnswered,
     Ticked,
     WorkerAssigned,
     WorkerExited,
@@ -39,6 +47,7 @@ from stoker_nodelet.core.events import (
     WorkerRegistered,
     WorkerSpent,
 )
+from stoker_nodelet.core.state import GpuEntry
 
 IMPURE = {
     "stoker_wire",
@@ -78,7 +87,7 @@ class Machine:
 
     def __call__(self, event: Event) -> list[Command]:
         commands = self.apply(event)
-        assert not any(isinstance(command, RefuseRelease) for command in commands), event
+        assert not any(isinstance(command, RefuseOrder) for command in commands), event
         return commands
 
     def apply(self, event: Event) -> Outbox:
@@ -204,7 +213,7 @@ def test_stale_senders_are_fenced_and_late_starts_refused() -> None:
         assert isinstance(refused, RefuseLease)
         assert refused.code == "fenced"
     (stale,) = m.apply(LeasesReleased(at_s=0.0, lease_ids=("l_1",), epoch=2))
-    assert isinstance(stale, RefuseRelease) and "epoch 2 no longer leads" in stale.message
+    assert isinstance(stale, RefuseOrder) and "epoch 2 no longer leads" in stale.message
     assert "l_1" in m.state.leases
     m.release("l_7", epoch=3)
     (refused,) = m.ask(lease("l_7"), epoch=3)
@@ -220,23 +229,10 @@ def test_a_failed_assignment_gets_one_worker_of_its_own() -> None:
     m.ask(lease("l_2"))
     commands = m(AssignFailed(at_s=0.0, worker_id="w_1", lease_id="l_2", reason="no answer"))
     assert commands == [
-        TerminateWorker(worker_id="w_1", reason="no answer"),
+        TerminateWorker(worker_id="w_1", force=True),
         ForkWorker(worker_id="w_2", lease_id="l_2"),
     ]
     assert m.up("w_2") == [AnnounceLease(lease_id="l_2")]
-
-
-def test_a_lease_whose_pooled_worker_leaves_as_it_comes_gets_one_of_its_own() -> None:
-    m = Machine()
-    m.ask(lease("l_1"))
-    m.up("w_1")
-    m.release("l_1")
-    m.ask(lease("l_2"))
-    left = WorkerExited(at_s=0.0, worker_id="w_1", cause="exited with code 0")
-    assert m(left) == [ForkWorker(worker_id="w_2", lease_id="l_2")]
-    assert m(left) == []
-    (refused,) = m(WorkerExited(at_s=0.0, worker_id="w_2", cause="exited with code 1"))
-    assert isinstance(refused, RefuseLease), "one that was forked for it and died says so"
 
 
 def test_the_end_of_a_job_spares_actors_only() -> None:
@@ -253,6 +249,25 @@ def test_the_end_of_a_job_spares_actors_only() -> None:
     assert isinstance(refused, RefuseLease)
 
 
+def test_the_end_of_an_attempt_leaves_its_job_free_to_go_on() -> None:
+    m = Machine()
+    m.ask(lease("l_1"))
+    m.ask(lease("l_2", kind=WorkKind.DRIVER))
+    m.up("w_1")
+    m.up("w_2")
+    killed = m(AttemptEnded(at_s=0.0, job_id="job_1"))
+    assert [c.worker_id for c in killed if isinstance(c, TerminateWorker)] == ["w_1", "w_2"]
+    assert not any(isinstance(c, RefuseLease) for c in m.ask(lease("l_3")))
+
+
+def test_a_deleted_jobs_id_is_free_for_another() -> None:
+    m = Machine()
+    m(JobFinished(at_s=0.0, job_id="job_1"))
+    assert isinstance(m.ask(lease("l_1"))[0], RefuseLease)
+    m(JobDeleted(job_id="job_1"))
+    assert not any(isinstance(c, RefuseLease) for c in m.ask(lease("l_2")))
+
+
 def test_idle_workers_are_asked_to_leave_and_killed_if_they_linger() -> None:
     m = Machine(Policy(worker_idle_s=10.0, warm_workers=0))
     m.ask(lease("l_1"))
@@ -264,7 +279,7 @@ def test_idle_workers_are_asked_to_leave_and_killed_if_they_linger() -> None:
     assert m.state.workers["w_1"].phase is WorkerPhase.IDLE
     assert m.tick(20.0) == [RetireWorker(worker_id="w_1")]
     m(RetireAnswered(at_s=20.0, worker_id="w_1", leaves=True))
-    assert m.tick(26.0) == [TerminateWorker(worker_id="w_1", reason="idle")]
+    assert m.tick(26.0) == [TerminateWorker(worker_id="w_1", force=True)]
 
 
 def test_a_spent_worker_serves_nobody_again_and_stays_while_it_is_needed() -> None:
@@ -336,10 +351,10 @@ def random_event(rng: random.Random, m: Machine) -> Event:
     lease_ids = [f"l_{rng.randrange(40)}" for _ in range(rng.randrange(1, 4))]
     worker = m.state.workers.get(worker_id)
     lease_id = worker.lease_id if worker else ""
-    match rng.randrange(15):
+    match rng.randrange(19):
         case 0 | 1 | 2:
             m.count += 1
-            kind = rng.choices(list(WorkKind), (6, 2, 1))[0]
+            kind = rng.choices(list(WorkKind), (6, 2, 1, 1))[0]
             gpus = rng.choice([{}, {}, {0: 0.5}, {1: 1.0}, {0: 1.0, 1: 0.25}, {2: 1 / 3}])
             one = lease(
                 lease_ids[0], job=f"job_{rng.randrange(3)}", kind=kind, gpus=gpus,
@@ -373,14 +388,38 @@ def random_event(rng: random.Random, m: Machine) -> Event:
             return RetireAnswered(at_s=at_s, worker_id=worker_id, leaves=leaves, uses_gpus=uses)
         case 13:
             return WorkerSpent(worker_id=worker_id)
+        case 14:
+            return LeasesStopped(
+                at_s=at_s, lease_ids=tuple(lease_ids), epoch=m.state.epoch,
+                grace_s=rng.random() * 9, reason="x",
+            )  # fmt: skip
+        case 15:
+            if rng.random() < 0.5:
+                return CallbacksRegistered(worker_id=worker_id)
+            return StopAnswered(
+                at_s=at_s, worker_id=worker_id, lease_id=lease_id, callbacks=rng.randrange(2)
+            )
+        case 16 | 17:
+            readings = {
+                index: GpuReading(
+                    processes=rng.choice([{}, {}, {4711: 1 << 30}]),
+                    xids=rng.choice([(), (), (), (13,), (79,)]),
+                )
+                for index in rng.sample((0, 1), rng.randrange(3))
+            }
+            if rng.random() < 0.2:
+                return GpuReleased(at_s=at_s, index=rng.randrange(3))
+            return GpusRead(at_s=at_s, readings=readings)
         case _:
             rare: list[Event] = [
                 WorkerKillRequested(at_s=at_s, worker_id=worker_id, reason="x"),
                 JobFinished(at_s=at_s, job_id=f"job_{rng.randrange(3)}"),
+                AttemptEnded(at_s=at_s, job_id=f"job_{rng.randrange(3)}"),
+                JobDeleted(job_id=f"job_{rng.randrange(3)}"),
                 NodeRegistered(incarnation=1),
                 NodeFenced(),
             ]
-            return rng.choices(rare, (5, 1, 5, 1))[0]
+            return rng.choices(rare, (5, 1, 1, 1, 5, 1))[0]
 
 
 @pytest.mark.parametrize("turn", range(60))
@@ -388,9 +427,12 @@ def test_random_events_keep_the_invariants_and_replay_to_the_same_state(
     seed: int, turn: int
 ) -> None:
     rng = random.Random(f"{seed}/{turn}")
-    policy = Policy(worker_idle_s=5.0, worker_start_s=8.0, warm_workers=rng.randrange(2))
+    policy = Policy(
+        worker_idle_s=5.0, worker_start_s=8.0, warm_workers=rng.randrange(2), gpu_free_s=6.0
+    )
     m = Machine(policy)
-    start = State(policy=policy)
+    m.state.gpus = {0: GpuEntry(), 1: GpuEntry()}
+    start = State(policy=policy, gpus={0: GpuEntry(), 1: GpuEntry()})
     for _ in range(150):
         m(random_event(rng, m))
     again = copy.deepcopy(start)

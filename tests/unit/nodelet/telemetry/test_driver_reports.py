@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from stoker_nodelet.telemetry.driver_reports import final_state, message_of
+from stoker_nodelet.telemetry.driver_reports import exit_code_of, final_state, message_of
 from stoker_wire.messages.cluster import WorkerExit
 from stoker_wire.messages.work import JobState
 
 
-def test_a_drivers_exit_is_the_jobs_end() -> None:
-    def exit_of(**facts: object) -> WorkerExit:
-        return WorkerExit(worker_id="w", node_id="n", **facts)  # type: ignore[arg-type]
+def exit_of(**facts: object) -> WorkerExit:
+    return WorkerExit(worker_id="w", node_id="n", **facts)  # type: ignore[arg-type]
 
+
+def test_a_drivers_exit_is_the_jobs_end() -> None:
     assert final_state(exit_of(exit_code=0)) is JobState.SUCCEEDED
     assert final_state(exit_of(exit_code=1)) is JobState.FAILED
     assert final_state(exit_of(signal=9)) is JobState.FAILED
@@ -18,3 +19,9 @@ def test_a_drivers_exit_is_the_jobs_end() -> None:
     assert message_of(exit_of(exit_code=0)) == ""
     failed = exit_of(exit_code=2, cause="exited with code 2", last_log_lines=("a", "b"))
     assert message_of(failed) == "the driver exited with code 2\na\nb"
+
+
+def test_a_driver_that_a_signal_killed_has_its_number_as_code() -> None:
+    assert exit_code_of(exit_of(exit_code=3)) == 3
+    assert exit_code_of(exit_of(signal=9)) == -9
+    assert exit_code_of(exit_of(signal=15, expected=True)) is None

@@ -80,7 +80,7 @@ async def test_reading_ends_where_the_file_ended_when_it_began(tmp_path: Path) -
 async def test_a_drivers_output_ends_with_its_process(tmp_path: Path) -> None:
     path = tmp_path / "driver.log"
     write(path, "begun\n")
-    logs = logs_of(path, driver=True)
+    logs = logs_of(path, attempt=1)
     seen = []
     async for batch in logs.read(LogFilter(job_id="job_1", kind="driver"), follow=True):
         seen += [line.text for line in batch]

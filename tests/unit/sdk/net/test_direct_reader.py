@@ -283,9 +283,11 @@ def test_a_handler_that_waits_itself_gets_its_answer_and_so_does_the_wait(world:
             waiter = DirectWaiter(world.reader, channel)  # type: ignore[arg-type]
             waiter.missing = 1
             world.waiting[number] = waiter
-            threading.Timer(0.03, os.kill, [os.getpid(), signal.SIGUSR2]).start()
+            signals = threading.Timer(0.03, os.kill, [os.getpid(), signal.SIGUSR2])
+            signals.start()
             threading.Timer(0.1, world.io.call_soon, [channel.send, number]).start()
             assert waiter.wait(WAIT_S)
+            signals.join()  # it may be late, and must not meet a handler that is gone
     finally:
         signal.signal(signal.SIGUSR2, before)
     assert answers == [True] * 4

@@ -12,13 +12,12 @@ from stoker.runtime.options.documentation import options_of, with_options
 from stoker.runtime.options.options import (
     ActorOptions,
     MethodOptions,
-    NodeAffinity,
     TaskOptions,
     check_options,
     merged,
     resources_of,
-    strategy_of,
 )
+from stoker.runtime.options.strategies import NodeAffinity, strategy_of
 
 if TYPE_CHECKING:
     import msgspec
@@ -48,6 +47,8 @@ def test_options_are_checked_by_name_and_type() -> None:
             {"memory": 100, "resources": {"disk": 2, "tape": 0}},
             {"CPU": 1, "memory": 100, "disk": 2},
         ),
+        ({"gpu_memory": "10GiB"}, {"CPU": 1, "gpu_memory": 10 * 2.0**30}),
+        ({"gpu_memory": 1e9, "num_gpus": 0}, {"CPU": 1, "gpu_memory": 1e9}),
     ],
     ids=str,
 )

@@ -9,7 +9,7 @@ from stoker_gcs.registry.actors import rules as actors
 from stoker_gcs.registry.leases import RELEASING
 from stoker_gcs.store.changes import Update
 from stoker_wire.errors import FencedError
-from stoker_wire.messages.cluster import Demand
+from stoker_wire.messages.cluster import Demand, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import DETACHED_JOB, Actor, ActorState, CreateActor, ReportActor
 from tests.unit.gcs.registry.samples import granted
@@ -58,6 +58,17 @@ def test_a_lost_worker_restarts_while_restarts_are_left(
     else:
         assert (transition.record.state, transition.record.death_cause) == (ActorState.DEAD, CAUSE)
     assert actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_0") is None
+
+
+def test_a_preempted_actor_comes_back_without_using_up_a_restart() -> None:
+    exit_ = WorkerExit(worker_id="w_1", node_id="n_1", cause="preempted for x", preempted=True)
+    actor = an_actor(ActorState.ALIVE, lease_id="l_1", max_restarts=0)
+    transition = actors.worker_lost(actor, actors.exit_cause(exit_), 2.0, lease_id="l_1")
+    assert transition is not None
+    record = transition.record
+    assert record.state is ActorState.RESTARTING
+    assert (record.restarts, record.preemptions, record.incarnation) == (0, 1, 1)
+    assert "preempted for x" in record.pending_reason
 
 
 @pytest.mark.parametrize("state", [ActorState.PENDING, ActorState.RESTARTING])

@@ -32,7 +32,7 @@ def test_infeasible_demands_are_rejected_after_the_grace_with_every_node_and_a_r
         "start a node with 1 CPU, 2 GPU",
     ):
         assert words in reject.text
-    assert core.state.pending[patient].infeasible
+    assert core.state.is_infeasible(core.state.pending[patient])
     core.feed(ev.NodeJoined(at_s=core.at_s, spec=make_node_spec("n_3", {"CPU": 64})))
     assert core.granted(patient)
 
@@ -97,4 +97,7 @@ def _restarted(node: NodeInfo, requirements: Requirements) -> NodeSpec:
         elif obstacle.rule is Rule.LABEL:
             term = next(term for term in requirements.terms if term.label == obstacle.subject)
             spec = replace(spec, labels={**spec.labels, term.label: term.values[0]})
+        elif obstacle.rule is Rule.FILTER:
+            assert requirements.node_filters[0].text == "labels.zone = 'a'"
+            spec = replace(spec, labels={**spec.labels, "zone": "a"})
     return spec

@@ -18,8 +18,8 @@ from stoker_scheduler.core.placement.feasibility import (
     remedy,
     rules_for,
 )
-from stoker_scheduler.core.placement.plan import PlacementRequest, plan
 from stoker_scheduler.core.placement.scoring import ScorePolicy
+from stoker_scheduler.core.placement.verdicts import PlacementRequest, evaluate
 from stoker_scheduler.wire_types import terms_of
 from tests.unit.scheduler.samples import GIB, a_node, used
 
@@ -155,8 +155,7 @@ def test_the_reasons_of_many_names_cost_one_pass_over_the_requirements() -> None
         assert one.subject in detail(one, node, requirements)
         assert one.subject in remedy(one, node, requirements)
     assert passes < 10
-    (placed,) = plan([node], [PlacementRequest(requirements)], POLICY).placements
-    (verdict,) = placed.verdicts
+    (verdict,) = evaluate([node], PlacementRequest(requirements), POLICY)
     assert len(verdict.detail) < 5_000
     assert "3980 more" in verdict.detail
 

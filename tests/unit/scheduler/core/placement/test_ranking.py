@@ -13,9 +13,9 @@ from stoker_scheduler.core.model.requirements import (
     Requirements,
     make_requirements,
 )
-from stoker_scheduler.core.placement.plan import PlacementRequest, choose
+from stoker_scheduler.core.placement.verdicts import PlacementRequest, choose
 from tests.unit.scheduler.core_driver import POLICY, Core
-from tests.unit.scheduler.samples import clusters, requirement_sets
+from tests.unit.scheduler.samples import clusters, requirement_sets, volatile_sets
 
 
 def test_short_spread_leases_take_turns_however_idle_the_nodes_are() -> None:
@@ -37,7 +37,10 @@ def test_short_spread_leases_take_turns_however_idle_the_nodes_are() -> None:
     clusters,
     st.lists(
         st.tuples(
-            requirement_sets, st.booleans(), st.sampled_from(["", "k1", "k2"]), st.booleans()
+            requirement_sets | volatile_sets,
+            st.booleans(),
+            st.sampled_from(["", "k1", "k2"]),
+            st.booleans(),
         ),
         max_size=25,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.model.requirements import make_requirements
 from stoker_scheduler.core.model.resources import UNIT
 from tests.unit.scheduler.core_driver import Core, of
 
@@ -34,7 +35,7 @@ def test_busy_leases_beyond_the_fair_share_are_preempted_for_an_account_that_has
     assert preemption.owner_id == "p_1" and len(preemption.lease_ids) == 4
     core.release(*preemption.lease_ids)
     assert not of(cmd.Preempt, core.wait(3))
-    assert {a: u["CPU"] / UNIT for a, u in core.state.usage.items()} == {"p_1": 4, "p_2": 4}
+    assert {a.owner: u["CPU"] / UNIT for a, u in core.state.usage.items()} == {"p_1": 4, "p_2": 4}
 
 
 def test_an_account_that_has_nothing_does_not_wait_behind_one_that_wants_more() -> None:
@@ -62,3 +63,148 @@ def test_busy_leases_of_lower_priority_are_preempted_and_those_of_actors_never()
     (task,) = core.granted(core.ask("p_1", CPU=1)) or ()
     core.ask("p_1", CPU=1, priority=1)
     assert [r.lease_ids for r in of(cmd.Preempt, core.out)] == [(task,)]
+
+
+def stops(core: Core) -> list[str]:
+    return [stop.lease_id for stop in of(cmd.StopLease, core.out)]
+
+
+def test_a_preemptible_lease_is_stopped_for_a_higher_priority_and_killed_if_nothing_ends_it() -> (
+    None
+):
+    core = Core({"CPU": 1})
+    (low,) = core.granted(core.ask("p_1", CPU=1, preemptible=True, preemption_grace_s=5.0)) or ()
+    core.ask("p_2", CPU=1, priority=2, name="train")
+    (stop,) = of(cmd.StopLease, core.out)
+    assert (stop.lease_id, stop.node_id, stop.grace_s) == (low, "n_1", 5.0)
+    assert stop.reason == "preempted on node n_1 for train of job_1, of priority 2 (its own is 0)"
+    assert not of(cmd.ReleaseLease, core.wait(14)), "that is the nodelet's to do"
+    (kill,) = of(cmd.ReleaseLease, core.wait(2))
+    assert kill.kill and kill.reason == stop.reason
+
+
+def test_a_lease_that_is_not_preemptible_is_only_asked_for() -> None:
+    core = Core({"CPU": 1})
+    core.ask("p_1", CPU=1)
+    core.ask("p_2", CPU=1, priority=2)
+    core.wait(30)
+    assert of(cmd.Preempt, core.out) and not stops(core)
+
+
+def test_nothing_is_stopped_for_the_same_priority_nor_by_one_that_gave_way_to_it() -> None:
+    core = Core({"CPU": 1})
+    (low,) = core.granted(core.ask("p_1", CPU=1, preemptible=True)) or ()
+    core.ask("p_1", CPU=1, preemptible=True)
+    core.wait(2)
+    assert not stops(core)
+    high = core.ask("p_1", CPU=1, priority=1, preemptible=True)
+    core.wait(1)
+    core.feed(ev.WorkerExited(at_s=core.at_s, lease_id=low))
+    assert core.granted(high)
+    core.ask("p_1", CPU=1, preemptible=True)
+    core.wait(100)
+    assert stops(core) == [low], "age makes it next, and no more"
+
+
+def test_actors_are_stopped_if_they_are_preemptible_and_never_only_asked() -> None:
+    core = Core({"CPU": 1})
+    (actor,) = (
+        core.granted(core.ask("gcs", CPU=1, kind=ev.Kind.ACTOR, preemptible=True, priority=1)) or ()
+    )
+    core.ask("p_1", CPU=1, priority=1)
+    core.wait(1)
+    assert not of(cmd.Preempt, core.out)
+    core.ask("p_1", CPU=1, priority=2)
+    core.wait(1)
+    assert stops(core) == [actor]
+
+
+def test_the_cheapest_victims_of_all_nodes_are_stopped() -> None:
+    core = Core({"CPU": 2}, {"CPU": 2}, {"CPU": 2})
+    for priority in (2, 1, 2):
+        core.ask("p_1", CPU=2, priority=priority, preemptible=True)
+    cheapest = next(i for i, lease in core.state.leases.items() if lease.priority == 1)
+    core.ask("p_2", CPU=2, priority=3)
+    assert stops(core) == [cheapest]
+
+
+def test_whose_class_was_preempted_most_is_spared() -> None:
+    core = Core({"CPU": 1}, {"CPU": 1})
+    core.ask("p_1", CPU=1, preemptible=True, class_key="a")
+    core.ask("p_1", CPU=1, preemptible=True, class_key="b")
+    for _ in range(4):
+        before = len(stops(core))
+        high = core.ask("p_2", CPU=1, priority=1)
+        core.wait(0.5)
+        (victim,) = stops(core)[before:]
+        again = core.state.leases[victim].class_key
+        core.feed(ev.WorkerExited(at_s=core.at_s, lease_id=victim))
+        core.wait(0.5)
+        core.release(*(core.granted(high) or ()))
+        core.ask("p_1", CPU=1, preemptible=True, class_key=again)
+    counts = sorted(core.state.preempted.values())
+    assert counts == [2, 2], "they take turns"
+
+
+def test_a_fair_share_is_claimed_by_force_once_and_not_back() -> None:
+    core = Core({"CPU": 4})
+    core.ask("p_1", count=4, CPU=1, preemptible=True)
+    core.wait(1)
+    core.ask("p_2", count=4, CPU=1, preemptible=True)
+    core.wait(1)
+    assert len(stops(core)) == 2
+    for lease_id in stops(core):
+        core.feed(ev.WorkerExited(at_s=core.at_s, lease_id=lease_id))
+    core.ask("p_1", count=2, CPU=1, preemptible=True)
+    core.wait(60)
+    assert len(stops(core)) == 2
+
+
+def test_a_gang_gives_way_as_a_whole_with_all_that_runs_in_it() -> None:
+    core = Core({"CPU": 2}, {"CPU": 2})
+    core.group("STRICT_SPREAD", {"CPU": 2}, {"CPU": 2}, preemptible=True, preemption_grace_s=4.0)
+    inside = make_requirements({"CPU": 1}, group_id="pg_1", bundle=1)
+    (task,) = core.granted(core.ask("p_1", requirements=inside)) or ()
+    high = core.ask("p_2", CPU=1, priority=1)
+    (stop,) = of(cmd.StopLease, core.out)
+    assert (stop.lease_id, stop.grace_s) == (task, 4.0), "not the bundles: they have no workers"
+    core.ask("p_1", requirements=inside)
+    core.feed(ev.WorkerExited(at_s=core.at_s, lease_id=task))
+    (order,) = of(cmd.PreemptGroup, core.wait(1))
+    assert order.group_id == "pg_1" and "of priority 1" in order.reason
+    core.ask_gang(core.state.groups["pg_1"].gang, request_id="r_again", preemptible=True)
+    assert core.granted(high)
+    assert core.held() == {} and core.granted("r_again") is None, "whole or not at all"
+    core.release(*(core.granted(high) or ()))
+    core.wait(2)
+    assert len(core.held()) == 2
+
+
+def test_what_was_only_asked_for_is_stopped_when_a_higher_priority_comes() -> None:
+    core = Core({"CPU": 1})
+    (low,) = core.granted(core.ask("p_1", CPU=1, preemptible=True)) or ()
+    core.wait(1)
+    core.ask("p_2", CPU=1)
+    core.wait(1)
+    assert of(cmd.Preempt, core.out) and not stops(core), "they would take turns"
+    core.ask("p_3", CPU=1, priority=1)
+    core.wait(1)
+    assert stops(core) == [low]
+
+
+def test_a_gang_that_is_not_preemptible_stays() -> None:
+    core = Core({"CPU": 2})
+    core.group("PACK", {"CPU": 2})
+    core.ask("p_2", CPU=1, priority=1)
+    core.wait(20)
+    assert not of(cmd.PreemptGroup, core.out) and not stops(core)
+
+
+def test_an_account_with_a_share_below_one_lease_stops_nothing() -> None:
+    core = Core({"CPU": 1})
+    core.ask("p_1", CPU=1, preemptible=True)
+    core.wait(1)
+    core.ask("p_2", CPU=1, preemptible=True)
+    core.wait(30)
+    assert of(cmd.Preempt, core.out), "they take turns, after each call"
+    assert not stops(core), "else they would stop each other for ever"

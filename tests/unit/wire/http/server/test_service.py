@@ -20,6 +20,7 @@ from stoker_wire.errors import (
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.http.server.service import Reply, Request
 from stoker_wire.messages.common import Message
+from stoker_wire.version import PROTOCOL_TEXT
 from tests.unit.wire.orders import Order, Receipt, orders
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ async def test_messages_go_both_ways_in_msgpack_and_in_json(cluster: Cluster) ->
     async with client.session.post(f"{service.url}/v1/orders/7", data=b'{"name": "x"}') as answer:
         assert answer.content_type == "application/json"
         assert await answer.json() == {"name": "x", "count": 1, "path": "7"}
-        assert answer.headers["Stoker-Protocol"] == "3.0"
+        assert answer.headers["Stoker-Protocol"] == PROTOCOL_TEXT
         assert answer.headers["X-Request-Id"].startswith("r_")
 
 
@@ -222,7 +223,7 @@ async def test_an_error_in_a_started_stream_breaks_the_connection(cluster: Clust
 
 @pytest.mark.parametrize(
     ("theirs", "accepted"),
-    [("3.0", True), ("3.1", True), ("3.2", False), ("4.0", False), ("2.9", False), ("x", False)],
+    [("3.0", True), ("3.2", True), ("3.3", False), ("4.0", False), ("2.9", False), ("x", False)],
 )
 async def test_protocols_may_be_one_minor_version_apart(
     cluster: Cluster, theirs: str, accepted: bool

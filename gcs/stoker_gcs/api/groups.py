@@ -1,0 +1,118 @@
+"""Routes of placement groups, which :class:`~stoker_gcs.registry.groups.registry.GroupRegistry` owns.
+
+A group is in SQL before the reply to its creation, and one that is removed twice is removed once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker_gcs.api.events import watch
+from stoker_gcs.api.filters import event_filter, state_filter
+from stoker_gcs.registry.groups.rules import GROUPS
+from stoker_wire.http.server.routes import Route
+from stoker_wire.messages.control import Explanation, Page
+from stoker_wire.messages.groups import (
+    CreatePlacementGroup,
+    GroupState,
+    PlacementGroup,
+    PreemptGroup,
+)
+from stoker_wire.messages.queries import GroupQuery, WaitQuery
+
+if TYPE_CHECKING:
+    from stoker_gcs.app import GcsApp
+    from stoker_wire.http.server.request import Request
+
+FILTERS = ("job_id", "state", "name", "namespace")
+
+
+async def create_group(app: GcsApp, req: Request) -> PlacementGroup:
+    return await app.groups.create(req.body)
+
+
+async def list_groups(app: GcsApp, req: Request) -> Any:
+    query = req.query
+    if query.watch:
+        return await watch(app.state, req, event_filter("placement_group."))
+    where = {name: getattr(query, name) for name in FILTERS}
+    where["state"] = state_filter(query.state, GroupState)
+    return await app.state.page(GROUPS, query, where)
+
+
+async def get_group(app: GcsApp, req: Request) -> PlacementGroup:
+    req.waiting_for("the placement group to be placed", explain=f"{req.http.path}/explain")
+    return await app.groups.get(req.path["group_id"], req.query.wait_s)
+
+
+async def get_named_group(app: GcsApp, req: Request) -> PlacementGroup:
+    return await app.groups.get_named(req.path["namespace"], req.path["name"])
+
+
+async def remove_group(app: GcsApp, req: Request) -> PlacementGroup:
+    return await app.groups.remove(req.path["group_id"], "removed by its user")
+
+
+async def preempt_group(app: GcsApp, req: Request) -> PlacementGroup:
+    return await app.groups.preempt(req.path["group_id"], req.body)
+
+
+async def explain_group(app: GcsApp, req: Request) -> Explanation:
+    return await app.explainer.group(req.path["group_id"])
+
+
+ROUTES = (
+    Route(
+        "POST",
+        "/v1/placement-groups",
+        create_group,
+        body=CreatePlacementGroup,
+        reply=PlacementGroup,
+        summary="Create placement group",
+    ),
+    Route(
+        "GET",
+        "/v1/placement-groups",
+        list_groups,
+        query=GroupQuery,
+        reply=Page[PlacementGroup],
+        summary="List or watch placement groups",
+    ),
+    Route(
+        "GET",
+        "/v1/placement-groups/{group_id}",
+        get_group,
+        query=WaitQuery,
+        reply=PlacementGroup,
+        summary="Get placement group; wait until it is CREATED or REMOVED",
+    ),
+    Route(
+        "GET",
+        "/v1/named-placement-groups/{namespace}/{name}",
+        get_named_group,
+        reply=PlacementGroup,
+        summary="Get living placement group by name",
+    ),
+    Route(
+        "DELETE",
+        "/v1/placement-groups/{group_id}",
+        remove_group,
+        reply=PlacementGroup,
+        summary="Remove placement group; what runs in it ends",
+    ),
+    Route(
+        "POST",
+        "/v1/placement-groups/{group_id}/preempt",
+        preempt_group,
+        body=PreemptGroup,
+        reply=PlacementGroup,
+        summary="Place all bundles of placement group again (asked for by the scheduler)",
+    ),
+    Route(
+        "GET",
+        "/v1/placement-groups/{group_id}/explain",
+        explain_group,
+        reply=Explanation,
+        summary="Explain why placement group waits, or what became of it",
+    ),
+)

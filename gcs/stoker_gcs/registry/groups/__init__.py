@@ -1,0 +1,1 @@
+"""Placement groups: their rules, their registry, and their placement by the scheduler."""

@@ -1,0 +1,1 @@
+"""Queues: their rules and their registry."""

@@ -1,0 +1,86 @@
+"""Jobs, as far as scheduling depends on them: queue, user and priority.
+
+The gcs owns jobs; :mod:`stoker_scheduler.gcs_feed` keeps this copy up to date. A request says only of
+which job it is, so nobody can ask in another's name or jump the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, NamedTuple
+
+from stoker_scheduler.core.model.queues import DEFAULT_QUEUE
+from stoker_wire.messages.work import DETACHED_JOB
+
+if TYPE_CHECKING:
+    from stoker_scheduler.core.model.node_filters import NodeFilter
+    from stoker_wire.messages.work import Job
+
+ARRIVAL_S = 0.5
+"""How long a request waits for its job to be known here: the gcs tells of it in milliseconds."""
+
+
+class JobFacts(NamedTuple):
+    """A living job, as far as scheduling depends on it; ``node_filters`` are those of its queue."""
+
+    queue: str = DEFAULT_QUEUE
+    user: str = ""
+    priority: int = 0
+    attempt: int = 1
+    node_filters: tuple[NodeFilter, ...] = ()
+
+
+class JobDirectory:
+    """The jobs that have not ended, by id."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, JobFacts] = {DETACHED_JOB: JobFacts()}
+        self._filters: dict[str, tuple[NodeFilter, ...]] = {}
+        self._awaited: dict[str, asyncio.Event] = {}
+
+    def put(self, job: Job) -> bool:
+        """Add or update a job; return whether it is at another attempt than was known."""
+        retried = self.begin_attempt(job.job_id, job.attempt)
+        attempt = max(job.attempt, self._jobs.get(job.job_id, JobFacts()).attempt)
+        self._jobs[job.job_id] = JobFacts(job.queue, job.user, job.priority, attempt)
+        awaited = self._awaited.get(job.job_id)
+        if awaited is not None:
+            awaited.set()
+        return retried
+
+    def begin_attempt(self, job_id: str, attempt: int) -> bool:
+        """Record that a known job is at this attempt; return False if that is not new."""
+        known = self._jobs.get(job_id)
+        if known is None or known.attempt >= attempt:
+            return False
+        self._jobs[job_id] = known._replace(attempt=attempt)
+        return True
+
+    def drop(self, job_id: str) -> None:
+        """Remove a job that has ended."""
+        self._jobs.pop(job_id, None)
+
+    def get(self, job_id: str) -> JobFacts | None:
+        """Return what is known of a job."""
+        facts = self._jobs.get(job_id)
+        filters = self._filters.get(facts.queue) if facts is not None else None
+        return facts if facts is None or filters is None else facts._replace(node_filters=filters)
+
+    def set_filters(self, filters: dict[str, tuple[NodeFilter, ...]]) -> None:
+        """Replace the node filters of queues, by name: their own and those of the queues above them."""
+        self._filters = filters
+
+    async def arrival(self, job_id: str) -> JobFacts:
+        """Wait for a job that is not known yet; what never comes is as a job of the default queue."""
+        arrived = self._awaited.setdefault(job_id, asyncio.Event())
+        try:
+            async with asyncio.timeout(ARRIVAL_S):
+                await arrived.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._awaited.pop(job_id, None)
+        self._jobs.setdefault(job_id, JobFacts())
+        found = self.get(job_id)
+        assert found is not None
+        return found

@@ -1,0 +1,1 @@
+"""Commands about who runs where and when: explanations, placement groups, queues, simulations."""

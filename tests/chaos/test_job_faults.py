@@ -1,0 +1,72 @@
+"""Retries of jobs whose node is killed, and then all services, while an actor of theirs lives elsewhere."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker.jobs import Job, JobState, JobSubmissionClient
+from tests.chaos._services import Service, apart
+from tests.e2e._cluster import session_root
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+# What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
+pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker[._]")
+WAIT_S = 60.0
+DRIVER = """
+    import os, time, stoker
+
+    attempt = os.environ["STOKER_JOB_ATTEMPT"]
+    stoker.init(namespace="test")
+
+    @stoker.remote
+    class Holder:
+        def node(self):
+            return stoker.get_runtime_context().node_id
+
+    # The first does not fit beside its driver: it is on the node that lives on.
+    holder = Holder.options(name="the one", num_cpus=1 if attempt == "1" else 0.5).remote()
+    print(attempt, os.environ["STOKER_NODE_ID"], stoker.get(holder.node.remote()))
+    while attempt == "1":
+        time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("end", [Service.kill, Service.stop])
+def test_a_job_goes_on_elsewhere_when_its_node_ends_and_then_all_services_are_killed(
+    tmp_path: Path, end: Callable[[Service], object]
+) -> None:
+    (tmp_path / "main.py").write_text(textwrap.dedent(DRIVER))
+    with session_root(tmp_path / "s"), apart(tmp_path, nodelets=2, cpus=1) as cluster:
+        client = JobSubmissionClient(cluster.gcs.url, cluster.token)
+        job_id = client.submit_job(
+            entrypoint=f"exec python {tmp_path / 'main.py'}",
+            entrypoint_num_cpus=0.5,
+            retries=2,
+            retry_delay_s=2.0,
+        )
+        lines = until(lambda: client.get_job_logs(job_id), WAIT_S, "its actor has answered")
+        attempt, node_id, actor_node = lines.split()
+        assert attempt == "1" and actor_node != node_id
+        names = {node["node_id"]: name for name, node in cluster.nodes().items()}
+        end(cluster.nodelets[int(names[node_id][1:])])
+
+        def waits() -> Job | None:
+            job = client.get_job(job_id)
+            return job if job.attempt == 2 else None
+
+        waiting = until(waits, WAIT_S, "its second attempt waits")
+        assert waiting is not None and waiting.attempts[0].node_id == node_id
+        for service in (cluster.gcs, cluster.scheduler):
+            service.kill()
+            service.start()
+        ended = client.wait(job_id, timeout_s=WAIT_S)
+        assert ended.state is JobState.SUCCEEDED, ended.message
+        assert (ended.attempt, len(ended.attempts)) == (2, 1)
+        assert client.get_job_logs(job_id).split() == ["2", actor_node, actor_node]

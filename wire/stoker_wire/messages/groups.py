@@ -1,0 +1,177 @@
+"""Placement groups: bundles of resources that are reserved all or none, before work runs in them.
+
+The gcs owns the group, the scheduler chooses the nodes, and nodelets hold the bundles: first prepared, to be
+given up unless a commit follows, then committed until they are released.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from stoker_wire.messages.cluster import GraceS, Lease
+from stoker_wire.messages.common import Asked, Message, NodeFilterText, Record, Selector
+from stoker_wire.messages.work import Owner
+
+MAX_BUNDLES = 1_000
+
+
+class GroupStrategy(StrEnum):
+    """The rule by which the bundles of a placement group share nodes."""
+
+    PACK = "PACK"
+    """As few nodes as can be."""
+    SPREAD = "SPREAD"
+    """As many nodes as can be."""
+    STRICT_PACK = "STRICT_PACK"
+    """All on one node."""
+    STRICT_SPREAD = "STRICT_SPREAD"
+    """Each on a node of its own."""
+
+
+class GroupState(StrEnum):
+    """PENDING -> CREATED -> RESCHEDULING -> CREATED ... -> REMOVED (terminal)."""
+
+    PENDING = "PENDING"
+    """Waits for room for all bundles at once."""
+    CREATED = "CREATED"
+    """Every bundle is reserved."""
+    RESCHEDULING = "RESCHEDULING"
+    """A node died: the bundles that were on it wait for room."""
+    REMOVED = "REMOVED"
+
+
+class Reschedule(StrEnum):
+    """Bundles that are placed again when a node with some of them dies."""
+
+    BUNDLES = "bundles"
+    """Those that were lost; the others, and what runs in them, stay."""
+    GROUP = "group"
+    """All: what runs in the others is ended."""
+
+
+class Bundle(Message):
+    """Resources to be reserved together on one node that ``label_selector`` and ``node_filter`` admit."""
+
+    resources: Asked
+    label_selector: Selector = {}
+    node_filter: NodeFilterText = ""
+
+
+Bundles = Annotated[tuple[Bundle, ...], msgspec.Meta(min_length=1, max_length=MAX_BUNDLES)]
+
+
+class CreatePlacementGroup(Message):
+    """Request to reserve ``bundles``.
+
+    ``name`` is unique per namespace while the group lives. A ``detached`` group outlives its job and its
+    ``owner``. A ``preemptible`` one gives way as a whole, ``preemption_grace_s`` after a notice.
+    """
+
+    group_id: str
+    job_id: str
+    bundles: Bundles
+    strategy: GroupStrategy = GroupStrategy.PACK
+    name: str = ""
+    namespace: str = ""
+    detached: bool = False
+    reschedule: Reschedule = Reschedule.BUNDLES
+    owner: Owner | None = None
+    preemptible: bool = False
+    preemption_grace_s: GraceS | None = None
+
+
+class BundlePlacement(Record):
+    """Place of a bundle: the lease that reserves it, on this incarnation of a node."""
+
+    lease_id: str
+    node_id: str
+    node_incarnation: int
+
+
+class PlacementGroup(Record):
+    """A placement group as the gcs knows it.
+
+    ``placements`` are by the number of the bundle; one that is not reserved now is absent. ``attempt`` counts
+    how often bundles were asked for, and fences late grants.
+    """
+
+    group_id: str
+    job_id: str
+    state: GroupState
+    strategy: GroupStrategy
+    bundles: tuple[Bundle, ...]
+    name: str = ""
+    namespace: str = ""
+    detached: bool = False
+    reschedule: Reschedule = Reschedule.BUNDLES
+    owner: Owner | None = None
+    placements: dict[int, BundlePlacement] = {}
+    attempt: int = 0
+    reschedules: int = 0
+    created_at_s: float = 0.0
+    placed_at_s: float | None = None
+    removed_at_s: float | None = None
+    reason: str = ""
+    """Why it waits, or why it was removed."""
+    preemptible: bool = False
+    preemption_grace_s: float | None = None
+    preemptions: int = 0
+    """How often it gave way to other work; counted in ``reschedules`` too."""
+
+
+class PreemptGroup(Message):
+    """Order to have all bundles of a group placed again, if ``lease_id`` holds one of them."""
+
+    lease_id: str
+    reason: str
+
+
+class RequestBundles(Message):
+    """Request of the gcs to the scheduler for some bundles of a group, all or none.
+
+    ``indices`` are their numbers in the group; ``taken`` the nodes of those that it has.
+    """
+
+    request_id: str
+    group_id: str
+    job_id: str
+    bundles: Bundles
+    indices: tuple[int, ...]
+    strategy: GroupStrategy
+    taken: tuple[str, ...] = ()
+    name: str = ""
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+    preemptible: bool = False
+    preemption_grace_s: GraceS | None = None
+
+
+class HoldBundles(Message):
+    """Order of the scheduler to a nodelet to hold bundles, all or none. Fenced by ``epoch``.
+
+    With ``prepare`` they are given up unless :class:`CommitBundles` follows within
+    ``PREPARED_TTL_S``; without, they are held until they are released.
+    """
+
+    leases: tuple[Lease, ...]
+    epoch: int
+    prepare: bool = False
+
+
+class CommitBundles(Message):
+    """Order of the scheduler to a nodelet to hold prepared bundles until they are released."""
+
+    lease_ids: tuple[str, ...]
+    epoch: int
+
+
+class CommittedBundles(Record):
+    """The bundles that are held from now on; others were given up before."""
+
+    lease_ids: tuple[str, ...]
+
+
+PREPARED_TTL_S = 30.0
+"""How long a nodelet holds a bundle that is not committed."""
