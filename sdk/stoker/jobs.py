@@ -269,7 +269,10 @@ class JobSubmissionClient:
         return self.http.call("POST", f"/v1/jobs/{job_id}/stop", reply=Job)
 
     def delete_job(self, job_id: str) -> Job:
-        """Remove a job that has ended, with the history of its tasks; ConflictError if it goes on."""
+        """Remove a job that has ended, with the history of its tasks; its id is not given again.
+
+        Raises ConflictError if it goes on.
+        """
         return self.http.call("DELETE", f"/v1/jobs/{job_id}", reply=Job)
 
     def create_schedule(

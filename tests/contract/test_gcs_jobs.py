@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError
+from stoker_wire.errors import BadRequestError, ConflictError, NameTakenError, NotFoundError
 from stoker_wire.http.server.service import Request, Service
 from stoker_wire.messages.cluster import Demand, RegisteredNode, WorkerExit, WorkersExited
 from stoker_wire.messages.common import Empty
@@ -197,7 +197,8 @@ async def test_a_job_that_has_ended_is_deleted_with_its_history(
         "GET", "/v1/events", reply=Page[Event], query={"kind": "job.deleted"}
     )
     assert [event.subject for event in events.items] == ["job_1"]
-    assert (await submit(client, "job_1")).state is JobState.PENDING, "its id is free again"
+    with pytest.raises(NameTakenError, match="which is deleted"):
+        await submit(client, "job_1")
 
 
 async def test_an_array_runs_its_members_so_many_at_once(

@@ -6,6 +6,9 @@ The environment variables of workers and drivers are decided here and nowhere el
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -119,5 +122,26 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
         log_path=str(identity.driver_log(driver.job_id, driver.attempt)),
         env=variables,
         cwd=environment.cwd,
-        argv=("/bin/sh", "-c", driver.entrypoint),
+        argv=("/bin/sh", "-c", shell_script(driver.entrypoint, variables["PATH"])),
     )
+
+
+def shell_script(entrypoint: str, path: str) -> str:
+    """Return what a shell is to run, so that SIGTERM ends the driver no sooner than its program.
+
+    A shell that dies of the signal would take the program's grace with it, as what it leaves is killed. So
+    a single command replaces the shell, and its exit code counts; for any other the shell waits for the
+    command that runs, then fails with 143, since what was to come after it did not.
+    """
+    lexer = shlex.shlex(re.sub("[<>][&|]", ">", entrypoint), posix=True, punctuation_chars="();&|")
+    lexer.whitespace = " \t"
+    lexer.commenters = ""
+    lexer.whitespace_split = True
+    try:
+        words = list(lexer)
+    except ValueError:  # a quotation without its end: the shell says where
+        words = []
+    is_single = "\n" not in entrypoint and not any(set(word) <= set("();&|") for word in words)
+    if words and is_single and shutil.which(words[0], path=path):
+        return f"exec {entrypoint}"
+    return f"trap 'exit 143' TERM\n{entrypoint}"

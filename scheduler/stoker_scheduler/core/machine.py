@@ -160,8 +160,11 @@ def _settle(state: State, outbox: Outbox) -> bool:
 
 
 def _settle_gang(state: State, pending: PendingRequest, outbox: Outbox) -> bool:
-    """Grant a gang that is ready, and committed if its bundles are on more nodes than one."""
-    if pending.starting or pending.committing:
+    """Grant a gang that is ready, and committed if its bundles are on more nodes than one.
+
+    Not before its group is known: a request can be ahead of it, or come late, after the group's end.
+    """
+    if pending.starting or pending.committing or pending.request.group_id not in state.groups:
         return False
     ready = [state.leases[lease_id] for lease_id in pending.ready]
     if len({lease.node_id for lease in ready}) == 1 or pending.is_committed:
@@ -369,6 +372,8 @@ def _group_added(state: State, event: ev.GroupAdded) -> None:
     if event.group_id not in state.groups and event.group_id not in state.removed_groups:
         group = PlacementGroup(event.group_id, event.job_id, event.gang)
         state.groups[event.group_id] = group
+        for request_id in state.request_index.of(event.group_id):
+            state.unsettled[request_id] = None
         state.review_due = True
 
 

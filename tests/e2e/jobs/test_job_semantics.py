@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.jobs import JobState, JobSubmissionClient
+from stoker_wire.errors import NameTakenError
 from tests.e2e._cluster import environment, head
 from tests.services import until
 
@@ -134,8 +135,8 @@ def test_an_array_with_retries_then_what_comes_after_it(
     refused = client.wait(never, timeout_s=END_S)
     assert refused.state is JobState.FAILED and "had failed" in refused.message
     assert client.delete_job("job_array").job_id == "job_array"
-    again = client.submit_job(entrypoint="echo again", job_id="job_array.2")
-    assert client.wait(again, timeout_s=END_S).state is JobState.SUCCEEDED
+    with pytest.raises(NameTakenError, match="which is deleted"):
+        client.submit_job(entrypoint="echo again", job_id="job_array.2")
 
 
 def test_one_per_node_runs_on_the_nodes_that_can(

@@ -124,6 +124,7 @@ class JobRegistry:
         self.check(body)
         if body.job_id is not None:
             check_id(body.job_id, Prefix.JOB, field="job_id")
+            await self._check_unused(body.job_id)
         job_id = body.job_id or _id_for(key)
         node_filters.check(body.node_filter)
         await self._check_dependencies(body, job_id)
@@ -151,6 +152,16 @@ class JobRegistry:
                 ) from None
             return known
         return job
+
+    async def _check_unused(self, job_id: str) -> None:
+        """Raise for the id of a deleted job that the event log knows: logs and ends of two would mix."""
+        if await self._state.find(JOBS, job_id) is None and await self._state.store.select(
+            schema.EVENTS, {"subject": job_id}, limit=1
+        ):
+            raise NameTakenError(
+                f"there was a job {job_id}, which is deleted\nchoose another job_id",
+                field="job_id",
+            )
 
     async def _check_dependencies(self, body: SubmitJob, job_id: str) -> None:
         """Raise unless the jobs to run after are there: none can then be after itself."""
@@ -277,7 +288,7 @@ class JobRegistry:
             )
 
     async def delete(self, job_id: str) -> Job:
-        """Remove a job that has ended, with the history of its tasks."""
+        """Remove a job that has ended, with the history of its tasks; its id is not given again."""
         for _ in range(MAX_TRIES):
             current = await self._state.find(JOBS, job_id)
             if current is None:

@@ -279,6 +279,22 @@ def test_a_new_leader_ends_bundles_of_groups_that_are_gone_and_gives_up_parts() 
     assert facts[0].lease_id not in with_a_part.state.leases
 
 
+def test_a_request_that_is_ahead_of_its_group_waits_for_it_and_one_that_is_late_gets_nothing() -> (
+    None
+):
+    core = Core({"CPU": 4})
+    gang = make_gang([make_requirements({"CPU": 2})], GangStrategy.PACK)
+    request_id = core.ask_gang(gang)
+    assert core.granted(request_id) is None
+    core.feed(ev.GroupAdded(at_s=core.at_s, group_id="pg_1", job_id="job_1", gang=gang))
+    assert len(core.granted(request_id) or ()) == 1
+    late = Core({"CPU": 4})
+    request_id = late.ask_gang(gang)
+    late.wait(120.0, renew=False)
+    assert late.granted(request_id) == () and not bundles(late)
+    assert late.granted(late.ask(CPU=4))
+
+
 def adopted(lease: LeaseState) -> ev.LeaseAdopted:
     return ev.LeaseAdopted(
         at_s=0.0,
