@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.index import Index
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
+from stoker_scheduler.core.leases.preemptions import Preemptions
 from stoker_scheduler.core.leases.starting import StartingLeases
 from stoker_scheduler.core.model.extenders import ExtenderAnswer
 from stoker_scheduler.core.model.gangs import Gang
@@ -101,14 +103,6 @@ class Reservation:
     unwanted_since_s: float | None = None
 
 
-@dataclass(slots=True)
-class Preemption:
-    """Leases that are to end, and the requirements that are to have their room, by place."""
-
-    victims: dict[str, None]
-    makes_room: tuple[tuple[NodeInfo, Requirements], ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Force:
     """Stops for requests of one class that have not got the room yet, and when there may be more for them."""
@@ -138,6 +132,8 @@ class State:
     """Leases that their owners do not use and that are not preempted."""
     orphaned: dict[str, None] = field(default_factory=dict)
     """Leases that started, or are starting, for a request that has ended."""
+    preemptible: dict[str, None] = field(default_factory=dict)
+    """Leases that may be stopped."""
     starting: StartingLeases = field(default_factory=StartingLeases)
     lease_index: Index = field(default_factory=Index)
     request_index: Index = field(default_factory=Index)
@@ -149,8 +145,7 @@ class State:
     extenders_asked: dict[Requirements, None] = field(default_factory=dict)
     """Requirements about which extenders have not answered yet."""
     reserved: dict[Requirements | Gang, Reservation] = field(default_factory=dict)
-    preemptions: dict[Requirements | Gang, list[Preemption]] = field(default_factory=dict)
-    """Preemptions under way: each makes room for one more lease, or gang, of the requirements."""
+    preemptions: Preemptions = field(default_factory=Preemptions)
     preempted: dict[tuple[Account, str], int] = field(default_factory=dict)
     """Account and class -> how often its work was ended for other work; of the last few thousand."""
     forced: dict[tuple[Account, str], Force] = field(default_factory=dict)
@@ -250,6 +245,13 @@ class State:
     def best_placement(self, gang: Gang) -> GangPlacement | None:
         """Return the nodes to which the bundles of ``gang`` would be assigned now, or None."""
         return self._gang_ranking(gang).best(self.nodes, self._changes, self.policy.score)
+
+    def best_placement_if(
+        self, gang: Gang, changed: Mapping[str, NodeInfo]
+    ) -> GangPlacement | None:
+        """Return what :meth:`best_placement` would if some nodes were as ``changed`` says."""
+        ranking = self._gang_ranking(gang)
+        return ranking.best_if(self.nodes, self._changes, self.policy.score, changed)
 
     def gang_room(self, gang: Gang) -> tuple[int, ...]:
         """Return how many bundles of each of ``gang.kinds`` have room now, each kind for itself."""
@@ -401,9 +403,12 @@ class State:
         self.tenants.check(self.usage)
         starting = {i for i, lease in self.leases.items() if lease.phase is Phase.STARTING}
         assert set(self.starting.lease_ids()) == starting, "the index of starting leases is wrong"
+        preemptible = {i for i, lease in self.leases.items() if lease.preemptible}
+        assert set(self.preemptible) == preemptible, "the index of preemptible leases is wrong"
         self.lease_index.check((i, lease.belongs_to) for i, lease in self.leases.items())
         self.request_index.check((i, one.request.belongs_to) for i, one in self.pending.items())
         self._check_pending()
+        self.preemptions.check(self.leases)
         for requirements, reservation in self.reserved.items():
             for node_id in reservation.node_ids:
                 reserved_for = self.nodes[node_id].reserved_for

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -93,6 +94,7 @@ class Simulation:
         self._numbers = itertools.count()
         self._events: list[ev.Event] = []
         self._at_s = 0.0
+        self._tick_at_s = math.inf
         self._feed(ev.QueuesChanged(at_s=0.0, queues=cluster.queues))
         for spec in cluster.nodes:
             self._feed(ev.NodeJoined(at_s=0.0, spec=spec))
@@ -225,11 +227,13 @@ class Simulation:
                         node_id = self.state.leases[lease_id].node_id
                         self._tell(What.PREEMPTED, running.job, task, node_id)
             case cmd.WakeAt() if command.at_s < FOREVER_S:
-                self._later(command.at_s, self._tick)
+                self._tick_at_s = command.at_s
+                self._later(command.at_s, partial(self._tick, command.at_s))
 
-    def _tick(self) -> None:
-        # A timer for nobody: the trace is over.
-        if self._running:
+    def _tick(self, at_s: float) -> None:
+        # Not if an earlier one was asked for since, nor for nobody: the trace is over.
+        if at_s == self._tick_at_s and self._running:
+            self._tick_at_s = math.inf
             self._feed(ev.Tick(at_s=self._at_s))
 
     def _tell(

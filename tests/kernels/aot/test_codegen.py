@@ -1,6 +1,6 @@
 """What the GPU code is made of, without a GPU: no spills, tensor cores, wide loads, no fp64.
 
-Every workload is compiled for sm_80, sm_90 and sm_100 (see ``_codegen``); an op is covered by having one.
+Every op is compiled for sm_80, sm_90 and sm_100 (see ``_codegen``); it is covered by having a workload.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from stoker_scheduler.core.dry_run.plan import victims_of
 from stoker_scheduler.core.dry_run.remedies import Remedy, is_counted, remedies
 from stoker_scheduler.core.leases.lease import LeaseState
 from stoker_scheduler.core.model.gangs import Gang
@@ -129,7 +128,7 @@ def _constraint(
         return Constraint(kind.INFEASIBLE, placement.summary)
     if placement.fit is NodeFit.FITS:
         return None
-    leaving = victims_of(state, request)
+    leaving = state.preemptions.victims(request.requirements)
     if leaving:
         count = "1 lease has" if len(leaving) == 1 else f"{len(leaving)} leases have"
         return Constraint(kind.PREEMPTION, f"{count} been asked back for it, and must end first")

@@ -89,10 +89,14 @@ def plan(state: State, requests: Sequence[ev.LeaseRequested]) -> tuple[tuple[Pla
 
 
 def _plan_one(twin: State, request: ev.LeaseRequested) -> Planned:
-    before = victims_of(twin, request)
+    before = twin.preemptions.victims(request.requirements)
     out = ask(twin, request)
     pending = twin.pending.get(request.request_id)
-    if pending is not None and pending.wanted and victims_of(twin, request) == before:
+    if (
+        pending is not None
+        and pending.wanted
+        and twin.preemptions.victims(request.requirements) == before
+    ):
         # Leases in use are looked at anew at each review; the first comes after this pause.
         out += step(twin, ev.Tick(at_s=twin.at_s + twin.policy.preemption_pause_s))
         pending = twin.pending.get(request.request_id)
@@ -102,7 +106,7 @@ def _plan_one(twin: State, request: ev.LeaseRequested) -> Planned:
     if not pending.wanted:
         leases = [twin.leases[lease_id] for lease_id in (*pending.starting, *pending.ready)]
         return Planned(Outcome.STARTS, tuple(map(_place, leases)))
-    asked_back = [i for i in victims_of(twin, request) if i not in before]
+    asked_back = [i for i in twin.preemptions.victims(request.requirements) if i not in before]
     if not asked_back:
         return Planned(Outcome.WAITS)
     victims = tuple(twin.leases[lease_id] for lease_id in asked_back)
@@ -118,12 +122,6 @@ def ask(twin: State, request: ev.LeaseRequested) -> Outbox:
         made = ev.GroupAdded(at_s=twin.at_s, group_id=group_id, job_id=request.job_id, gang=gang)
         step(twin, made)
     return step(twin, request)
-
-
-def victims_of(state: State, request: ev.LeaseRequested) -> dict[str, None]:
-    """Return the leases that have been asked back for requests with equal requirements."""
-    under_way = state.preemptions.get(request.requirements, ())
-    return {i: None for one in under_way for i in one.victims if i in state.leases}
 
 
 def _place(lease: LeaseState) -> PlannedPlace:

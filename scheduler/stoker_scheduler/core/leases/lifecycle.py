@@ -165,6 +165,8 @@ def add_lease(state: State, lease: LeaseState) -> None:
     state.lease_index.add(lease.lease_id, *lease.belongs_to)
     if lease.phase is Phase.STARTING:
         state.starting.add(lease)
+    if lease.preemptible:
+        state.preemptible[lease.lease_id] = None
     if not lease.in_bundle:
         state.charge(lease.account, lease.allocated, +1)
         state.mark_allocated(lease.node_id)
@@ -175,6 +177,9 @@ def remove_lease(state: State, lease: LeaseState) -> None:
     detach(state, lease)
     place = lease.place
     del state.leases[lease.lease_id]
+    state.preemptible.pop(lease.lease_id, None)
+    if lease.preempted:
+        state.preemptions.ended(lease)
     state.lease_index.discard(lease.lease_id, *lease.belongs_to)
     del place.leases[lease.lease_id]
     place.free(lease.requirements, lease.gpus, blocked=lease.blocked)

@@ -49,7 +49,10 @@ NO_FACTS = DeviceFacts()
 class Devices:
     """The GPUs of one node, or a bundle's shares of them, and how much of each is free."""
 
-    __slots__ = ("_closed", "_free", "_wholes", "facts", "total", "total_units")
+    __slots__ = ("_closed", "_free", "_wholes", "facts", "total", "total_units", "wholly_free")
+
+    wholly_free: int
+    """The number of devices that no lease uses, of those that whole counts take."""
 
     def __init__(self, shares: Mapping[int, int], facts: DeviceFacts = NO_FACTS) -> None:
         self.total: Shares = dict(sorted(shares.items()))
@@ -77,6 +80,7 @@ class Devices:
         for index in self.total:
             into = self._closed if index in facts.quarantined else self._free
             into[index] = unused[index]
+        self.wholly_free = len(self._free_wholes())
 
     @property
     def memory(self) -> Mapping[int, int]:
@@ -110,13 +114,6 @@ class Devices:
         if not self._closed:
             return dict(self._free)
         return dict(sorted({**self._free, **self._closed}.items()))
-
-    @property
-    def wholly_free(self) -> int:
-        """The number of devices that no lease uses, of those that whole counts take."""
-        if self._wholes is self.total:
-            return sum(1 for units in self._free.values() if units == UNIT)
-        return sum(1 for index in self._wholes if self._free.get(index) == UNIT)
 
     @property
     def wholes(self) -> int:
@@ -156,6 +153,14 @@ class Devices:
         if not nbytes:
             return units
         return min((self.part(index, nbytes) for index in self.total), default=0)
+
+    def can_serve(self, units: int, nbytes: int = 0) -> bool:
+        """Return whether there are devices that would serve ``units``, or ``nbytes`` of one, now."""
+        if nbytes:
+            return any(free >= self.part(index, nbytes) for index, free in self._free.items())
+        if units < UNIT:
+            return units == 0 or self.largest_free >= units
+        return units <= self.wholly_free * UNIT and (units == UNIT or not self.only_slices)
 
     def choose(
         self, units: int, nbytes: int = 0, among: Collection[int] | None = None
@@ -227,12 +232,21 @@ class Devices:
     def allocate(self, shares: Shares) -> None:
         """Mark ``shares`` as used. The caller chose them with :meth:`choose`."""
         for index, units in shares.items():
-            (self._free if index in self._free else self._closed)[index] -= units
+            self._change(index, -units)
 
     def free(self, shares: Shares) -> None:
         """Mark ``shares`` as free again."""
         for index, units in shares.items():
-            (self._free if index in self._free else self._closed)[index] += units
+            self._change(index, units)
+
+    def _change(self, index: int, units: int) -> None:
+        if index not in self._free:
+            self._closed[index] += units
+            return
+        before = self._free[index]
+        after = self._free[index] = before + units
+        if (before == UNIT or after == UNIT) and index in self._wholes:
+            self.wholly_free += (after == UNIT) - (before == UNIT)
 
     def copy(self) -> Devices:
         """Return an independent copy, for dry runs."""
@@ -240,4 +254,5 @@ class Devices:
         twin._free, twin._closed = dict(self._free), dict(self._closed)
         twin.total, twin.total_units = self.total, self.total_units
         twin._wholes, twin.facts = self._wholes, self.facts
+        twin.wholly_free = self.wholly_free
         return twin

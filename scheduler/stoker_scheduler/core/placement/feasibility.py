@@ -170,7 +170,7 @@ def check_resources(node: NodeInfo, requirements: Requirements) -> Sequence[Obst
 def check_gpus(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
     """Require a part of one GPU, or wholly free ones."""
     gpu, nbytes = requirements.gpu, requirements.gpu_memory
-    if not requirements.needs_gpu or node.choose(requirements) is not None:
+    if not requirements.needs_gpu or node.devices.can_serve(gpu, nbytes):
         return _NONE
     return _AVAILABLE_GPU if node.devices.can_ever_serve(gpu, nbytes) else _TOTAL_GPU
 

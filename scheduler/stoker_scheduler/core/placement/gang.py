@@ -7,6 +7,7 @@ works on copies of the few nodes that matter.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -68,6 +69,25 @@ class GangRanking:
     ) -> GangPlacement | None:
         """Return the best placement of all bundles, or None if they do not fit together now."""
         self._catch_up(nodes, dirty)
+        return self._search(nodes, policy)
+
+    def best_if(
+        self,
+        nodes: Mapping[str, NodeInfo],
+        dirty: DirtyNodes,
+        policy: ScorePolicy,
+        changed: Mapping[str, NodeInfo],
+    ) -> GangPlacement | None:
+        """Return what :meth:`best` would if some nodes were as ``changed`` says."""
+        self._catch_up(nodes, dirty)
+        twin = copy.copy(self)
+        twin._room, twin._costs = dict(self._room), dict(self._costs)
+        twin._totals = list(self._totals)
+        for node_id, node in changed.items():
+            twin._update(node_id, node)
+        return twin._search({**nodes, **changed}, policy)
+
+    def _search(self, nodes: Mapping[str, NodeInfo], policy: ScorePolicy) -> GangPlacement | None:
         gang = self._gang
         if not self._is_known:
             enough = all(map(int.__ge__, self._totals, gang.counts))

@@ -30,14 +30,12 @@ from stoker_scheduler.core.placement.feasibility import (
     could_ever_fit,
     first_obstacle,
 )
-from stoker_scheduler.core.placement.gang import GangRanking
-from stoker_scheduler.core.placement.ranking import DirtyNodes
 from stoker_scheduler.core.queueing.fairness import FairShares
 from stoker_scheduler.core.queueing.queue import GCS_OWNER, PendingRequest
 from stoker_scheduler.core.queueing.reserve import reserve_room
 from stoker_scheduler.core.queueing.tenants import dominant_share
 from stoker_scheduler.core.queueing.victims import Proposal, choose_victims, victim_cost
-from stoker_scheduler.core.state import Force, Preemption, Timer
+from stoker_scheduler.core.state import Force, Timer
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.groups import PlacementGroup
@@ -108,7 +106,7 @@ class BusyLeases:
         if self._leases is None:
             newest = reversed(self._state.leases.values())
             self._leases = [lease for lease in newest if _may_yield(lease)]
-            if any(lease.preemptible for lease in self._leases):
+            if self._state.preemptible:
                 self._leases.sort(key=victim_cost)
             for lease in self._leases:
                 queue = lease.account.queue
@@ -119,11 +117,11 @@ class BusyLeases:
     def asked(self) -> list[LeaseState]:
         """The leases that may be stopped and were only asked for, the cheapest first."""
         if self._asked is None:
+            leases = self._state.leases
             asked = [
                 lease
-                for lease in self._state.leases.values()
+                for lease in map(leases.__getitem__, self._state.preemptible)
                 if lease.preempted
-                and lease.preemptible
                 and lease.phase is Phase.HELD
                 and lease.kind is not Kind.BUNDLE
                 and not lease.stop_reason
@@ -275,7 +273,7 @@ def _preempt_for_fairness(
     fair = busy.fair
     poorest = fair.poorest(subqueue.accounts)
     lease_share = dominant_share(dict(state.cost(requirements)), state.capacity)
-    coming = len(state.preemptions.get(requirements, ()))
+    coming = state.preemptions.count(requirements)
     limit = min(limit, fair.missing(poorest, lease_share, coming))
     if limit <= 0:
         return
@@ -312,18 +310,8 @@ def _may_yield(lease: LeaseState) -> bool:
 
 def _missing_preemptions(state: State, subqueue: Subqueue) -> int:
     """Return for how many more leases of the subqueue room is to be made."""
-    under_way = state.preemptions.get(subqueue.requirements)
-    if under_way:
-        under_way = [
-            preemption
-            for preemption in under_way
-            if any(lease_id in state.leases for lease_id in preemption.victims)
-        ]
-        if under_way:
-            state.preemptions[subqueue.requirements] = under_way
-        else:
-            del state.preemptions[subqueue.requirements]
-    return min(subqueue.wanted, MAX_PREEMPTIONS) - len(under_way or ())
+    under_way = state.preemptions.count(subqueue.requirements)
+    return min(subqueue.wanted, MAX_PREEMPTIONS) - under_way
 
 
 def _preempt(
@@ -360,7 +348,7 @@ def _preempt(
         while len(proposals) < compared and (entry := next(places, None)) is not None:
             place, there = entry
             if could_ever_fit(place, requirements):
-                proposal = propose(place, _after_preemptions(state, place), there)
+                proposal = propose(place, state.preemptions.after(place), there)
                 proposals += [proposal] if proposal is not None else []
         if not proposals:
             break
@@ -375,7 +363,7 @@ def _preempt(
             preempted += best.victims
             room += [] if place.bundle_lease_id else [place.node_id]
         else:  # what was preempted since has changed the shares
-            trial = _after_preemptions(state, place)
+            trial = state.preemptions.after(place)
         there[:] = [lease for lease in there if not lease.preempted]
         again = propose(place, trial, there)
         proposals[:0] = [again] if again is not None else []
@@ -399,13 +387,12 @@ def _preempt_for_gang(
             on_node.setdefault(lease.node_id, []).append(lease)
     if not on_node:
         return []
-    after = {node_id: _after_preemptions(state, state.nodes[node_id]) for node_id in on_node}
+    after = {node_id: state.preemptions.after(state.nodes[node_id]) for node_id in on_node}
     emptied = {node_id: trial.copy() for node_id, trial in after.items()}
     for node_id, leases in on_node.items():
         for lease in leases:
             emptied[node_id].free(lease.requirements, lease.gpus, blocked=lease.blocked)
-    nodes = {**state.nodes, **emptied}
-    placement = GangRanking(gang).best(nodes, DirtyNodes(), state.policy.score)
+    placement = state.best_placement_if(gang, emptied)
     if placement is None:
         return []
     victims: list[LeaseState] = []
@@ -450,8 +437,7 @@ def _begin(
     for lease in victims:
         lease.preempted = True
         state.idle.pop(lease.lease_id, None)
-    lease_ids = dict.fromkeys(lease.lease_id for lease in victims)
-    state.preemptions.setdefault(requirements, []).append(Preemption(lease_ids, makes_room))
+    state.preemptions.begin(requirements, victims, makes_room)
 
 
 def _stop(
@@ -575,21 +561,3 @@ def _by_place(
         place = lease.place
         places.setdefault((place.node_id, place.bundle_lease_id), (place, []))[1].append(lease)
     return list(places.values())
-
-
-def _after_preemptions(state: State, place: NodeInfo) -> NodeInfo:
-    """Return a copy of ``place`` as it will be when the preemptions under way are done."""
-    trial = place.copy()
-    for under_way in state.preemptions.values():
-        for preemption in under_way:
-            leases = [state.leases[i] for i in preemption.victims if i in state.leases]
-            if not leases:
-                continue
-            for lease in leases:
-                if lease.place is place:
-                    trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
-            for where, requirements in preemption.makes_room:
-                gpus = trial.choose(requirements) if where is place else None
-                if gpus is not None:
-                    trial.allocate(requirements, gpus)
-    return trial

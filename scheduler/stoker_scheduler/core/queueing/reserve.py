@@ -21,7 +21,7 @@ from stoker_scheduler.core.placement.feasibility import (
     first_obstacle,
     obstacles,
 )
-from stoker_scheduler.core.placement.gang import GangRanking
+from stoker_scheduler.core.placement.gang import GangPlacement, GangRanking
 from stoker_scheduler.core.placement.ranking import DirtyNodes
 from stoker_scheduler.core.queueing.policies import by_priority
 from stoker_scheduler.core.state import Reservation, State, Timer
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 UNWANTED_GRACE_S = 1.0
 """A reservation outlives its last waiting request by this: the owner may only be repeating it."""
 SEARCH_PAUSE_S = 1.0
+MIN_TRIED, TRIED_PER_BUNDLE = 64, 4
+"""Nodes among which those for a gang are chosen first: so many, and so many for each bundle."""
 
 
 def update_reservations(state: State, waiting: Sequence[Subqueue]) -> float:
@@ -178,16 +180,24 @@ def _choose_nodes(state: State, requirements: Requirements | Gang) -> dict[str, 
 
 
 def _choose_for_gang(state: State, gang: Gang) -> dict[str, frozenset[str]]:
-    nodes = {
-        node.node_id: _without_tasks(state, node)
-        for node in state.nodes.values()
-        if node.reserved_for is None
-    }
-    placement = GangRanking(gang).best(nodes, DirtyNodes(), state.policy.score)
+    """Choose among the nodes that are nearest to fitting; among all, if these do not suffice."""
+    usable = [node for node in state.nodes.values() if node.reserved_for is None]
+    most = max(MIN_TRIED, TRIED_PER_BUNDLE * len(gang.bundles))
+    nearest = [node for kind in gang.kinds for node in _nearest(usable, kind)[:most]]
+    placement = _place_without_tasks(state, gang, nearest)
+    if placement is None and len(usable) > most:
+        placement = _place_without_tasks(state, gang, usable)
     names: dict[str, frozenset[str]] = {}
     for index, node_id in placement or ():
         names[node_id] = names.get(node_id, frozenset()) | gang.bundles[index].names
     return names
+
+
+def _place_without_tasks(
+    state: State, gang: Gang, nodes: Iterable[NodeInfo]
+) -> GangPlacement | None:
+    trials = {node.node_id: _without_tasks(state, node) for node in nodes}
+    return GangRanking(gang).best(trials, DirtyNodes(), state.policy.score)
 
 
 def _without_tasks(state: State, node: NodeInfo) -> NodeInfo:
@@ -204,15 +214,17 @@ def _choose_node(state: State, requirements: Requirements) -> NodeInfo | None:
     """Return the node that is nearest to fitting and that ending tasks can make fit."""
     if requirements.group_id:
         return None  # nothing but the group's own work is in its bundles
-    usable = [
-        node
-        for node in state.nodes.values()
-        if node.reserved_for is None and could_ever_fit(node, requirements)
-    ]
-    for node in sorted(usable, key=lambda node: (_deficit(node, requirements), node.node_id)):
+    usable = [node for node in state.nodes.values() if node.reserved_for is None]
+    for node in _nearest(usable, requirements):
         if first_obstacle(_without_tasks(state, node), requirements) is None:
             return node
     return None
+
+
+def _nearest(nodes: Iterable[NodeInfo], requirements: Requirements) -> list[NodeInfo]:
+    """Return the nodes that could ever fit, those that are nearest to fitting first."""
+    able = [node for node in nodes if could_ever_fit(node, requirements)]
+    return sorted(able, key=lambda node: (_deficit(node, requirements), node.node_id))
 
 
 def _deficit(node: NodeInfo, requirements: Requirements) -> float:
@@ -222,14 +234,10 @@ def _deficit(node: NodeInfo, requirements: Requirements) -> float:
         lack = count - node.available.get(name, 0)
         if lack > 0:
             missing += lack / node.spec.total[name]
-    if requirements.gpu_memory and node.choose(requirements) is None:
-        wanted = requirements.gpu_memory
-        missing += (wanted - node.devices.largest_free_bytes) / wanted
-    elif requirements.gpu and node.choose(requirements) is None:
-        free = (
-            node.devices.largest_free
-            if requirements.gpu < UNIT
-            else node.devices.wholly_free * UNIT
-        )
-        missing += (requirements.gpu - free) / node.devices.total_units
-    return missing
+    devices, units, nbytes = node.devices, requirements.gpu, requirements.gpu_memory
+    if not requirements.needs_gpu or devices.can_serve(units, nbytes):
+        return missing
+    if nbytes:
+        return missing + (nbytes - devices.largest_free_bytes) / nbytes
+    free = devices.largest_free if units < UNIT else devices.wholly_free * UNIT
+    return missing + (units - free) / devices.total_units

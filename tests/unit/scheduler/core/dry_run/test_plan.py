@@ -40,7 +40,7 @@ def a_request(core: Core, owner: str = "p_x", **options: object) -> ev.LeaseRequ
 def happened(core: Core, request: ev.LeaseRequested) -> Planned:
     """Really make a request of a core, and return what becomes of it, in the words of a plan."""
     state = core.state
-    before = {i for one in state.preemptions.get(request.requirements, ()) for i in one.victims}
+    before = state.preemptions.victims(request.requirements)
     done = core.feed(request)
     for wait_s in (0.0, state.policy.preemption_pause_s):
         core.at_s += wait_s
@@ -52,8 +52,7 @@ def happened(core: Core, request: ev.LeaseRequested) -> Planned:
         if leases:
             return Planned(Outcome.STARTS, _places(leases))
         orders = [i for c in of(cmd.Preempt, done) for i in c.lease_ids]
-        under_way = state.preemptions.get(request.requirements, ())
-        ours = [i for one in under_way for i in one.victims if i in state.leases.keys() - before]
+        ours = [i for i in state.preemptions.victims(request.requirements) if i not in before]
         if ours:
             owned = {i for i in ours if state.leases[i].owner_id != GCS_OWNER}
             assert owned <= set(orders), "their owners are told"
