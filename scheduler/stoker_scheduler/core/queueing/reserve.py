@@ -8,7 +8,8 @@ few demands at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.events import Kind
@@ -183,7 +184,7 @@ def _choose_for_gang(state: State, gang: Gang) -> dict[str, frozenset[str]]:
     """Choose among the nodes that are nearest to fitting; among all, if these do not suffice."""
     usable = [node for node in state.nodes.values() if node.reserved_for is None]
     most = max(MIN_TRIED, TRIED_PER_BUNDLE * len(gang.bundles))
-    nearest = [node for kind in gang.kinds for node in _nearest(usable, kind)[:most]]
+    nearest = [node for kind in gang.kinds for node in islice(_nearest(usable, kind), most)]
     placement = _place_without_tasks(state, gang, nearest)
     if placement is None and len(usable) > most:
         placement = _place_without_tasks(state, gang, usable)
@@ -221,10 +222,10 @@ def _choose_node(state: State, requirements: Requirements) -> NodeInfo | None:
     return None
 
 
-def _nearest(nodes: Iterable[NodeInfo], requirements: Requirements) -> list[NodeInfo]:
-    """Return the nodes that could ever fit, those that are nearest to fitting first."""
-    able = [node for node in nodes if could_ever_fit(node, requirements)]
-    return sorted(able, key=lambda node: (_deficit(node, requirements), node.node_id))
+def _nearest(nodes: Iterable[NodeInfo], requirements: Requirements) -> Iterator[NodeInfo]:
+    """Yield the nodes that could ever fit, those that are nearest to fitting first."""
+    ranked = sorted(nodes, key=lambda node: (_deficit(node, requirements), node.node_id))
+    return (node for node in ranked if could_ever_fit(node, requirements))
 
 
 def _deficit(node: NodeInfo, requirements: Requirements) -> float:
@@ -233,11 +234,11 @@ def _deficit(node: NodeInfo, requirements: Requirements) -> float:
     for name, count in requirements.items:
         lack = count - node.available.get(name, 0)
         if lack > 0:
-            missing += lack / node.spec.total[name]
+            missing += lack / (node.spec.total.get(name, 0) or 1)
     devices, units, nbytes = node.devices, requirements.gpu, requirements.gpu_memory
     if not requirements.needs_gpu or devices.can_serve(units, nbytes):
         return missing
     if nbytes:
         return missing + (nbytes - devices.largest_free_bytes) / nbytes
     free = devices.largest_free if units < UNIT else devices.wholly_free * UNIT
-    return missing + (units - free) / devices.total_units
+    return missing + (units - free) / (devices.total_units or 1)
