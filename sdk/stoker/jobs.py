@@ -196,12 +196,16 @@ class JobSubmissionClient:
             **options,
         )
 
-    def list_jobs(self, *, limit: int = 1000) -> list[Job]:
-        """Return up to ``limit`` jobs, those of drivers included."""
+    def list_jobs(self, *, limit: int = 1000, schedule: str = "") -> list[Job]:
+        """Return up to ``limit`` jobs, those of drivers included; of one ``schedule``, if it is named."""
         jobs: list[Job] = []
         cursor = ""
         while len(jobs) < limit:
-            query = {"limit": min(limit - len(jobs), 1000), "cursor": cursor or None}
+            query = {
+                "limit": min(limit - len(jobs), 1000),
+                "cursor": cursor or None,
+                "schedule": schedule or None,
+            }
             page = self.http.call("GET", "/v1/jobs", reply=Page[Job], query=query)
             jobs += page.items
             cursor = page.next_cursor

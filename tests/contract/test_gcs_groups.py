@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -204,7 +203,11 @@ async def test_groups_outlive_the_gcs(sqlite_url: str) -> None:
         placed = await get(client, "pg_placed", wait_s=30)
         fake.held_back.clear()
         await create(client, a_group(job.job_id, "pg_waits"))
-        await asyncio.sleep(0.05)
+
+        async def asked() -> bool:
+            return any(one.group_id == "pg_waits" for one in fake.gangs)
+
+        await eventually(asked, "the scheduler is asked for the group")
     async with one_life(sqlite_url) as (client, _):
         assert await get(client, "pg_placed") == placed
         assert (await get(client, "pg_waits", wait_s=30)).state is GroupState.CREATED

@@ -123,6 +123,11 @@ async def test_each_time_starts_one_job_and_old_ones_are_forgotten(
         ("nightly", "echo hi", 2)
     }
     assert (await get(client)).runs == 4
+    alike = SubmitJob(entrypoint="true", job_id="job_nightly.mine")
+    await client.call("POST", "/v1/jobs", alike, reply=Job)
+    query = {"schedule": "nightly"}
+    listed = await client.call("GET", "/v1/jobs", reply=Page[Job], query=query)
+    assert [job.job_id for job in listed.items] == [job.job_id for job in kept]
 
 
 async def test_the_explanation_of_a_job_says_what_its_schedule_does_next(

@@ -139,6 +139,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Meta(ge=0, description="time that preempted work has after its notice, if it names none"),
     ] = 30.0
+    usage_half_life_s: Annotated[
+        float,
+        Meta(gt=0, description="time after which what a queue has used counts half against it"),
+    ] = 3600.0
     infeasible_grace_s: Annotated[
         float, Meta(ge=0, description="how long to wait for a fitting node before giving up")
     ] = 10.0

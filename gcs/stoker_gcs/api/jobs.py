@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.registry.jobs.rules import JOBS
-from stoker_gcs.registry.schedules.rules import SCHEDULES
+from stoker_gcs.registry.schedules.rules import SCHEDULES, id_prefix
 from stoker_gcs.registry.tokens import user_of
+from stoker_gcs.store.changes import Prefix
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.queries import DriverExitQuery, JobQuery, ScheduleQuery, WaitQuery
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stoker_gcs.app import GcsApp
+    from stoker_gcs.store.changes import Condition
     from stoker_wire.http.server.request import Request
 
 
@@ -46,10 +50,17 @@ async def attach_driver(app: GcsApp, req: Request) -> Job:
 
 async def list_jobs(app: GcsApp, req: Request) -> Any:
     query = req.query
+    of_schedule = id_prefix(query.schedule) if query.schedule else ""
     if query.watch:
-        return await watch(app.state, req, event_filter("job."))
-    where = {"state": state_filter(query.state, JobState), "namespace": query.namespace}
-    return await app.state.page(JOBS, query, where)
+        return await watch(app.state, req, event_filter("job.", of_schedule))
+    where: dict[str, Condition] = {
+        "state": state_filter(query.state, JobState),
+        "namespace": query.namespace,
+        "job_id": Prefix(of_schedule) if of_schedule else "",
+    }
+    page = await app.state.page(JOBS, query, where)
+    of_it = tuple(job for job in page.items if query.schedule in ("", job.schedule))
+    return msgspec.structs.replace(page, items=of_it)
 
 
 async def get_job(app: GcsApp, req: Request) -> Job:

@@ -59,6 +59,8 @@ class SchedulingPolicy:
     quantum_s: float = 0.1
     """The least time for which a busy lease is safe from preemption for fairness: with more accounts
     than leases to be had, a lease changes hands this often and not more."""
+    usage_half_life_s: float = 3600.0
+    """What a queue has used counts half as much against it after this."""
     remember_answers_s: float = 60.0
     remember_slow_ranks_s: float = 600.0
     preemption_grace_s: float = 30.0
@@ -188,6 +190,9 @@ class State:
     _changes_read: bool = False
     _rankings: dict[tuple[Requirements, str], Ranking] = field(default_factory=dict)
     _gang_rankings: dict[Gang, GangRanking] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tenants.half_life_s = self.policy.usage_half_life_s
 
     def next_number(self) -> int:
         """Return the next of a sequence, for ids and ties."""

@@ -144,7 +144,7 @@ TABLES = {
             Column("attempt", _attempt, drop=8),
             Column("code", "exit_code", drop=1),
         ),
-        ("state", "namespace"),
+        ("state", "namespace", "schedule"),
         "no jobs",
         ("PENDING", "RUNNING", "SUCCEEDED", "FAILED", "STOPPED"),
     ),

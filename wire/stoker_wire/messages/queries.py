@@ -30,10 +30,14 @@ class NodeQuery(WatchQuery):
 
 
 class JobQuery(WatchQuery):
-    """Filters of jobs. ``state``: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED; several with commas."""
+    """Filters of jobs. ``state``: PENDING, RUNNING, SUCCEEDED, FAILED, STOPPED; several with commas.
+
+    ``schedule``: those that a schedule of this name has started.
+    """
 
     state: str = ""
     namespace: str = ""
+    schedule: str = ""
 
 
 class ActorQuery(WatchQuery):

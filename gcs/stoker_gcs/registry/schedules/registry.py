@@ -148,7 +148,7 @@ class ScheduleRegistry:
 
     async def _jobs_of(self, name: str) -> list[Job]:
         """Return the jobs of a schedule, the oldest first, without members of arrays."""
-        found = await self._state.all(JOBS, {"job_id": Prefix(f"job_{name}.")})
+        found = await self._state.all(JOBS, {"job_id": Prefix(rules.id_prefix(name))})
         return [job for job in found if job.schedule == name and not job.array_id]
 
     async def _forget(self, schedule: Schedule, jobs: list[Job]) -> None:

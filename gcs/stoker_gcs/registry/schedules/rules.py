@@ -77,6 +77,11 @@ def _check(body: CreateSchedule) -> None:
 
 
 @lru_cache(maxsize=256)
+def id_prefix(name: str) -> str:
+    """Return how the ids of the jobs of a schedule begin; others may begin so too."""
+    return f"job_{name}."
+
+
 def zone_of(name: str) -> ZoneInfo:
     """Return a time zone; BadRequestError suggests one for an unknown name."""
     try:
@@ -108,7 +113,7 @@ def last_until(schedule: Schedule, at_s: float) -> float:
 def job_id_of(schedule: Schedule, at_s: float) -> str:
     """Return the id of the job of a run: one per time, whoever leads."""
     stamp = datetime.fromtimestamp(at_s, ZoneInfo("UTC")).strftime("%Y%m%dt%H%M%S")
-    return f"job_{schedule.name}.{stamp}"
+    return id_prefix(schedule.name) + stamp
 
 
 def run_due(schedule: Schedule, now_s: float, living: Sequence[str]) -> Run | None:

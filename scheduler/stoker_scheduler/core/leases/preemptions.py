@@ -38,8 +38,8 @@ class Preemptions:
         self._next = 0
         self._of: dict[Requirements | Gang, dict[int, Preemption]] = {}
         self._at: dict[PlaceKey, dict[int, Preemption]] = {}
-        self._with: dict[str, int] = {}
-        """Victim -> the number of its preemption."""
+        self._with: dict[str, list[int]] = {}
+        """Victim -> the numbers of its preemptions: a gang ends whole, whoever has asked for a part of it."""
 
     def count(self, requirements: Requirements | Gang) -> int:
         """Return how many make room for ``requirements``."""
@@ -56,7 +56,7 @@ class Preemptions:
         victims: Iterable[LeaseState],
         makes_room: tuple[tuple[NodeInfo, Requirements], ...],
     ) -> None:
-        """Add one. A lease is a victim once."""
+        """Add one."""
         by_id = {lease.lease_id: lease for lease in victims}
         concerned = [
             *(lease.place for lease in by_id.values()),
@@ -68,20 +68,18 @@ class Preemptions:
         self._of.setdefault(requirements, {})[number] = one
         for place in places:
             self._at.setdefault(place, {})[number] = one
-        self._with.update(dict.fromkeys(by_id, number))
+        for lease_id in by_id:
+            self._with.setdefault(lease_id, []).append(number)
 
     def ended(self, lease: LeaseState) -> None:
         """Count the end of a lease, which may be a victim."""
-        number = self._with.pop(lease.lease_id, None)
-        if number is None:
-            return
-        one = self._at[_key(lease.place)][number]
-        del one.victims[lease.lease_id]
-        if one.victims:
-            return
-        _discard(self._of, one.requirements, number)
-        for place in one.places:
-            _discard(self._at, place, number)
+        for number in self._with.pop(lease.lease_id, ()):
+            one = self._at[_key(lease.place)][number]
+            del one.victims[lease.lease_id]
+            if not one.victims:
+                _discard(self._of, one.requirements, number)
+                for place in one.places:
+                    _discard(self._at, place, number)
 
     def after(self, place: NodeInfo) -> NodeInfo:
         """Return a copy of ``place`` as it will be when the preemptions under way are done."""
@@ -98,12 +96,15 @@ class Preemptions:
 
     def check(self, leases: dict[str, LeaseState]) -> None:
         """Raise AssertionError unless all that is known here are leases that have not ended."""
-        victims = [i for ones in self._of.values() for one in ones.values() for i in one.victims]
-        assert sorted(victims) == sorted(self._with), "a preemption has other victims"
-        assert self._with.keys() <= leases.keys(), "a victim has ended"
-        assert {n for ones in self._at.values() for n in ones} == set(self._with.values()), (
-            "a preemption without victims is under way"
-        )
+        victims: dict[str, list[int]] = {}
+        for under_way in self._of.values():
+            for number, one in under_way.items():
+                assert one.victims, "a preemption without victims is under way"
+                for lease_id in one.victims:
+                    victims.setdefault(lease_id, []).append(number)
+        known = {lease_id: sorted(numbers) for lease_id, numbers in self._with.items()}
+        assert known == {i: sorted(numbers) for i, numbers in victims.items()}, "other victims"
+        assert known.keys() <= leases.keys(), "a victim has ended"
 
 
 def _key(place: NodeInfo) -> PlaceKey:
