@@ -209,6 +209,8 @@ class _ForkLoop:
         self._workers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._exits: list[tuple[float, dict[str, Any]]] = []
+        self._spared: dict[str, set[int]] = {}
+        """Worker that was sent SIGTERM -> its descendants then: they have time until it is sent SIGKILL."""
         self._trackers: dict[int, float] = {}
         """Resource trackers of dead workers, and when each was first seen."""
         self._buffer = bytearray()
@@ -306,10 +308,15 @@ class _ForkLoop:
 
     def _signal(self, worker_id: str, signum: int) -> None:
         pid = self._workers.get(worker_id)
-        if pid is None:
-            return
-        # It is not reaped yet, so the pid is still this worker's.
-        _signal_tree(pid, signum)
+        told: set[int] = set()
+        if pid is not None:
+            # It is not reaped yet, so the pid is still this worker's.
+            told = _signal_tree(pid, signum)
+        if signum == signal.SIGTERM:
+            # A shell dies at once, while what it runs may save what it has.
+            self._spared.setdefault(worker_id, told)
+        elif signum == signal.SIGKILL and self._spared.pop(worker_id, set()):
+            self._kill_orphans()
 
     def _reap(self) -> None:
         while True:
@@ -336,13 +343,16 @@ class _ForkLoop:
         trackers = filter(process_tree.is_resource_tracker, orphans)
         self._trackers = {pid: self._trackers.get(pid, now_s) for pid in trackers}
         orphans -= {pid for pid, at_s in self._trackers.items() if now_s - at_s < _TRACKER_S}
-        for orphan in orphans:
+        doomed = orphans.difference(*self._spared.values())
+        for orphan in doomed:
             _signal_tree(orphan, signal.SIGKILL)
         pending = []
         for at_s, message in self._exits:
-            if orphans and at_s > now_s - _ORPHANS_S:
+            late = at_s <= now_s - _ORPHANS_S
+            if (doomed and not late) or self._spared.get(message["worker_id"], set()) & orphans:
                 pending.append((at_s, message))
             else:
+                self._spared.pop(message["worker_id"], None)
                 self._report(message)
         self._exits = pending
 
@@ -382,8 +392,8 @@ class _ForkLoop:
             arena.sweep(arena.SOCKETS, "stoker-sock-*")
 
 
-def _signal_tree(pid: int, signum: int) -> None:
-    """Signal a process and its descendants, except resource trackers.
+def _signal_tree(pid: int, signum: int) -> set[int]:
+    """Signal a process and its descendants, except resource trackers; return the descendants.
 
     Children first: a parent's death would make them children of the fork server, for another round.
     """
@@ -393,6 +403,7 @@ def _signal_tree(pid: int, signum: int) -> None:
     for member in (*reversed(below), pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signum)
+    return set(below)
 
 
 def prctl(option: int, value: int) -> None:

@@ -24,6 +24,13 @@ from stoker_wire.messages.cluster import Lease, WorkerBoot, WorkerSpec
 if TYPE_CHECKING:
     from stoker_nodelet.identity import Identity
 
+_BUILTINS = frozenset(
+    """alias bg cd chdir command echo eval exec exit export false fc fg getopts hash help jobs kill let local
+    printf pwd read return set shift source test time times trap true type ulimit umask unalias unset wait
+    : . [ {""".split()  # noqa: SIM905
+)
+"""Commands of shells of which there can be programs too."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
@@ -127,11 +134,10 @@ def driver_fork(identity: Identity, worker_id: str, launch: LaunchSpec) -> ForkR
 
 
 def shell_script(entrypoint: str, path: str) -> str:
-    """Return what a shell is to run, so that SIGTERM ends the driver no sooner than its program.
+    """Return what a shell is to run: a single command in the shell's place, so that its exit code counts.
 
-    A shell that dies of the signal would take the program's grace with it, as what it leaves is killed. So
-    a single command replaces the shell, and its exit code counts; for any other the shell waits for the
-    command that runs, then fails with 143, since what was to come after it did not.
+    Any other shell dies of SIGTERM at once, while what it runs may end in order; so do builtins, which are
+    not what programs of the same name are.
     """
     lexer = shlex.shlex(re.sub("[<>][&|]", ">", entrypoint), posix=True, punctuation_chars="();&|")
     lexer.whitespace = " \t"
@@ -140,8 +146,8 @@ def shell_script(entrypoint: str, path: str) -> str:
     try:
         words = list(lexer)
     except ValueError:  # a quotation without its end: the shell says where
-        words = []
+        return entrypoint
     is_single = "\n" not in entrypoint and not any(set(word) <= set("();&|") for word in words)
-    if words and is_single and shutil.which(words[0], path=path):
-        return f"exec {entrypoint}"
-    return f"trap 'exit 143' TERM\n{entrypoint}"
+    if not words or not is_single or words[0] in _BUILTINS or not shutil.which(words[0], path=path):
+        return entrypoint
+    return f"exec {entrypoint}"

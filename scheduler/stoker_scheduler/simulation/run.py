@@ -87,6 +87,7 @@ class Simulation:
         self._random = Random(seed)
         self._jitter = jitter
         self._jobs = jobs
+        self._to_come = len(jobs)
         self._running: dict[str, _Running] = {}
         self._job_of_request: dict[str, str] = {}
         self._job_of_lease: dict[str, str] = {}
@@ -119,6 +120,7 @@ class Simulation:
     # Jobs
 
     def _submit(self, job: TraceJob) -> None:
+        self._to_come -= 1
         gang = None
         if job.gang and job.tasks > 1:
             gang = make_gang([job.requirements] * job.tasks, GangStrategy.PACK)
@@ -232,7 +234,7 @@ class Simulation:
 
     def _tick(self, at_s: float) -> None:
         # Not if an earlier one was asked for since, nor for nobody: the trace is over.
-        if at_s == self._tick_at_s and self._running:
+        if at_s == self._tick_at_s and (self._running or self._to_come):
             self._tick_at_s = math.inf
             self._feed(ev.Tick(at_s=self._at_s))
 

@@ -32,6 +32,7 @@ from stoker_scheduler.core.state import Answer, State, Timer
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from stoker_scheduler.core.model.groups import PlacementGroup
     from stoker_scheduler.core.model.nodes import NodeInfo
     from stoker_scheduler.core.model.requirements import Requirements
     from stoker_scheduler.core.placement.gang import GangPlacement
@@ -299,7 +300,22 @@ def _withdraw_bundle(state: State, bundle: LeaseState) -> list[LeaseState]:
     group = state.groups.get(bundle.group_id)
     if group is not None and group.bundles.get(bundle.bundle) is bundle.holds:
         del group.bundles[bundle.bundle]
+        if group.closing and bundle.stop_reason:
+            _inherit_stop(state, group, bundle)
     return [state.leases[lease_id] for lease_id in bundle.holds.leases]
+
+
+def _inherit_stop(state: State, group: PlacementGroup, bundle: LeaseState) -> None:
+    """Have another bundle of a group that is to end stand for all, as this one is gone."""
+    place = next(iter(group.bundles.values()), None)
+    if place is not None:
+        heir = state.leases[place.bundle_lease_id]
+        heir.stop_reason = bundle.stop_reason
+        grace_s = state.policy.preemption_grace_s
+        if bundle.preemption_grace_s is not None:
+            grace_s = bundle.preemption_grace_s
+        wait_s = 0.0 if group.is_empty else grace_s + state.policy.stop_margin_s
+        state.set_timer(state.at_s + wait_s, Timer.STOP, heir.lease_id)
 
 
 def lease_ended(state: State, lease: LeaseState) -> None:
@@ -358,7 +374,11 @@ def open_bundle(state: State, bundle: LeaseState) -> None:
     """Let leases of the placement group into a bundle that is held."""
     node = state.nodes[bundle.node_id]
     bundle.holds = make_place(node, bundle.lease_id, bundle.requirements, bundle.gpus)
-    state.groups[bundle.group_id].add(bundle.bundle, bundle.holds)
+    group = state.groups[bundle.group_id]
+    before = group.bundles.get(bundle.bundle)
+    if before is not None:  # one of the leader before, found when this one was on its way
+        state.incomplete[before.bundle_lease_id] = None
+    group.add(bundle.bundle, bundle.holds)
     state.mark_group(bundle.group_id)
 
 

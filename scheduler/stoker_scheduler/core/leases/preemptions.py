@@ -84,9 +84,11 @@ class Preemptions:
     def after(self, place: NodeInfo) -> NodeInfo:
         """Return a copy of ``place`` as it will be when the preemptions under way are done."""
         trial = place.copy()
+        freed: dict[str, None] = {}
         for one in self._at.get(_key(place), {}).values():
             for lease in one.victims.values():
-                if lease.place is place:
+                if lease.place is place and lease.lease_id not in freed:
+                    freed[lease.lease_id] = None
                     trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
             for where, requirements in one.makes_room:
                 gpus = trial.choose(requirements) if where is place else None

@@ -241,7 +241,8 @@ class Devices:
 
     def _change(self, index: int, units: int) -> None:
         if index not in self._free:
-            self._closed[index] += units
+            if index in self._closed:  # else the node has lost the device
+                self._closed[index] += units
             return
         before = self._free[index]
         after = self._free[index] = before + units

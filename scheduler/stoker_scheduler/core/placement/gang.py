@@ -127,8 +127,9 @@ class GangRanking:
             self._room[node_id] = room
         for index, (has, had) in enumerate(zip(room, before, strict=True)):
             self._totals[index] += has - had
-            # What does not fit together still does not when there is less room.
-            if self._found is not None or has > had:
+            # What does not fit together still does not when there is less room. Of several kinds each is
+            # counted alone, so that what they have room for together can grow while the counts do not.
+            if self._found is not None or has > had or (len(room) > 1 and (has or had)):
                 self._is_known = False
 
 
@@ -164,10 +165,19 @@ def could_ever_be_placed(nodes: Mapping[str, NodeInfo], gang: Gang, policy: Scor
 def gpus_together(
     nodes: Mapping[str, NodeInfo], gang: Gang, placement: GangPlacement
 ) -> dict[str, tuple[int, ...]]:
-    """Return the whole GPUs that all bundles on a node get together: near each other, where that is known."""
+    """Return the whole GPUs that all bundles on a node get together: near each other, where that is known.
+
+    Not where others get parts of GPUs, for which these may be the only ones.
+    """
     units: dict[str, int] = {}
-    for index, node_id in placement:
-        gpu = gang.bundles[index].gpu
+    bundles = [(gang.bundles[index], node_id) for index, node_id in placement]
+    in_parts = {
+        node_id: None for bundle, node_id in bundles if bundle.needs_gpu and bundle.gpu < UNIT
+    }
+    for bundle, node_id in bundles:
+        gpu = bundle.gpu
+        if node_id in in_parts:
+            continue
         if gpu >= UNIT and nodes[node_id].devices.facts.topology is not None:
             units[node_id] = units.get(node_id, 0) + gpu
     chosen = {node_id: nodes[node_id].devices.choose(gpu) for node_id, gpu in units.items()}

@@ -69,7 +69,7 @@ class BlockedSubqueues:
     def freed(self, node: NodeInfo, names: Iterable[str]) -> list[Requirements | Gang]:
         """Return those that fit on ``node``, or may, now that it has more of the resources ``names``."""
         found: dict[Requirements | Gang, None] = {}
-        for name in names:
+        for name in sorted(names):  # of a set: their order must not decide
             for requirements in self._by_name.get(name, ()):
                 if requirements not in found and _may_fit(node, requirements):
                     found[requirements] = None

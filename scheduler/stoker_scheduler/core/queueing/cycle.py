@@ -183,6 +183,8 @@ def _preempt_and_reserve(state: State, waiting: list[Subqueue], outbox: Outbox) 
         due_s = update_reservations(state, waiting)
         if due_s < math.inf:
             state.set_review(due_s)
+    elif state.review_due and waiting:
+        state.set_review(state.preemption_due_s)
     for subqueue in waiting if state.idle else ():
         preempt_idle(state, subqueue, outbox)
     busy = BusyLeases(state)

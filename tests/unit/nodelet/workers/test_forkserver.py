@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pytest
 
 from stoker_nodelet.workers.forkserver import HEAD, start_forkserver
 from tests.services import until
@@ -45,6 +46,74 @@ def test_a_forked_fork_server_outlives_its_killed_owner_only_to_clean_up(tmp_pat
     pid = int(done.stdout)
     until(lambda: not os.path.exists(f"/proc/{pid}"), 40.0, "the fork server ends")
     assert not folder.exists()
+
+
+PROGRAM = """
+import pathlib, signal, sys, time
+
+def save(*_):
+    time.sleep(0.3)
+    print("saved", flush=True)
+    if sys.argv[2] == "ends":
+        sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+pathlib.Path(sys.argv[1]).touch()
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("then", ["ends", "goes on"])
+@pytest.mark.parametrize(
+    "entrypoint",
+    [
+        "{}",
+        "cd / && {}",
+        "({}; true)",
+        "{{ {}; echo more; }} | cat",
+        "{} & wait",
+        "sh -c '{}; true'",
+    ],
+)
+def test_what_a_shell_runs_has_its_grace_though_the_shell_dies_of_sigterm(
+    entrypoint: str, then: str, tmp_path: Path
+) -> None:
+    (tmp_path / "main.py").write_text(PROGRAM)
+    began, output = tmp_path / "began", tmp_path / "child.log"
+    run = f'{sys.executable} {tmp_path}/main.py {began} "{then}"'
+    server = start_forkserver(target="os:getpid", log_path=tmp_path / "server.log")
+    events = Events(server.sock)
+    try:
+        events.next("ready")
+        fork = {
+            "op": "fork",
+            "worker_id": "w_1",
+            "argv": ["/bin/sh", "-c", entrypoint.format(run)],
+            "boot": b"",
+            "env": {},
+            "cwd": "",
+            "log_path": str(output),
+            "sys_path": [],
+        }
+        end = {"op": "signal", "worker_id": "w_1", "signum": signal.SIGTERM}
+        server.sock.sendall(frame(fork))
+        until(began.exists, 40.0, "the program runs")
+        server.sock.sendall(frame(end))
+        if then == "goes on":
+            until(lambda: "saved" in output.read_text(), 40.0, "it has saved")
+            server.sock.sendall(frame({**end, "signum": signal.SIGKILL}))
+        status = events.next("exited")["status"]
+        assert status == 0 or os.WIFSIGNALED(status)
+        assert "saved" in output.read_text() and "more" not in output.read_text()
+        left = subprocess.run(
+            ["pgrep", "-f", str(began)], capture_output=True, text=True, check=False
+        )
+        assert left.stdout == ""
+    finally:
+        events.file.close()
+        server.sock.close()
+        server.proc.wait()
 
 
 def test_a_signal_right_after_the_fork_is_not_lost(tmp_path: Path) -> None:
