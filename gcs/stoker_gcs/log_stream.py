@@ -9,13 +9,13 @@ job's end is read from the last line sent to the end of each file.
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import StokerError, UnavailableError
 from stoker_wire.messages.control import LogCursors, LogLine, LogStream
-from stoker_wire.messages.work import MAX_RETRIES
 from stoker_wire.process.background import GeneratorTasks
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def node_of_attempt(job: Job, attempt: int) -> str:
     return next((one.node_id for one in job.attempts if one.attempt == attempt), "")
 
 
-def _has_ended(job: Job, attempt: int) -> bool:
+def _has_ended(job: Job, attempt: float) -> bool:
     return job.state.terminal or job.attempt > attempt
 
 
@@ -153,7 +153,7 @@ async def _until_end(
     job_id: str,
     source: AsyncGenerator[LogLine, None],
     grace_s: float,
-    attempt: int = MAX_RETRIES + 1,
+    attempt: float = math.inf,
 ) -> AsyncGenerator[LogLine, None]:
     """Yield lines of ``source`` until it ends, or ``grace_s`` after the job, or this attempt, has ended."""
     lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUE_SIZE)

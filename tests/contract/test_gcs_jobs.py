@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from stoker_gcs.registry.jobs.attempts import JobWork
 from stoker_wire.errors import BadRequestError, ConflictError, NameTakenError, NotFoundError
 from stoker_wire.http.server.service import Request, Service
 from stoker_wire.messages.cluster import Demand, RegisteredNode, WorkerExit, WorkersExited
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import Event, Explanation, Fit, Page, Verdict
+from stoker_wire.messages.groups import Bundle, CreatePlacementGroup, PlacementGroup
 from stoker_wire.messages.work import (
     Actor,
     ActorState,
@@ -199,6 +202,46 @@ async def test_a_job_that_has_ended_is_deleted_with_its_history(
     assert [event.subject for event in events.items] == ["job_1"]
     with pytest.raises(NameTakenError, match="which is deleted"):
         await submit(client, "job_1")
+
+
+async def test_a_job_is_deleted_once_what_it_has_made_has_ended(
+    client: Client, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, end_work = asyncio.Event(), JobWork.end
+
+    async def end_later(work: JobWork, job: Job) -> None:
+        await goes_on.wait()
+        await end_work(work, job)
+
+    monkeypatch.setattr(JobWork, "end", end_later)
+    await submit(client, "job_1")
+    await until(client, "job_1", JobState.RUNNING)
+    bundle = Bundle(resources={"CPU": 1.0})
+    group = CreatePlacementGroup(group_id="pg_1", job_id="job_1", bundles=(bundle,))
+    await client.call("POST", "/v1/placement-groups", group, reply=PlacementGroup)
+    await client.call("POST", "/v1/jobs/job_1/stop", reply=Job)
+    with pytest.raises(ConflictError, match="pg_1 of job job_1 is still being ended"):
+        await client.call("DELETE", "/v1/jobs/job_1", reply=Job)
+    goes_on.set()
+
+    async def deleted() -> bool:
+        try:
+            await client.call("DELETE", "/v1/jobs/job_1", reply=Job)
+        except ConflictError:
+            return False
+        return True
+
+    await eventually(deleted, "the job is deleted")
+
+
+async def test_an_array_of_which_no_member_starts_in_time_fails(
+    client: Client, fake: FakeScheduler
+) -> None:
+    fake.held_back.clear()
+    await submit(client, "job_a", array=JobArray(indices=(0, 1)), start_deadline_s=0.3)
+    array = await until(client, "job_a", JobState.FAILED)
+    assert "did not start within its start deadline of 0.3 s" in array.message
+    await until(client, "job_a.0", JobState.STOPPED)
 
 
 async def test_an_array_runs_its_members_so_many_at_once(

@@ -92,6 +92,7 @@ async def test_a_schedule_is_made_shown_paused_and_deleted(
         ({"concurrency": "Sometimes"}, "concurrency"),
         ({"job": {"entrypoint": "x", "queue": "nowhere"}}, "job.queue"),
         ({"job": {"entrypoint": "x", "retries": -1}}, "job.retries"),
+        ({"job": {"entrypoint": "x", "node_filter": "labels.rack ="}}, "job.node_filter"),
         ({"job": {"entrypoint": "x", "array": {"indices": [1, 1]}}}, "job.array.indices"),
     ],
 )

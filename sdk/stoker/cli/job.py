@@ -268,6 +268,8 @@ def _array(text: str | None) -> dict[str, Any]:
     """Return the indices of ``0-99:2%8`` or ``1,4,9``; a usage error shows how to write them."""
     if text is None:
         return {}
+    from stoker_wire.messages.work import MAX_ARRAY
+
     written, sign, most = text.partition("%")
     indices: list[int] = []
     try:
@@ -275,7 +277,13 @@ def _array(text: str | None) -> dict[str, Any]:
         for part in written.split(","):
             span, _, step = part.partition(":")
             first, dash, last = span.partition("-")
-            indices += range(int(first), int(last if dash else first) + 1, int(step or 1))
+            more = range(int(first), int(last if dash else first) + 1, int(step or 1))
+            if len(indices) + len(more) > MAX_ARRAY:
+                raise click.BadParameter(
+                    f"{text!r} has more than {MAX_ARRAY} indices: submit several arrays",
+                    param_hint="--array",
+                )
+            indices += more
     except ValueError:
         raise click.BadParameter(
             f"{text!r}: write it like 0-99, 0-99%8, 0-20:5 or 1,4,9", param_hint="--array"

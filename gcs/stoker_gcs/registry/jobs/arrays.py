@@ -9,13 +9,16 @@ run stands in the records.
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
+import math
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from stoker_gcs.registry.jobs import rules
 from stoker_gcs.registry.jobs.placement import demand_of
 from stoker_gcs.registry.jobs.rules import JOBS
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.control import Explanation, Fit
 from stoker_wire.messages.work import FinishJob, JobState
 
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
     from stoker_wire.messages.work import Job
 
-_log = logging.getLogger(__name__)
 RETRY_S = 1.0
 LOOK_S = 60.0
 TELL_S = 1.0
@@ -61,10 +63,32 @@ class JobArrays:
         slots = asyncio.Semaphore(array.array.parallelism or len(members))
         # Those that run already, after a change of the leader, have their slots.
         members.sort(key=lambda job: (job.state is JobState.PENDING, job.array_index))
-        await asyncio.gather(
-            *(self._run(array_id, one.job_id, slots) for one in members if not one.state.terminal)
-        )
+        to_run = [one.job_id for one in members if not one.state.terminal]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                late = tasks.create_task(self._end_if_late(array))
+                async with asyncio.TaskGroup() as runs:
+                    for job_id in to_run:
+                        runs.create_task(self._run(array_id, job_id, slots))
+                late.cancel()
+        except ExceptionGroup as group:
+            first: Exception = group
+            while isinstance(first, ExceptionGroup):
+                first = first.exceptions[0]
+            raise first from group
         await self._end(array_id)
+
+    async def _end_if_late(self, array: Job) -> None:
+        """End an array of which no member has started within its start deadline."""
+        left_s = rules.start_deadline_left_s(array, self._state.now())
+        if left_s == math.inf:
+            return
+        await asyncio.sleep(max(0.0, left_s))
+        members = await self._jobs.members(array.job_id)
+        if not any(one.started_at_s for one in members):
+            waiting = next((one.message for one in members if not one.state.terminal), "")
+            late = msgspec.structs.replace(array, message=waiting)
+            await self._jobs.end(array.job_id, JobState.FAILED, message=rules.too_late(late))
 
     async def _nodes_for(self, array: Job) -> list[str]:
         """Return the nodes that can run a job now or when others have ended, as the scheduler judges."""
@@ -94,7 +118,8 @@ class JobArrays:
                 return await self._placement.place(job_id)
             except StokerError as error:
                 if not error.retryable:
-                    _log.warning("launch %s: %s", job_id, error)
+                    with contextlib.suppress(NotFoundError):
+                        await self._jobs.end(job_id, JobState.FAILED, message=str(error))
                     return
             await asyncio.sleep(RETRY_S)
 
@@ -105,7 +130,8 @@ class JobArrays:
             return
         self._told_at_s[array_id] = now
         text, _ = rules.array_progress(await self._jobs.members(array_id))
-        await self._state.change(JOBS, array_id, lambda job: rules.array_advanced(job, text))
+        with contextlib.suppress(StokerError):  # the next that ends tells of this one too
+            await self._state.change(JOBS, array_id, lambda job: rules.array_advanced(job, text))
 
     async def _end(self, array_id: str) -> None:
         self._told_at_s.pop(array_id, None)

@@ -90,8 +90,7 @@ class DriverPlacement:
         """Return whether an attempt still waits for its start; one whose start deadline has passed fails."""
         current = await self._state.get(JOBS, job.job_id)
         if rules.start_deadline_left_s(current, self._state.now()) <= 0:
-            await self._jobs.end(job.job_id, JobState.FAILED, message=_too_late(current))
-            return False
+            current = await self._jobs.end_late(job.job_id)
         waits = not current.state.terminal and not current.lease_id
         return waits and current.attempt == job.attempt
 
@@ -99,7 +98,9 @@ class DriverPlacement:
         await self._state.change(JOBS, job_id, lambda current: rules.delayed(current, reason))
 
     async def may_start(self, job: Job) -> bool:
-        """Wait for the jobs to run after; end the job, and return False, if one ended otherwise."""
+        """Wait for the jobs to run after; end the job, and return False, if one ended otherwise or late."""
+        if not await self._is_wanted(job):
+            return False
         for dependency in job.after if job.attempt == 1 else ():
             other: Job | None = None
             while await self._is_wanted(job):
@@ -134,13 +135,6 @@ class DriverPlacement:
             await self._jobs.worker_exited(
                 msgspec.structs.replace(exit_, lease_id=job.lease_id, job_id=job_id)
             )
-
-
-def _too_late(job: Job) -> str:
-    return (
-        f"its driver did not start within its start deadline of {job.start_deadline_s:g} s\n"
-        f"{job.message}"
-    )
 
 
 def _array_env(job: Job) -> dict[str, str]:

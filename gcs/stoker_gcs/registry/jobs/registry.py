@@ -7,6 +7,10 @@ import math
 import random
 from typing import TYPE_CHECKING
 
+from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_gcs.registry.actors.rules import LIVING as LIVING_ACTORS
+from stoker_gcs.registry.groups.rules import GROUPS
+from stoker_gcs.registry.groups.rules import LIVING as LIVING_GROUPS
 from stoker_gcs.registry.jobs import rules
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.state import schema
@@ -101,6 +105,7 @@ class JobRegistry:
                 "one_per_node: an array has indices of its own\nleave one of the two out",
                 field=f"{field}one_per_node",
             )
+        node_filters.check(body.node_filter, field=f"{field}node_filter")
 
     async def report_slow_rank(self, job_id: str, body: ReportSlowRank) -> SlowRank:
         """Write a slow rank of a living job into the event log, which policies follow."""
@@ -126,7 +131,6 @@ class JobRegistry:
             check_id(body.job_id, Prefix.JOB, field="job_id")
             await self._check_unused(body.job_id)
         job_id = body.job_id or _id_for(key)
-        node_filters.check(body.node_filter)
         await self._check_dependencies(body, job_id)
         job = rules.submitted(body, job_id, self._state.now(), user=user, schedule=schedule)
         new = [job, *(rules.members_of(job) if body.array is not None else ())]
@@ -228,6 +232,17 @@ class JobRegistry:
 
         return await self._state.change(JOBS, job_id, rule)
 
+    async def end_late(self, job_id: str) -> Job:
+        """End a job whose first attempt has not started within its start deadline; else change nothing."""
+
+        def rule(job: Job) -> Transition[Job] | None:
+            now = self._state.now()
+            if job.state is not JobState.PENDING or rules.start_deadline_left_s(job, now) > 0:
+                return None
+            return rules.ended(job, JobState.FAILED, now, message=rules.too_late(job))
+
+        return await self._state.change(JOBS, job_id, rule)
+
     async def find(self, job_id: str) -> Job | None:
         """Return a job, or None if there is none of this id."""
         found = await self._state.find(JOBS, job_id)
@@ -302,6 +317,7 @@ class JobRegistry:
             alive = [one.job_id for one in members if not one.state.terminal]
             if alive:
                 raise ConflictError(f"job {alive[0]} of the array has not ended\ntry again soon")
+            await self._check_idle([job_id, *(one.job_id for one in members)])
             own: dict[str, Value] = {"job_id": job_id, "version": current.version}
             operations = [Delete(schema.JOBS, own, must_exist=True)]
             operations += [Delete(schema.JOBS, {"job_id": one.job_id}) for one in members]
@@ -315,6 +331,18 @@ class JobRegistry:
                 continue
             return job
         raise ConflictError(f"job {job_id} is changed by too many at once\ntry again")
+
+    async def _check_idle(self, job_ids: Sequence[str]) -> None:
+        """Raise while something that the jobs have made is still to be ended: their records are for that."""
+        of_jobs = tuple(job_ids)
+        actors = await self._state.all(ACTORS, {"job_id": of_jobs, "state": LIVING_ACTORS})
+        groups = await self._state.all(GROUPS, {"job_id": of_jobs, "state": LIVING_GROUPS})
+        left = [one.actor_id for one in actors if not one.detached]
+        left += [one.group_id for one in groups if not one.detached]
+        if left:
+            raise ConflictError(
+                f"{left[0]} of job {job_ids[0]} is still being ended\ntry again soon"
+            )
 
     async def worker_exited(self, exit_: WorkerExit) -> None:
         """End the job whose submitted driver the worker was, if it was one."""

@@ -241,6 +241,14 @@ def start_deadline_left_s(job: Job, now_s: float) -> float:
     return job.created_at_s + job.start_deadline_s - now_s
 
 
+def too_late(job: Job) -> str:
+    """Return why a job ends whose start deadline has passed."""
+    return (
+        f"its driver did not start within its start deadline of {job.start_deadline_s:g} s\n"
+        f"{job.message}"
+    )
+
+
 def dependency_failure(dependency: Dependency, other: Job | None) -> str:
     """Return why a job cannot run after one that has ended, or is gone; empty if it can."""
     if dependency.condition is After.ANY:

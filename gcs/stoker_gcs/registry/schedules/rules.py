@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo, available_timezones
@@ -54,6 +54,11 @@ def created(body: CreateSchedule, now_s: float, *, user: str = "") -> Schedule:
 
 def _check(body: CreateSchedule) -> None:
     zone_of(body.time_zone)
+    if len(body.cron.split()) != 5:
+        raise BadRequestError(
+            f"cron: {body.cron!r} has not five fields\nwrite {_FIELDS}, as '30 3 * * 1-5'",
+            field="cron",
+        )
     try:
         never = next(CronSim(body.cron, datetime(2000, 1, 1)), None) is None
     except CronSimError as error:
@@ -76,12 +81,12 @@ def _check(body: CreateSchedule) -> None:
         )
 
 
-@lru_cache(maxsize=256)
 def id_prefix(name: str) -> str:
     """Return how the ids of the jobs of a schedule begin; others may begin so too."""
     return f"job_{name}."
 
 
+@lru_cache(maxsize=256)
 def zone_of(name: str) -> ZoneInfo:
     """Return a time zone; BadRequestError suggests one for an unknown name."""
     try:
@@ -96,14 +101,15 @@ def zone_of(name: str) -> ZoneInfo:
 def next_after(schedule: Schedule, at_s: float) -> float | None:
     """Return the first time of a schedule after then; None if none comes."""
     start = datetime.fromtimestamp(at_s, zone_of(schedule.time_zone))
-    found = next(CronSim(schedule.cron, start), None)
-    return None if found is None else found.timestamp()
+    # In an hour that comes twice, the times after its second coming begin with those of its first.
+    times = (found.timestamp() for found in CronSim(schedule.cron, start))
+    return next((time_s for time_s in times if time_s > at_s), None)
 
 
 def last_until(schedule: Schedule, at_s: float) -> float:
     """Return the last time of a schedule up to then; its next one if that is later."""
     assert schedule.next_at_s is not None
-    start = datetime.fromtimestamp(at_s, zone_of(schedule.time_zone)) + timedelta(minutes=1)
+    start = datetime.fromtimestamp(at_s + 60, zone_of(schedule.time_zone))
     for found in CronSim(schedule.cron, start, reverse=True):
         if found.timestamp() <= at_s:
             return max(found.timestamp(), schedule.next_at_s)

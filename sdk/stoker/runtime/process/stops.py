@@ -38,7 +38,7 @@ class PreemptionNotice:
         self.reason = ""
         self.deadline_s: float | None = None
         self._given = threading.Event()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of signals may run inside
         self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def __repr__(self) -> str:
@@ -103,7 +103,7 @@ class Stops:
         self.notice = PreemptionNotice()
         self.registered: list[_Registration] = []
         self.is_worker = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of signals may run inside
 
     def lease_began(self) -> None:
         """Forget the notice and the callbacks of the lease before (a worker's loop thread)."""
@@ -160,7 +160,7 @@ class Stops:
             return
         import asyncio
 
-        if one.loop is None or one.loop.is_closed():
+        if one.loop is None or not one.loop.is_running():
             asyncio.run(result)
         else:
             asyncio.run_coroutine_threadsafe(result, one.loop).result()
@@ -173,10 +173,26 @@ class Stops:
                 "sets the handler of SIGTERM"
             )
 
+        def leave() -> None:
+            raise SystemExit(128 + signal.SIGTERM)
+
         def on_sigterm(signum: int, frame: object) -> None:
+            if self.notice.is_set():
+                return
             self.notice._give("this process was sent SIGTERM", None)
+            try:
+                loop = _running_loop()
+            except RuntimeError:
+                self._run_callbacks()
+                leave()
+            else:  # it must go on: coroutine functions run on it
+                threading.Thread(
+                    target=run_beside, args=(loop,), name="on-stop", daemon=True
+                ).start()
+
+        def run_beside(loop: asyncio.AbstractEventLoop) -> None:
             self._run_callbacks()
-            raise SystemExit(128 + signum)
+            loop.call_soon_threadsafe(leave)
 
         signal.signal(signal.SIGTERM, on_sigterm)
 

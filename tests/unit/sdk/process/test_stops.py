@@ -9,6 +9,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from stoker.exceptions import BadRequestError
 from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.process.stops import PreemptionNotice, Stops
@@ -95,6 +97,28 @@ def test_the_notice_of_a_driver_is_sigterm_after_which_it_exits() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (128 + 15, "this process was sent SIGTERM\n")
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_coroutine_function_runs_in_a_driver_whose_main_thread_runs_a_loop(before: bool) -> None:
+    program = f"""
+import asyncio, os, signal, stoker
+async def save(notice):
+    await asyncio.sleep(0.1)
+    print("saved", flush=True)
+async def main():
+    if not {before}:
+        stoker.on_stop(save)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(60)
+if {before}:
+    stoker.on_stop(save)
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (143, "saved\n"), done.stderr
 
 
 def test_a_thread_of_a_driver_cannot_be_the_first_to_register() -> None:

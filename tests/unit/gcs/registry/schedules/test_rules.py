@@ -33,6 +33,7 @@ def a_schedule(**options: Any) -> Schedule:
     [
         ({"cron": "61 * * * *"}, "cron"),
         ({"cron": "* * * *"}, "cron"),
+        ({"cron": "* * * * * *"}, "cron"),
         ({"cron": "@daily"}, "cron"),
         ({"cron": "0 0 31 2 *"}, "cron"),
         ({"time_zone": "Europe/Zürich"}, "time_zone"),
@@ -56,6 +57,8 @@ def test_times_are_of_the_time_zone_and_survive_its_clock_changes() -> None:
     assert autumn == at("2026-10-25T02:30:00+02:00")
     assert autumn is not None
     assert rules.next_after(schedule, autumn) == at("2026-10-26T02:30:00+01:00"), "once, not twice"
+    again = rules.next_after(schedule, at("2026-10-25T02:10:00+01:00"))
+    assert again == at("2026-10-26T02:30:00+01:00"), "nothing in the past when the hour comes again"
 
 
 def test_a_run_is_due_at_its_time_and_then_the_next_one_is_awaited() -> None:
