@@ -155,7 +155,7 @@ class Membership:
 
     async def _abandon_work(self) -> None:
         exits = [process.exited for process in self.workers.processes.living.values()]
-        self.workers.dispatch(NodeFenced())
+        self.workers.dispatch(NodeFenced(at_s=time.monotonic()))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_KILLED_S):
                 for exited in exits:

@@ -67,7 +67,14 @@ def terminate(state: State, worker: WorkerEntry, at_s: float, reason: str, outbo
 def kill(state: State, worker: WorkerEntry, at_s: float, reason: str, outbox: Outbox) -> None:
     """End a worker without notice: it does harm, does not answer, or belongs to nobody."""
     worker.has_callbacks = False
+    is_ending = worker.phase is WorkerPhase.TERMINATING
+    if is_ending and worker.kind is not WorkKind.DRIVER and not _is_killed(worker):
+        _climb(state, worker, at_s, Rung.KILL, outbox)
     terminate(state, worker, at_s, reason, outbox)
+
+
+def _is_killed(worker: WorkerEntry) -> bool:
+    return worker.stop is not None and worker.stop.rung is Rung.KILL
 
 
 def climb(state: State, worker: WorkerEntry, at_s: float, outbox: Outbox) -> None:

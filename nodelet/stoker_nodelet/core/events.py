@@ -19,6 +19,8 @@ class NodeRegistered:
 class NodeFenced:
     """The gcs declared this incarnation over: the work that ran here belongs to nobody."""
 
+    at_s: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRequested:
@@ -191,11 +193,12 @@ class GpuReading:
 
     ``processes`` maps a pid to the bytes that it has allocated there. ``xids`` are the driver's errors
     since the last reading, ``ecc_errors`` a count of uncorrectable ones, ``lost`` why it does not answer.
+    None is what could not be measured.
     """
 
-    processes: Mapping[int, int] = field(default_factory=dict)
+    processes: Mapping[int, int] | None = field(default_factory=dict)
     xids: tuple[int, ...] = ()
-    ecc_errors: int = 0
+    ecc_errors: int | None = None
     lost: str = ""
 
 

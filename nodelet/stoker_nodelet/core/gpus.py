@@ -62,13 +62,16 @@ def read(state: State, event: GpusRead, outbox: Outbox) -> None:
 
 
 def _apply(gpu: GpuEntry, reading: GpuReading, at_s: float) -> None:
-    gpu.pids = frozenset(reading.processes)
-    if gpu.residents is None:
-        gpu.residents, gpu.ecc_errors = gpu.pids, reading.ecc_errors
     fault = _fault(gpu, reading)
-    gpu.ecc_errors = reading.ecc_errors
+    if reading.ecc_errors is not None:
+        gpu.ecc_errors = reading.ecc_errors
     if fault:
         gpu.quarantine, gpu.is_faulty, gpu.left_at_s = fault, True, None
+    if reading.processes is None:
+        return
+    gpu.pids = frozenset(reading.processes)
+    # One that has ended is forgotten: its pid may be given again.
+    gpu.residents = gpu.pids if gpu.residents is None else gpu.residents & gpu.pids
     if gpu.is_faulty or (gpu.left_at_s is None and not gpu.quarantine):
         return
     if gpu.left_at_s is not None and at_s < gpu.left_at_s:
@@ -87,8 +90,9 @@ def _fault(gpu: GpuEntry, reading: GpuReading) -> str:
     xids = [xid for xid in reading.xids if xid not in APPLICATION_XIDS]
     if xids:
         return f"the driver reported XID {xids[-1]}"
-    if reading.ecc_errors > gpu.ecc_errors:
-        return f"uncorrectable ECC errors rose from {gpu.ecc_errors} to {reading.ecc_errors}"
+    before, now = gpu.ecc_errors, reading.ecc_errors
+    if before is not None and now is not None and now > before:
+        return f"uncorrectable ECC errors rose from {before} to {now}"
     return ""
 
 

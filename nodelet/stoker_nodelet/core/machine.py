@@ -11,6 +11,7 @@ wire type.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
 from stoker_nodelet.core import gpus as gpu_rules
@@ -74,7 +75,7 @@ def step(state: State, event: Event) -> Outbox:
         case NodeRegistered():
             state.incarnation = event.incarnation
         case NodeFenced():
-            _fenced(state, outbox)
+            _fenced(state, event, outbox)
         case LeaseRequested():
             _requested(state, event, outbox)
         case BundlesRequested():
@@ -101,9 +102,8 @@ def step(state: State, event: Event) -> Outbox:
             gpu_rules.left(state, event, outbox)
             _exited(state, event.worker_id, event.at_s, event.cause, outbox)
         case WorkerKillRequested():
-            if event.worker_id in state.workers and not event.in_order:
-                state.workers[event.worker_id].has_callbacks = False
-            _request_kill(state, event.worker_id, event.at_s, event.reason, outbox)
+            end = terminate if event.in_order else kill
+            _end_worker(state, end, event.worker_id, event.at_s, event.reason, outbox)
         case WorkerSpent():
             if event.worker_id in state.workers:
                 state.workers[event.worker_id].spent = True
@@ -368,14 +368,20 @@ def _retire(worker: WorkerEntry, at_s: float, outbox: Outbox) -> None:
     outbox.append(RetireWorker(worker_id=worker.worker_id))
 
 
-def _request_kill(state: State, worker_id: str, at_s: float, reason: str, outbox: Outbox) -> None:
+Ending = Callable[[State, WorkerEntry, float, str, Outbox], None]
+"""Either of ``terminate`` and ``kill``."""
+
+
+def _end_worker(
+    state: State, end: Ending, worker_id: str, at_s: float, reason: str, outbox: Outbox
+) -> None:
     worker = state.workers.get(worker_id)
     if worker is None:
         return
     lease = state.leases.get(worker.lease_id)
     if lease is not None and lease.worker_id == worker_id:
         end_lease(state, lease, reason, outbox)
-    terminate(state, worker, at_s, reason, outbox)
+    end(state, worker, at_s, reason, outbox)
 
 
 def _forked(state: State, event: WorkerForked, outbox: Outbox) -> None:
@@ -510,14 +516,14 @@ def _end_work(state: State, job_id: str, reason: str, at_s: float, outbox: Outbo
             terminate(state, worker, at_s, reason, outbox)
 
 
-def _fenced(state: State, outbox: Outbox) -> None:
+def _fenced(state: State, event: NodeFenced, outbox: Outbox) -> None:
     reason = "the cluster gave this node up"
     for lease_id in list(state.bundles):
         _end_bundle(state, lease_id)
     for lease in list(state.leases.values()):
         end_lease(state, lease, reason, outbox)
     for worker in state.workers.values():
-        kill(state, worker, worker.since_s, reason, outbox)
+        kill(state, worker, event.at_s, reason, outbox)
 
 
 def _idle_limit_s(policy: Policy, worker: WorkerEntry) -> float:
@@ -542,7 +548,7 @@ def _ticked(state: State, event: Ticked, outbox: Outbox) -> None:
             climb(state, worker, event.at_s, outbox)
         elif worker.phase is WorkerPhase.STARTING and waited_s > policy.worker_start_s:
             reason = f"it did not register within {policy.worker_start_s:g} s"
-            _request_kill(state, worker.worker_id, event.at_s, reason, outbox)
+            _end_worker(state, kill, worker.worker_id, event.at_s, reason, outbox)
         elif worker.fresh and worker.phase in (WorkerPhase.STARTING, WorkerPhase.IDLE):
             warm += 1
         elif worker.phase is WorkerPhase.IDLE and waited_s >= _idle_limit_s(policy, worker):

@@ -115,7 +115,7 @@ class GpuEntry:
     """Pids of others that used it before any lease, and do not count; None until it was measured."""
     pids: frozenset[int] = frozenset()
     """Those of the last measurement."""
-    ecc_errors: int = 0
+    ecc_errors: int | None = None
     left_at_s: float | None = None
     """The end of its last worker, while its memory is not known to be free."""
     held: str = ""

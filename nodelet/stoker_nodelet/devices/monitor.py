@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import logging
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -15,6 +18,8 @@ if TYPE_CHECKING:
 
 _EVERY_S = 2.0
 _EVERY_WHILE_LEFT_S = 0.2
+_SLOW_S = 10.0
+_log = logging.getLogger(__name__)
 
 
 class GpuMonitor:
@@ -39,9 +44,28 @@ class GpuMonitor:
                 async with asyncio.timeout(_EVERY_WHILE_LEFT_S if left else _EVERY_S):
                     await wanted.wait()
             wanted.clear()
-            # A GPU that hangs holds up its own measurement alone.
             began_s = time.monotonic()
-            self._apply(began_s, await asyncio.to_thread(self._library.sample, tuple(gpus)))
+            self._apply(began_s, await self._sample(tuple(gpus)))
+
+    async def _sample(self, indices: tuple[int, ...]) -> Sample:
+        """Measure in a thread for which nobody waits at the end: a call of a broken driver may never return.
+
+        Until it does, what leases leave is quarantined in time, for nobody can tell whether it is free.
+        """
+        done: concurrent.futures.Future[Sample] = concurrent.futures.Future()
+
+        def measure() -> None:
+            try:
+                done.set_result(self._library.sample(indices))
+            except BaseException as error:
+                done.set_exception(error)
+
+        threading.Thread(target=measure, name="gpu-monitor", daemon=True).start()
+        measured = asyncio.wrap_future(done)
+        with contextlib.suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(measured), _SLOW_S)
+        _log.warning("the driver of the GPUs has not answered for %g s", _SLOW_S)
+        return await measured
 
     def _apply(self, began_s: float, sample: Sample) -> None:
         self._workers.gpus.usage = sample.usage

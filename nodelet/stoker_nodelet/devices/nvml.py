@@ -230,8 +230,8 @@ class Nvml:
         except nvml.NVMLError as error:
             gone = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
             if error.value in gone:
-                return GpuReading(xids=xids, lost=str(error))
-            return GpuReading(xids=xids) if xids else None
+                return GpuReading(processes=None, xids=xids, lost=str(error))
+            return GpuReading(processes=None, xids=xids) if xids else None
         ecc_errors = self._optional(
             nvml.nvmlDeviceGetTotalEccErrors,
             self._parents[index],
@@ -239,11 +239,12 @@ class Nvml:
             nvml.NVML_VOLATILE_ECC,
         )
         held = {int(process.pid): int(process.usedGpuMemory or 0) for process in processes}
-        return GpuReading(processes=held, xids=xids, ecc_errors=int(ecc_errors or 0))
+        errors = None if ecc_errors is None else int(ecc_errors)
+        return GpuReading(processes=held, xids=xids, ecc_errors=errors)
 
-    def _usage(self, index: int, handle: Any, ecc_errors: int) -> dict[str, float]:
+    def _usage(self, index: int, handle: Any, ecc_errors: int | None) -> dict[str, float]:
         nvml = self._nvml
-        usage = {f"gpu{index}_ecc_errors": float(ecc_errors)}
+        usage = {} if ecc_errors is None else {f"gpu{index}_ecc_errors": float(ecc_errors)}
         rates = self._optional(nvml.nvmlDeviceGetUtilizationRates, handle)  # slices have none
         if rates is not None:
             usage[f"gpu{index}_percent"] = float(rates.gpu)

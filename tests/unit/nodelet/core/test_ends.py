@@ -144,6 +144,14 @@ def test_a_worker_that_does_harm_gets_no_notice() -> None:
     assert killed == [KILL]
 
 
+def test_neither_does_one_that_was_to_end_in_order() -> None:
+    state = leased()
+    step(state, CallbacksRegistered(worker_id="w_1"))
+    step(state, WorkerKillRequested(at_s=1.0, worker_id="w_1", reason="kill()", in_order=True))
+    killed = step(state, WorkerKillRequested(at_s=1.5, worker_id="w_1", reason="memory"))
+    assert killed == [KILL]
+
+
 def test_a_scheduler_of_the_past_stops_nothing() -> None:
     state = leased()
     assert [type(command) for command in stop(state, epoch=0)] == [RefuseOrder]

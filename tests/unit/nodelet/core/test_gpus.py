@@ -112,6 +112,29 @@ def test_a_gpu_that_another_lease_shares_is_not_looked_at() -> None:
     assert node.end("l_2") == [ReadGpus()]
 
 
+def test_what_could_not_be_measured_says_nothing() -> None:
+    node = Node()
+    node.start("l_1", {0: 1.0})
+    node.read({}, ecc_errors=4)
+    node.end("l_1")
+    assert node.ask("l_2", {0: 1.0}) == []
+    unknown = GpuReading(processes=None, xids=(43,))
+    assert node.feed(GpusRead(at_s=node.at_s, readings={0: unknown})) == [], (
+        "its memory is not free"
+    )
+    node.read({}, ecc_errors=4)
+    assert node.why() == "", "a count that was not read for once has not risen"
+
+
+def test_the_pid_of_a_process_that_used_it_before_counts_once_another_has_it() -> None:
+    node = Node()
+    node.start("l_1", {0: 1.0})
+    node.read({})
+    node.end("l_1")
+    node.ask("l_2", {0: 1.0})
+    assert node.read({99: 1 << 30}) == [], "99 was there before, but is another one now"
+
+
 def test_memory_that_stays_quarantines_the_gpu_until_it_is_free() -> None:
     node = Node()
     node.start("l_1", {0: 1.0})

@@ -336,7 +336,7 @@ def test_a_fenced_node_holds_nothing() -> None:
     for index in range(3):
         m.ask(lease(f"l_{index}"))
     m.up("w_1")
-    m(NodeFenced())
+    m(NodeFenced(at_s=0.0))
     assert m.state.leases == {}
     for index in (1, 2, 3):
         m.gone(f"w_{index}")
@@ -417,7 +417,7 @@ def random_event(rng: random.Random, m: Machine) -> Event:
                 AttemptEnded(at_s=at_s, job_id=f"job_{rng.randrange(3)}"),
                 JobDeleted(job_id=f"job_{rng.randrange(3)}"),
                 NodeRegistered(incarnation=1),
-                NodeFenced(),
+                NodeFenced(at_s=0.0),
             ]
             return rng.choices(rare, (5, 1, 1, 1, 5, 1))[0]
 

@@ -86,5 +86,5 @@ def test_former_leaders_change_nothing() -> None:
 def test_a_node_that_is_given_up_holds_nothing() -> None:
     state = machine()
     hold(state, terms("l_1"))
-    step(state, NodeFenced())
+    step(state, NodeFenced(at_s=0.0))
     assert not state.bundles
