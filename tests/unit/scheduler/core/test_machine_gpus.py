@@ -105,3 +105,22 @@ def test_a_lease_of_more_gpus_goes_where_they_are_near() -> None:
     (lease_id,) = core.granted(pair) or ()
     assert core.state.leases[lease_id].node_id == "n_3"
     assert devices_of(core, pair) in ([0, 1], [2, 3])
+
+
+def test_whole_gpus_near_each_other_leave_the_one_that_a_part_needs() -> None:
+    core = Core()
+    memory = {0: 40 * GIB, 1: 40 * GIB, 2: 80 * GIB, 3: 80 * GIB}
+    near = make_topology({2: {3: "nvlink"}})
+    joined(core, 4, device_memory=memory, topology=near)
+    core.group("STRICT_PACK", {"GPU": 1}, {"GPU": 1}, {"gpu_memory": 60.0 * GIB})
+    shares = [lease.gpus for lease in core.state.leases.values()]
+    assert len(shares) == 3 and all(shares), shares
+
+
+def test_a_node_may_lose_a_gpu_that_a_lease_has() -> None:
+    core = Core()
+    joined(core, 2)
+    leases = [(core.granted(core.ask(GPU=1)) or ("",))[0] for _ in range(2)]
+    changed(core, 1)
+    core.release(*leases)
+    assert core.granted(core.ask(GPU=1))

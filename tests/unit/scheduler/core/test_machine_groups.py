@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core import commands as cmd
@@ -293,6 +296,92 @@ def test_a_request_that_is_ahead_of_its_group_waits_for_it_and_one_that_is_late_
     late.wait(120.0, renew=False)
     assert late.granted(request_id) == () and not bundles(late)
     assert late.granted(late.ask(CPU=4))
+
+
+def test_bundles_of_several_kinds_are_placed_once_they_fit_together() -> None:
+    core = Core({"CPU": 4})
+    first, _ = core.granted(core.ask(count=2, CPU=1)) or ()
+    request_id = core.group("STRICT_PACK", {"CPU": 1}, {"CPU": 2})
+    assert core.granted(request_id) is None
+    core.release(first)  # each kind alone had room for one before, and has no more now
+    assert len(core.granted(request_id) or ()) == 2
+
+
+def test_a_bundle_that_is_adopted_while_another_is_on_its_way_is_given_up() -> None:
+    before = Core({"CPU": 4})
+    before.group("PACK", {"CPU": 2})
+    (old,) = bundles(before)
+    core = Core({"CPU": 4}, {"CPU": 2}, slow=True)
+    core.state.term = "2"
+    gang = before.state.groups["pg_1"].gang
+    core.feed(ev.GroupAdded(at_s=0.0, group_id="pg_1", job_id="job_1", gang=gang))
+    core.ask_gang(gang)
+    (new,) = bundles(core)
+    core.feed(adopted(old))
+    core.feed(ev.BundlesHeld(at_s=core.at_s, lease_ids=(new.lease_id,)))
+    phases = {lease.lease_id: lease.phase for lease in bundles(core)}
+    assert phases == {new.lease_id: Phase.HELD, old.lease_id: Phase.RELEASING}
+
+
+def preempted_gang() -> Core:
+    """Return a core whose gang on two nodes, with something in each bundle, is stopped for a task."""
+    core = Core({"CPU": 4}, {"CPU": 4})
+    core.group("STRICT_SPREAD", {"CPU": 4}, {"CPU": 4}, preemptible=True, preemption_grace_s=5.0)
+    for bundle in (0, 1):
+        wanted = inside(bundle=bundle)
+        core.ask(owner="gcs", kind=ev.Kind.ACTOR, requirements=wanted, preemptible=True)
+    core.ask(owner="p_2", priority=10, CPU=4)
+    assert core.state.groups["pg_1"].closing
+    return core
+
+
+def test_a_preempted_gang_ends_though_the_node_of_its_first_bundle_is_lost() -> None:
+    core = preempted_gang()
+    lost(core, core.held()[0])
+    assert not of(cmd.PreemptGroup, core.out)
+    core.wait(60.0)
+    assert of(cmd.PreemptGroup, core.out)[-1].lease_id == bundles(core)[0].lease_id
+
+
+def test_a_victim_of_two_preemptions_frees_its_room_once() -> None:
+    core = preempted_gang()
+    state = core.state
+    (first, second) = (
+        state.leases[place.bundle_lease_id] for place in state.groups["pg_1"].bundles.values()
+    )
+    wanted = make_requirements({"CPU": 3})
+    node = state.nodes[first.node_id]
+    state.preemptions.begin(wanted, [first, second], ((node, wanted),))
+    for lease in (first, second):
+        place = state.nodes[lease.node_id]
+        assert state.preemptions.after(place).available["CPU"] <= place.spec.total["CPU"]
+    assert state.preemptions.count(wanted) == 1
+    removed(core)
+    assert state.preemptions.count(wanted) == 0
+
+
+def test_the_order_of_a_set_of_names_decides_nothing() -> None:
+    program = """
+from tests.unit.scheduler.core_driver import Core
+core = Core({"CPU": 4, "x": 4, "y": 4})
+one, other = core.granted(core.ask(count=2, CPU=1, x=1, y=1))
+core.group("PACK", {"x": 4}, group_id="pg_1")
+core.group("PACK", {"y": 4}, group_id="pg_2")
+core.release(one)
+core.wait(20.0)
+print([requirements.text for requirements in core.state.reserved])
+"""
+    said = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(5)
+    }
+    assert len(said) == 1 and "PACK" in said.pop()
 
 
 def adopted(lease: LeaseState) -> ev.LeaseAdopted:

@@ -38,6 +38,18 @@ def run(folder: Path, trace: str, cluster: str = CLUSTER, policy: str = "priorit
     return figures(log, capacity)
 
 
+def test_time_goes_on_after_a_gap_in_which_nothing_runs(tmp_path: Path) -> None:
+    found = run(
+        tmp_path,
+        """
+        job_id, submit_s, duration_s, tasks, cpus
+        a,      0,        0.05,       16,    1
+        never,  100,      1,          1,     8
+        """,
+    )
+    assert (found.jobs, found.rejected) == (2, 1)
+
+
 def test_jobs_run_when_there_is_room_and_figures_say_how_long_they_waited(tmp_path: Path) -> None:
     found = run(
         tmp_path,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.model.nodes import make_node_spec
 from tests.unit.scheduler.core_driver import POLICY, Core
 
 
@@ -26,3 +28,16 @@ def test_a_node_reserved_for_its_gpu_still_takes_cpu_work() -> None:
     core.wait(POLICY.reserve_after_s + 1)
     assert core.state.reserved
     assert core.granted(core.ask("p_3", CPU=1))
+
+
+def test_a_review_that_comes_early_does_not_forget_when_nodes_are_to_be_reserved() -> None:
+    core = Core({"CPU": 4})
+    core.ask(owner="gcs", count=4, CPU=1)
+    core.at_s = 10.0
+    core.ask(owner="gcs", job_id="job_2", CPU=4)
+    core.at_s = 10.1
+    core.feed(ev.NodeChanged(at_s=10.1, spec=make_node_spec("n_1", {"CPU": 4}, labels={"x": "1"})))
+    while core.state.timers and core.at_s < 60.0 and not core.state.reserved:
+        core.at_s = max(core.at_s, core.state.wake_at_s)
+        core.feed(ev.Tick(at_s=core.at_s))
+    assert core.state.reserved
