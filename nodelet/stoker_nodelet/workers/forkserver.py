@@ -308,14 +308,13 @@ class _ForkLoop:
 
     def _signal(self, worker_id: str, signum: int) -> None:
         pid = self._workers.get(worker_id)
-        told: set[int] = set()
         if pid is not None:
             # It is not reaped yet, so the pid is still this worker's.
             told = _signal_tree(pid, signum)
-        if signum == signal.SIGTERM:
-            # A shell dies at once, while what it runs may save what it has.
-            self._spared.setdefault(worker_id, told)
-        elif signum == signal.SIGKILL and self._spared.pop(worker_id, set()):
+            if signum == signal.SIGTERM:
+                # A shell dies at once, while what it runs may save what it has.
+                self._spared.setdefault(worker_id, told)
+        if signum == signal.SIGKILL and self._spared.pop(worker_id, set()):
             self._kill_orphans()
 
     def _reap(self) -> None:

@@ -171,9 +171,15 @@ def bodies(route: BoundRoute, rng: random.Random) -> Iterator[bytes]:
     yield b'{"\\u0000": "\\ud800"}'
     names = [field.encode_name for field in fields_of(route)]
     for _ in range(12):
-        yield json.dumps({name: anything(rng) for name in names}).encode()
+        yield json.dumps({name: value_of(name, rng) for name in names}).encode()
     for name in names:
-        yield json.dumps({name: anything(rng)}).encode()
+        yield json.dumps({name: value_of(name, rng)}).encode()
+
+
+def value_of(name: str, rng: random.Random) -> Any:
+    """A random value, but no later epoch: that is how a new leader ends the say of the one there is."""
+    value = anything(rng)
+    return -value if name == "epoch" and isinstance(value, int) else value
 
 
 def fields_of(route: BoundRoute) -> tuple[msgspec.structs.FieldInfo, ...]:
