@@ -27,6 +27,7 @@ from stoker_scheduler.core.model.gangs import GangStrategy, make_gang
 from stoker_scheduler.core.model.nodes import make_node_spec
 from stoker_scheduler.core.model.requirements import Requirements, make_requirements
 from stoker_scheduler.core.state import State
+from stoker_wire.process import garbage
 
 PLACEMENTS = 20_000
 GANGS = 300
@@ -216,6 +217,7 @@ def results(nodes: int) -> Iterator[tuple[str, float]]:
 
 def main() -> None:
     """Print one line per case."""
+    garbage.settle()
     if sys.argv[1:2] == ["queue"]:
         given = [int(argument) for argument in sys.argv[2:]]
         long_queue(*given, *(10_000, 1_000_000, 1_000)[len(given) :])

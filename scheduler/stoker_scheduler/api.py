@@ -6,7 +6,6 @@ It decides nothing. A scheduler that does not lead answers 409 ``not_leader`` wi
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -244,7 +243,8 @@ def _event(asked: LeaseRequest, job: JobFacts, at_s: float) -> ev.LeaseRequested
 
 async def _consulted(engine: Engine, request: ev.LeaseRequested) -> ev.LeaseRequested:
     """Have the extenders asked for a request that will not be made; return it with those that count."""
-    return replace(request, requirements=await engine.consult(request.requirements))
+    consulted = await engine.consult(request.requirements)
+    return msgspec.structs.replace(request, requirements=consulted)
 
 
 # Every route is there before the scheduler leads: it then answers with the leader, or why there is none.

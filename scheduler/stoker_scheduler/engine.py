@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, assert_never
+
+import msgspec
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
@@ -195,7 +196,7 @@ class Engine:
     ) -> LeaseReply:
         extended = self._extenders.extend(event.requirements)
         if extended is not event.requirements:
-            event = replace(event, requirements=extended)
+            event = msgspec.structs.replace(event, requirements=extended)
         wait_s = event.deadline_s - event.at_s
         future = self._replies.get(request.request_id)
         if future is None:

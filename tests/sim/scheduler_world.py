@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
@@ -419,7 +421,7 @@ class World(Groups):
         node.held, node.facts, node.prepared = {}, {}, set()
         back_s = self.random.uniform(0.2, 6.0)
         if self.random.random() < 0.3:
-            sick = NodeSpec(**{**_fields(node.spec), "health": Health.SUSPECT})
+            sick = replace(node.spec, health=Health.SUSPECT)
             self.feed(ev.NodeChanged(at_s=self.at_s, spec=sick))
         if back_s > 2.0:
             lost = ev.NodeLost(at_s=self.at_s, node_id=node.spec.node_id, incarnation=before)
@@ -431,7 +433,7 @@ class World(Groups):
         self.bundles_lost(lost.node_id, lost.incarnation + 1)
 
     def _back(self, node: FakeNode) -> None:
-        node.spec = NodeSpec(**{**_fields(node.spec), "incarnation": node.spec.incarnation + 1})
+        node.spec = replace(node.spec, incarnation=node.spec.incarnation + 1)
         node.up, node.ended = True, set()
         self.feed(ev.NodeJoined(at_s=self.at_s, spec=node.spec))
         self.bundles_lost(node.spec.node_id, node.spec.incarnation)
@@ -449,7 +451,7 @@ class World(Groups):
         """The node has compiled some kernels."""
         if node.up:
             sets = tuple(self.random.sample(KERNEL_SETS, 2))
-            node.spec = NodeSpec(**{**_fields(node.spec), "warm": sets})
+            node.spec = replace(node.spec, warm=sets)
             self.feed(ev.NodeChanged(at_s=self.at_s, spec=node.spec))
 
     def quarantine(self, node: FakeNode, *, none: bool = False) -> None:
@@ -584,9 +586,4 @@ def _check_gpus(node: FakeNode, started: ev.LeaseAdopted) -> None:
 
 
 def _at(event: ev.Event, at_s: float) -> ev.Event:
-    return type(event)(**{**_fields(event), "at_s": at_s})
-
-
-def _fields(value: object) -> dict[str, object]:
-    names = [*type(value).__dataclass_fields__]  # type: ignore[attr-defined]
-    return {name: getattr(value, name) for name in names}
+    return msgspec.structs.replace(event, at_s=at_s)

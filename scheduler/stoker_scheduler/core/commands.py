@@ -5,8 +5,9 @@ The engine (or a simulation) carries them out in order and reports their outcome
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from stoker_scheduler.core.model.devices import Shares
 from stoker_scheduler.core.model.requirements import Requirements
@@ -22,8 +23,7 @@ class RejectReason(StrEnum):
     GROUP_REMOVED = "group_removed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartWorker:
+class StartWorker(msgspec.Struct, frozen=True, kw_only=True):
     """Order to have the nodelet give the lease a worker; answered by LeaseStarted or LeaseStartFailed."""
 
     lease_id: str
@@ -32,8 +32,7 @@ class StartWorker:
     gpus: Shares
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldBundles:
+class HoldBundles(msgspec.Struct, frozen=True, kw_only=True):
     """Order to have the nodelet hold bundles; answered by BundlesHeld, or LeaseStartFailed for each.
 
     With ``prepare`` it gives them up unless CommitBundles follows soon.
@@ -44,16 +43,14 @@ class HoldBundles:
     prepare: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitBundles:
+class CommitBundles(msgspec.Struct, frozen=True, kw_only=True):
     """Order to have the nodelet keep prepared bundles; answered by BundlesCommitted, or BundlesLost."""
 
     lease_ids: tuple[str, ...]
     node_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleaseLease:
+class ReleaseLease(msgspec.Struct, frozen=True, kw_only=True):
     """Order to have the nodelet end the lease, repeated until it confirms; answered by LeaseEnded."""
 
     lease_id: str
@@ -62,8 +59,7 @@ class ReleaseLease:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to a request; ``lease_ids`` is empty when its wait has passed."""
 
     request_id: str
@@ -72,8 +68,7 @@ class Reply:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reject:
+class Reject(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to a request that is an error."""
 
     request_id: str
@@ -81,16 +76,14 @@ class Reject:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preempt:
+class Preempt(msgspec.Struct, frozen=True, kw_only=True):
     """Demand that an owner finish what runs on the leases and give them back."""
 
     owner_id: str
     lease_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopLease:
+class StopLease(msgspec.Struct, frozen=True, kw_only=True):
     """Order to have the nodelet end the lease's worker in ``grace_s``, with notice; nothing answers it."""
 
     lease_id: str
@@ -99,8 +92,7 @@ class StopLease:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PreemptGroup:
+class PreemptGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Order to have the gcs ask for all bundles of a group again; the lease holds one that it has."""
 
     group_id: str
@@ -108,23 +100,20 @@ class PreemptGroup:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
     """Notice to an owner that leases are gone."""
 
     owner_id: str
     lease_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskExtenders:
+class AskExtenders(msgspec.Struct, frozen=True, kw_only=True):
     """Order to ask the extenders that the requirements name about the nodes for them."""
 
     requirements: Requirements
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WakeAt:
+class WakeAt(msgspec.Struct, frozen=True, kw_only=True):
     """Order to send a Tick at this time, if not before."""
 
     at_s: float

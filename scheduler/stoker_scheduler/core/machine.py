@@ -70,7 +70,7 @@ def step(state: State, event: ev.Event) -> Outbox:
         run_cycle(state, outbox)
     if state.incomplete:
         release_incomplete(state, outbox)
-    waits = state.queue.blocked or state.reserved
+    waits = state.queue.blocked.members or state.reserved
     if waits and not isinstance(event, (ev.Tick, ev.OwnerPolled)):
         state.set_review(state.at_s + state.policy.preemption_pause_s)
     timers = state.timers
@@ -203,7 +203,8 @@ def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> 
             Reject(request_id=event.request_id, reason=RejectReason.JOB_FINISHED, text=text)
         )
         return
-    _, _, group_id = event.belongs_to
+    belongs_to = event.belongs_to
+    _, _, group_id = belongs_to
     if group_id in state.removed_groups:
         text = f"placement group {group_id} was removed"
         outbox.append(
@@ -215,6 +216,7 @@ def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> 
     pending = PendingRequest(
         request=event,
         account=account,
+        belongs_to=belongs_to,
         seq=state.next_number(),
         since_s=state.queue.since(account, event.class_key, state.at_s),
         deadline_s=event.deadline_s,
@@ -222,7 +224,7 @@ def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> 
     if isinstance(event.requirements, Gang):
         _give_up_bundles(state, event)
     state.pending[event.request_id] = pending
-    state.request_index.add(event.request_id, *event.belongs_to)
+    state.request_index.add(event.request_id, belongs_to)
     if event.requirements.extenders:
         ask_extenders(state, event.requirements, outbox)
     wanted = event.count - attach_orphans(state, pending, event.count)

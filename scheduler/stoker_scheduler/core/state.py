@@ -113,7 +113,10 @@ class Force:
     times: int
 
 
-MAX_RANKINGS = 256
+MAX_RANKINGS = 4096
+MAX_RANKED = 2_000_000
+"""Entries of all rankings, of some 200 bytes each: the oldest go first."""
+MAX_GANG_RANKINGS = 256
 
 
 @dataclass(slots=True)
@@ -202,14 +205,14 @@ class State:
     def mark_dirty(self, node_id: str) -> None:
         """Have every ranking look at the node again: what it can take has changed."""
         node = self.nodes.get(node_id)
-        if node is not None and self.queue.blocked:
+        if node is not None and self.queue.blocked.members:
             self.queue.wake(self.queue.blocked.changed(node))
         self._dirty.add(node_id, None, len(self.nodes))
         self._changes.add(node_id, None, len(self.nodes))
 
     def mark_freed(self, node_id: str, names: frozenset[str]) -> None:
         """Have the rankings look at the node again that ask for some of ``names``: it has more of these."""
-        if self.queue.blocked:
+        if self.queue.blocked.members:
             self.queue.wake(self.queue.blocked.freed(self.nodes[node_id], names))
         self._dirty.add(node_id, names, len(self.nodes))
         self.mark_allocated(node_id)
@@ -265,7 +268,7 @@ class State:
     def _gang_ranking(self, gang: Gang) -> GangRanking:
         ranking = self._gang_rankings.get(gang)
         if ranking is None:
-            if len(self._gang_rankings) >= MAX_RANKINGS:
+            if len(self._gang_rankings) >= MAX_GANG_RANKINGS:
                 del self._gang_rankings[next(iter(self._gang_rankings))]
             ranking = self._gang_rankings[gang] = GangRanking(gang)
             self._changes_read = True
@@ -286,14 +289,20 @@ class State:
         kernels = pending.request.kernels if pending is not None else ""
         ranking = self._rankings.get((requirements, kernels))
         if ranking is None:
-            if len(self._rankings) >= MAX_RANKINGS:
-                del self._rankings[next(iter(self._rankings))]
-            ranking = self._rankings[requirements, kernels] = Ranking(requirements, kernels)
-            self._changes_read |= bool(requirements.reads)
+            ranking = self._new_ranking(requirements, kernels)
         changes = self._changes if requirements.reads else self._dirty
         locality = pending.request.locality if pending is not None else None
         node_id = ranking.best(self.nodes, changes, self.policy.score, locality)
         return None if node_id is None else self.nodes[node_id]
+
+    def _new_ranking(self, requirements: Requirements, kernels: str) -> Ranking:
+        rankings = self._rankings
+        ranked = sum(map(len, rankings.values())) + len(self.nodes)
+        while rankings and (len(rankings) >= MAX_RANKINGS or ranked > MAX_RANKED):
+            ranked -= len(rankings.pop(next(iter(rankings))))
+        ranking = rankings[requirements, kernels] = Ranking(requirements, kernels)
+        self._changes_read |= bool(requirements.reads)
+        return ranking
 
     def forget_rankings(self, requirements: Requirements) -> None:
         """Have every node looked at again for ``requirements``, alone and in gangs."""
@@ -340,6 +349,11 @@ class State:
         least = self.smallest_gpu
         units = min(UNIT, -(-requirements.gpu_memory * UNIT // least)) if least else UNIT
         return (*requirements.items, (GPU, units))
+
+    def grace_s(self, lease: LeaseState) -> float:
+        """Return how long a lease that is stopped has from its notice to its end."""
+        own_s = lease.preemption_grace_s
+        return self.policy.preemption_grace_s if own_s is None else own_s
 
     def is_infeasible(self, pending: PendingRequest) -> bool:
         """Return whether a request waits for what no node, or no limit, could ever give it."""
@@ -411,7 +425,7 @@ class State:
         preemptible = {i for i, lease in self.leases.items() if lease.preemptible}
         assert set(self.preemptible) == preemptible, "the index of preemptible leases is wrong"
         self.lease_index.check((i, lease.belongs_to) for i, lease in self.leases.items())
-        self.request_index.check((i, one.request.belongs_to) for i, one in self.pending.items())
+        self.request_index.check((i, one.belongs_to) for i, one in self.pending.items())
         self._check_pending()
         self.preemptions.check(self.leases)
         for requirements, reservation in self.reserved.items():
@@ -518,6 +532,9 @@ def _check_node(node: NodeInfo, leases: list[LeaseState]) -> None:
         assert units <= total.get(index, UNIT), over
     for index, free in node.devices.free_by_device.items():
         assert free == total[index] - shares.get(index, 0), f"GPU {index} of {node.node_id} leaks"
+    relearned = node.devices.copy()
+    relearned.learn(node.devices.facts)
+    assert node.devices.wholly_free == relearned.wholly_free, f"{node.node_id} miscounts free GPUs"
     for name in {**node.spec.total, **used, **node.available}:
         left = node.spec.total.get(name, 0) - used.get(name, 0)
         assert node.available.get(name, 0) == left, f"{name} of {node.node_id} leaks"

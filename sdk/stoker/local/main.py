@@ -41,6 +41,8 @@ from stoker.local.sessions import (
 )
 from stoker_wire.errors import DeadlineExceededError, StokerError, UnavailableError
 from stoker_wire.http.auth import find_token, is_loopback, load_or_create_token
+from stoker_wire.process import garbage
+from stoker_wire.process.background import first_cause
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
@@ -152,8 +154,7 @@ async def _serve_until_stopped(
         info = await serve(options, settings, session, forkserver, running)
         write_info(info, session_root())
         _report(options, msgspec.to_builtins(info))
-        gc.freeze()
-        gc.enable()
+        garbage.settle()
         await _wait_for_stop(stopping, orphaned=options.lifeline_fd is not None)
     finally:
         for service in reversed(running):
@@ -204,13 +205,8 @@ async def _serve_head(
             scheduler = group.create_task(scheduler_ready())
             nodelet = group.create_task(nodelet_ready())
     except ExceptionGroup as failed:
-        raise _first_cause(failed) from failed
+        raise first_cause(failed) from failed
     return _info(session, "head", gcs.url, scheduler.result().url, nodelet.result(), embedded)
-
-
-def _first_cause(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = failed.exceptions[0]
-    return _first_cause(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 async def _serve_node(

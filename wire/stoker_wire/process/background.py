@@ -16,6 +16,13 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
+def first_cause(error: BaseException) -> BaseException:
+    """Return the first error within an exception group, however deep, or the error itself."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 class GeneratorTasks(asyncio.TaskGroup):
     """A task group around the ``yield`` of an asynchronous generator, whose close is not an error."""
 

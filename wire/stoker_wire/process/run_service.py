@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from stoker_wire.errors import StokerError
-from stoker_wire.process import log
+from stoker_wire.process import garbage, log
 from stoker_wire.process.event_loop import new_loop
 from stoker_wire.settings import Settings
 
@@ -55,6 +55,7 @@ async def _run(main: Callable[[], Awaitable[Stoppable]]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     running = await main()
+    garbage.settle()
     try:
         await stopping.wait()
     finally:

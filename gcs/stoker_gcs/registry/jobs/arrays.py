@@ -21,6 +21,7 @@ from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.control import Explanation, Fit
 from stoker_wire.messages.work import FinishJob, JobState
+from stoker_wire.process.background import first_cause
 
 if TYPE_CHECKING:
     from stoker_gcs.peer_clients import PeerClients
@@ -72,10 +73,7 @@ class JobArrays:
                         runs.create_task(self._run(array_id, job_id, slots))
                 late.cancel()
         except ExceptionGroup as group:
-            first: Exception = group
-            while isinstance(first, ExceptionGroup):
-                first = first.exceptions[0]
-            raise first from group
+            raise first_cause(group) from group
         await self._end(array_id)
 
     async def _end_if_late(self, array: Job) -> None:

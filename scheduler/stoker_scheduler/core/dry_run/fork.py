@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from enum import Enum
 from operator import attrgetter, is_
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple
+
+import msgspec
 
 from stoker_scheduler.core.placement.ranking import DirtyNodes
 from stoker_scheduler.core.state import State, Timer
@@ -70,7 +73,7 @@ class _Copier:
             return known
         if kind in self._slots:
             twin = self._copy_slots(value, self._slots[kind])
-        elif kind is dict:
+        elif kind is dict or kind is OrderedDict:
             twin = self._copy_dict(value)
         elif kind is list:
             twin = [self.copy(item) for item in value]
@@ -117,6 +120,8 @@ class _Slots(NamedTuple):
 def _never_changes(kind: type) -> bool:
     if issubclass(kind, _ATOMIC):
         return True
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_config__.frozen
     return is_dataclass(kind) and bool(kind.__dataclass_params__.frozen)  # type: ignore[attr-defined]
 
 

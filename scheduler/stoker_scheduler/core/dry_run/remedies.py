@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.dry_run.fork import fork, size_of
 from stoker_scheduler.core.dry_run.plan import ask, obey, placed_by
@@ -135,7 +137,7 @@ def _asked(state: State, request: ev.LeaseRequested) -> tuple[State, str]:
     if request.request_id in twin.pending:
         return twin, ""
     # It is not to be given up while the search goes on.
-    out = ask(twin, replace(request, wait_if_infeasible=True))
+    out = ask(twin, msgspec.structs.replace(request, wait_if_infeasible=True))
     return twin, _node_of(out, request)
 
 

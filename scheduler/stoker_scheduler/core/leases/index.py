@@ -16,13 +16,13 @@ class Index:
     def __init__(self) -> None:
         self._members: dict[str, dict[str, None]] = {}
 
-    def add(self, member: str, *of: str) -> None:
+    def add(self, member: str, of: Iterable[str]) -> None:
         """Add ``member``; empty ids are left out."""
         for key in of:
             if key:
                 self._members.setdefault(key, {})[member] = None
 
-    def discard(self, member: str, *of: str) -> None:
+    def discard(self, member: str, of: Iterable[str]) -> None:
         """Remove ``member``, which was added with the same ids."""
         for key in of:
             members = self._members.get(key)
@@ -39,7 +39,7 @@ class Index:
         """Raise AssertionError unless there are exactly these members, each with what it belongs to."""
         twin = Index()
         for member, of in expected:
-            twin.add(member, *of)
+            twin.add(member, of)
         assert twin._members.keys() == self._members.keys(), "the index names others"
         for key, members in twin._members.items():
             assert members.keys() == self._members[key].keys(), f"the index of {key} is wrong"

@@ -163,7 +163,7 @@ def add_lease(state: State, lease: LeaseState) -> None:
     place.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
     place.leases[lease.lease_id] = None
     state.leases[lease.lease_id] = lease
-    state.lease_index.add(lease.lease_id, *lease.belongs_to)
+    state.lease_index.add(lease.lease_id, lease.belongs_to)
     if lease.phase is Phase.STARTING:
         state.starting.add(lease)
     if lease.preemptible:
@@ -181,7 +181,7 @@ def remove_lease(state: State, lease: LeaseState) -> None:
     state.preemptible.pop(lease.lease_id, None)
     if lease.preempted:
         state.preemptions.ended(lease)
-    state.lease_index.discard(lease.lease_id, *lease.belongs_to)
+    state.lease_index.discard(lease.lease_id, lease.belongs_to)
     del place.leases[lease.lease_id]
     place.free(lease.requirements, lease.gpus, blocked=lease.blocked)
     if not lease.in_bundle:
@@ -311,10 +311,7 @@ def _inherit_stop(state: State, group: PlacementGroup, bundle: LeaseState) -> No
     if place is not None:
         heir = state.leases[place.bundle_lease_id]
         heir.stop_reason = bundle.stop_reason
-        grace_s = state.policy.preemption_grace_s
-        if bundle.preemption_grace_s is not None:
-            grace_s = bundle.preemption_grace_s
-        wait_s = 0.0 if group.is_empty else grace_s + state.policy.stop_margin_s
+        wait_s = 0.0 if group.is_empty else state.grace_s(bundle) + state.policy.stop_margin_s
         state.set_timer(state.at_s + wait_s, Timer.STOP, heir.lease_id)
 
 
@@ -419,7 +416,7 @@ def end_request(state: State, pending: PendingRequest) -> None:
     pending.ready.clear()
     state.queue.want(pending, 0)
     del state.pending[pending.request_id]
-    state.request_index.discard(pending.request_id, *pending.request.belongs_to)
+    state.request_index.discard(pending.request_id, pending.belongs_to)
     state.unsettled.pop(pending.request_id, None)
 
 

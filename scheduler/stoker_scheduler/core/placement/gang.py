@@ -24,7 +24,13 @@ from stoker_scheduler.core.placement.feasibility import (
     rules_for,
 )
 from stoker_scheduler.core.placement.ranking import DirtyNodes
-from stoker_scheduler.core.placement.scoring import ScorePolicy, base_cost, nearness
+from stoker_scheduler.core.placement.scoring import (
+    COMMON_TERMS,
+    ScorePolicy,
+    cost_of,
+    nearness,
+    terms_for,
+)
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.requirements import Requirements
@@ -266,7 +272,8 @@ class _Search:
         cost = costs.get(kind)
         if cost is None:
             bundle = self._gang.kinds[kind]
-            cost = costs[kind] = base_cost(self._nodes[node_id], bundle, self._policy)
+            terms = terms_for(COMMON_TERMS, bundle, "")
+            cost = costs[kind] = cost_of(terms, self._nodes[node_id], bundle, self._policy)
         return cost
 
     # Together

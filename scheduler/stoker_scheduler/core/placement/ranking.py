@@ -8,26 +8,31 @@ worse than it seems, so it is looked at when it comes to the top. Only ``State``
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from stoker_scheduler.core.placement.feasibility import (
-    RESOURCE_RULES,
+    check_gpus,
     check_node_filters,
-    first_obstacle,
     rules_for,
 )
 from stoker_scheduler.core.placement.scoring import (
     LOCALITY_FLOOR_BYTES,
     NODE_ORDERS,
-    ScoreKey,
     ScorePolicy,
+    terms_for,
 )
 from stoker_scheduler.core.placement.verdicts import with_locality
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.nodes import NodeInfo
     from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.core.placement.feasibility import Check
+
+
+Entry = list[Any]
+"""Cost, tie-break and id of a node, and its count of allocations when these were found: an item of a heap."""
 
 
 class DirtyNodes:
@@ -71,13 +76,14 @@ class Ranking:
     """The nodes on which ``requirements`` fit now, best first for work that runs ``kernels``."""
 
     __slots__ = (
+        "_changing_rules",
         "_cursor",
+        "_entries",
         "_heap",
-        "_keys",
         "_order",
-        "_resource_rules",
         "_rules",
-        "_seen",
+        "_terms",
+        "_tie",
         "kernels",
         "requirements",
     )
@@ -86,14 +92,21 @@ class Ranking:
         self.requirements = requirements
         self.kernels = kernels
         self._rules = rules_for(requirements)
-        changing = (*RESOURCE_RULES, check_node_filters) if requirements.reads else RESOURCE_RULES
-        self._resource_rules = tuple(rule for rule in self._rules if rule in changing)
+        changing = (check_gpus, check_node_filters) if requirements.reads else (check_gpus,)
+        self._changing_rules = tuple(rule for rule in self._rules if rule in changing)
+        """Those that a node can come to break when more of it is allocated; the cost knows the others."""
         self._order = NODE_ORDERS[requirements.policy]
-        self._keys: dict[str, ScoreKey] = {}
-        self._seen: dict[str, int] = {}
-        """Node -> its count of allocations when its key was made."""
-        self._heap: list[tuple[float, int, str]] = []
+        self._terms = terms_for(self._order.terms, requirements, kernels)
+        tie = self._order.tie
+        self._tie = tie.value if tie.counts_for(requirements) else None
+        self._entries: dict[str, Entry] = {}
+        """Node -> its entry; others of the node that are in the heap are of the past."""
+        self._heap: list[Entry] = []
         self._cursor = -1
+
+    def __len__(self) -> int:
+        """Return how many entries the ranking keeps, which is what it costs in memory."""
+        return len(self._heap)
 
     def best(
         self,
@@ -104,51 +117,73 @@ class Ranking:
     ) -> str | None:
         """Return the best node, or None if the requirements fit nowhere now."""
         self._catch_up(nodes, dirty, policy)
-        heap, keys = self._heap, self._keys
+        heap, entries, rules = self._heap, self._entries, self._changing_rules
         while heap:
-            cost, tie, node_id = heap[0]
-            key = keys.get(node_id)
-            if key != (cost, tie):
+            entry = heap[0]
+            node_id = entry[2]
+            if entries.get(node_id) is not entry:
                 heapq.heappop(heap)
                 continue
-            if self._is_current(nodes[node_id], policy):
+            node = nodes[node_id]
+            if node.allocations == entry[3]:
                 break
-            now = keys.get(node_id)
+            # More of it is allocated: it can have become unfit, or worse, for that alone.
+            now = self._enter(node, policy, rules, entry)
+            if now is entry:
+                break
             if now is None:
                 heapq.heappop(heap)
-            elif now != key:
-                heapq.heapreplace(heap, (*now, node_id))
+            else:
+                heapq.heapreplace(heap, now)
         else:
             return None
-        best = heap[0]
         if locality and self._order.uses_locality:
-            for node_id, nbytes in locality.items():
-                if nbytes < LOCALITY_FLOOR_BYTES or node_id not in keys:
-                    continue
-                key = keys[node_id]
-                self._is_current(nodes[node_id], policy)
-                now = keys.get(node_id)
-                if now is None:
-                    continue
-                if now != key:
-                    heapq.heappush(heap, (*now, node_id))
-                best = min(best, with_locality(now, node_id, locality))
+            return self._best_with_locality(nodes, policy, locality)
+        best: str = heap[0][2]
+        return best
+
+    def _best_with_locality(
+        self, nodes: Mapping[str, NodeInfo], policy: ScorePolicy, locality: Mapping[str, int]
+    ) -> str:
+        """Return the best of the first node and those that store a large part of the arguments."""
+        cost, tie, best_id, _ = self._heap[0]
+        best: tuple[float, int, str] = (cost, tie, best_id)
+        for node_id, nbytes in locality.items():
+            known = self._entries.get(node_id)
+            if nbytes < LOCALITY_FLOOR_BYTES or known is None:
+                continue
+            entry = self._enter(nodes[node_id], policy, self._changing_rules, known)
+            if entry is None:
+                continue
+            if entry is not known:
+                heapq.heappush(self._heap, entry)
+            best = min(best, with_locality((entry[0], entry[1]), node_id, locality))
         return best[2]
 
-    def _is_current(self, node: NodeInfo, policy: ScorePolicy) -> bool:
-        """Return whether the node's key is of its present allocations; if not, make it so (not the heap).
+    def _enter(
+        self, node: NodeInfo, policy: ScorePolicy, rules: Sequence[Check], known: Entry | None
+    ) -> Entry | None:
+        """Return the node's entry as of now, None if a rule is broken.
 
-        A node of which more is allocated can have become unfit for that alone.
+        That is the ``known`` one if the node is as good as before; else a new one, not in the heap yet.
         """
-        node_id = node.spec.node_id
-        if self._seen[node_id] == node.allocations:
-            return True
-        if first_obstacle(node, self.requirements, self._resource_rules) is not None:
-            del self._keys[node_id]
-            return False
-        self._seen[node_id] = node.allocations
-        self._keys[node_id] = self._order.score_key(node, self.requirements, policy, self.kernels)
-        return False
+        requirements, node_id = self.requirements, node.spec.node_id
+        for check in rules:
+            if check(node, requirements):
+                self._entries.pop(node_id, None)
+                return None
+        cost, kernels = 0.0, self.kernels
+        for weight, value in self._terms:  # as cost_of does, without a call
+            cost += weight * value(node, requirements, policy, kernels)
+        if cost == math.inf:
+            self._entries.pop(node_id, None)
+            return None
+        tie = 0 if self._tie is None else self._tie(node)
+        if known is not None and known[0] == cost and known[1] == tie:
+            known[3] = node.allocations
+            return known
+        entry = self._entries[node_id] = [cost, tie, node_id, node.allocations]
+        return entry
 
     def _catch_up(
         self, nodes: Mapping[str, NodeInfo], dirty: DirtyNodes, policy: ScorePolicy
@@ -157,27 +192,20 @@ class Ranking:
         if start == end:
             return
         self._cursor = end
+        entries, rules = self._entries, self._rules
         if start < dirty.base or len(self._heap) > 8 * len(nodes) + 64:
-            score_key = self._order.score_key
-            self._keys = {
-                node.node_id: score_key(node, self.requirements, policy, self.kernels)
-                for node in nodes.values()
-                if first_obstacle(node, self.requirements, self._rules) is None
-            }
-            self._seen = {node_id: nodes[node_id].allocations for node_id in self._keys}
-            self._heap = [(*sort_key, node_id) for node_id, sort_key in self._keys.items()]
+            entries.clear()
+            for node in nodes.values():
+                self._enter(node, policy, rules, None)
+            self._heap = list(entries.values())
             heapq.heapify(self._heap)
             return
         names = frozenset() if self.requirements.reads else self.requirements.names
         for node_id in dirty.since(start, names):
-            self._update(node_id, nodes.get(node_id), policy)
-
-    def _update(self, node_id: str, node: NodeInfo | None, policy: ScorePolicy) -> None:
-        if node is None or first_obstacle(node, self.requirements, self._rules) is not None:
-            self._keys.pop(node_id, None)
-            return
-        sort_key = self._order.score_key(node, self.requirements, policy, self.kernels)
-        self._seen[node_id] = node.allocations
-        if self._keys.get(node_id) != sort_key:
-            self._keys[node_id] = sort_key
-            heapq.heappush(self._heap, (*sort_key, node_id))
+            changed, known = nodes.get(node_id), entries.get(node_id)
+            if changed is None:
+                entries.pop(node_id, None)
+                continue
+            entry = self._enter(changed, policy, rules, known)
+            if entry is not None and entry is not known:
+                heapq.heappush(self._heap, entry)

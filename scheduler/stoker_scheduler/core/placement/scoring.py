@@ -1,16 +1,18 @@
 """Scores of the nodes that fit: a cost, lower is better, and a tie-break that never moves.
 
-Hybrid: nodes are filled one after the other until the scarcest resource of the demand passes a
-threshold, then the least loaded is used; work without GPUs avoids nodes that have some; large
-arguments pull work to the node that stores them, and compiled kernels to the node that has them.
-Spread: nodes below the threshold take turns, then the least loaded is used; arguments and kernels pull
-nothing.
+The cost is the sum of named, weighted terms; each policy says which count (:data:`NODE_ORDERS`). Hybrid:
+nodes are filled one after the other until the scarcest resource of the demand passes a threshold, then the
+least loaded is used; work without GPUs avoids nodes that have some; large arguments pull work to the node
+that stores them, and compiled kernels to the node that has them. Spread: nodes below the threshold take
+turns, then the least loaded is used; arguments and kernels pull nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from stoker_scheduler.core.model.nodes import NodeInfo
 from stoker_scheduler.core.model.requirements import PlacementPolicy, Requirements
@@ -44,48 +46,64 @@ class ScorePolicy:
     pack_threshold: float = 0.5
 
 
-def base_cost(node: NodeInfo, requirements: Requirements, policy: ScorePolicy) -> float:
-    """Return the cost that counts under every policy.
+def load_cost(
+    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str = ""
+) -> float:
+    """Return the utilisation of the scarcest resource asked for, with the lease; 0 up to the threshold.
 
-    It is the utilisation, above the threshold, of the scarcest demanded resource if ``requirements``
-    were placed there; a price for taking a GPU node without need; gains for the preferred node, and
-    those that extenders give.
+    It is infinite where the node lacks some of ``requirements.items``.
     """
-    load, total, available = 0.0, node.spec.total, node.available
+    load, spec, available = 0.0, node.spec, node.available
+    total = spec.total
     for name, count in requirements.items:
-        has = total.get(name, 0)
-        if has:
-            used = (has - available.get(name, 0) + count) / has
-            if used > load:
-                load = used
-    cost = 0.0
-    if node.spec.gpus:
-        if requirements.needs_gpu:
-            devices, has = node.devices, node.devices.total_units
-            taken = devices.typical_units(requirements.gpu, requirements.gpu_memory)
-            load = max(load, (has - devices.free_units + taken) / has)
-        else:
-            cost = GPU_NODE_COST
-    if load > policy.pack_threshold:
-        cost += load
-    if requirements.soft and requirements.node_id == node.spec.node_id:
-        cost -= PREFERRED_GAIN
-    if requirements.extenders:
-        answer = node.answers.get(requirements)
-        cost -= answer.gains.get(node.node_id, 0.0) if answer is not None else 0.0
-    return cost
+        free = available.get(name, 0)
+        if free < count:
+            return math.inf
+        has = total[name]
+        used = (has - free + count) / has
+        if used > load:
+            load = used
+    if spec.gpus and requirements.needs_gpu:
+        devices, has = node.devices, node.devices.total_units
+        taken = devices.typical_units(requirements.gpu, requirements.gpu_memory)
+        load = max(load, (has - devices.free_units + taken) / has)
+    return load if load > policy.pack_threshold else 0.0
 
 
-def _hybrid_key(
+def gpu_node(
     node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
-) -> ScoreKey:
-    cost = base_cost(node, requirements, policy)
-    if kernels and is_warm(node, kernels):
-        cost -= WARM_GAIN
-    if requirements.gpu > UNIT:
-        cost -= TOPOLOGY_GAIN * nearness(node, requirements.gpu // UNIT)
-    # Without resources nothing tells nodes apart, and all such leases would pile up on one.
-    return cost, 0 if requirements.names else len(node.leases)
+) -> float:
+    """Return 1 for a node that has GPUs."""
+    return 1.0 if node.spec.gpus else 0.0
+
+
+def preferred(
+    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+) -> float:
+    """Return 1 for the node of a soft affinity."""
+    return 1.0 if requirements.node_id == node.spec.node_id else 0.0
+
+
+def extenders(
+    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+) -> float:
+    """Return the gain that the extenders give the node."""
+    answer = node.answers.get(requirements)
+    return answer.gains.get(node.node_id, 0.0) if answer is not None else 0.0
+
+
+def compiled_kernels(
+    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+) -> float:
+    """Return 1 for a node that has compiled the kernels."""
+    return 1.0 if is_warm(node, kernels) else 0.0
+
+
+def gpu_topology(
+    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+) -> float:
+    """Return how near each other the GPUs are that would be given, as :func:`nearness` does."""
+    return nearness(node, requirements.gpu // UNIT)
 
 
 def nearness(node: NodeInfo, count: int) -> float:
@@ -97,29 +115,105 @@ def nearness(node: NodeInfo, count: int) -> float:
     return (FARTHEST * pairs - spread) / ((FARTHEST - NEAREST) * pairs)
 
 
-def _spread_key(
-    node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
-) -> ScoreKey:
-    return base_cost(node, requirements, policy), node.turn
+Value = Callable[[NodeInfo, Requirements, ScorePolicy, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One part of a cost: ``weight`` times ``value``; without ``counts_for`` the requirements it is 0."""
+
+    name: str
+    weight: float
+    value: Value
+    counts_for: Callable[[Requirements, str], bool]
+
+
+LOAD = Term("load", 1.0, load_cost, lambda requirements, kernels: bool(requirements.names))
+GPU_NODE = Term(
+    "gpu_node", GPU_NODE_COST, gpu_node, lambda requirements, kernels: not requirements.needs_gpu
+)
+PREFERRED = Term(
+    "preferred", -PREFERRED_GAIN, preferred, lambda requirements, kernels: requirements.soft
+)
+EXTENDERS = Term(
+    "extenders", -1.0, extenders, lambda requirements, kernels: bool(requirements.extenders)
+)
+KERNELS = Term("compiled_kernels", -WARM_GAIN, compiled_kernels, lambda _, kernels: bool(kernels))
+TOPOLOGY = Term(
+    "gpu_topology",
+    -TOPOLOGY_GAIN,
+    gpu_topology,
+    lambda requirements, kernels: requirements.gpu > UNIT,
+)
+
+COMMON_TERMS = (LOAD, GPU_NODE, PREFERRED, EXTENDERS)
+"""Those that count under every policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """What decides between nodes of equal cost, the least first; 0 for requirements that it is not for."""
+
+    value: Callable[[NodeInfo], int]
+    counts_for: Callable[[Requirements], bool]
+
+
+FEWEST_LEASES = Tie(lambda node: len(node.leases), lambda requirements: not requirements.names)
+"""Without resources nothing tells nodes apart, and all such leases would pile up on one."""
+LONGEST_AGO = Tie(lambda node: node.turn, lambda requirements: True)
 
 
 @dataclass(frozen=True, slots=True)
 class NodeOrder:
-    """Order of the nodes under one policy.
+    """Order of the nodes under one policy: by the sum of ``terms``, then by ``tie``; lower is better.
 
-    ``score_key`` says how good a node is for requirements that run a set of kernels (or none, ``""``),
-    before locality; lower is better. With ``uses_locality`` large arguments pull work to their node.
-    With ``takes_turns`` a node that gets a lease goes behind the others (``NodeInfo.turn``).
+    With ``uses_locality`` large arguments pull work to their node. With ``takes_turns`` a node that gets a
+    lease goes behind the others (``NodeInfo.turn``).
     """
 
-    score_key: Callable[[NodeInfo, Requirements, ScorePolicy, str], ScoreKey]
+    terms: tuple[Term, ...]
+    tie: Tie
     uses_locality: bool
     takes_turns: bool
 
+    def score_key(
+        self, node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+    ) -> ScoreKey:
+        """Return how good a node is for requirements that run a set of kernels (or none, ``""``)."""
+        terms = terms_for(self.terms, requirements, kernels)
+        tie = self.tie.value(node) if self.tie.counts_for(requirements) else 0
+        return cost_of(terms, node, requirements, policy, kernels), tie
+
+
+@lru_cache(maxsize=4096)
+def terms_for(
+    terms: tuple[Term, ...], requirements: Requirements, kernels: str
+) -> tuple[tuple[float, Value], ...]:
+    """Return weight and value of the ``terms`` that can be other than 0."""
+    return tuple((one.weight, one.value) for one in terms if one.counts_for(requirements, kernels))
+
+
+def cost_of(
+    terms: Sequence[tuple[float, Value]],
+    node: NodeInfo,
+    requirements: Requirements,
+    policy: ScorePolicy,
+    kernels: str = "",
+) -> float:
+    """Return the sum of ``terms`` (from :func:`terms_for`); infinite where the node lacks resources."""
+    cost = 0.0
+    for weight, value in terms:
+        cost += weight * value(node, requirements, policy, kernels)
+    return cost
+
 
 NODE_ORDERS: Mapping[PlacementPolicy, NodeOrder] = {
-    PlacementPolicy.HYBRID: NodeOrder(_hybrid_key, uses_locality=True, takes_turns=False),
-    PlacementPolicy.SPREAD: NodeOrder(_spread_key, uses_locality=False, takes_turns=True),
+    PlacementPolicy.HYBRID: NodeOrder(
+        (*COMMON_TERMS, KERNELS, TOPOLOGY), FEWEST_LEASES, uses_locality=True, takes_turns=False
+    ),
+    PlacementPolicy.SPREAD: NodeOrder(
+        COMMON_TERMS, LONGEST_AGO, uses_locality=False, takes_turns=True
+    ),
 }
 """Every policy's order: a new policy is a member of the enum, a row here and its name in ``wire_types``."""
 

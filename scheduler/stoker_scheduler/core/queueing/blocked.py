@@ -25,27 +25,25 @@ _rules_for = lru_cache(maxsize=4096)(rules_for)
 class BlockedSubqueues:
     """The requirements of which nothing fits anywhere, as of the changes that it was told of."""
 
-    __slots__ = ("_all", "_by_name", "_in_group", "readers")
+    __slots__ = ("_by_name", "_in_group", "members", "readers")
 
     def __init__(self) -> None:
-        self._all: dict[Requirements | Gang, None] = {}
+        self.members: dict[Requirements | Gang, None] = {}
+        """All of them; to be read only."""
         self._by_name: dict[str, dict[Requirements | Gang, None]] = {}
         self.readers: dict[Requirements | Gang, None] = {}
         """Those with a node filter that asks what is free: less of it may help them too."""
         self._in_group: dict[str, dict[Requirements, None]] = {}
 
     def __contains__(self, requirements: Requirements | Gang) -> bool:
-        return requirements in self._all
+        return requirements in self.members
 
     def __iter__(self) -> Iterator[Requirements | Gang]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
+        return iter(self.members)
 
     def add(self, requirements: Requirements | Gang) -> None:
         """Add requirements that fit nowhere."""
-        self._all[requirements] = None
+        self.members[requirements] = None
         if not isinstance(requirements, Gang) and requirements.group_id:
             self._in_group.setdefault(requirements.group_id, {})[requirements] = None
             return
@@ -56,9 +54,9 @@ class BlockedSubqueues:
 
     def discard(self, requirements: Requirements | Gang) -> None:
         """Remove requirements that may fit, or that nobody waits for."""
-        if requirements not in self._all:
+        if requirements not in self.members:
             return
-        del self._all[requirements]
+        del self.members[requirements]
         if not isinstance(requirements, Gang) and requirements.group_id:
             _drop(self._in_group, requirements.group_id, requirements)
             return
@@ -77,7 +75,7 @@ class BlockedSubqueues:
 
     def changed(self, node: NodeInfo) -> list[Requirements | Gang]:
         """Return those that fit on ``node``, or may, whatever of it has changed."""
-        return [requirements for requirements in self._all if _may_fit(node, requirements)]
+        return [requirements for requirements in self.members if _may_fit(node, requirements)]
 
     def allocated(self, node: NodeInfo) -> list[Requirements | Gang]:
         """Return those that fit on ``node``, or may, now that less of it is free."""

@@ -8,7 +8,6 @@ then nothing until something changes for it. Now and then all that wait are revi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import Outbox, RejectReason
@@ -29,22 +28,24 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.queueing.tenants import Hold
 
 MAX_REMEMBERED_REQUIREMENTS = 4096
-BATCH = 64
-"""Subqueues among whose accounts turns are taken at once."""
-MAX_LOOKS = 64
-"""Subqueues for which busy leases are looked at between two reviews; the others' turn comes then."""
+BATCH, BATCH_ACCOUNTS = 64, 1024
+"""Subqueues among whose accounts turns are taken at once, and how many accounts these have."""
+MAX_LOOKS, LEASES_PER_LOOK = 16, 16
+"""Subqueues for which busy leases are looked at between two reviews, each so many leases that are then
+preempted counting as one more; the others' turn comes at the next."""
 
 
 def run_cycle(state: State, outbox: Outbox) -> None:
     """Bring the queue as far as the cluster allows."""
     queue = state.queue
-    if not queue.open and not state.review_due and not state.idle_grew:
+    if not (queue.open or queue.joined or state.review_due or state.idle_grew):
         return
     if state.review_due and queue.held:
         state.wake_held()
     # 1. Assign what fits, those first whose turn it is; subqueues that fit nowhere are set aside.
-    blocked: dict[Requirements | Gang, Subqueue] = {}
-    for subqueues in _batches(state, queue.take_open()):
+    opened = queue.take_open()
+    blocked = {subqueue.requirements: subqueue for subqueue in queue.take_joined()}
+    for subqueues in _batches(state, opened):
         _assign_in_turns(state, subqueues, blocked, outbox)
     # 2. Those set aside, at a review all that are: never possible, or only not now?
     if state.review_due or state.idle_grew:
@@ -81,21 +82,28 @@ def assign_at_once(state: State, pending: PendingRequest, most: int, outbox: Out
     return count
 
 
-def _batches(state: State, subqueues: list[Subqueue]) -> Iterable[list[Subqueue]]:
+def _batches(state: State, subqueues: list[Subqueue]) -> list[list[Subqueue]]:
     """Return the subqueues, of many those with the foremost requests first.
 
     What the first batch leaves free is all that the next ones can have: turns within each suffice.
     """
-    if len(subqueues) <= BATCH:
-        return (subqueues,)
+    if len(subqueues) <= BATCH and sum(len(one.accounts) for one in subqueues) <= BATCH_ACCOUNTS:
+        return [subqueues]
     at_s, aging_s = state.at_s, state.policy.aging_s
 
     def foremost(subqueue: Subqueue) -> tuple[int, float, int]:
         head = subqueue.head(at_s, aging_s)
         return -head.effective_priority(at_s, aging_s), head.since_s, head.seq
 
-    subqueues.sort(key=foremost)
-    return (subqueues[first : first + BATCH] for first in range(0, len(subqueues), BATCH))
+    batches: list[list[Subqueue]] = [[]]
+    accounts = 0
+    for subqueue in sorted(subqueues, key=foremost):
+        accounts += len(subqueue.accounts)
+        if len(batches[-1]) == BATCH or accounts > BATCH_ACCOUNTS:
+            batches.append([])
+            accounts = len(subqueue.accounts)
+        batches[-1].append(subqueue)
+    return batches
 
 
 def _assign_in_turns(
@@ -189,10 +197,11 @@ def _preempt_and_reserve(state: State, waiting: list[Subqueue], outbox: Outbox) 
         preempt_idle(state, subqueue, outbox)
     busy = BusyLeases(state)
     unchecked = [one for one in waiting if one.requirements not in state.preemption_checked]
-    for subqueue in unchecked[: MAX_LOOKS - state.looks]:
-        state.looks += 1
+    for subqueue in unchecked:
+        if state.looks >= MAX_LOOKS:
+            break
         state.preemption_checked[subqueue.requirements] = None
-        preempt_busy(state, subqueue, busy, outbox)
+        state.looks += 1 + preempt_busy(state, subqueue, busy, outbox) // LEASES_PER_LOOK
     if any(one.requirements not in state.preemption_checked for one in unchecked):
         state.set_review(state.at_s + state.policy.preemption_pause_s)
 

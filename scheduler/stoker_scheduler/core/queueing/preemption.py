@@ -16,7 +16,7 @@ get it all the same, whose turn is earlier, nothing more is stopped for that for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,12 @@ def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
         if key in for_others:
             for_others[key] -= 1
 
-    _preempt(state, requirements, candidates, limit, outbox, allowed=allowed, chosen=chosen)
+    places = _by_place(candidates, requirements)
+    _preempt(state, requirements, places, limit, outbox, allowed=allowed, chosen=chosen)
+
+
+Place = tuple["NodeInfo", list[LeaseState]]
+"""A node, or a bundle, and the leases there that may be preempted, the cheapest first."""
 
 
 class BusyLeases:
@@ -129,6 +134,26 @@ class BusyLeases:
             self._asked = sorted(asked, key=victim_cost)
         return self._asked
 
+    def places(
+        self, requirements: Requirements, is_candidate: Callable[[LeaseState], bool]
+    ) -> Iterator[Place]:
+        """Yield the places with candidates, as :func:`_by_place` does, looking at no more than is read."""
+        seen: set[tuple[str, str]] = set()
+        for lease in self.leases:
+            if not is_candidate(lease) or not _is_of_use(lease, requirements):
+                continue
+            place = lease.place
+            key = (place.node_id, place.bundle_lease_id)
+            if key not in seen:
+                seen.add(key)
+                yield place, [one for one in self._at(place) if is_candidate(one)]
+
+    def _at(self, place: NodeInfo) -> list[LeaseState]:
+        leases = self._state.leases
+        there = [leases[lease_id] for lease_id in reversed(place.leases)]
+        there = [lease for lease in there if _may_yield(lease)]
+        return sorted(there, key=victim_cost) if self._state.preemptible else there
+
     def has_lower(self, highest: Mapping[str, int]) -> bool:
         """Return whether in some queue a lease has a lower priority than ``highest`` says."""
         return bool(self.leases) and any(
@@ -143,11 +168,11 @@ class BusyLeases:
         return self._fair
 
 
-def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Outbox) -> None:
-    """Preempt leases in use where priority, fairness or a reservation asks for it."""
+def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Outbox) -> int:
+    """Preempt leases in use where priority, fairness or a reservation asks for it; count what it made."""
     limit, requirements = _missing_preemptions(state, subqueue), subqueue.requirements
     if (limit <= 0 or not busy.leases) and not busy.asked:
-        return
+        return 0
     highest: dict[str, int] = {}
     firsts = list(subqueue.firsts())
     for first in firsts:
@@ -155,28 +180,36 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
         highest[queue] = max(priority, highest.get(queue, priority))
     reservation = state.reserved.get(requirements)
     reserved_nodes = reservation.node_ids if reservation is not None else ()
-    due = [
-        lease
-        for lease in (busy.leases if reserved_nodes or busy.has_lower(highest) else ())
-        if lease.priority < highest.get(lease.account.queue, lease.priority)
-        or lease.node_id in reserved_nodes
-    ]
+    some_due = reserved_nodes or busy.has_lower(highest)
+
+    def is_due(lease: LeaseState) -> bool:
+        return (
+            lease.priority < highest.get(lease.account.queue, lease.priority)
+            or lease.node_id in reserved_nodes
+        )
+
     claims = _claims_by_order(state, firsts, reserved_nodes)
     if busy.asked and not isinstance(requirements, Gang):
         _stop_asked(state, requirements, busy.asked, subqueue.wanted, outbox, claims)
     if limit <= 0:
-        return
+        return 0
     if isinstance(requirements, Gang):
+        due = [lease for lease in busy.leases if is_due(lease)] if some_due else []
         claimed = [] if due else _claimable(state, subqueue, requirements, busy)
         if not due:
             claims = _claims_by_share(state, subqueue, busy.fair)
-        for lease in _preempt_for_gang(state, requirements, [*due, *claimed], outbox, claims):
+        victims = _preempt_for_gang(state, requirements, [*due, *claimed], outbox, claims)
+        for lease in victims:
             busy.fair.took(busy.fair.poorest(subqueue.accounts), lease)
-        return
-    if due:
-        limit -= _preempt(state, requirements, due, limit, outbox, claims=claims)
-    if limit > 0:
-        _preempt_for_fairness(state, subqueue, requirements, busy, limit, outbox)
+        return len(victims)
+    count = 0
+    if some_due:
+        places = busy.places(requirements, is_due)
+        count = _preempt(state, requirements, places, limit, outbox, claims=claims)
+    if limit > count:
+        left = limit - count
+        count += _preempt_for_fairness(state, subqueue, requirements, busy, left, outbox)
+    return count
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,18 +301,20 @@ def _preempt_for_fairness(
     busy: BusyLeases,
     limit: int,
     outbox: Outbox,
-) -> None:
-    """Preempt what other accounts have beyond their fair share, for the account that has least of its own."""
+) -> int:
+    """Preempt what others have beyond their fair share for the account that has least; count the leases."""
     fair = busy.fair
     poorest = fair.poorest(subqueue.accounts)
     lease_share = dominant_share(dict(state.cost(requirements)), state.capacity)
     coming = state.preemptions.count(requirements)
     limit = min(limit, fair.missing(poorest, lease_share, coming))
     if limit <= 0:
-        return
+        return 0
     settled_s = state.at_s - state.policy.quantum_s
     excess = fair.excess()
-    candidates = [lease for lease in busy.leases if lease.account in excess]
+
+    def is_candidate(lease: LeaseState) -> bool:
+        return lease.account in excess
 
     def is_excess(lease: LeaseState) -> bool:
         return lease.granted_at_s <= settled_s and fair.may_take(poorest, lease)
@@ -287,10 +322,10 @@ def _preempt_for_fairness(
     def chosen(lease: LeaseState) -> None:
         fair.took(poorest, lease)
 
-    _preempt(
+    return _preempt(
         state,
         requirements,
-        candidates,
+        busy.places(requirements, is_candidate),
         limit,
         outbox,
         allowed=is_excess,
@@ -317,7 +352,7 @@ def _missing_preemptions(state: State, subqueue: Subqueue) -> int:
 def _preempt(
     state: State,
     requirements: Requirements,
-    candidates: list[LeaseState],
+    places: Iterator[Place],
     limit: int,
     outbox: Outbox,
     *,
@@ -325,7 +360,7 @@ def _preempt(
     chosen: Callable[[LeaseState], None] = lambda _: None,
     claims: Claims = _no_claim,
 ) -> int:
-    """Preempt the fewest ``candidates`` that make room for up to ``limit`` leases; count these."""
+    """Preempt the fewest candidates at ``places`` that make room for up to ``limit`` leases; count these."""
 
     def yields(lease: LeaseState) -> bool:
         if lease.preempted or not allowed(lease):
@@ -341,8 +376,7 @@ def _preempt(
     preempted: list[LeaseState] = []
     room: list[str] = []
     count = 0
-    compared = COMPARED_PLACES if any(lease.preemptible for lease in candidates) else 1
-    places = iter(_by_place(candidates, requirements))
+    compared = COMPARED_PLACES if state.preemptible else 1
     proposals: list[Proposal] = []
     while count < limit:
         while len(proposals) < compared and (entry := next(places, None)) is not None:
@@ -455,8 +489,7 @@ def _stop(
         return
     until_s = state.at_s
     for lease, claim in stopped:
-        grace_s = lease.preemption_grace_s
-        grace_s = policy.preemption_grace_s if grace_s is None else grace_s
+        grace_s = state.grace_s(lease)
         until_s = max(until_s, state.at_s + grace_s + policy.stop_margin_s)
         key = (lease.account, lease.class_key)
         state.preempted[key] = state.preempted.pop(key, 0) + 1
@@ -547,17 +580,20 @@ def _order(victims: Iterable[LeaseState], outbox: Outbox) -> None:
         outbox.append(Preempt(owner_id=owner_id, lease_ids=tuple(owned)))
 
 
-def _by_place(
-    candidates: Iterable[LeaseState], requirements: Requirements
-) -> list[tuple[NodeInfo, list[LeaseState]]]:
+def _by_place(candidates: Iterable[LeaseState], requirements: Requirements) -> Iterator[Place]:
     """Group leases by node, or by bundle for requirements that go into one; the others are of no use."""
-    places: dict[tuple[str, str], tuple[NodeInfo, list[LeaseState]]] = {}
+    places: dict[tuple[str, str], Place] = {}
     for lease in candidates:
-        group_id = lease.group_id if lease.in_bundle else ""
-        if lease.preempted or group_id != requirements.group_id:
-            continue
-        if group_id and requirements.bundle not in (ANY_BUNDLE, lease.bundle):
-            continue
-        place = lease.place
-        places.setdefault((place.node_id, place.bundle_lease_id), (place, []))[1].append(lease)
-    return list(places.values())
+        if _is_of_use(lease, requirements):
+            place = lease.place
+            key = (place.node_id, place.bundle_lease_id)
+            places.setdefault(key, (place, []))[1].append(lease)
+    return iter(places.values())
+
+
+def _is_of_use(lease: LeaseState, requirements: Requirements) -> bool:
+    """Return whether the end of a lease frees something where the requirements go."""
+    group_id = lease.group_id if lease.in_bundle else ""
+    if lease.preempted or group_id != requirements.group_id:
+        return False
+    return not group_id or requirements.bundle in (ANY_BUNDLE, lease.bundle)

@@ -9,6 +9,7 @@ of it cannot fit either and is skipped, while other subqueues go on.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -45,6 +46,8 @@ class PendingRequest:
 
     request: LeaseRequested
     account: Account
+    belongs_to: tuple[str, str, str]
+    """Owner, job and placement group, whose end is its end."""
     seq: int
     since_s: float
     deadline_s: float
@@ -81,7 +84,8 @@ class WaitingRequests:
     __slots__ = ("_by_priority", "wanted")
 
     def __init__(self) -> None:
-        self._by_priority: dict[int, dict[str, PendingRequest]] = {}
+        # The first of a dict is found behind all that were removed before it; of an OrderedDict, at once.
+        self._by_priority: dict[int, OrderedDict[str, PendingRequest]] = {}
         self.wanted = 0
         """The number of leases that they wait for."""
 
@@ -97,13 +101,17 @@ class WaitingRequests:
 
     def add(self, pending: PendingRequest) -> None:
         """Add a request that is not among them."""
-        waiting = self._by_priority.setdefault(pending.request.priority, {})
+        waiting = self._by_priority.get(pending.request.priority)
+        if waiting is None:
+            waiting = self._by_priority[pending.request.priority] = OrderedDict()
         is_last = not waiting or waiting[next(reversed(waiting))].rank < pending.rank
         waiting[pending.request_id] = pending
         self.wanted += pending.wanted
         if not is_last:
             ordered = sorted(waiting.values(), key=lambda one: one.rank)
-            self._by_priority[pending.request.priority] = {one.request_id: one for one in ordered}
+            self._by_priority[pending.request.priority] = OrderedDict(
+                (one.request_id, one) for one in ordered
+            )
 
     def remove(self, pending: PendingRequest) -> None:
         """Remove a request that is among them."""
@@ -120,7 +128,8 @@ class WaitingRequests:
 
     def first(self, priority: int) -> PendingRequest | None:
         """Return the first request of one priority, or None."""
-        return next(iter(self._by_priority.get(priority, {}).values()), None)
+        waiting = self._by_priority.get(priority)
+        return next(iter(waiting.values())) if waiting else None
 
 
 @dataclass(slots=True)
@@ -196,7 +205,16 @@ _rank = attrgetter("rank")
 class RequestQueue:
     """The subqueues, and the seniority of requests whose wait has passed, for their repetition."""
 
-    __slots__ = ("_ranks", "_seniority", "accounts", "blocked", "held", "open", "subqueues")
+    __slots__ = (
+        "_ranks",
+        "_seniority",
+        "accounts",
+        "blocked",
+        "held",
+        "joined",
+        "open",
+        "subqueues",
+    )
 
     def __init__(self) -> None:
         self.subqueues: dict[Requirements | Gang, Subqueue] = {}
@@ -204,6 +222,8 @@ class RequestQueue:
         """Those that the next cycle looks at: new ones, and blocked ones that may fit now."""
         self.blocked = BlockedSubqueues()
         """Those that fit nowhere now."""
+        self.joined: dict[Requirements | Gang, None] = {}
+        """Blocked ones that got another request: nothing fits still, but there is more to make room for."""
         self.held: dict[Requirements | Gang, dict[Account, Hold]] = {}
         """Those of which some accounts may not start more now."""
         self.accounts: dict[Account, int] = {}
@@ -238,7 +258,10 @@ class RequestQueue:
         subqueue.add(pending)
         self.accounts[pending.account] = self.accounts.get(pending.account, 0) + 1
         insort(self._ranks, pending.rank)
-        self.open[requirements] = None
+        if requirements in self.blocked:
+            self.joined[requirements] = None
+        else:
+            self.open[requirements] = None
 
     def _remove(self, pending: PendingRequest) -> None:
         """Remove a request; an empty subqueue goes with it."""
@@ -252,6 +275,7 @@ class RequestQueue:
         if not subqueue.accounts:
             del self.subqueues[requirements]
             self.open.pop(requirements, None)
+            self.joined.pop(requirements, None)
             self.blocked.discard(requirements)
             self.held.pop(requirements, None)
 
@@ -266,6 +290,11 @@ class RequestQueue:
             self.held.pop(requirements, None)
         self.open = {}
         return taken
+
+    def take_joined(self) -> list[Subqueue]:
+        """Return the blocked subqueues that got another request since, and of which nothing fits still."""
+        joined, self.joined = self.joined, {}
+        return [self.subqueues[one] for one in joined if one in self.blocked]
 
     def block(self, subqueue: Subqueue) -> None:
         """Set a subqueue aside until something changes that could help it."""

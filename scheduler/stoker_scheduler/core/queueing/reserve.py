@@ -95,8 +95,9 @@ def reserve_room(
 
 def _head(state: State, subqueue: Subqueue) -> PendingRequest:
     """Return the request of a subqueue that its policy serves first."""
-    queues = {account.queue for account in subqueue.accounts}
-    if all(state.tenants.policy(queue) is by_priority for queue in queues):
+    tenants = state.tenants
+    queues = {} if tenants.only_priority else {account.queue for account in subqueue.accounts}
+    if all(tenants.policy(queue) is by_priority for queue in queues):
         return subqueue.head(state.at_s, state.policy.aging_s)
     return min(subqueue.firsts(), key=lambda p: (_order(state, p), p.seq))
 

@@ -85,7 +85,7 @@ class _Queue:
 class Tenants:
     """The tree of queues; told of every allocation, asked before each."""
 
-    __slots__ = ("_path", "_queues", "capacity", "half_life_s", "is_plain")
+    __slots__ = ("_path", "_queues", "capacity", "half_life_s", "is_plain", "only_priority")
 
     def __init__(self, half_life_s: float = 3600.0) -> None:
         self.half_life_s = half_life_s
@@ -93,6 +93,8 @@ class Tenants:
         """All resources of the cluster."""
         self.is_plain = True
         """Whether there is no queue but the default one, without any limit: nothing to decide."""
+        self.only_priority = True
+        """Whether priority orders the requests of every queue."""
         self._queues: dict[str, _Queue] = {}
         self._path: dict[str, tuple[_Queue, ...]] = {}
         """Queue -> itself and those above it, the nearest first."""
@@ -118,6 +120,7 @@ class Tenants:
                 queue.next_start_s = old.next_start_s
         self._path = {}
         self.is_plain = all(spec == QueueSpec(name=DEFAULT_QUEUE) for spec in every.values())
+        self.only_priority = all(self.policy(name) is by_priority for name in every)
         if not self.is_plain:
             for account, units in usage.items():
                 self._add(account, tuple(units.items()), 1)

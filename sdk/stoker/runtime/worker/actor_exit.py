@@ -25,6 +25,7 @@ from stoker.runtime.process.current_task import current_task
 from stoker.runtime.worker.output import flush_output
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import ActorState, ReportActor
+from stoker_wire.process.background import first_cause
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -151,9 +152,7 @@ class ActorExit:
     def on_crash(self, error: BaseException) -> None:
         """Begin the exit because a thread or loop that runs calls failed (any thread)."""
         traceback.print_exception(error)
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        text = "".join(traceback.format_exception_only(error)).strip()
+        text = "".join(traceback.format_exception_only(first_cause(error))).strip()
         cause = ErrorInfo(code="actor_died", message=f"it could run no more calls\n{text}")
         self.begin(ExitReason(1, cause, restart=True))
 

@@ -6,6 +6,7 @@ from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any
 
+import msgspec
 import pytest
 
 from stoker_scheduler.core import events as ev
@@ -19,6 +20,8 @@ def mutable_parts(value: Any, found: dict[int, Any]) -> dict[int, Any]:
     """Return all that can change in a graph of objects, by id."""
     kind = type(value)
     if issubclass(kind, (str, int, float, Enum, frozenset, type(None))) or callable(value):
+        return found
+    if issubclass(kind, msgspec.Struct) and kind.__struct_config__.frozen:
         return found
     if is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         return found

@@ -41,6 +41,8 @@ def test_devices_are_never_over_allocated_and_end_free(steps: list[tuple[int, in
         if taken and give == 0:
             devices.free(taken.pop(0))
         assert all(0 <= free <= UNIT for free in devices.free_by_device.values())
+        for asked in (1, UNIT // 2, *(count * UNIT for count in range(1, 5))):
+            assert devices.can_serve(asked) == (devices.choose(asked) is not None)
     for shares in taken:
         devices.free(shares)
     assert devices.free_units == devices.total_units
