@@ -41,7 +41,7 @@ class StartFailure(StrEnum):
 
 
 class _Timed(msgspec.Struct, frozen=True, kw_only=True):
-    """When it happened; a Struct is made several times faster than a frozen dataclass."""
+    """An event with its time; a Struct is made several times faster than a frozen dataclass."""
 
     at_s: float
 

@@ -152,7 +152,7 @@ COMMON_TERMS = (LOAD, GPU_NODE, PREFERRED, EXTENDERS)
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """What decides between nodes of equal cost, the least first; 0 for requirements that it is not for."""
+    """A tie-break between nodes of equal cost, the least first; 0 for requirements that it is not for."""
 
     value: Callable[[NodeInfo], int]
     counts_for: Callable[[Requirements], bool]

@@ -16,10 +16,11 @@ from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.explain import infeasible_text
 from stoker_scheduler.core.placement.feasibility import could_be_in_bundle, could_ever_fit
 from stoker_scheduler.core.placement.gang import could_ever_be_placed
-from stoker_scheduler.core.queueing.preemption import BusyLeases, preempt_busy, preempt_idle
+from stoker_scheduler.core.queueing.preemption import preempt_busy, preempt_idle
 from stoker_scheduler.core.queueing.queue import PendingRequest, Subqueue, WaitingRequests
 from stoker_scheduler.core.queueing.reserve import update_reservations
 from stoker_scheduler.core.queueing.turns import Candidate, Turns
+from stoker_scheduler.core.queueing.victims import BusyLeases
 from stoker_scheduler.core.state import State, Timer
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ get it all the same, whose turn is earlier, nothing more is stopped for that for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,17 +24,21 @@ from stoker_scheduler.core.commands import Outbox, Preempt, StopLease
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.model.gangs import Gang
-from stoker_scheduler.core.model.requirements import ANY_BUNDLE
 from stoker_scheduler.core.placement.feasibility import (
     RESOURCE_RULES,
     could_ever_fit,
     first_obstacle,
 )
-from stoker_scheduler.core.queueing.fairness import FairShares
 from stoker_scheduler.core.queueing.queue import GCS_OWNER, PendingRequest
 from stoker_scheduler.core.queueing.reserve import reserve_room
 from stoker_scheduler.core.queueing.tenants import dominant_share
-from stoker_scheduler.core.queueing.victims import Proposal, choose_victims, victim_cost
+from stoker_scheduler.core.queueing.victims import (
+    BusyLeases,
+    Place,
+    Proposal,
+    by_place,
+    choose_victims,
+)
 from stoker_scheduler.core.state import Force, Timer
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from stoker_scheduler.core.model.nodes import NodeInfo
     from stoker_scheduler.core.model.queues import Account
     from stoker_scheduler.core.model.requirements import Requirements
+    from stoker_scheduler.core.queueing.fairness import FairShares
     from stoker_scheduler.core.queueing.queue import Subqueue
     from stoker_scheduler.core.state import State
 
@@ -85,87 +90,8 @@ def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
         if key in for_others:
             for_others[key] -= 1
 
-    places = _by_place(candidates, requirements)
+    places = by_place(candidates, requirements)
     _preempt(state, requirements, places, limit, outbox, allowed=allowed, chosen=chosen)
-
-
-Place = tuple["NodeInfo", list[LeaseState]]
-"""A node, or a bundle, and the leases there that may be preempted, the cheapest first."""
-
-
-class BusyLeases:
-    """The leases in use that may be preempted, the cheapest first; looked for once in a cycle."""
-
-    __slots__ = ("_asked", "_fair", "_leases", "_lowest", "_state")
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-        self._leases: list[LeaseState] | None = None
-        self._asked: list[LeaseState] | None = None
-        self._lowest: dict[str, int] = {}
-        self._fair: FairShares | None = None
-
-    @property
-    def leases(self) -> list[LeaseState]:
-        """The leases; some may have been preempted since."""
-        if self._leases is None:
-            newest = reversed(self._state.leases.values())
-            self._leases = [lease for lease in newest if _may_yield(lease)]
-            if self._state.preemptible:
-                self._leases.sort(key=victim_cost)
-            for lease in self._leases:
-                queue = lease.account.queue
-                self._lowest[queue] = min(lease.priority, self._lowest.get(queue, lease.priority))
-        return self._leases
-
-    @property
-    def asked(self) -> list[LeaseState]:
-        """The leases that may be stopped and were only asked for, the cheapest first."""
-        if self._asked is None:
-            leases = self._state.leases
-            asked = [
-                lease
-                for lease in map(leases.__getitem__, self._state.preemptible)
-                if lease.preempted
-                and lease.phase is Phase.HELD
-                and lease.kind is not Kind.BUNDLE
-                and not lease.stop_reason
-            ]
-            self._asked = sorted(asked, key=victim_cost)
-        return self._asked
-
-    def places(
-        self, requirements: Requirements, is_candidate: Callable[[LeaseState], bool]
-    ) -> Iterator[Place]:
-        """Yield the places with candidates, as :func:`_by_place` does, looking at no more than is read."""
-        seen: set[tuple[str, str]] = set()
-        for lease in self.leases:
-            if not is_candidate(lease) or not _is_of_use(lease, requirements):
-                continue
-            place = lease.place
-            key = (place.node_id, place.bundle_lease_id)
-            if key not in seen:
-                seen.add(key)
-                yield place, [one for one in self._at(place) if is_candidate(one)]
-
-    def _at(self, place: NodeInfo) -> list[LeaseState]:
-        leases = self._state.leases
-        there = [leases[lease_id] for lease_id in reversed(place.leases)]
-        there = [lease for lease in there if _may_yield(lease)]
-        return sorted(there, key=victim_cost) if self._state.preemptible else there
-
-    def has_lower(self, highest: Mapping[str, int]) -> bool:
-        """Return whether in some queue a lease has a lower priority than ``highest`` says."""
-        return bool(self.leases) and any(
-            self._lowest.get(queue, priority) < priority for queue, priority in highest.items()
-        )
-
-    @property
-    def fair(self) -> FairShares:
-        """The shares as of what was preempted so far."""
-        if self._fair is None:
-            self._fair = FairShares(self._state)
-        return self._fair
 
 
 def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Outbox) -> int:
@@ -331,15 +257,6 @@ def _preempt_for_fairness(
         allowed=is_excess,
         chosen=chosen,
         claims=_claims_by_share(state, subqueue, fair),
-    )
-
-
-def _may_yield(lease: LeaseState) -> bool:
-    return (
-        (lease.kind is Kind.TASK or lease.preemptible)
-        and lease.phase is Phase.HELD
-        and not lease.preempted
-        and not lease.blocked
     )
 
 
@@ -578,22 +495,3 @@ def _order(victims: Iterable[LeaseState], outbox: Outbox) -> None:
         by_owner.setdefault(lease.owner_id, []).append(lease.lease_id)
     for owner_id, owned in by_owner.items():
         outbox.append(Preempt(owner_id=owner_id, lease_ids=tuple(owned)))
-
-
-def _by_place(candidates: Iterable[LeaseState], requirements: Requirements) -> Iterator[Place]:
-    """Group leases by node, or by bundle for requirements that go into one; the others are of no use."""
-    places: dict[tuple[str, str], Place] = {}
-    for lease in candidates:
-        if _is_of_use(lease, requirements):
-            place = lease.place
-            key = (place.node_id, place.bundle_lease_id)
-            places.setdefault(key, (place, []))[1].append(lease)
-    return iter(places.values())
-
-
-def _is_of_use(lease: LeaseState, requirements: Requirements) -> bool:
-    """Return whether the end of a lease frees something where the requirements go."""
-    group_id = lease.group_id if lease.in_bundle else ""
-    if lease.preempted or group_id != requirements.group_id:
-        return False
-    return not group_id or requirements.bundle in (ANY_BUNDLE, lease.bundle)
