@@ -325,7 +325,9 @@ class GcsFeed:
             kind=ev.Kind(lease.kind.value),
             node_id=held.node_id,
             incarnation=held.incarnation,
-            requirements=requirements_of(Demand(job_id=lease.job_id, resources=lease.resources)),
+            requirements=requirements_of(
+                Demand(job_id=lease.job_id, resources=lease.resources, background=lease.background)
+            ),
             group_id=lease.group_id,
             bundle=lease.bundle,
             gpus={index: round(share * UNIT) for index, share in lease.gpus.items()},

@@ -113,6 +113,7 @@ def requirements_of(
                 *(() if strategy.group_id else filters),
                 *_filters_of(demand.node_filter, strategy.group_id),
             ),
+            background=demand.background,
         )
     except InvalidDemandError as error:
         raise BadRequestError(str(error), field=f"{at}{error.field}") from None
@@ -252,6 +253,7 @@ def class_key(request: LeaseRequest) -> str:
         demand.runtime_env,
         demand.preemptible,
         demand.preemption_grace_s,
+        demand.background,
         start,
     )
     return _encode(parts).hex()
@@ -281,7 +283,7 @@ def request_event(
         setup=setup_of(demand.runtime_env),
         user=job.user,
         queue=job.queue,
-        preemptible=demand.preemptible,
+        preemptible=demand.preemptible or demand.background,
         preemption_grace_s=demand.preemption_grace_s,
     )
 
@@ -336,6 +338,7 @@ def lease_of(lease: LeaseState) -> Lease:
         preemptible=lease.preemptible,
         preemption_grace_s=lease.preemption_grace_s,
         priority=lease.priority,
+        background=lease.requirements.background,
     )
 
 

@@ -54,7 +54,7 @@ def check_limits(state: State, lease: LeaseState) -> None:
     ]
     assert not any(queue.spec.stopped for queue in path), f"{lease.lease_id} is of a stopped queue"
     for usage, limits in [*of_leaf, *((queue.usage, queue.spec.limit) for queue in path)]:
-        for name, units in lease.requirements.vector:
+        for name, units in () if lease.requirements.background else lease.requirements.vector:
             most = limits.get(name)
             used = usage.get(name, 0)
             assert most is None or used <= most, (

@@ -94,6 +94,7 @@ class Runtimes(LateMessages, ABC):
             [{"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 4.0}, {"GPU": 1.0}, {"GPU": 0.5}, {"GPU": 0.3},
              {"CPU": 1.0, "GPU": 2.0}, {"ssd": 1.0}, {"CPU": 64.0}, {"gpu_memory": 6.0 * 2**30}, {}]
         )  # fmt: skip
+        background = random.random() < 0.15
         wish = Wish(
             owner,
             make_requirements(
@@ -101,12 +102,13 @@ class Runtimes(LateMessages, ABC):
                 policy=PlacementPolicy.SPREAD if random.random() < 0.2 else PlacementPolicy.HYBRID,
                 extenders=("x",) if random.random() < 0.2 else (),
                 node_filters=random.choice(FILTERS) if random.random() < 0.3 else (),
+                background=background,
             ),
             random.choice([1, 1, 2, 6]),
             random.uniform(0.05, 3.0),
             random.choice([0, 0, 0, 1]),
             random.choice(["", *KERNEL_SETS]),
-            random.random() < 0.5,
+            background or random.random() < 0.5,
         )
         self.wishes.append(wish)
         self.ask(wish)

@@ -65,6 +65,8 @@ class SchedulingPolicy:
     remember_slow_ranks_s: float = 600.0
     preemption_grace_s: float = 30.0
     """How long preemptible work that names no grace has from its notice to its end."""
+    background_grace_s: float = 2.0
+    """The same for background work: other work waits for its end."""
     stop_margin_s: float = 10.0
     """A lease that its nodelet has not ended so long after that is killed."""
 
@@ -139,6 +141,8 @@ class State:
     """Leases that started, or are starting, for a request that has ended."""
     preemptible: dict[str, None] = field(default_factory=dict)
     """Leases that may be stopped."""
+    background: dict[str, None] = field(default_factory=dict)
+    """Leases of background work."""
     starting: StartingLeases = field(default_factory=StartingLeases)
     lease_index: Index = field(default_factory=Index)
     request_index: Index = field(default_factory=Index)
@@ -336,7 +340,12 @@ class State:
         return self.tenants.hold(account, self.cost(requirements), self.at_s)
 
     def cost(self, requirements: Requirements | Gang) -> tuple[tuple[str, int], ...]:
-        """Return what limits and shares count: a part of a GPU's memory as the part of the smallest GPU."""
+        """Return what limits and shares count: a part of a GPU's memory as the part of the smallest GPU.
+
+        Background work counts for nothing.
+        """
+        if requirements.background:
+            return ()
         if isinstance(requirements, Gang):
             if not any(bundle.gpu_memory for bundle in requirements.kinds):
                 return requirements.vector
@@ -352,8 +361,10 @@ class State:
 
     def grace_s(self, lease: LeaseState) -> float:
         """Return how long a lease that is stopped has from its notice to its end."""
-        own_s = lease.preemption_grace_s
-        return self.policy.preemption_grace_s if own_s is None else own_s
+        if lease.preemption_grace_s is not None:
+            return lease.preemption_grace_s
+        policy, is_background = self.policy, lease.requirements.background
+        return policy.background_grace_s if is_background else policy.preemption_grace_s
 
     def is_infeasible(self, pending: PendingRequest) -> bool:
         """Return whether a request waits for what no node, or no limit, could ever give it."""
@@ -408,7 +419,7 @@ class State:
                 continue
             assert lease.place is self.nodes[lease.node_id], lease.lease_id
             by_node[lease.node_id].append(lease)
-            add(usage.setdefault(lease.account, {}), lease.allocated)
+            add(usage.setdefault(lease.account, {}), lease.charged)
         for node_id, node in self.nodes.items():
             _check_node(node, by_node[node_id])
         self._check_groups(by_bundle)
@@ -424,6 +435,8 @@ class State:
         assert set(self.starting.lease_ids()) == starting, "the index of starting leases is wrong"
         preemptible = {i for i, lease in self.leases.items() if lease.preemptible}
         assert set(self.preemptible) == preemptible, "the index of preemptible leases is wrong"
+        background = {i for i, lease in self.leases.items() if lease.requirements.background}
+        assert set(self.background) == background, "the index of background leases is wrong"
         self.lease_index.check((i, lease.belongs_to) for i, lease in self.leases.items())
         self.request_index.check((i, one.belongs_to) for i, one in self.pending.items())
         self._check_pending()

@@ -10,14 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from stoker.runtime import current
 from stoker.runtime.actors.parameters import POSITIONAL
+from stoker.runtime.options.demands import check_options, demand_of, merged
 from stoker.runtime.options.documentation import with_options
-from stoker.runtime.options.options import (
-    ActorOptions,
-    TaskOptions,
-    check_options,
-    demand_of,
-    merged,
-)
+from stoker.runtime.options.options import ActorOptions, TaskOptions
 from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:

@@ -91,6 +91,31 @@ def test_a_task_that_ends_within_its_grace_has_not_been_preempted(flags: Flags) 
     assert get(low) == 0
 
 
+def test_background_work_has_the_idle_part_of_a_gpu_until_other_work_needs_it(
+    cluster: Cluster, flags: Flags
+) -> None:
+    @stoker.remote(num_cpus=0, num_gpus=0.5, background=True, max_retries=0)
+    def fill() -> int:
+        attempt = stoker.get_runtime_context().attempt
+        flags.raise_(f"attempt-{attempt}")
+        while attempt == 0:
+            time.sleep(600)
+        return attempt
+
+    @stoker.remote(num_cpus=0, num_gpus=2)
+    def train() -> int:
+        return len(stoker.get_gpu_ids())
+
+    low = fill.remote()
+    flags.wait("attempt-0")
+    assert get(train.remote()) == 2
+    assert get(low) == 1, "it ran again where there was room, and was not charged"
+    group = stoker.placement_group([{"GPU": 1}])
+    with pytest.raises(BadRequestError, match="has its bundle for itself"):
+        fill.options(scheduling_strategy=stoker.PlacementGroupSchedulingStrategy(group))
+    stoker.remove_placement_group(group)
+
+
 def test_a_task_that_is_not_preemptible_finishes_first(flags: Flags) -> None:
     @stoker.remote(**SLOT)
     def slow() -> bool:

@@ -180,7 +180,8 @@ class Demand(Message):
     ``label_selector`` maps a label to ``value``, ``!value``, ``in(a,b)`` or ``!in(a,b)``.
     ``node_filter`` is a condition that the node must meet besides.
     ``locality`` maps node ids to bytes of large arguments that are already there. ``preemptible`` work may be
-    ended while it runs, ``preemption_grace_s`` after its notice (None: as the cluster is set).
+    ended while it runs, ``preemption_grace_s`` after its notice (None: as the cluster is set). ``background``
+    work has what other work leaves free, and is ended when that needs it.
     """
 
     job_id: str
@@ -196,6 +197,7 @@ class Demand(Message):
     name: str = ""
     preemptible: bool = False
     preemption_grace_s: GraceS | None = None
+    background: bool = False
 
 
 class ActorSpec(Message):
@@ -246,8 +248,8 @@ class Lease(Record):
     """A time-bounded, fenced right of ``owner_id`` to use one worker with ``resources``.
 
     ``gpus`` maps a device index to the fraction of it that the lease holds. ``bundle`` is the number of the
-    bundle of ``group_id`` that it reserves, or that its worker is in. ``preemptible``, ``preemption_grace_s``
-    and ``priority`` are for a new scheduler that adopts it.
+    bundle of ``group_id`` that it reserves, or that its worker is in. ``preemptible`` and what follows are
+    for a new scheduler that adopts it.
     """
 
     lease_id: str
@@ -267,6 +269,7 @@ class Lease(Record):
     preemptible: bool = False
     preemption_grace_s: float | None = None
     priority: int = 0
+    background: bool = False
 
 
 class GrantedLease(Record):

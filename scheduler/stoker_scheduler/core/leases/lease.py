@@ -106,6 +106,11 @@ class LeaseState:
         items = requirements.without_cpu if self.blocked else requirements.items
         return (*items, (GPU, sum(self.gpus.values()))) if self.gpus else items
 
+    @property
+    def charged(self) -> tuple[tuple[str, int], ...]:
+        """The resources that count for its account: of background work none, as nobody else has lost them."""
+        return () if self.requirements.background else self.allocated
+
     def has_allocated(self, name: str) -> bool:
         """Return whether ``allocated`` has some of the resource ``name``."""
         return name in self.requirements.names and not (self.blocked and name == CPU)

@@ -168,8 +168,10 @@ def add_lease(state: State, lease: LeaseState) -> None:
         state.starting.add(lease)
     if lease.preemptible:
         state.preemptible[lease.lease_id] = None
+    if lease.requirements.background:
+        state.background[lease.lease_id] = None
     if not lease.in_bundle:
-        state.charge(lease.account, lease.allocated, +1)
+        state.charge(lease.account, lease.charged, +1)
         state.mark_allocated(lease.node_id)
 
 
@@ -179,13 +181,14 @@ def remove_lease(state: State, lease: LeaseState) -> None:
     place = lease.place
     del state.leases[lease.lease_id]
     state.preemptible.pop(lease.lease_id, None)
+    state.background.pop(lease.lease_id, None)
     if lease.preempted:
         state.preemptions.ended(lease)
     state.lease_index.discard(lease.lease_id, lease.belongs_to)
     del place.leases[lease.lease_id]
     place.free(lease.requirements, lease.gpus, blocked=lease.blocked)
     if not lease.in_bundle:
-        state.charge(lease.account, lease.allocated, -1)
+        state.charge(lease.account, lease.charged, -1)
         state.mark_freed(lease.node_id, lease.requirements.names)
         return
     state.mark_group(lease.group_id)
@@ -348,7 +351,8 @@ def set_blocked(state: State, lease: LeaseState, blocked: bool) -> None:
     if lease.in_bundle:
         state.mark_group(lease.group_id)
         return
-    state.charge(lease.account, ((CPU, cpu),), -sign)
+    if not lease.requirements.background:
+        state.charge(lease.account, ((CPU, cpu),), -sign)
     state.mark_dirty(lease.node_id)
 
 

@@ -65,6 +65,11 @@ class Gang:
         """The number of bundles of each kind."""
         return tuple(self.bundles.count(kind) for kind in self.kinds)
 
+    @property
+    def background(self) -> bool:
+        """Whether it has only what other work leaves free: a gang never does."""
+        return False
+
     @cached_property
     def vector(self) -> tuple[tuple[str, int], ...]:
         """The sum of all bundles in units as pairs, GPUs included."""

@@ -45,7 +45,8 @@ class Requirements:
     prefers it if ``soft``. ``env`` names the runtime environment, which a node may fail to make while it
     takes work with others. With a ``group_id`` the lease goes into a bundle of that placement group:
     number ``bundle``, or any. ``reads`` are the resources of which a node filter asks how much is free.
-    ``extenders`` are the services outside that are asked about nodes for it.
+    ``extenders`` are the services outside that are asked about nodes for it. ``background`` work has what
+    other work leaves free, and is ended when that needs it.
     """
 
     items: tuple[tuple[str, int], ...] = ()
@@ -60,6 +61,7 @@ class Requirements:
     gpu_memory: int = 0
     node_filters: tuple[NodeFilter, ...] = ()
     extenders: tuple[str, ...] = ()
+    background: bool = False
     names: frozenset[str] = field(default=frozenset(), compare=False)
     without_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     reads: frozenset[str] = field(default=frozenset(), compare=False)
@@ -69,7 +71,7 @@ class Requirements:
         # Requirements are dict keys on every step; hashing nested tuples each time cost a third of it.
         parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.policy, self.env)
         where = (self.group_id, self.bundle, self.gpu_memory)
-        asked = (self.node_filters, self.extenders)
+        asked = (self.node_filters, self.extenders, self.background)
         object.__setattr__(self, "_hash", hash((parts, where, asked)))
 
     def __hash__(self) -> int:
@@ -125,6 +127,7 @@ def make_requirements(
     bundle: int = ANY_BUNDLE,
     node_filters: tuple[NodeFilter, ...] = (),
     extenders: tuple[str, ...] = (),
+    background: bool = False,
 ) -> Requirements:
     """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense.
 
@@ -137,6 +140,10 @@ def make_requirements(
     if gpu and gpu_memory:
         raise InvalidDemandError(
             f"resources.{GPU_MEMORY}", "resources: give GPU or gpu_memory, not both"
+        )
+    if background and group_id:
+        raise InvalidDemandError(
+            "background", "background: what is in a placement group has its bundle for itself"
         )
     items = tuple(units.items())
     return Requirements(
@@ -152,6 +159,7 @@ def make_requirements(
         gpu_memory=gpu_memory,
         node_filters=node_filters,
         extenders=extenders,
+        background=background,
         names=frozenset(units) | ({GPU} if gpu or gpu_memory else set()),
         without_cpu=tuple((name, count) for name, count in items if name != CPU),
         reads=frozenset().union(*(one.reads for one in node_filters)),

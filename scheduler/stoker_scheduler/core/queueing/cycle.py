@@ -16,7 +16,11 @@ from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.explain import infeasible_text
 from stoker_scheduler.core.placement.feasibility import could_be_in_bundle, could_ever_fit
 from stoker_scheduler.core.placement.gang import could_ever_be_placed
-from stoker_scheduler.core.queueing.preemption import preempt_busy, preempt_idle
+from stoker_scheduler.core.queueing.preemption import (
+    preempt_background,
+    preempt_busy,
+    preempt_idle,
+)
 from stoker_scheduler.core.queueing.queue import PendingRequest, Subqueue, WaitingRequests
 from stoker_scheduler.core.queueing.reserve import update_reservations
 from stoker_scheduler.core.queueing.turns import Candidate, Turns
@@ -84,10 +88,14 @@ def assign_at_once(state: State, pending: PendingRequest, most: int, outbox: Out
 
 
 def _batches(state: State, subqueues: list[Subqueue]) -> list[list[Subqueue]]:
-    """Return the subqueues, of many those with the foremost requests first.
+    """Return the subqueues, those of background work last; of many those with the foremost requests first.
 
     What the first batch leaves free is all that the next ones can have: turns within each suffice.
     """
+    background = [one for one in subqueues if one.requirements.background]
+    if background and len(background) < len(subqueues):
+        others = [one for one in subqueues if not one.requirements.background]
+        return [*_batches(state, others), *_batches(state, background)]
     if len(subqueues) <= BATCH and sum(len(one.accounts) for one in subqueues) <= BATCH_ACCOUNTS:
         return [subqueues]
     at_s, aging_s = state.at_s, state.policy.aging_s
@@ -183,21 +191,28 @@ def _startable(state: State, subqueue: Subqueue, outbox: Outbox) -> Subqueue:
 
 
 def _preempt_and_reserve(state: State, waiting: list[Subqueue], outbox: Outbox) -> None:
-    """Preempt idle leases at once; look at busy ones at reviews, and for each new subqueue."""
+    """Preempt idle and background leases at once; look at busy ones at reviews, and for each new subqueue.
+
+    Background work waits for room that is left over.
+    """
+    others = [subqueue for subqueue in waiting if not subqueue.requirements.background]
     if state.review_due and state.at_s >= state.preemption_due_s:
         state.preemption_due_s = state.at_s + state.policy.preemption_pause_s
         state.looks = 0
-        if all(subqueue.requirements in state.preemption_checked for subqueue in waiting):
+        if all(subqueue.requirements in state.preemption_checked for subqueue in others):
             state.preemption_checked.clear()
-        due_s = update_reservations(state, waiting)
+        due_s = update_reservations(state, others)
         if due_s < math.inf:
             state.set_review(due_s)
-    elif state.review_due and waiting:
+    elif state.review_due and others:
         state.set_review(state.preemption_due_s)
     for subqueue in waiting if state.idle else ():
         preempt_idle(state, subqueue, outbox)
+    background = BusyLeases(state, state.background)
+    for subqueue in others if state.background else ():
+        preempt_background(state, subqueue, background, outbox)
     busy = BusyLeases(state)
-    unchecked = [one for one in waiting if one.requirements not in state.preemption_checked]
+    unchecked = [one for one in others if one.requirements not in state.preemption_checked]
     for subqueue in unchecked:
         if state.looks >= MAX_LOOKS:
             break

@@ -80,7 +80,7 @@ class FairShares:
     def may_take(self, account: Account, lease: LeaseState) -> bool:
         """Return whether ``account`` can claim the lease of another that has more than its share."""
         other = lease.account
-        if other == account:
+        if other == account or not lease.charged:
             return False
         if other.queue == account.queue:
             return self._is_beyond(
@@ -113,6 +113,8 @@ class FairShares:
 
     def took(self, account: Account, lease: LeaseState) -> None:
         """Count a lease that is preempted for ``account``."""
+        if not lease.charged:
+            return
         share = self._share_of(lease)
         known = self._account_shares.get(lease.account, 0.0)
         self._account_shares[lease.account] = known - share
@@ -131,7 +133,7 @@ class FairShares:
         return "".join(mine[common : common + 1]), "".join(theirs[common : common + 1])
 
     def _share_of(self, lease: LeaseState) -> float:
-        return dominant_share(dict(lease.allocated), self._capacity)
+        return dominant_share(dict(lease.charged), self._capacity)
 
     @staticmethod
     def _is_beyond(share: float, entitled: float) -> bool:

@@ -4,7 +4,7 @@ It is cooperative: the owner stops sending work to the lease and returns it when
 Idle leases are preempted at once, whatever owner has them. Busy ones only for a reason: their account, or
 its queue, has more than its fair share while the waiting one has less, their priority is lower in the same
 queue, or their node is reserved for a demand that has waited long. Nothing is preempted for work that a
-limit keeps from starting.
+limit keeps from starting. Background leases are ended at once for any other work, and nothing for them.
 
 A lease that is *preemptible* is also stopped: its nodelet gives the worker notice, and ends it when the
 grace has passed. A placement group is stopped as a whole, with all that runs in it. So that this never goes
@@ -92,6 +92,25 @@ def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
 
     places = by_place(candidates, requirements)
     _preempt(state, requirements, places, limit, outbox, allowed=allowed, chosen=chosen)
+
+
+def preempt_background(
+    state: State, subqueue: Subqueue, background: BusyLeases, outbox: Outbox
+) -> None:
+    """End background leases where that makes room for other work."""
+    limit, requirements = _missing_preemptions(state, subqueue), subqueue.requirements
+    if limit <= 0:
+        return
+    head = subqueue.head(state.at_s, state.policy.aging_s)
+
+    def claim(lease: LeaseState) -> Claim | None:
+        return Claim(head, "which is no background work")
+
+    if isinstance(requirements, Gang):
+        _preempt_for_gang(state, requirements, background.leases, outbox, claim)
+    else:
+        places = background.places(requirements, lambda lease: True)
+        _preempt(state, requirements, places, limit, outbox, claims=claim)
 
 
 def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Outbox) -> int:

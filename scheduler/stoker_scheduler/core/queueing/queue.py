@@ -227,7 +227,7 @@ class RequestQueue:
         self.held: dict[Requirements | Gang, dict[Account, Hold]] = {}
         """Those of which some accounts may not start more now."""
         self.accounts: dict[Account, int] = {}
-        """The accounts that wait for something, with the number of their requests."""
+        """The accounts that wait for more than what others leave, with the number of such requests."""
         self._ranks: list[tuple[int, float, int]] = []
         self._seniority: dict[tuple[Account, str], tuple[float, float]] = {}
 
@@ -256,7 +256,8 @@ class RequestQueue:
         if subqueue is None:
             subqueue = self.subqueues[requirements] = Subqueue(requirements)
         subqueue.add(pending)
-        self.accounts[pending.account] = self.accounts.get(pending.account, 0) + 1
+        if not requirements.background:
+            self.accounts[pending.account] = self.accounts.get(pending.account, 0) + 1
         insort(self._ranks, pending.rank)
         if requirements in self.blocked:
             self.joined[requirements] = None
@@ -268,9 +269,10 @@ class RequestQueue:
         requirements, account = pending.requirements, pending.account
         subqueue = self.subqueues[requirements]
         subqueue.remove(pending)
-        self.accounts[account] -= 1
-        if not self.accounts[account]:
-            del self.accounts[account]
+        if not requirements.background:
+            self.accounts[account] -= 1
+            if not self.accounts[account]:
+                del self.accounts[account]
         del self._ranks[bisect_left(self._ranks, pending.rank)]
         if not subqueue.accounts:
             del self.subqueues[requirements]

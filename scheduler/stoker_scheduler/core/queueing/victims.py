@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
@@ -35,12 +35,16 @@ Place = tuple[NodeInfo, list[LeaseState]]
 
 
 class BusyLeases:
-    """The leases in use that may be preempted, the cheapest first; looked for once in a cycle."""
+    """The leases in use that may be preempted, the cheapest first; looked for once in a cycle.
 
-    __slots__ = ("_asked", "_fair", "_leases", "_lowest", "_state")
+    Of all that there are, or of ``among``.
+    """
 
-    def __init__(self, state: State) -> None:
+    __slots__ = ("_among", "_asked", "_fair", "_leases", "_lowest", "_state")
+
+    def __init__(self, state: State, among: dict[str, None] | None = None) -> None:
         self._state = state
+        self._among: dict[str, Any] = state.leases if among is None else among
         self._leases: list[LeaseState] | None = None
         self._asked: list[LeaseState] | None = None
         self._lowest: dict[str, int] = {}
@@ -50,7 +54,8 @@ class BusyLeases:
     def leases(self) -> list[LeaseState]:
         """The leases; some may have been preempted since."""
         if self._leases is None:
-            newest = reversed(self._state.leases.values())
+            leases = self._state.leases
+            newest = (leases[lease_id] for lease_id in reversed(self._among))
             self._leases = [lease for lease in newest if _may_yield(lease)]
             if self._state.preemptible:
                 self._leases.sort(key=victim_cost)
@@ -91,7 +96,7 @@ class BusyLeases:
 
     def _at(self, place: NodeInfo) -> list[LeaseState]:
         leases = self._state.leases
-        there = [leases[lease_id] for lease_id in reversed(place.leases)]
+        there = [leases[lease_id] for lease_id in reversed(place.leases) if lease_id in self._among]
         there = [lease for lease in there if _may_yield(lease)]
         return sorted(there, key=victim_cost) if self._state.preemptible else there
 

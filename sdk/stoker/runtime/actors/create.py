@@ -21,7 +21,8 @@ from stoker.runtime.actors.info import (
     methods_of,
     unordered_groups,
 )
-from stoker.runtime.options.options import ActorOptions, TaskOptions, demand_of
+from stoker.runtime.options.demands import demand_of
+from stoker.runtime.options.options import ActorOptions, TaskOptions
 from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.tasks.functions import pickled
 from stoker.runtime.tasks.task_spec import (

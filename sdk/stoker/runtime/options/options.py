@@ -1,45 +1,27 @@
 """The options of ``@remote``: name, type, default and meaning of each, documented at its field.
 
 The text at a field is the only one: the docstrings of the classes and ``docs/options.md`` are made of it
-(``make docs``). Checked where they are given, so that a wrong option fails at the decorator or at
-``.options()``, with the nearest right name in the message. Turned into a scheduling demand by
-:func:`demand_of`.
+(``make docs``). :mod:`stoker.runtime.options.demands` checks what is given.
 """
 
-import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stoker.exceptions import BadRequestError, UnknownOptionError, WrongTypeError
-from stoker.runtime.options.checks import (
-    check_labels,
-    check_node_filter,
-    checked_gpu_memory,
-    checked_gpus,
-    checked_grace,
-    label_conditions,
-    short_text,
-)
-from stoker.runtime.options.documentation import Option, documented, words_of
-from stoker.runtime.options.strategies import strategy_of
-from stoker_wire.messages.cluster import Demand, LeaseKind
-from stoker_wire.messages.common import MAX_NAMES, OnInfeasible, RuntimeEnv, Strategy
-from stoker_wire.suggestions import suggestion
+from stoker.runtime.options.documentation import Option, documented
+from stoker_wire.messages.common import MAX_NAMES
 
 Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Limit = Annotated[int, msgspec.Meta(ge=-1)]  # -1: without limit
 Positive = Annotated[int, msgspec.Meta(ge=1)]
-T = TypeVar("T", bound=msgspec.Struct)
-_RESERVED_NAMES = 4
-"""Names that options of their own add to a request: CPU, GPU or gpu_memory, memory; accelerator_type."""
+MAX_OWN_NAMES = MAX_NAMES - 4
+"""Options of their own add four to a request: CPU, GPU or gpu_memory, memory; accelerator_type."""
 
 # Annotations are evaluated in this module: what is made of them needs no second pass.
 
 
-class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options that remote functions and remote classes share."""
 
     num_cpus: Annotated[
@@ -99,7 +81,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "(`stoker start --resources`, `init(resources=...)`). Only counted: what a name means is "
             "the user's business. `CPU`, `GPU` and `memory` have options of their own.",
             by="scheduler",
-            unit=f"as the node counts them; {MAX_NAMES - _RESERVED_NAMES} names at most",
+            unit=f"as the node counts them; {MAX_OWN_NAMES} names at most",
             example='resources={"disk": 1}',
         ),
     ] = None
@@ -120,7 +102,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "Conditions on the labels of the node, all of which must hold: `value`, `!value`, "
             "`in(a,b)` or `!in(a,b)`. A label that the node does not have is none of the values.",
             by="scheduler",
-            unit=f"{MAX_NAMES - _RESERVED_NAMES} labels at most",
+            unit=f"{MAX_OWN_NAMES} labels at most",
             default="any node",
             example='label_selector={"zone": "in(a,b)", "disk": "!slow"}',
         ),
@@ -200,10 +182,21 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "`preemptible`.",
             by="scheduler, nodelet",
             unit="seconds, a day at most",
-            default="the setting `preemption_grace_s`, 30 s",
+            default="the setting `preemption_grace_s`, 30 s; 2 s for `background` work",
             example="preemption_grace=120",
         ),
     ] = None
+    background: Annotated[
+        bool,
+        Option(
+            "Work that has what other work leaves free: idle GPUs, or parts of them. It is `preemptible`, "
+            "comes after all other work whatever its priority, and is ended, with notice, as soon as other "
+            "work needs its place; then it runs again where there is room. It counts for no quota and no "
+            "fair share.",
+            by="scheduler, nodelet",
+            example="background=True",
+        ),
+    ] = False
     on_infeasible: Annotated[
         Literal["error", "wait"],
         Option(
@@ -217,7 +210,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 @documented
-class TaskOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of a remote function: ``@stoker.remote(...)``, or ``.options(...)`` for some calls."""
 
     num_returns: Annotated[
@@ -317,7 +310,7 @@ class TaskOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 @documented
-class ActorOptions(_Common, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of a remote class: ``@stoker.remote(...)``, or ``.options(...)`` for some actors."""
 
     namespace: Annotated[
@@ -483,117 +476,3 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             example="enable_task_events=False",
         ),
     ] = True
-
-
-def check_options(kind: type[T], given: Mapping[str, Any], *, what: str) -> T:
-    """Return ``given`` as ``kind``; an unknown name or a wrong type is an error that names it."""
-    known = kind.__struct_fields__
-    for key in given:
-        if key not in known:
-            raise UnknownOptionError(
-                f"{what} has no option {key!r}\n{suggestion(key, known)}", field=key
-            )
-    if given.get("name") == "" or str(given.get("name")).isspace():
-        raise BadRequestError(
-            f"option 'name' of {what} is {given['name']!r}: give a name, or leave it out",
-            field="name",
-        )
-    try:
-        options = msgspec.convert(dict(given), kind)
-    except msgspec.ValidationError as error:
-        text, _, path = str(error).partition(" - at `$.")
-        field = path.rstrip("`")
-        value = given.get(field.split(".")[0].split("[")[0])
-        if text.startswith("Invalid enum value") and (words := words_of(kind, field)):
-            text += f"; of texts it takes {' or '.join(map(repr, words))}"
-        # msgspec: "Expected `int`, got `str`", but "Expected `int` >= 0" for a value out of range.
-        kind_of = WrongTypeError if ", got `" in text else BadRequestError
-        raise kind_of(
-            f"option {field!r} of {what} is {short_text(value)}: {text[:1].lower()}{text[1:]}",
-            field=field,
-        ) from None
-    if isinstance(options, _Common):
-        _check_demand(options, what)
-    return options
-
-
-def _check_demand(options: _Common, what: str) -> None:
-    """Raise, where the options are given, for what no demand can hold."""
-    resources_of(options, default_cpus=0.0)
-    in_group = bool(strategy_of(options.scheduling_strategy).group_id)
-    check_node_filter(options.node_filter or "", what, in_group=in_group)
-    checked_grace(options.preemption_grace, what)
-    for field in ("resources", "label_selector"):
-        count = len(getattr(options, field) or ())
-        if count > MAX_NAMES - _RESERVED_NAMES:
-            raise BadRequestError(
-                f"option {field!r} of {what} has {count} names: one request may have "
-                f"{MAX_NAMES - _RESERVED_NAMES}",
-                field=field,
-            )
-    check_labels(label_conditions(options.label_selector, options.accelerator_type), what)
-
-
-def merged(options: T, given: Mapping[str, Any], *, what: str) -> T:
-    """Return ``options`` with those ``given`` in their place."""
-    values = {name: getattr(options, name) for name in options.__struct_fields__}
-    return check_options(type(options), {**values, **given}, what=what)
-
-
-def resources_of(options: _Common, *, default_cpus: float) -> dict[str, float]:
-    """Return the resource vector: CPU, GPU, memory in bytes, and the custom ones."""
-    reserved = {
-        "CPU": "num_cpus",
-        "GPU": "num_gpus",
-        "gpu_memory": "gpu_memory",
-        "memory": "memory",
-    }
-    resources: dict[str, float] = {}
-    for key, amount in (options.resources or {}).items():
-        if key in reserved:
-            raise BadRequestError(
-                f"resources[{key!r}]: use the option {reserved[key]}= for it", field="resources"
-            )
-        if amount:
-            resources[key] = amount
-    cpus = default_cpus if options.num_cpus is None else options.num_cpus
-    if cpus:
-        resources["CPU"] = cpus
-    if options.num_gpus:
-        resources["GPU"] = checked_gpus(options.num_gpus)
-    if options.gpu_memory is not None:
-        resources["gpu_memory"] = checked_gpu_memory(options.gpu_memory, options.num_gpus)
-    if options.memory:
-        resources["memory"] = options.memory
-    for key, amount in resources.items():
-        if not math.isfinite(amount):
-            name = reserved.get(key, f"resources[{key!r}]")
-            raise BadRequestError(f"{name}={amount} is not an amount", field=name)
-    return resources
-
-
-def demand_of(
-    options: _Common,
-    *,
-    job_id: str,
-    kind: LeaseKind,
-    runtime_env: RuntimeEnv,
-    strategy: Strategy,
-    default_cpus: float,
-    name: str,
-) -> Demand:
-    """Return the demand to send to the scheduler, to which equal ones are interchangeable."""
-    return Demand(
-        job_id=job_id,
-        kind=kind,
-        resources=resources_of(options, default_cpus=default_cpus),
-        runtime_env=runtime_env,
-        label_selector=label_conditions(options.label_selector, options.accelerator_type),
-        node_filter=options.node_filter or "",
-        strategy=strategy,
-        priority=options.priority,
-        on_infeasible=OnInfeasible(options.on_infeasible),
-        name=name,
-        preemptible=options.preemptible,
-        preemption_grace_s=options.preemption_grace,
-    )
