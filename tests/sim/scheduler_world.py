@@ -26,6 +26,7 @@ from stoker_scheduler.core.model.topology import make_topology
 from stoker_scheduler.core.state import SchedulingPolicy, State
 from tests.sim.late_messages import Faults
 from tests.sim.scheduler_groups import Groups
+from tests.sim.scheduler_preemptions import CheckedPreemptions
 from tests.sim.scheduler_queues import check_limits, random_queues
 from tests.sim.scheduler_runtimes import KERNEL_SETS, Owner
 
@@ -59,7 +60,7 @@ class World(Groups):
         self.log: list[ev.Event] = []
         self.events = 0
         self.commands: list[cmd.Command] = []
-        self.state = State()
+        self.state = State(preemptions=CheckedPreemptions())
         self.nodes: dict[str, FakeNode] = {}
         self.granted: dict[str, dict[str, None]] = {}
         self._wake_s = 0.0
@@ -93,7 +94,7 @@ class World(Groups):
         policy = SchedulingPolicy(
             lease_ttl_s=5.0, infeasible_grace_s=1.0, reserve_after_s=2.0, remember_slow_ranks_s=3.0
         )
-        self.state = State(policy=policy, term=f"{self.epoch:x}")
+        self.state = State(policy=policy, term=f"{self.epoch:x}", preemptions=CheckedPreemptions())
         self.log = []
         self.commands = []
         self.feed(ev.QueuesChanged(at_s=self.at_s, queues=self.queues))
