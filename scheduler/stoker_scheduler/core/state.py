@@ -144,6 +144,8 @@ class State:
     background: dict[str, None] = field(default_factory=dict)
     """Leases of background work."""
     starting: StartingLeases = field(default_factory=StartingLeases)
+    priorities: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Queue -> priority -> how many leases of the queue have it."""
     lease_index: Index = field(default_factory=Index)
     request_index: Index = field(default_factory=Index)
     finished_jobs: dict[str, float] = field(default_factory=dict)
@@ -330,6 +332,20 @@ class State:
         if sign < 0 and self.queue.held:
             self.wake_held(account.queue)
 
+    def count_priority(self, lease: LeaseState, change: int) -> None:
+        """Count a lease that comes (1) or goes (-1) among those of its queue and priority."""
+        queue, priority = lease.account.queue, lease.priority
+        known = self.priorities.get(queue)
+        if known is None:
+            known = self.priorities[queue] = {}
+        count = known.get(priority, 0) + change
+        if count:
+            known[priority] = count
+            return
+        del known[priority]
+        if not known:
+            del self.priorities[queue]
+
     def hold(self, account: Account, requirements: Requirements | Gang) -> Hold | None:
         """Return the limit that keeps the account's work from starting now, or None.
 
@@ -435,6 +451,11 @@ class State:
         assert set(self.starting.lease_ids()) == starting, "the index of starting leases is wrong"
         preemptible = {i for i, lease in self.leases.items() if lease.preemptible}
         assert set(self.preemptible) == preemptible, "the index of preemptible leases is wrong"
+        priorities: dict[str, dict[int, int]] = {}
+        for lease in self.leases.values():
+            known = priorities.setdefault(lease.account.queue, {})
+            known[lease.priority] = known.get(lease.priority, 0) + 1
+        assert self.priorities == priorities, "the priorities are not those of the leases"
         background = {i for i, lease in self.leases.items() if lease.requirements.background}
         assert set(self.background) == background, "the index of background leases is wrong"
         self.lease_index.check((i, lease.belongs_to) for i, lease in self.leases.items())

@@ -163,6 +163,7 @@ def add_lease(state: State, lease: LeaseState) -> None:
     place.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
     place.leases[lease.lease_id] = None
     state.leases[lease.lease_id] = lease
+    state.count_priority(lease, 1)
     state.lease_index.add(lease.lease_id, lease.belongs_to)
     if lease.phase is Phase.STARTING:
         state.starting.add(lease)
@@ -184,6 +185,7 @@ def remove_lease(state: State, lease: LeaseState) -> None:
     state.background.pop(lease.lease_id, None)
     if lease.preempted:
         state.preemptions.ended(lease)
+    state.count_priority(lease, -1)
     state.lease_index.discard(lease.lease_id, lease.belongs_to)
     del place.leases[lease.lease_id]
     place.free(lease.requirements, lease.gpus, blocked=lease.blocked)

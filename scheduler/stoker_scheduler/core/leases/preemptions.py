@@ -45,6 +45,10 @@ class Preemptions:
         """Return how many make room for ``requirements``."""
         return len(self._of.get(requirements, ()))
 
+    def count_at(self, place: NodeInfo) -> int:
+        """Return how many concern ``place``."""
+        return len(self._at.get(_key(place), ()))
+
     def victims(self, requirements: Requirements | Gang) -> dict[str, None]:
         """Return the leases that are to end for ``requirements`` and have not ended yet."""
         under_way = self._of.get(requirements, {}).values()

@@ -16,8 +16,9 @@ get it all the same, whose turn is earlier, nothing more is stopped for that for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stoker_scheduler.core.commands import Outbox, Preempt, StopLease
@@ -116,7 +117,7 @@ def preempt_background(
 def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Outbox) -> int:
     """Preempt leases in use where priority, fairness or a reservation asks for it; count what it made."""
     limit, requirements = _missing_preemptions(state, subqueue), subqueue.requirements
-    if (limit <= 0 or not busy.leases) and not busy.asked:
+    if limit <= 0 and not busy.asked:
         return 0
     highest: dict[str, int] = {}
     firsts = list(subqueue.firsts())
@@ -125,7 +126,7 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
         highest[queue] = max(priority, highest.get(queue, priority))
     reservation = state.reserved.get(requirements)
     reserved_nodes = reservation.node_ids if reservation is not None else ()
-    some_due = reserved_nodes or busy.has_lower(highest)
+    has_lower = busy.has_lower(highest)
 
     def is_due(lease: LeaseState) -> bool:
         return (
@@ -139,7 +140,10 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
     if limit <= 0:
         return 0
     if isinstance(requirements, Gang):
-        due = [lease for lease in busy.leases if is_due(lease)] if some_due else []
+        if has_lower:
+            due = [lease for lease in busy.leases if is_due(lease)]
+        else:
+            due = [lease for node_id in reserved_nodes for lease in busy.at(state.nodes[node_id])]
         claimed = [] if due else _claimable(state, subqueue, requirements, busy)
         if not due:
             claims = _claims_by_share(state, subqueue, busy.fair)
@@ -147,10 +151,12 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
         for lease in victims:
             busy.fair.took(busy.fair.poorest(subqueue.accounts), lease)
         return len(victims)
-    count = 0
-    if some_due:
+    if has_lower:
         places = busy.places(requirements, is_due)
-        count = _preempt(state, requirements, places, limit, outbox, claims=claims)
+    else:
+        reserved = [state.nodes[node_id] for node_id in reserved_nodes]
+        places = iter([(node, busy.at(node)) for node in reserved])
+    count = _preempt(state, requirements, places, limit, outbox, claims=claims)
     if limit > count:
         left = limit - count
         count += _preempt_for_fairness(state, subqueue, requirements, busy, left, outbox)
@@ -304,11 +310,13 @@ def _preempt(
         return lease.kind is Kind.TASK or claims(lease) is not None
 
     def propose(place: NodeInfo, trial: NodeInfo, there: list[LeaseState]) -> Proposal | None:
-        victims = choose_victims(trial, requirements, there, yields)
+        victims = choose_victims(trial, requirements, there, yields, ends_with=ends_with)
         if victims is None:
             return None
-        return Proposal(place, trial, _with_gangs(state, victims), victims, there)
+        seen = state.preemptions.count_at(place)
+        return Proposal(place, trial, _with_gangs(state, victims), victims, there, seen)
 
+    ends_with = partial(_rest_of_gang, state, {})
     preempted: list[LeaseState] = []
     room: list[str] = []
     count = 0
@@ -325,14 +333,15 @@ def _preempt(
         best = min(proposals, key=lambda one: one.cost) if compared > 1 else proposals[0]
         proposals.remove(best)
         place, trial, there = best.place, best.trial, best.candidates
-        if all(yields(lease) for lease in best.chosen):
+        as_seen = state.preemptions.count_at(place) == best.seen
+        if as_seen and all(yields(lease) for lease in best.chosen):
             count += 1
             for lease in best.victims:
                 chosen(lease)
             _begin(state, requirements, best.victims, ((place, requirements),))
             preempted += best.victims
             room += [] if place.bundle_lease_id else [place.node_id]
-        else:  # what was preempted since has changed the shares
+        else:  # what was preempted since has changed the shares, or ends here too
             trial = state.preemptions.after(place)
         there[:] = [lease for lease in there if not lease.preempted]
         again = propose(place, trial, there)
@@ -365,7 +374,7 @@ def _preempt_for_gang(
     placement = state.best_placement_if(gang, emptied)
     if placement is None:
         return []
-    victims: list[LeaseState] = []
+    ending: dict[str, LeaseState] = {}
     for index, node_id in placement:
         bundle = gang.bundles[index]
         if node_id not in after:
@@ -374,17 +383,39 @@ def _preempt_for_gang(
         if first_obstacle(trial, bundle, RESOURCE_RULES) is None:
             trial.allocate(bundle, trial.choose(bundle) or {})
             continue
-        chosen = choose_victims(trial, bundle, on_node[node_id], lambda _: True, RESOURCE_RULES)
-        for lease in chosen or ():
-            on_node[node_id].remove(lease)
-            victims.append(lease)
-    victims = _with_gangs(state, victims)
+        there = [lease for lease in on_node[node_id] if lease.lease_id not in ending]
+        rest = partial(_rest_of_gang, state, ending)
+        chosen = choose_victims(trial, bundle, there, lambda _: True, RESOURCE_RULES, rest)
+        for lease in _with_gangs(state, chosen or []):
+            if lease.lease_id not in ending and lease.node_id in after and lease.node_id != node_id:
+                other = after[lease.node_id]
+                other.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+            ending[lease.lease_id] = lease
+    victims = list(ending.values())
     if victims:
         room = tuple((state.nodes[node_id], gang.bundles[index]) for index, node_id in placement)
         _begin(state, gang, victims, room)
         _order(victims, outbox)
         _stop(state, gang, victims, claims, outbox, [node_id for _, node_id in placement])
     return victims
+
+
+def _rest_of_gang(
+    state: State, ending: Mapping[str, LeaseState], lease: LeaseState
+) -> list[LeaseState]:
+    """Return the other bundles of a bundle's gang at its place, which end with it; not those ``ending``."""
+    if lease.kind is not Kind.BUNDLE:
+        return []
+    bundles = state.groups[lease.group_id].bundles.values()
+    rest = [state.leases[place.bundle_lease_id] for place in bundles]
+    return [
+        one
+        for one in rest
+        if one is not lease
+        and one.place is lease.place
+        and not one.preempted
+        and one.lease_id not in ending
+    ]
 
 
 def _with_gangs(state: State, victims: list[LeaseState]) -> list[LeaseState]:

@@ -40,14 +40,13 @@ class BusyLeases:
     Of all that there are, or of ``among``.
     """
 
-    __slots__ = ("_among", "_asked", "_fair", "_leases", "_lowest", "_state")
+    __slots__ = ("_among", "_asked", "_fair", "_leases", "_state")
 
     def __init__(self, state: State, among: dict[str, None] | None = None) -> None:
         self._state = state
         self._among: dict[str, Any] = state.leases if among is None else among
         self._leases: list[LeaseState] | None = None
         self._asked: list[LeaseState] | None = None
-        self._lowest: dict[str, int] = {}
         self._fair: FairShares | None = None
 
     @property
@@ -59,9 +58,6 @@ class BusyLeases:
             self._leases = [lease for lease in newest if _may_yield(lease)]
             if self._state.preemptible:
                 self._leases.sort(key=victim_cost)
-            for lease in self._leases:
-                queue = lease.account.queue
-                self._lowest[queue] = min(lease.priority, self._lowest.get(queue, lease.priority))
         return self._leases
 
     @property
@@ -92,9 +88,10 @@ class BusyLeases:
             key = (place.node_id, place.bundle_lease_id)
             if key not in seen:
                 seen.add(key)
-                yield place, [one for one in self._at(place) if is_candidate(one)]
+                yield place, [one for one in self.at(place) if is_candidate(one)]
 
-    def _at(self, place: NodeInfo) -> list[LeaseState]:
+    def at(self, place: NodeInfo) -> list[LeaseState]:
+        """Return those that have their resources of one node, or bundle."""
         leases = self._state.leases
         there = [leases[lease_id] for lease_id in reversed(place.leases) if lease_id in self._among]
         there = [lease for lease in there if _may_yield(lease)]
@@ -102,8 +99,11 @@ class BusyLeases:
 
     def has_lower(self, highest: Mapping[str, int]) -> bool:
         """Return whether in some queue a lease has a lower priority than ``highest`` says."""
-        return bool(self.leases) and any(
-            self._lowest.get(queue, priority) < priority for queue, priority in highest.items()
+        known = self._state.priorities
+        return any(
+            lower < priority
+            for queue, priority in highest.items()
+            for lower in known.get(queue, ())
         )
 
     @property
@@ -153,6 +153,8 @@ class Proposal:
     chosen: list[LeaseState]
     candidates: list[LeaseState]
     """Those among which the victims were chosen."""
+    seen: int
+    """How many preemptions there were at the place."""
 
     @property
     def cost(self) -> tuple[bool, int, int, int, float]:
@@ -173,45 +175,59 @@ def choose_victims(
     candidates: Sequence[LeaseState],
     allowed: Callable[[LeaseState], bool],
     rules: tuple[Check, ...] = RULES,
+    ends_with: Callable[[LeaseState], Sequence[LeaseState]] = lambda lease: (),
 ) -> list[LeaseState] | None:
     """Return the leases whose end lets ``requirements`` fit on ``trial``, and allocate them there.
 
-    ``candidates`` are taken in their order. None, and ``trial`` as it was, if they do not suffice; also if no
-    lease need end at all.
+    ``candidates`` are taken in their order; with each ends what ``ends_with`` says of the place, which is not
+    returned. None, and ``trial`` as it was, if they do not suffice; also if no lease need end at all.
     """
-    victims: list[LeaseState] = []
+    units: list[list[LeaseState]] = []
     while (obstacle := first_obstacle(trial, requirements, rules)) is not None:
         names: Iterable[str] = ()
         if obstacle.rule is Rule.AVAILABLE:
             names = (obstacle.subject,)
         elif obstacle.rule is Rule.FILTER_NOW:
             names = requirements.reads
-        others = (v for v in candidates if v not in victims)
+        taken = [lease for unit in units for lease in unit]
+        others = (v for v in candidates if v not in taken)
         holders = (v for v in others if any(v.has_allocated(name) for name in names))
         victim = next((v for v in holders if allowed(v)), None)
         if victim is None:
-            for lease in victims:
-                trial.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
+            for lease in taken:
+                _allocate(trial, lease)
             return None
-        trial.free(victim.requirements, victim.gpus, blocked=victim.blocked)
-        victims.append(victim)
-    if not victims:
+        units.append([victim, *ends_with(victim)])
+        for lease in units[-1]:
+            _free(trial, lease)
+    if not units:
         return None
-    _spare(trial, requirements, victims, rules)
+    _spare(trial, requirements, units, rules)
     trial.allocate(requirements, trial.choose(requirements) or {})
-    return victims
+    return [unit[0] for unit in units]
 
 
 def _spare(
     trial: NodeInfo,
     requirements: Requirements,
-    victims: list[LeaseState],
+    units: list[list[LeaseState]],
     rules: tuple[Check, ...],
 ) -> None:
-    """Take those out of ``victims`` without whose end ``requirements`` fit as well, the dearest first."""
-    for lease in sorted(victims, key=victim_cost, reverse=True) if len(victims) > 1 else ():
-        trial.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
+    """Take those out of ``units`` without whose end ``requirements`` fit as well, the dearest first."""
+    dearest = sorted(units, key=lambda unit: victim_cost(unit[0]), reverse=True)
+    for unit in dearest if len(units) > 1 else ():
+        for lease in unit:
+            _allocate(trial, lease)
         if first_obstacle(trial, requirements, rules) is None:
-            victims.remove(lease)
+            units.remove(unit)
         else:
-            trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)
+            for lease in unit:
+                _free(trial, lease)
+
+
+def _allocate(trial: NodeInfo, lease: LeaseState) -> None:
+    trial.allocate(lease.requirements, lease.gpus, blocked=lease.blocked)
+
+
+def _free(trial: NodeInfo, lease: LeaseState) -> None:
+    trial.free(lease.requirements, lease.gpus, blocked=lease.blocked)

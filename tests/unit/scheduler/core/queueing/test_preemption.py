@@ -208,3 +208,13 @@ def test_an_account_with_a_share_below_one_lease_stops_nothing() -> None:
     core.wait(30)
     assert of(cmd.Preempt, core.out), "they take turns, after each call"
     assert not stops(core), "else they would stop each other for ever"
+
+
+def test_nobody_ends_beside_a_gang_whose_end_makes_room_enough() -> None:
+    core = Core({"GPU": 3})
+    gang = core.group("PACK", {"GPU": 0.5}, {"GPU": 1}, {"GPU": 1}, preemptible=True)
+    assert core.granted(gang)
+    (beside,) = core.granted(core.ask("p_1", GPU=0.3, preemptible=True)) or ()
+    core.ask("p_2", GPU=2, priority=5)
+    assert core.state.groups["pg_1"].closing
+    assert beside not in stops(core) and not core.state.leases[beside].preempted
