@@ -120,30 +120,49 @@ Value = Callable[[NodeInfo, Requirements, ScorePolicy, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One part of a cost: ``weight`` times ``value``; without ``counts_for`` the requirements it is 0."""
+    """One part of a cost: ``weight`` times ``value``; for requirements that it does not count for, 0.
 
-    name: str
+    ``words`` is what it says of a node, with the value in it.
+    """
+
     weight: float
     value: Value
     counts_for: Callable[[Requirements, str], bool]
+    words: str
 
 
-LOAD = Term("load", 1.0, load_cost, lambda requirements, kernels: bool(requirements.names))
+LOAD = Term(
+    1.0,
+    load_cost,
+    lambda requirements, kernels: bool(requirements.names),
+    "{:.0%} of what is scarcest would be in use",
+)
 GPU_NODE = Term(
-    "gpu_node", GPU_NODE_COST, gpu_node, lambda requirements, kernels: not requirements.needs_gpu
+    GPU_NODE_COST,
+    gpu_node,
+    lambda requirements, kernels: not requirements.needs_gpu,
+    "it has GPUs, which are not asked for",
 )
 PREFERRED = Term(
-    "preferred", -PREFERRED_GAIN, preferred, lambda requirements, kernels: requirements.soft
+    -PREFERRED_GAIN, preferred, lambda requirements, kernels: requirements.soft, "it is preferred"
 )
 EXTENDERS = Term(
-    "extenders", -1.0, extenders, lambda requirements, kernels: bool(requirements.extenders)
+    -1.0,
+    extenders,
+    lambda requirements, kernels: bool(requirements.extenders),
+    "extenders give it {:.2g}",
 )
-KERNELS = Term("compiled_kernels", -WARM_GAIN, compiled_kernels, lambda _, kernels: bool(kernels))
+KERNELS = Term(
+    -WARM_GAIN,
+    compiled_kernels,
+    lambda requirements, kernels: bool(kernels),
+    "it has compiled the kernels",
+)
 TOPOLOGY = Term(
-    "gpu_topology",
     -TOPOLOGY_GAIN,
     gpu_topology,
     lambda requirements, kernels: requirements.gpu > UNIT,
+    "its GPUs are {:.0%} as near as by NVLink",
 )
 
 COMMON_TERMS = (LOAD, GPU_NODE, PREFERRED, EXTENDERS)
@@ -183,6 +202,14 @@ class NodeOrder:
         terms = terms_for(self.terms, requirements, kernels)
         tie = self.tie.value(node) if self.tie.counts_for(requirements) else 0
         return cost_of(terms, node, requirements, policy, kernels), tie
+
+    def words(
+        self, node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
+    ) -> list[str]:
+        """Return what speaks for a node, or against it."""
+        counting = [term for term in self.terms if term.counts_for(requirements, kernels)]
+        values = [(term, term.value(node, requirements, policy, kernels)) for term in counting]
+        return [term.words.format(value) for term, value in values if value]
 
 
 @lru_cache(maxsize=4096)

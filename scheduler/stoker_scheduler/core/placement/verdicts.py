@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class NodeVerdict:
     """One node's answer: the rules it breaks (none if it fits), in words; a higher score wins.
 
-    Of a node that fits, ``detail`` says what speaks for it besides its load.
+    Of a node that fits, ``detail`` says what speaks for it, or against it.
     """
 
     node_id: str
@@ -81,8 +81,9 @@ def _verdict(node: NodeInfo, request: PlacementRequest, policy: ScorePolicy) -> 
     broken = obstacles(node, requirements)
     if not broken:
         score = -_sort_key(node, request, policy)[0]
-        warm = "it has compiled the kernels" if _kernels_count(node, request, policy) else ""
-        return NodeVerdict(node.node_id, NodeFit.FITS, detail=warm, score=round(score, 6) + 0.0)
+        words = NODE_ORDERS[requirements.policy].words(node, requirements, policy, request.kernels)
+        text = joined(words, "; ")
+        return NodeVerdict(node.node_id, NodeFit.FITS, detail=text, score=round(score, 6) + 0.0)
     # What never passes is the cause; what is busy besides would have to change as well.
     return NodeVerdict(
         node.node_id,
@@ -92,13 +93,6 @@ def _verdict(node: NodeInfo, request: PlacementRequest, policy: ScorePolicy) -> 
         joined([remedy(o, node, requirements) for o in broken], "; "),
         lacks=next((o.subject for o in broken if o.rule is Rule.AVAILABLE), ""),
     )
-
-
-def _kernels_count(node: NodeInfo, request: PlacementRequest, policy: ScorePolicy) -> bool:
-    """Return whether the node is the better for the kernels that it has compiled, under this policy."""
-    score_key = NODE_ORDERS[request.requirements.policy].score_key
-    with_them = score_key(node, request.requirements, policy, request.kernels)
-    return with_them != score_key(node, request.requirements, policy, "")
 
 
 def _sort_key(

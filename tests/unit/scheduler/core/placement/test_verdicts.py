@@ -141,7 +141,17 @@ def test_compiled_kernels_are_a_hint_and_no_rule(
         fits = first_obstacle(node, requirements) is None
         counts = requirements.policy is PlacementPolicy.HYBRID
         warm = counts and fits and "k" in node.spec.warm
-        assert (details[node.node_id] == "it has compiled the kernels") == warm
+        assert ("it has compiled the kernels" in details[node.node_id]) == warm
+
+
+def test_a_verdict_says_what_speaks_for_a_node_and_against_it() -> None:
+    nodes = [used(a_node("n_1"), CPU=1), a_node("n_2", warm=("k",))]
+    request = PlacementRequest(make_requirements({"CPU": 3}, node_id="n_2", soft=True), kernels="k")
+    near, far = evaluate(nodes, request, POLICY)
+    gpus = "it has GPUs, which are not asked for"
+    load = "% of what is scarcest would be in use"
+    assert near.detail == f"75{load}; {gpus}; it is preferred; it has compiled the kernels"
+    assert far.detail == f"100{load}; {gpus}"
 
 
 @pytest.mark.parametrize("policy", SpreadPolicy)
