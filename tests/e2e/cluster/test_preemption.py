@@ -155,6 +155,33 @@ def test_an_actor_moves_and_keeps_its_restarts(flags: Flags) -> None:
     stoker.kill(counter)
 
 
+def test_a_call_of_a_preempted_actor_runs_again_uncharged(cluster: Cluster, flags: Flags) -> None:
+    @stoker.remote(**SLOT, preemptible=True, preemption_grace=0.2, max_task_retries=0)
+    class Trainer:
+        def step(self) -> int:
+            attempt = stoker.get_runtime_context().attempt
+            flags.raise_(f"step-{attempt}")
+            while attempt == 0:
+                time.sleep(600)
+            return attempt
+
+        def after(self) -> str:
+            return "after"
+
+    trainer = Trainer.remote()
+    step, after = trainer.step.remote(), trainer.after.remote()
+    flags.wait("step-0")
+    assert get(urgent.remote()) == "done"
+    assert get([step, after]) == [1, "after"]
+
+    def codes() -> list[str | None]:
+        attempts = cluster.call("GET", f"/v1/tasks/{step.task_id}/attempts")["items"]
+        return [(one.get("error") or {}).get("code") for one in attempts]
+
+    until(lambda: "preempted" in codes(), 10, "the preempted attempt is recorded")
+    stoker.kill(trainer)
+
+
 def test_callbacks_run_when_an_actor_is_killed_and_when_a_task_is_cancelled_by_force(
     flags: Flags,
 ) -> None:

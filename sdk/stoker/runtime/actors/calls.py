@@ -18,6 +18,7 @@ from stoker.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     PendingCallsLimitError,
+    PreemptedError,
     StokerError,
 )
 from stoker.runtime.actors.connection import ActorConnection, ActorConnector
@@ -298,22 +299,28 @@ class ActorCalls:
         why: str,
         *,
         may_have_run: bool,
+        preempted: bool,
     ) -> None:
-        """Requeue the calls that were under way before all others, or fail them."""
+        """Requeue the calls that were under way before all others, or fail them.
+
+        If their actor was ``preempted``, that uses up no retry.
+        """
         requeued: list[PendingTask] = []
+        kind = PreemptedError if preempted else ActorUnavailableError
+        hint = "" if preempted else " (set max_task_retries to have it tried again)"
         for task in lost:
             text = (
                 f"actor {connection.name} ({connection.actor_id}) {how} "
                 f"while it had the call {task.spec.name}\n"
-                "the call may or may not have run (set max_task_retries to have it tried again)"
-                + (f"\n{why}" if why else "")
+                f"the call may or may not have run{hint}" + (f"\n{why}" if why else "")
             )
-            failed = encode_error(ActorUnavailableError(text))
+            failed = encode_error(kind(text))
             if task.cancelled:
                 self.fail(task, encode_error(cancelled_error(task)))
             elif not may_have_run:
                 requeued.append(task)
-            elif task.take_retry():
+            elif preempted or task.take_retry():
+                task.attempt += preempted
                 self._pending.status.ended(task, failed, attempt=task.attempt - 1)
                 requeued.append(task)
             else:

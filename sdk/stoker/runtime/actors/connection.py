@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
+from stoker.exceptions import ActorDiedError, NotFoundError, PreemptedError, StokerError
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
 from stoker.runtime.serialization.exceptions import encode_error
@@ -176,6 +176,7 @@ class _Calls(Protocol):
         why: str,
         *,
         may_have_run: bool,
+        preempted: bool,
     ) -> None: ...
 
 
@@ -368,10 +369,14 @@ class ActorConnector:
                 self._calls.fail(task, connection.dead)
             return
         how, why, may_have_run = "lost the connection to this process", "", True
+        preempted = False
         if actor is not None and actor.incarnation > incarnation:
             how, may_have_run = "ended", connection.may_have_run(incarnation)
             connection.incarnation = incarnation + 1
             if actor.incarnation == incarnation + 1 and actor.death_cause is not None:
                 why = actor.death_cause.message
-        self._calls.retry_or_fail(connection, lost, how, why, may_have_run=may_have_run)
+                preempted = actor.death_cause.code == PreemptedError.code
+        self._calls.retry_or_fail(
+            connection, lost, how, why, may_have_run=may_have_run, preempted=preempted
+        )
         self._calls.send(connection)

@@ -169,8 +169,8 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             "Whether its worker may be ended while it runs, when other work has a better claim to its "
             "resources: a higher priority, a fair share, a long wait. It gets notice first "
             "(`stoker.preemption_notice`, `stoker.on_stop`). A task is then run again, an actor "
-            "started again elsewhere, and neither uses up `max_retries` or `max_restarts`. Without it "
-            "what runs is never ended for others.",
+            "started again elsewhere and sent its calls again: that uses up no retry and no restart. "
+            "Without it what runs is never ended for others.",
             by="scheduler, nodelet",
             example="preemptible=True",
         ),
