@@ -392,6 +392,9 @@ async def test_a_retry_waits_for_nodes_that_have_not_ended_the_attempt_before(
         return "node n_2 has not ended attempt 1" in (await get(client, "job_1")).message
 
     await eventually(told, "it says what it waits for")
+    why = await client.call("GET", "/v1/jobs/job_1/explain", reply=Explanation)
+    assert "node n_2 has not ended attempt 1" in why.summary
+    assert why.remedy == "the node must answer, or be declared dead: stoker get n_2"
     await client.call("POST", "/v1/nodes/n_2/leave", {"incarnation": silent.incarnation})
     await until_attempt(client, "job_1", 2)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_gcs.registry.jobs.rules import JOBS, is_whole
+from stoker_gcs.registry.jobs.rules import JOBS, is_whole, not_ended_text
+from stoker_gcs.registry.nodes.rules import NODES
 from stoker_wire.messages.work import JobState
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ async def hold_of(state: StateStore, jobs: JobRegistry, job: Job) -> tuple[str, 
             f"as attempt {last.attempt} failed: {last.cause}"
         )
         return text, f"wait, or give it up: stoker job stop {job.job_id}"
+    for node in await state.all(NODES) if job.attempts else ():
+        text = not_ended_text(node.node_id, job.job_id, job.attempts[-1].attempt)
+        if job.message.startswith(text):
+            return text, f"the node must answer, or be declared dead: stoker get {node.node_id}"
     for dependency in job.after:
         other = await state.find(JOBS, dependency.job_id)
         if other is not None and not other.record.state.terminal:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_gcs.registry.jobs.rules import JOBS, not_ended_text
 from stoker_wire.errors import NotFoundError, UnavailableError
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.work import EndAttempt, JobState
@@ -93,6 +93,4 @@ class JobWork:
         replies = await self._peers.ask_nodelets(ask)
         silent = [n.node_id for n in self._peers.live_nodes() if n.node_id not in replies]
         if silent:
-            raise UnavailableError(
-                f"node {silent[0]} has not ended attempt {attempt} of job {job_id} yet"
-            )
+            raise UnavailableError(not_ended_text(silent[0], job_id, attempt))

@@ -234,6 +234,11 @@ def delayed(job: Job, reason: str) -> Transition[Job] | None:
     return Transition(_replace(job, message=reason), EventKind.JOB_DELAYED)
 
 
+def not_ended_text(node_id: str, job_id: str, attempt: int) -> str:
+    """Return why the attempt after ``attempt`` does not start yet: a node may still run some of that."""
+    return f"node {node_id} has not ended attempt {attempt} of job {job_id} yet"
+
+
 def start_deadline_left_s(job: Job, now_s: float) -> float:
     """Return the seconds within which a pending job must start; inf without a deadline, and for retries."""
     if job.start_deadline_s is None or job.attempt > 1:
