@@ -5,15 +5,17 @@ It decides nothing. A scheduler that does not lead answers 409 ``not_leader`` wi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.dry_run.diagnosis import diagnose
-from stoker_scheduler.core.dry_run.fork import size_of
+from stoker_scheduler.core.dry_run.fork import fork, size_of
 from stoker_scheduler.core.dry_run.plan import MAX_EXPLAINED, Outcome, plan
+from stoker_scheduler.core.dry_run.remedies import MAX_SIZE
 from stoker_scheduler.core.model.queues import DEFAULT_QUEUE
 from stoker_scheduler.core.queueing.standing import standing
 from stoker_scheduler.jobs import JobFacts
@@ -57,6 +59,7 @@ from stoker_wire.messages.queues import QueueExplanation, QueueUsage
 from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 
 if TYPE_CHECKING:
+    from stoker_scheduler.core.state import State
     from stoker_scheduler.engine import Engine
     from stoker_wire.http.server.service import Request
 
@@ -66,6 +69,7 @@ MAX_PLANNED_SIZE = 100_000
 """Nodes, leases and requests of a state that is copied for a plan, in about a second."""
 MAX_REMEDIED = 3
 """Requests of one plan for which remedies are looked for: each takes some copies of the state."""
+T = TypeVar("T")
 UNPLACED = (Outcome.WAITS, Outcome.REJECTED)
 ANSWER_MARGIN_S = 0.3
 """A long poll ends so much before the caller's deadline."""
@@ -76,6 +80,7 @@ class Api:
 
     def __init__(self, engine: Callable[[], Engine], *, lease_ttl_s: float) -> None:
         self._engine = engine
+        self._one_fork = asyncio.Semaphore()
         self._poll_limit_s = lease_ttl_s / 3
 
     async def request_leases(self, req: Request) -> LeaseReply:
@@ -185,8 +190,20 @@ class Api:
         request = event(engine.jobs.get(job_id) or JobFacts(), engine.now())
         request = await _consulted(engine, request)
         now_s = engine.now()
-        diagnosis = diagnose(engine.state, request, at_s=now_s, try_remedies=query.remedies)
-        return explanation_of(diagnosis, subject="", now_s=now_s)
+        if not query.remedies or size_of(engine.state) > MAX_SIZE:
+            diagnosis = diagnose(engine.state, request, at_s=now_s, try_remedies=False)
+            return explanation_of(diagnosis, subject="", now_s=now_s)
+
+        def on(twin: State) -> Explanation:
+            diagnosis = diagnose(twin, request, at_s=now_s, try_remedies=True)
+            return explanation_of(diagnosis, subject="", now_s=now_s)
+
+        return await self._on_fork(engine.state, on)
+
+    async def _on_fork(self, state: State, run: Callable[[State], T]) -> T:
+        """Run what is tried on a copy of the state in a thread: only the copying holds the scheduler up."""
+        async with self._one_fork:
+            return await asyncio.to_thread(run, fork(state))
 
     async def plan_demands(self, req: Request) -> PlanReply:
         """Return what would become of demands, and on which nodes, without side effects."""
@@ -226,15 +243,20 @@ class Api:
             )
             requests.append(_event(asked, of_demand or job, now_s))
         requests = [await _consulted(engine, request) for request in requests]
-        planned, twin = plan(engine.state, requests)
         few = len(requests) <= MAX_REMEDIED
-        placements = []
-        for number, (one, request) in enumerate(zip(planned, requests, strict=True)):
-            diagnosis = None
-            if one.outcome in UNPLACED and number < MAX_EXPLAINED:
-                diagnosis = diagnose(twin, request, at_s=now_s, try_remedies=few)
-            placements.append(planned_of(one, diagnosis))
-        return PlanReply(placements=tuple(placements))
+
+        def on(twin: State) -> PlanReply:
+            placements = []
+            for number, (one, request) in enumerate(
+                zip(plan(twin, requests), requests, strict=True)
+            ):
+                diagnosis = None
+                if one.outcome in UNPLACED and number < MAX_EXPLAINED:
+                    diagnosis = diagnose(twin, request, at_s=now_s, try_remedies=few)
+                placements.append(planned_of(one, diagnosis))
+            return PlanReply(placements=tuple(placements))
+
+        return await self._on_fork(engine.state, on)
 
 
 def _event(asked: LeaseRequest, job: JobFacts, at_s: float) -> ev.LeaseRequested:

@@ -21,7 +21,6 @@ from stoker_scheduler.core.commands import (
     ReleaseLease,
     StartWorker,
 )
-from stoker_scheduler.core.dry_run.fork import fork
 from stoker_scheduler.core.leases.lease import LeaseState
 from stoker_scheduler.core.leases.lifecycle import request_id_of
 from stoker_scheduler.core.machine import step
@@ -75,9 +74,9 @@ MAX_EXPLAINED = 20
 """Requests of one plan that are explained; the others are only placed."""
 
 
-def plan(state: State, requests: Sequence[ev.LeaseRequested]) -> tuple[tuple[Planned, ...], State]:
-    """Make ``requests`` one after the other on a fork; return what becomes of each, and the fork."""
-    twin, planned = fork(state), []
+def plan(twin: State, requests: Sequence[ev.LeaseRequested]) -> tuple[Planned, ...]:
+    """Make ``requests`` one after the other on a fork of the state; return what becomes of each."""
+    planned = []
     for number, request in enumerate(requests):
         verdicts: tuple[NodeVerdict, ...] = ()
         if number < MAX_EXPLAINED:
@@ -85,7 +84,7 @@ def plan(state: State, requests: Sequence[ev.LeaseRequested]) -> tuple[tuple[Pla
             found = explain(twin, wanted, name, request.locality, request.kernels)
             verdicts = found.verdicts
         planned.append(replace(_plan_one(twin, request), verdicts=verdicts))
-    return tuple(planned), twin
+    return tuple(planned)
 
 
 def _plan_one(twin: State, request: ev.LeaseRequested) -> Planned:

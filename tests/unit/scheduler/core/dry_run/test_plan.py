@@ -8,6 +8,7 @@ import pytest
 
 from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
+from stoker_scheduler.core.dry_run.fork import fork
 from stoker_scheduler.core.dry_run.plan import Outcome, Planned, plan
 from stoker_scheduler.core.model.queues import QueueSpec
 from stoker_scheduler.core.model.requirements import make_requirements
@@ -73,7 +74,7 @@ def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
         request = random_request(core, random, "r_new", owner, wait_if_infeasible=patient)
         add_group(core, request)
         before = core.state.snapshot()
-        (planned,), _ = plan(core.state, [request])
+        (planned,) = plan(fork(core.state), [request])
         assert core.state.snapshot() == before, f"seed {seed}: the plan changed the state"
         core.state.check()
         core.slow = True
@@ -97,7 +98,7 @@ def test_a_plan_is_what_then_happens_and_changes_nothing() -> None:
 def test_requests_of_one_plan_see_each_other() -> None:
     core = Core({"CPU": 2}, {"CPU": 2})
     requests = [a_request(core, f"p_{i}", resources={"CPU": 2}) for i in range(3)]
-    planned, _ = plan(core.state, requests)
+    planned = plan(fork(core.state), requests)
     assert [one.outcome for one in planned] == [Outcome.STARTS, Outcome.STARTS, Outcome.WAITS]
     assert [place.node_id for one in planned for place in one.places] == ["n_1", "n_2"]
     assert core.state.nodes["n_1"].available == {"CPU": 20_000}
@@ -107,7 +108,7 @@ def test_a_plan_names_whom_it_preempts_and_where_it_then_goes() -> None:
     core = Core({"CPU": 4, "GPU": 2})
     core.ask("low", GPU=2)
     core.wait(1)
-    (planned,), _ = plan(core.state, [a_request(core, resources={"GPU": 1}, priority=5)])
+    (planned,) = plan(fork(core.state), [a_request(core, resources={"GPU": 1}, priority=5)])
     (victim,) = planned.victims
     assert planned.outcome is Outcome.PREEMPTS and victim.owner_id == "low"
     assert [place.node_id for place in planned.places] == ["n_1"]
@@ -121,6 +122,6 @@ def test_a_plan_goes_through_the_limits_of_its_queue(queue: str, outcome: Outcom
     core = Core({"CPU": 4})
     specs = (QueueSpec(name="small", limit=to_units({"CPU": 1})), QueueSpec(name="open"))
     core.feed(ev.QueuesChanged(at_s=0.0, queues=specs))
-    (planned,), _ = plan(core.state, [a_request(core, resources={"CPU": 2}, queue=queue)])
+    (planned,) = plan(fork(core.state), [a_request(core, resources={"CPU": 2}, queue=queue)])
     assert planned.outcome is outcome
     assert ("limit of 1 CPU" in planned.reason) == (outcome is Outcome.REJECTED)
