@@ -15,6 +15,7 @@ from stoker_scheduler.core.leases.lifecycle import (
     cancel_reservation,
     mark_lost,
     open_bundle,
+    release,
     remember_answer,
     request_id_of,
     set_expiry,
@@ -112,16 +113,17 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
             place = None if group is None or known_bundle else node
         else:
             place = group.bundles.get(event.bundle)
-    if place is None or place.node_id != node.node_id:
+    is_known = place is not None and place.node_id == node.node_id
+    unknown_text = f"placement group {event.group_id} does not have bundle {event.bundle} here"
+    if not is_known and event.kind is not Kind.BUNDLE:
         outbox.append(
             ReleaseLease(
-                lease_id=event.lease_id,
-                node_id=event.node_id,
-                kill=True,
-                reason=f"placement group {event.group_id} does not have bundle {event.bundle} here",
+                lease_id=event.lease_id, node_id=event.node_id, kill=True, reason=unknown_text
             )
         )
         return
+    if place is None or not is_known:
+        place = node  # until the node has ended it, it has what is the bundle's
     free = place.devices.free_by_device
     fits = all(free.get(index, 0) >= units for index, units in event.gpus.items())
     wanted = event.requirements
@@ -165,6 +167,9 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
         effective_priority=event.priority,
     )
     add_lease(state, lease)
+    if not is_known:
+        release(state, lease, outbox, kill=True, reason=unknown_text, notify=False)
+        return
     if lease.kind is Kind.BUNDLE:
         open_bundle(state, lease)
     known = state.answers.get(request_id)

@@ -398,3 +398,16 @@ def adopted(lease: LeaseState) -> ev.LeaseAdopted:
         group_id=lease.group_id,
         bundle=lease.bundle,
     )
+
+
+def test_a_bundle_that_a_new_leader_does_not_want_has_its_gpus_until_its_node_has_ended_it() -> None:
+    before = Core({"GPU": 1})
+    before.group("PACK", {"GPU": 1})
+    (bundle,) = before.state.leases.values()
+    after = Core({"GPU": 1}, slow=True)
+    assert of(cmd.ReleaseLease, after.feed(adopted(bundle))), "its group was removed meanwhile"
+    asked = after.ask(GPU=1)
+    assert not of(cmd.StartWorker, after.out)
+    after.feed(ev.LeaseEnded(at_s=0.0, lease_id=bundle.lease_id))
+    (start,) = of(cmd.StartWorker, after.out)
+    assert start.request_id == asked
