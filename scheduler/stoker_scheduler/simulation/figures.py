@@ -65,6 +65,8 @@ class _Job:
     ran_s: float = 0.0
     """The longest of its tasks."""
     running: dict[int, float] = field(default_factory=dict)
+    before_s: dict[int, float] = field(default_factory=dict)
+    """Task -> how long it ran before it was preempted."""
 
 
 def figures(log: Sequence[Allocation], capacity: Mapping[str, float]) -> Figures:
@@ -82,20 +84,24 @@ def figures(log: Sequence[Allocation], capacity: Mapping[str, float]) -> Figures
                 job.running[one.task] = one.at_s
                 if job.started_s is None:
                     job.started_s = one.at_s
-            case What.ENDED:
+            case What.ENDED | What.PREEMPTED:
                 job = jobs[one.job_id]
                 ran_s = one.at_s - job.running.pop(one.task)
-                job.ran_s = max(job.ran_s, ran_s)
-                job.ended_s = last_s = max(last_s, one.at_s)
-                tasks += 1
+                before_s = job.before_s.pop(one.task, 0.0)
+                if one.what is What.PREEMPTED:
+                    job.before_s[one.task] = before_s + ran_s
+                    preemptions += 1
+                else:
+                    job.ran_s = max(job.ran_s, before_s + ran_s)
+                    job.ended_s = last_s = max(last_s, one.at_s)
+                    tasks += 1
                 of_queue = used.setdefault(one.queue, {})
                 for name, amount in one.resources.items():
                     of_queue[name] = of_queue.get(name, 0.0) + amount * ran_s
-            case What.PREEMPTED:
-                preemptions += 1
             case What.REJECTED:
                 rejected += 1
-    done = [job for job in jobs.values() if job.started_s is not None and not job.running]
+    started = [job for job in jobs.values() if job.started_s is not None]
+    done = [job for job in started if not job.running and not job.before_s]
     makespan_s = last_s - first_s
     total: dict[str, float] = {}
     for of_queue in used.values():
@@ -180,7 +186,7 @@ def usage_over_time(
         key = (one.job_id, one.task)
         if one.what is What.STARTED:
             started[key] = one.at_s
-        elif one.what is What.ENDED:
+        elif one.what in (What.ENDED, What.PREEMPTED):
             _add(
                 in_use,
                 started.pop(key) - first_s,

@@ -70,6 +70,7 @@ class TraceJob:
     queue: str
     user: str
     priority: int
+    preemptible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,8 @@ _COLUMNS: Mapping[str, tuple[Callable[[str], Any], Any]] = {
     "queue": (str, DEFAULT_QUEUE),
     "user": (str, ""),
     "priority": (int, 0),
+    "preemptible": (lambda text: bool(int(text)), False),
+    "background": (lambda text: bool(int(text)), False),
 }
 """Column -> how it is read, and its default (None: it must be there)."""
 
@@ -149,8 +152,13 @@ def _job_of(path: Path, line: int, row: Mapping[str, str | None]) -> TraceJob:
         except ValueError as error:
             raise InputError(f"{path}:{line}: {name}={text!r}: {error}") from None
     asked = {"CPU": values.pop("cpus"), "GPU": values.pop("gpus"), "memory": values.pop("memory")}
+    background = values.pop("background")
+    if background and values["gang"] and values["tasks"] > 1:
+        raise InputError(f"{path}:{line}: background=1: a gang cannot be background work")
     try:
-        requirements = make_requirements({n: units for n, units in asked.items() if units})
+        requirements = make_requirements(
+            {n: units for n, units in asked.items() if units}, background=background
+        )
     except InvalidDemandError as error:
         raise InputError(f"{path}:{line}: {error}") from None
     return TraceJob(requirements=requirements, **values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -35,7 +36,7 @@ class What(StrEnum):
     STARTED = "started"
     ENDED = "ended"
     PREEMPTED = "preempted"
-    """It was asked to give way; what runs goes on to its end."""
+    """It was ended for other work, and goes on later."""
     REJECTED = "rejected"
     """It can never run on this cluster."""
 
@@ -61,13 +62,26 @@ class _Running:
 
     job: TraceJob
     gang: Gang | None
-    waiting: int
-    """Tasks that have no lease yet."""
+    waiting: list[int]
+    """Tasks that have no lease, the next first."""
     left: int
     """Tasks that have not ended."""
     requests: int = 0
-    tasks: dict[str, int] = field(default_factory=dict)
-    """Lease -> the number of the task that it runs."""
+    asked: dict[str, int] = field(default_factory=dict)
+    """Request -> how many leases it is for."""
+    tasks: dict[str, _Task] = field(default_factory=dict)
+    """Lease -> the task that it runs."""
+    left_s: dict[int, float] = field(default_factory=dict)
+    """Task that was preempted -> how long it still runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A task that runs."""
+
+    number: int
+    started_s: float
+    lasts_s: float
 
 
 class Simulation:
@@ -124,7 +138,7 @@ class Simulation:
         gang = None
         if job.gang and job.tasks > 1:
             gang = make_gang([job.requirements] * job.tasks, GangStrategy.PACK)
-        running = _Running(job, gang, job.tasks, job.tasks)
+        running = _Running(job, gang, list(range(job.tasks)), job.tasks)
         self._running[job.job_id] = running
         self._tell(What.SUBMITTED, job)
         if gang is not None:
@@ -135,9 +149,14 @@ class Simulation:
         self._ask(running)
 
     def _ask(self, running: _Running) -> None:
+        """Ask for what nobody has asked for yet."""
         job, gang = running.job, running.gang
+        count = len(running.waiting) - sum(running.asked.values())
+        if not count:
+            return
         request_id = f"r_{job.job_id}.{running.requests}"
         running.requests += 1
+        running.asked[request_id] = count
         self._job_of_request[request_id] = job.job_id
         self._feed(
             ev.LeaseRequested(
@@ -147,7 +166,7 @@ class Simulation:
                 job_id=job.job_id,
                 requirements=gang or job.requirements,
                 class_key=job.job_id,
-                count=1 if gang is not None else running.waiting,
+                count=1 if gang is not None else count,
                 deadline_s=FOREVER_S,
                 kind=ev.Kind.TASK if gang is None else ev.Kind.BUNDLE,
                 priority=job.priority,
@@ -155,34 +174,39 @@ class Simulation:
                 indices=tuple(range(job.tasks)) if gang is not None else (),
                 user=job.user,
                 queue=job.queue,
+                preemptible=job.preemptible or job.requirements.background,
+                preemption_grace_s=0.0,
             )
         )
 
     def _granted(self, command: cmd.Reply) -> None:
         running = self._running[self._job_of_request.pop(command.request_id)]
-        job = running.job
+        job, together_s = running.job, None
+        del running.asked[command.request_id]
         for lease_id in command.lease_ids:
-            task = job.tasks - running.waiting
-            running.waiting -= 1
-            running.tasks[lease_id] = task
+            number = running.waiting.pop(0)
             self._job_of_lease[lease_id] = job.job_id
-            self._tell(What.STARTED, job, task, self.state.leases[lease_id].node_id)
-            lasts_s = job.duration_s * (1 + self._random.uniform(-self._jitter, self._jitter))
+            self._tell(What.STARTED, job, number, self.state.leases[lease_id].node_id)
+            if together_s is None or running.gang is None:
+                together_s = running.left_s.pop(number, None)
+            if together_s is None:
+                jitter = self._random.uniform(-self._jitter, self._jitter)
+                together_s = job.duration_s * (1 + jitter)
+            running.tasks[lease_id] = _Task(number, self._at_s, together_s)
             if running.gang is None:
-                self._later(self._at_s + lasts_s, partial(self._end, running, (lease_id,)))
-        if running.gang is not None:
-            lasts_s = job.duration_s * (1 + self._random.uniform(-self._jitter, self._jitter))
-            leases = command.lease_ids
-            self._later(self._at_s + lasts_s, partial(self._end, running, leases))
-        elif running.waiting:
-            self._ask(running)
+                end = partial(self._end, running, (lease_id,))
+                self._later(self._at_s + together_s, end)
+        if running.gang is not None and together_s is not None:
+            end = partial(self._end, running, command.lease_ids)
+            self._later(self._at_s + together_s, end)
+        self._ask(running)
 
     def _end(self, running: _Running, lease_ids: Sequence[str]) -> None:
         job = running.job
+        if lease_ids[0] not in running.tasks:
+            return  # preempted since
         for lease_id in lease_ids:
-            task = running.tasks.pop(lease_id)
-            del self._job_of_lease[lease_id]
-            self._tell(What.ENDED, job, task, self.state.leases[lease_id].node_id)
+            self._tell_of_task(What.ENDED, running, lease_id)
         running.left -= len(lease_ids)
         if not running.left:
             del self._running[job.job_id]
@@ -190,6 +214,24 @@ class Simulation:
             self._feed(ev.GroupRemoved(at_s=self._at_s, group_id=f"pg_{job.job_id}"))
         else:
             self._feed(ev.LeaseReleased(at_s=self._at_s, lease_ids=tuple(lease_ids)))
+
+    def _preempted(self, lease_ids: Sequence[str], note: str) -> None:
+        """Have tasks of one job save what they have and leave their nodes, to go on with that later."""
+        running = self._running[self._job_of_lease[lease_ids[0]]]
+        for lease_id in lease_ids:
+            task = self._tell_of_task(What.PREEMPTED, running, lease_id, note)
+            running.left_s[task.number] = max(0.0, task.started_s + task.lasts_s - self._at_s)
+            insort(running.waiting, task.number)
+            if running.gang is None:
+                self._feed(ev.WorkerExited(at_s=self._at_s, lease_id=lease_id))
+        self._ask(running)
+
+    def _tell_of_task(self, what: What, running: _Running, lease_id: str, note: str = "") -> _Task:
+        task = running.tasks.pop(lease_id)
+        del self._job_of_lease[lease_id]
+        node_id = self.state.leases[lease_id].node_id
+        self._tell(what, running.job, task.number, node_id, note)
+        return task
 
     # The core
 
@@ -220,17 +262,19 @@ class Simulation:
                 running = self._running.pop(self._job_of_request.pop(command.request_id))
                 note = command.text.partition("\n")[0]
                 self._tell(What.REJECTED, running.job, note=note)
-            case cmd.Preempt():
-                for lease_id in command.lease_ids:
-                    job_id = self._job_of_lease.get(lease_id)
-                    if job_id is not None:
-                        running = self._running[job_id]
-                        task = running.tasks[lease_id]
-                        node_id = self.state.leases[lease_id].node_id
-                        self._tell(What.PREEMPTED, running.job, task, node_id)
+            case cmd.StopLease():
+                self._later(at_s, partial(self._stop, command.lease_id, command.reason))
+            case cmd.PreemptGroup():
+                running = self._running[command.group_id.removeprefix("pg_")]
+                if running.tasks:
+                    self._preempted(list(running.tasks), command.reason)
             case cmd.WakeAt() if command.at_s < FOREVER_S:
                 self._tick_at_s = command.at_s
                 self._later(command.at_s, partial(self._tick, command.at_s))
+
+    def _stop(self, lease_id: str, reason: str) -> None:
+        if lease_id in self._job_of_lease:  # else it has ended at the same moment
+            self._preempted((lease_id,), reason)
 
     def _tick(self, at_s: float) -> None:
         # Not if an earlier one was asked for since, nor for nobody: the trace is over.

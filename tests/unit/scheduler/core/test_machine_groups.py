@@ -400,7 +400,9 @@ def adopted(lease: LeaseState) -> ev.LeaseAdopted:
     )
 
 
-def test_a_bundle_that_a_new_leader_does_not_want_has_its_gpus_until_its_node_has_ended_it() -> None:
+def test_a_bundle_that_a_new_leader_does_not_want_has_its_gpus_until_its_node_has_ended_it() -> (
+    None
+):
     before = Core({"GPU": 1})
     before.group("PACK", {"GPU": 1})
     (bundle,) = before.state.leases.values()

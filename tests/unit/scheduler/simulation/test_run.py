@@ -104,6 +104,30 @@ def test_a_policy_decides_who_is_next(tmp_path: Path, policy: str, first: str) -
     assert started[1] == first
 
 
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [("preemptible", "tasks=4"), ("preemptible", "gang"), ("background", "tasks=4")],
+)
+def test_what_gives_way_goes_on_later_with_what_it_had(
+    tmp_path: Path, how: str, shape: str
+) -> None:
+    tasks, gang = (2, 1) if shape == "gang" else (4, 0)
+    trace = f"""
+        job_id, submit_s, duration_s, tasks,   gang,   gpus,        priority, {how}
+        low,    0,        100,        {tasks}, {gang}, {4 // tasks}, 0,       1
+        high,   10,       20,         1,       0,      2,            5,       0
+        """
+    cluster_path, trace_path = made(tmp_path, trace)
+    log, capacity = simulate(read_cluster(cluster_path), read_trace(trace_path), "priority")
+    found = figures(log, capacity)
+    lost = [one for one in log if one.what is What.PREEMPTED]
+    assert len(lost) == found.preemptions == 2, "what one node runs, or the gang"
+    assert {one.at_s for one in lost} == {10.0} and "preempted" in lost[0].note
+    ends = {one.job_id: one.at_s for one in log if one.what is What.ENDED}
+    assert ends["high"] == 30.0 and 119.0 <= ends["low"] <= 121.0, "it ran for 100 s in all"
+    assert found.utilisation["GPU"] * 4 * found.makespan_s == pytest.approx(440, rel=0.01)
+
+
 def test_queues_share_by_weight_and_keep_their_limits(tmp_path: Path) -> None:
     rows = [f"{queue}{i}, 0, 10, 1, {queue}, {queue}" for queue in ("b", "a") for i in range(120)]
     trace = "job_id, submit_s, duration_s, cpus, queue, user\n" + "\n".join(rows)
@@ -160,6 +184,11 @@ def test_the_command_writes_a_log_from_which_its_figures_follow(tmp_path: Path) 
         ("job_id,submit_s,duration_s\na,0,-1", CLUSTER, "duration_s='-1': it must be 0 or more"),
         ("job_id,submit_s,duration_s,gpus\na,0,1,1.5", CLUSTER, "GPU=1.5 is not possible"),
         ("job_id,submit_s,duration_s\na,0,1\na,0,1", CLUSTER, "'a' is there twice"),
+        (
+            "job_id,submit_s,duration_s,tasks,gang,background\na,0,1,2,1,1",
+            CLUSTER,
+            "trace.csv:2: background=1",
+        ),
         ("job_id,submit_s,duration_s", CLUSTER, "there is no job"),
         ("job_id,submit_s,duration_s\na,0,1", "", "there is no node"),
         ("job_id,submit_s,duration_s\na,0,1", "[[nodes]]\ncount=1", "'resources' is missing"),
