@@ -201,9 +201,19 @@ class Api:
         return await self._on_fork(engine.state, on)
 
     async def _on_fork(self, state: State, run: Callable[[State], T]) -> T:
-        """Run what is tried on a copy of the state in a thread: only the copying holds the scheduler up."""
-        async with self._one_fork:
-            return await asyncio.to_thread(run, fork(state))
+        """Run what is tried on a copy of the state in a thread, one at a time.
+
+        While that goes on the scheduler waits for milliseconds at a time, as for any thread.
+        """
+        await self._one_fork.acquire()
+        try:
+            tried = asyncio.get_running_loop().run_in_executor(None, run, fork(state))
+        except BaseException:
+            self._one_fork.release()
+            raise
+        # A caller that goes away does not end it.
+        tried.add_done_callback(lambda _: self._one_fork.release())
+        return await asyncio.shield(tried)
 
     async def plan_demands(self, req: Request) -> PlanReply:
         """Return what would become of demands, and on which nodes, without side effects."""

@@ -119,6 +119,7 @@ MAX_RANKINGS = 4096
 MAX_RANKED = 2_000_000
 """Entries of all rankings, of some 200 bytes each: the oldest go first."""
 MAX_GANG_RANKINGS = 256
+MAX_REMEMBERED_LOOKS = 4096
 
 
 @dataclass(slots=True)
@@ -167,6 +168,10 @@ class State:
     """When the timer of the next review is set to."""
     preemption_checked: dict[Requirements | Gang, None] = field(default_factory=dict)
     """Requirements that were looked at since."""
+    last_looks: dict[Requirements | Gang, int] = field(default_factory=dict)
+    """Requirements -> when that was, in the order of such looks; of the last few thousand."""
+    background_checked: dict[Requirements | Gang, None] = field(default_factory=dict)
+    """Requirements for which the end of background leases makes no room, as of the last review."""
     looks: int = 0
     """How many times that was done since the last review that did it."""
     reserve_due_s: dict[Requirements | Gang, float] = field(default_factory=dict)
@@ -332,6 +337,13 @@ class State:
         if sign < 0 and self.queue.held:
             self.wake_held(account.queue)
 
+    def note_look(self, requirements: Requirements | Gang) -> None:
+        """Note that busy leases are looked at for ``requirements`` now."""
+        self.last_looks.pop(requirements, None)
+        self.last_looks[requirements] = self.next_number()
+        if len(self.last_looks) > MAX_REMEMBERED_LOOKS:
+            del self.last_looks[next(iter(self.last_looks))]
+
     def count_priority(self, lease: LeaseState, change: int) -> None:
         """Count a lease that comes (1) or goes (-1) among those of its queue and priority."""
         queue, priority = lease.account.queue, lease.priority
@@ -353,6 +365,8 @@ class State:
         """
         if not isinstance(requirements, Gang) and requirements.group_id:
             return None
+        if requirements.background:
+            return self.tenants.stopped(account)
         return self.tenants.hold(account, self.cost(requirements), self.at_s)
 
     def cost(self, requirements: Requirements | Gang) -> tuple[tuple[str, int], ...]:

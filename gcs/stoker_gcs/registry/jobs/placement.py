@@ -81,10 +81,13 @@ class DriverPlacement:
 
     async def _may_retry(self, job: Job) -> bool:
         try:
-            return await self._work.before_retry(job)
+            may = await self._work.before_retry(job)
         except StokerError as error:
             await self._delayed(job.job_id, str(error))
             raise
+        if may and job.attempts and job.message:  # what it waited for until now
+            await self._delayed(job.job_id, rules.WAITS_FOR_NODE)
+        return may
 
     async def _is_wanted(self, job: Job) -> bool:
         """Return whether an attempt still waits for its start; one whose start deadline has passed fails."""

@@ -73,6 +73,7 @@ TRANSITIONS = {
 }
 MAX_RETRY_DELAY_S = 600.0
 MAX_CAUSE = 500
+WAITS_FOR_NODE = "waits for a node to run its driver"
 _replace = msgspec.structs.replace
 
 
@@ -98,7 +99,7 @@ def submitted(
         label_selector=body.label_selector,
         node_filter=body.node_filter,
         created_at_s=now_s,
-        message="waits for a node to run its driver",
+        message=WAITS_FOR_NODE,
         queue=body.queue or DEFAULT_QUEUE,
         priority=body.priority,
         user=user,

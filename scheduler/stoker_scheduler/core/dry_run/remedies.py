@@ -202,7 +202,7 @@ def _limit_of(twin: State, hold: Hold) -> int:
 def is_counted(twin: State, lease: LeaseState, request: ev.LeaseRequested, hold: Hold) -> bool:
     """Return whether the limit that holds a request counts a lease."""
     account = lease.account
-    if lease.in_bundle:
+    if lease.in_bundle or lease.requirements.background:
         return False
     if hold.limit == "user_limit":
         return account.queue == hold.queue and account.user == request.user

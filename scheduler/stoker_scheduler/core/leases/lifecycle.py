@@ -133,7 +133,8 @@ def _start(state: State, pending: PendingRequest, lease: LeaseState) -> None:
     if state.forced:
         state.forced.pop((lease.account, lease.class_key), None)
     pending.starting[lease.lease_id] = None
-    state.tenants.started(lease.account, state.at_s)
+    if not lease.requirements.background:
+        state.tenants.started(lease.account, state.at_s)
     state.placed += 1
 
 
@@ -171,6 +172,7 @@ def add_lease(state: State, lease: LeaseState) -> None:
         state.preemptible[lease.lease_id] = None
     if lease.requirements.background:
         state.background[lease.lease_id] = None
+        state.background_checked.clear()
     if not lease.in_bundle:
         state.charge(lease.account, lease.charged, +1)
         state.mark_allocated(lease.node_id)

@@ -16,11 +16,7 @@ from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.explain import infeasible_text
 from stoker_scheduler.core.placement.feasibility import could_be_in_bundle, could_ever_fit
 from stoker_scheduler.core.placement.gang import could_ever_be_placed
-from stoker_scheduler.core.queueing.preemption import (
-    preempt_background,
-    preempt_busy,
-    preempt_idle,
-)
+from stoker_scheduler.core.queueing.preemption import preempt_busy, preempt_spare
 from stoker_scheduler.core.queueing.queue import PendingRequest, Subqueue, WaitingRequests
 from stoker_scheduler.core.queueing.reserve import update_reservations
 from stoker_scheduler.core.queueing.turns import Candidate, Turns
@@ -34,7 +30,7 @@ if TYPE_CHECKING:
 
 MAX_REMEMBERED_REQUIREMENTS = 4096
 BATCH, BATCH_ACCOUNTS = 64, 1024
-"""Subqueues among whose accounts turns are taken at once, and how many accounts these have."""
+"""Subqueues among whose accounts turns are taken at once; how many accounts, if there is one queue."""
 MAX_LOOKS, LEASES_PER_LOOK = 16, 16
 """Subqueues for which busy leases are looked at between two reviews, each so many leases that are then
 preempted counting as one more; the others' turn comes at the next."""
@@ -90,13 +86,17 @@ def assign_at_once(state: State, pending: PendingRequest, most: int, outbox: Out
 def _batches(state: State, subqueues: list[Subqueue]) -> list[list[Subqueue]]:
     """Return the subqueues, those of background work last; of many those with the foremost requests first.
 
-    What the first batch leaves free is all that the next ones can have: turns within each suffice.
+    What the first batch leaves free is all that the next ones can have: turns within each suffice, if each
+    has the foremost of all queues.
     """
     background = [one for one in subqueues if one.requirements.background]
     if background and len(background) < len(subqueues):
         others = [one for one in subqueues if not one.requirements.background]
         return [*_batches(state, others), *_batches(state, background)]
-    if len(subqueues) <= BATCH and sum(len(one.accounts) for one in subqueues) <= BATCH_ACCOUNTS:
+    is_plain = state.tenants.is_plain
+    if len(subqueues) <= BATCH and (
+        not is_plain or sum(len(one.accounts) for one in subqueues) <= BATCH_ACCOUNTS
+    ):
         return [subqueues]
     at_s, aging_s = state.at_s, state.policy.aging_s
 
@@ -104,15 +104,31 @@ def _batches(state: State, subqueues: list[Subqueue]) -> list[list[Subqueue]]:
         head = subqueue.head(at_s, aging_s)
         return -head.effective_priority(at_s, aging_s), head.since_s, head.seq
 
+    ordered = sorted(subqueues, key=foremost)
+    if not is_plain:
+        ordered = _alternated(ordered)
     batches: list[list[Subqueue]] = [[]]
     accounts = 0
-    for subqueue in sorted(subqueues, key=foremost):
-        accounts += len(subqueue.accounts)
-        if len(batches[-1]) == BATCH or accounts > BATCH_ACCOUNTS:
+    for subqueue in ordered:
+        accounts += len(subqueue.accounts) if is_plain else 0
+        if batches[-1] and (len(batches[-1]) == BATCH or accounts > BATCH_ACCOUNTS):
             batches.append([])
             accounts = len(subqueue.accounts)
         batches[-1].append(subqueue)
     return batches
+
+
+def _alternated(subqueues: list[Subqueue]) -> list[Subqueue]:
+    """Return the first of each queue, then the second of each, and so on."""
+    counts: dict[str, int] = {}
+    positions: list[int] = []
+    for subqueue in subqueues:
+        queues = {account.queue: None for account in subqueue.accounts}
+        positions.append(min(counts.get(queue, 0) for queue in queues))
+        for queue in queues:
+            counts[queue] = counts.get(queue, 0) + 1
+    order = sorted(range(len(subqueues)), key=positions.__getitem__)
+    return [subqueues[index] for index in order]
 
 
 def _assign_in_turns(
@@ -199,6 +215,7 @@ def _preempt_and_reserve(state: State, waiting: list[Subqueue], outbox: Outbox) 
     if state.review_due and state.at_s >= state.preemption_due_s:
         state.preemption_due_s = state.at_s + state.policy.preemption_pause_s
         state.looks = 0
+        state.background_checked.clear()
         if all(subqueue.requirements in state.preemption_checked for subqueue in others):
             state.preemption_checked.clear()
         due_s = update_reservations(state, others)
@@ -206,17 +223,18 @@ def _preempt_and_reserve(state: State, waiting: list[Subqueue], outbox: Outbox) 
             state.set_review(due_s)
     elif state.review_due and others:
         state.set_review(state.preemption_due_s)
-    for subqueue in waiting if state.idle else ():
-        preempt_idle(state, subqueue, outbox)
     background = BusyLeases(state, state.background)
-    for subqueue in others if state.background else ():
-        preempt_background(state, subqueue, background, outbox)
+    for subqueue in others if state.idle or state.background else ():
+        preempt_spare(state, subqueue, background, outbox)
     busy = BusyLeases(state)
     unchecked = [one for one in others if one.requirements not in state.preemption_checked]
+    # Those that were looked at longest ago, so that those which ask for it often do not hold up others.
+    unchecked.sort(key=lambda one: state.last_looks.get(one.requirements, 0))
     for subqueue in unchecked:
         if state.looks >= MAX_LOOKS:
             break
         state.preemption_checked[subqueue.requirements] = None
+        state.note_look(subqueue.requirements)
         state.looks += 1 + preempt_busy(state, subqueue, busy, outbox) // LEASES_PER_LOOK
     if any(one.requirements not in state.preemption_checked for one in unchecked):
         state.set_review(state.at_s + state.policy.preemption_pause_s)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_scheduler.core.commands import Outbox, Preempt, StopLease
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
+from stoker_scheduler.core.leases.lifecycle import release
 from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.feasibility import (
     RESOURCE_RULES,
@@ -61,18 +62,47 @@ _ADOPTED = ""
 """The class of leases of the leader before: unknown, so taken for any class of their requirements."""
 
 
-def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
-    """Preempt idle leases until the waiting ones fit, as far as they go.
+def preempt_spare(state: State, subqueue: Subqueue, background: BusyLeases, outbox: Outbox) -> None:
+    """Preempt idle leases, and end background ones, until the waiting ones fit, as far as they go.
 
-    An owner's lease is not preempted for more of the same class: it would only request it again.
+    An owner's idle lease is not preempted for more of the same class: it would only request it again.
     """
     limit, requirements = _missing_preemptions(state, subqueue), subqueue.requirements
     if limit <= 0:
         return
-    candidates = [state.leases[lease_id] for lease_id in state.idle]
-    if isinstance(requirements, Gang):
-        _preempt_for_gang(state, requirements, candidates, outbox)
+    idle = [state.leases[lease_id] for lease_id in state.idle]
+    looks = bool(state.background) and requirements not in state.background_checked
+    if looks:
+        idle = [lease for lease in idle if not lease.requirements.background]
+    candidates = [*idle, *(background.leases if looks else ())]
+    if not candidates:
         return
+    head = subqueue.head(state.at_s, state.policy.aging_s)
+    claims = _or_background(head, _no_claim)
+    if isinstance(requirements, Gang):
+        count = len(_preempt_for_gang(state, requirements, candidates, outbox, claims))
+    else:
+        allowed, chosen = _for_others(subqueue, limit)
+        places = by_place(candidates, requirements)
+        count = _preempt(
+            state,
+            requirements,
+            places,
+            limit,
+            outbox,
+            allowed=allowed,
+            chosen=chosen,
+            claims=claims,
+        )
+    if looks and not count:
+        state.background_checked[requirements] = None
+
+
+def _for_others(
+    subqueue: Subqueue, limit: int
+) -> tuple[Callable[[LeaseState], bool], Callable[[LeaseState], None]]:
+    """Return whether an idle lease may go to another account or class, and what counts that it does."""
+    requirements = subqueue.requirements
     waiting: dict[tuple[Account, str], int] = {}
     for pending in subqueue.pending():
         for key in ((pending.account, pending.request.class_key), (pending.account, _ADOPTED)):
@@ -84,34 +114,14 @@ def preempt_idle(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
         return (lease.account, lease.class_key if same else "other requirements")
 
     def allowed(lease: LeaseState) -> bool:
-        return for_others.get(key_of(lease), limit) > 0
+        return lease.requirements.background or for_others.get(key_of(lease), limit) > 0
 
     def chosen(lease: LeaseState) -> None:
         key = key_of(lease)
         if key in for_others:
             for_others[key] -= 1
 
-    places = by_place(candidates, requirements)
-    _preempt(state, requirements, places, limit, outbox, allowed=allowed, chosen=chosen)
-
-
-def preempt_background(
-    state: State, subqueue: Subqueue, background: BusyLeases, outbox: Outbox
-) -> None:
-    """End background leases where that makes room for other work."""
-    limit, requirements = _missing_preemptions(state, subqueue), subqueue.requirements
-    if limit <= 0:
-        return
-    head = subqueue.head(state.at_s, state.policy.aging_s)
-
-    def claim(lease: LeaseState) -> Claim | None:
-        return Claim(head, "which is no background work")
-
-    if isinstance(requirements, Gang):
-        _preempt_for_gang(state, requirements, background.leases, outbox, claim)
-    else:
-        places = background.places(requirements, lambda lease: True)
-        _preempt(state, requirements, places, limit, outbox, claims=claim)
+    return allowed, chosen
 
 
 def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Outbox) -> int:
@@ -132,9 +142,11 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
         return (
             lease.priority < highest.get(lease.account.queue, lease.priority)
             or lease.node_id in reserved_nodes
+            or lease.requirements.background
         )
 
-    claims = _claims_by_order(state, firsts, reserved_nodes)
+    head = subqueue.head(state.at_s, state.policy.aging_s)
+    claims = _or_background(head, _claims_by_order(state, firsts, reserved_nodes))
     if busy.asked and not isinstance(requirements, Gang):
         _stop_asked(state, requirements, busy.asked, subqueue.wanted, outbox, claims)
     if limit <= 0:
@@ -146,7 +158,8 @@ def preempt_busy(state: State, subqueue: Subqueue, busy: BusyLeases, outbox: Out
             due = [lease for node_id in reserved_nodes for lease in busy.at(state.nodes[node_id])]
         claimed = [] if due else _claimable(state, subqueue, requirements, busy)
         if not due:
-            claims = _claims_by_share(state, subqueue, busy.fair)
+            claims = _or_background(head, _claims_by_share(state, subqueue, busy.fair))
+            claimed += [state.leases[i] for i in state.background] if claimed else []
         victims = _preempt_for_gang(state, requirements, [*due, *claimed], outbox, claims)
         for lease in victims:
             busy.fair.took(busy.fair.poorest(subqueue.accounts), lease)
@@ -183,6 +196,17 @@ Claims = Callable[[LeaseState], "Claim | None"]
 
 def _no_claim(lease: LeaseState) -> Claim | None:
     return None
+
+
+def _or_background(head: PendingRequest, claims: Claims) -> Claims:
+    """Return ``claims``, and that of any other work to the room of background work, whatever their order."""
+
+    def claim(lease: LeaseState) -> Claim | None:
+        if lease.requirements.background:
+            return Claim(head, "which is no background work")
+        return claims(lease)
+
+    return claim
 
 
 def _claims_by_order(
@@ -265,9 +289,11 @@ def _preempt_for_fairness(
     excess = fair.excess()
 
     def is_candidate(lease: LeaseState) -> bool:
-        return lease.account in excess
+        return lease.account in excess or lease.requirements.background
 
     def is_excess(lease: LeaseState) -> bool:
+        if lease.requirements.background:
+            return True
         return lease.granted_at_s <= settled_s and fair.may_take(poorest, lease)
 
     def chosen(lease: LeaseState) -> None:
@@ -281,7 +307,10 @@ def _preempt_for_fairness(
         outbox,
         allowed=is_excess,
         chosen=chosen,
-        claims=_claims_by_share(state, subqueue, fair),
+        claims=_or_background(
+            subqueue.head(state.at_s, state.policy.aging_s),
+            _claims_by_share(state, subqueue, fair),
+        ),
     )
 
 
@@ -461,11 +490,16 @@ def _stop(
         key = (lease.account, lease.class_key)
         state.preempted[key] = state.preempted.pop(key, 0) + 1
         _forget_oldest(state.preempted)
-        if lease.kind is Kind.BUNDLE:
+        if lease.phase is not Phase.HELD:
+            reason = f"its room is for {claim.text}"
+            release(state, lease, outbox, kill=True, reason=reason, notify=False)
+        elif lease.kind is Kind.BUNDLE:
             _stop_group(state, state.groups[lease.group_id], claim.text, grace_s, outbox)
         else:
             _stop_lease(state, lease, claim.text, grace_s, outbox)
-    for _, claim in stopped:
+    for lease, claim in stopped:
+        if lease.requirements.background:
+            continue  # it claims nothing back
         key = (claim.pending.account, claim.pending.request.class_key)
         known = state.forced.pop(key, None)
         times = known.times + 1 if known is not None and state.at_s >= known.until_s else 0
@@ -540,8 +574,8 @@ def _forget_oldest(remembered: dict[tuple[Account, str], Any]) -> None:
 def _order(victims: Iterable[LeaseState], outbox: Outbox) -> None:
     by_owner: dict[str, list[str]] = {}
     for lease in victims:
-        if lease.owner_id == GCS_OWNER:
-            continue  # it holds what it has until that ends
+        if lease.owner_id == GCS_OWNER or lease.phase is not Phase.HELD:
+            continue  # it holds what it has until that ends; or nobody has it yet
         by_owner.setdefault(lease.owner_id, []).append(lease.lease_id)
     for owner_id, owned in by_owner.items():
         outbox.append(Preempt(owner_id=owner_id, lease_ids=tuple(owned)))

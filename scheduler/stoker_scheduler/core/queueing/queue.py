@@ -206,6 +206,7 @@ class RequestQueue:
     """The subqueues, and the seniority of requests whose wait has passed, for their repetition."""
 
     __slots__ = (
+        "_background_ranks",
         "_ranks",
         "_seniority",
         "accounts",
@@ -229,6 +230,7 @@ class RequestQueue:
         self.accounts: dict[Account, int] = {}
         """The accounts that wait for more than what others leave, with the number of such requests."""
         self._ranks: list[tuple[int, float, int]] = []
+        self._background_ranks: list[tuple[int, float, int]] = []
         self._seniority: dict[tuple[Account, str], tuple[float, float]] = {}
 
     def want(self, pending: PendingRequest, leases: int) -> None:
@@ -258,7 +260,7 @@ class RequestQueue:
         subqueue.add(pending)
         if not requirements.background:
             self.accounts[pending.account] = self.accounts.get(pending.account, 0) + 1
-        insort(self._ranks, pending.rank)
+        insort(self._ranks_of(pending), pending.rank)
         if requirements in self.blocked:
             self.joined[requirements] = None
         else:
@@ -273,7 +275,8 @@ class RequestQueue:
             self.accounts[account] -= 1
             if not self.accounts[account]:
                 del self.accounts[account]
-        del self._ranks[bisect_left(self._ranks, pending.rank)]
+        ranks = self._ranks_of(pending)
+        del ranks[bisect_left(ranks, pending.rank)]
         if not subqueue.accounts:
             del self.subqueues[requirements]
             self.open.pop(requirements, None)
@@ -320,8 +323,12 @@ class RequestQueue:
             yield from subqueue.pending()
 
     def position(self, pending: PendingRequest) -> int:
-        """Return how many waiting requests are ahead by priority, then by time."""
-        return bisect_left(self._ranks, pending.rank)
+        """Return how many waiting requests are ahead by priority, then by time; background ones come last."""
+        ahead = bisect_left(self._ranks_of(pending), pending.rank)
+        return ahead + len(self._ranks) if pending.requirements.background else ahead
+
+    def _ranks_of(self, pending: PendingRequest) -> list[tuple[int, float, int]]:
+        return self._background_ranks if pending.requirements.background else self._ranks
 
     def keep_seniority(self, pending: PendingRequest, at_s: float) -> None:
         """Keep since when a request has waited, for the next one of its account and class."""

@@ -208,16 +208,23 @@ class Tenants:
 
     # Limits
 
+    def stopped(self, account: Account) -> Hold | None:
+        """Return the hold of a queue of ``account`` that starts nothing, or None."""
+        for queue in () if self.is_plain else self.path(account.queue):
+            if queue.spec.stopped:
+                name = queue.spec.name
+                text = f"queue {name!r} is stopped"
+                return Hold(name, "stopped", text, f"stoker queue start {name}")
+        return None
+
     def hold(self, account: Account, resources: Vector, at_s: float) -> Hold | None:
         """Return the limit that keeps ``account`` from allocating ``resources`` now, or None."""
         if self.is_plain:
             return None
         path = self.path(account.queue)
-        for queue in path:
-            if queue.spec.stopped:
-                name = queue.spec.name
-                text = f"queue {name!r} is stopped"
-                return Hold(name, "stopped", text, f"stoker queue start {name}")
+        stopped = self.stopped(account)
+        if stopped is not None:
+            return stopped
         for queue, limit, used, limits in _limits(path, account):
             for name, units in resources:
                 most = limits.get(name, UNLIMITED)

@@ -115,6 +115,8 @@ class BusyLeases:
 
 
 def _may_yield(lease: LeaseState) -> bool:
+    if lease.requirements.background:  # also as it starts, or waits in ``get``
+        return not lease.preempted and lease.phase is not Phase.RELEASING
     return (
         (lease.kind is Kind.TASK or lease.preemptible)
         and lease.phase is Phase.HELD

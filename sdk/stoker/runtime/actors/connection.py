@@ -348,7 +348,7 @@ class ActorConnector:
         connection.sent.clear()
         for task in lost:  # those that waited for its constructor too: they are in no queue here
             task.phase = Phase.SENT
-        incarnation = connection.incarnation
+        incarnation, before = connection.incarnation, connection.record
         deadline = self._io.loop.time() + _DEATH_NOTICE_S
         while self._io.running:
             if (found := await self._look_up(connection)) is not None:
@@ -376,6 +376,9 @@ class ActorConnector:
             if actor.incarnation == incarnation + 1 and actor.death_cause is not None:
                 why = actor.death_cause.message
                 preempted = actor.death_cause.code == PreemptedError.code
+            elif before is not None and before.incarnation == incarnation:
+                # It ended more than once since; preemptions alone count for no restart.
+                preempted = actor.restarts == before.restarts
         self._calls.retry_or_fail(
             connection, lost, how, why, may_have_run=may_have_run, preempted=preempted
         )

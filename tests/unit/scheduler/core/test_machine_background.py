@@ -135,3 +135,66 @@ def test_a_plan_says_that_it_would_be_ended_and_ends_nothing() -> None:
 def test_in_a_placement_group_it_makes_no_sense() -> None:
     with pytest.raises(InvalidDemandError, match="has its bundle for itself"):
         make_requirements({"GPU": 1}, background=True, group_id="pg_1")
+
+
+def test_it_is_ended_together_with_work_that_is_asked_for_its_place() -> None:
+    """However long that takes, and whatever its own priority."""
+    core = Core({"GPU": 2})
+    (background,) = core.granted(in_background(core, GPU=1, priority=9)) or ()
+    (plain,) = core.granted(core.ask("p_1", GPU=1)) or ()
+    large = core.ask("p_2", GPU=2)
+    core.wait(20)
+    core.release(plain)
+    core.wait(60)
+    assert stops(core) == [background] and core.granted(large)
+
+
+def test_it_is_ended_with_what_gives_way_to_a_priority_and_with_what_is_idle() -> None:
+    for kind, priority in (("preemptible", 5), ("idle", 0)):
+        core = Core({"GPU": 2})
+        hidden = in_background(core, "gcs", GPU=1, priority=9, kind=ev.Kind.ACTOR)
+        (background,) = core.granted(hidden) or ()
+        (other,) = core.granted(core.ask("p_1", GPU=1, preemptible=kind == "preemptible")) or ()
+        if kind == "idle":
+            core.poll("p_1", other, idle=(other,))
+        core.ask("p_2", GPU=2, priority=priority)
+        core.wait(1)
+        assert background in stops(core), kind
+        asked = [lease_id for one in of(cmd.Preempt, core.out) for lease_id in one.lease_ids]
+        assert other in asked, kind
+
+
+def test_it_is_ended_while_it_waits_in_get_and_before_it_has_started() -> None:
+    core = Core({"CPU": 1, "GPU": 1})
+    (background,) = core.granted(in_background(core, CPU=1, GPU=1)) or ()
+    core.feed(ev.LeaseBlocked(at_s=core.at_s, lease_id=background))
+    core.ask("p_1", GPU=1)
+    assert stops(core) == [background]
+    core = Core({"GPU": 1}, slow=True)
+    in_background(core, GPU=1)
+    (starting,) = core.state.leases
+    asked = core.ask("p_1", GPU=1)
+    (order,) = of(cmd.ReleaseLease, core.out)
+    assert order.lease_id == starting and order.kill and not stops(core)
+    core.feed(ev.LeaseEnded(at_s=core.at_s, lease_id=starting))
+    assert [one.request_id for one in of(cmd.StartWorker, core.out)][-1] == asked
+
+
+def test_it_takes_no_idle_lease_and_none_of_the_rate_of_its_user() -> None:
+    core = Core({"GPU": 1})
+    (idle,) = core.granted(core.ask("p_1", GPU=1)) or ()
+    core.poll("p_1", idle, idle=(idle,))
+    in_background(core, GPU=1)
+    assert not of(cmd.Preempt, core.out)
+    core = Core({"GPU": 8})
+    core.feed(ev.QueuesChanged(at_s=0.0, queues=(QueueSpec(name="default", rate_limit=0.01),)))
+    assert core.granted(in_background(core, GPU=1)) and core.granted(in_background(core, GPU=1))
+    assert core.granted(core.ask("p_1", GPU=1))
+
+
+def test_others_are_before_it_in_the_queue() -> None:
+    core = Core({"GPU": 1})
+    core.ask("p_1", GPU=1)
+    last = core.state.pending[in_background(core, GPU=1, priority=9)]
+    first = core.state.pending[core.ask("p_2", GPU=1)]
+    assert (core.state.queue.position(first), core.state.queue.position(last)) == (0, 1)

@@ -218,3 +218,22 @@ def test_nobody_ends_beside_a_gang_whose_end_makes_room_enough() -> None:
     core.ask("p_2", GPU=2, priority=5)
     assert core.state.groups["pg_1"].closing
     assert beside not in stops(core) and not core.state.leases[beside].preempted
+
+
+def test_kinds_that_ask_for_a_look_all_the_time_do_not_keep_others_from_theirs() -> None:
+    core = Core({"CPU": 4, "GPU": 1})
+    core.ask("p_busy", CPU=4)
+    (low,) = core.granted(core.ask("p_low", GPU=1, preemptible=True)) or ()
+    core.wait(1)
+
+    def noise() -> None:
+        for number in range(20):
+            owner = f"p_{core.at_s}.{number}"
+            core.ask(owner, CPU=1 + number / 1000, kind=ev.Kind.ACTOR, wait_s=1.0)
+
+    noise()
+    core.ask("p_high", GPU=1, priority=5, wait_s=1e6)
+    for _ in range(12):
+        noise()
+        core.wait(0.25)
+    assert stops(core) == [low]

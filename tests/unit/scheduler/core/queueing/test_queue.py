@@ -10,6 +10,7 @@ from stoker_scheduler.core import commands as cmd
 from stoker_scheduler.core import events as ev
 from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.model.nodes import make_node_spec
+from stoker_scheduler.core.model.queues import QueueSpec
 from stoker_scheduler.core.model.requirements import make_requirements
 from stoker_scheduler.core.state import State
 from tests.unit.scheduler.core_driver import POLICY, Core, is_reply, of
@@ -125,3 +126,28 @@ def test_requests_whose_wait_passes_do_not_look_at_each_other() -> None:
         return count
 
     assert work(160) < 10 * work(20)
+
+
+def test_a_queue_has_its_turn_however_many_accounts_and_kinds_of_another_wait() -> None:
+    for kinds in (1, 100):
+        core = Core({"CPU": 10})
+        core.feed(ev.QueuesChanged(at_s=0.0, queues=(QueueSpec(name="a"), QueueSpec(name="b"))))
+        held = core.granted(core.ask("p_b", count=10, CPU=1, queue="b")) or ()
+        for number in range(1100):
+            requirements = make_requirements({"CPU": 0.5 + number % kinds / 1000})
+            request = ev.LeaseRequested(
+                at_s=0.0,
+                request_id=f"r_b{number}",
+                owner_id=f"p_{number}",
+                job_id="job_1",
+                requirements=requirements,
+                class_key=requirements.text,
+                count=1,
+                deadline_s=100.0,
+                kind=ev.Kind.ACTOR,
+                queue="b",
+            )
+            step(core.state, request)
+        last = core.ask("p_a", CPU=1, queue="a")
+        core.release(held[0])
+        assert core.granted(last), kinds
