@@ -147,7 +147,8 @@ def ray_shaped(backend: str, timer: Timer) -> None:
     thousand = [api.put(i) for i in range(1000)]
     timer.rate("task_with_1k_ref_args", lambda: api.get(count.remote(*thousand)), 1000, " args/s")
     grouping = importlib.import_module(f"{backend}.util.placement_group") if ray else api
-    timer.rate("placement_group_create_remove", lambda: group(grouping))
+    for shape, bundles in GROUPS.items():
+        timer.rate(f"placement_group_{shape}", lambda bundles=bundles: group(grouping, bundles))
     new = {pid: size for pid, size in processes().items() if pid not in before}
     say("end_cluster_pss", sum(new.values()) + processes()[os.getpid()], "MB")
     began = time.perf_counter()
@@ -165,9 +166,17 @@ def random_bytes(nbytes: int) -> Any:
     return numpy.frombuffer(bytearray(data), numpy.uint8)
 
 
-def group(api: Any) -> None:
-    """Reserve a place and give it back."""
-    made = api.placement_group([{"CPU": 0.01}])
+GROUPS: dict[str, list[dict[str, float]]] = {
+    "tiny": [{"CPU": 0.01}],
+    "of_10": [{"CPU": 0.01}] * 10,
+    "whole_node": [{"CPU": 1}, {"CPU": 1}],
+}
+"""Shapes of placement groups; the last needs the room of the one before."""
+
+
+def group(api: Any, bundles: list[dict[str, float]]) -> None:
+    """Reserve places, and give them back."""
+    made = api.placement_group(bundles)
     made.wait(30)
     api.remove_placement_group(made)
 
