@@ -82,7 +82,8 @@ def preempt_spare(state: State, subqueue: Subqueue, background: BusyLeases, outb
     if isinstance(requirements, Gang):
         count = len(_preempt_for_gang(state, requirements, candidates, outbox, claims))
     else:
-        allowed, chosen = _for_others(subqueue, limit)
+        # Whose the waiting requests are costs a look at each, and matters for idle leases alone.
+        allowed, chosen = _for_others(subqueue, limit) if idle else (_anyone, _nothing)
         places = by_place(candidates, requirements)
         count = _preempt(
             state,
@@ -96,6 +97,14 @@ def preempt_spare(state: State, subqueue: Subqueue, background: BusyLeases, outb
         )
     if looks and not count:
         state.background_checked[requirements] = None
+
+
+def _anyone(lease: LeaseState) -> bool:
+    return True
+
+
+def _nothing(lease: LeaseState) -> None:
+    pass
 
 
 def _for_others(
@@ -327,8 +336,8 @@ def _preempt(
     limit: int,
     outbox: Outbox,
     *,
-    allowed: Callable[[LeaseState], bool] = lambda _: True,
-    chosen: Callable[[LeaseState], None] = lambda _: None,
+    allowed: Callable[[LeaseState], bool] = _anyone,
+    chosen: Callable[[LeaseState], None] = _nothing,
     claims: Claims = _no_claim,
 ) -> int:
     """Preempt the fewest candidates at ``places`` that make room for up to ``limit`` leases; count these."""
