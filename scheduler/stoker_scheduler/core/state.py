@@ -117,7 +117,7 @@ class Force:
 
 MAX_RANKINGS = 4096
 MAX_RANKED = 2_000_000
-"""Entries of all rankings, of some 200 bytes each: the oldest go first."""
+"""Entries of all rankings, of some 150 bytes each: the oldest go first."""
 MAX_GANG_RANKINGS = 256
 MAX_REMEMBERED_LOOKS = 4096
 

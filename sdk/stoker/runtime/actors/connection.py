@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.exceptions import ActorDiedError, NotFoundError, PreemptedError, StokerError
+from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
 from stoker.runtime.serialization.exceptions import encode_error
@@ -57,6 +57,8 @@ class ActorConnection:
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
         self.channel: Channel | None = None
         self.incarnation = -1
+        self.restarts = 0
+        """How many restarts the actor had used up as this incarnation; a preemption uses up none."""
         self.dead: Failed | None = None
         self.killed = False
         """Whether this process ended it: the errors of its calls surprise nobody then."""
@@ -243,6 +245,7 @@ class ActorConnector:
         if connection.has_ended(actor.incarnation):
             return False
         connection.channel, connection.incarnation = channel, actor.incarnation
+        connection.restarts = actor.restarts
         connection.status_text = "its constructor has not returned"
         return True
 
@@ -348,7 +351,7 @@ class ActorConnector:
         connection.sent.clear()
         for task in lost:  # those that waited for its constructor too: they are in no queue here
             task.phase = Phase.SENT
-        incarnation, before = connection.incarnation, connection.record
+        incarnation = connection.incarnation
         deadline = self._io.loop.time() + _DEATH_NOTICE_S
         while self._io.running:
             if (found := await self._look_up(connection)) is not None:
@@ -372,13 +375,10 @@ class ActorConnector:
         preempted = False
         if actor is not None and actor.incarnation > incarnation:
             how, may_have_run = "ended", connection.may_have_run(incarnation)
+            preempted = actor.restarts == connection.restarts
             connection.incarnation = incarnation + 1
             if actor.incarnation == incarnation + 1 and actor.death_cause is not None:
                 why = actor.death_cause.message
-                preempted = actor.death_cause.code == PreemptedError.code
-            elif before is not None and before.incarnation == incarnation:
-                # It ended more than once since; preemptions alone count for no restart.
-                preempted = actor.restarts == before.restarts
         self._calls.retry_or_fail(
             connection, lost, how, why, may_have_run=may_have_run, preempted=preempted
         )

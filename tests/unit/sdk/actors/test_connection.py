@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from stoker.runtime.actors.connection import ActorConnection, ActorConnector
 from stoker_wire.messages.work import Actor, ActorState
@@ -39,3 +42,36 @@ def test_an_answer_that_was_sent_before_the_end_is_not_overtaken_by_it() -> None
     connector._on_actor_update(dead)
     assert lost == [[]]
     assert connection.channel is None
+
+
+@pytest.mark.parametrize(("restarts", "preempted"), [(4, True), (5, False)])
+def test_calls_are_sent_again_uncharged_however_often_their_actor_was_preempted(
+    restarts: int, preempted: bool
+) -> None:
+    said: list[bool] = []
+
+    def retry_or_fail(*_: Any, may_have_run: bool, preempted: bool) -> None:
+        assert may_have_run
+        said.append(preempted)
+
+    connection = ActorConnection("a_1", "Actor", -1)
+    connection.incarnation, connection.restarts = 6, 4
+    now = Actor(
+        actor_id="a_1",
+        job_id="j_1",
+        class_name="Actor",
+        state=ActorState.ALIVE,
+        incarnation=8,
+        restarts=restarts,
+        last_alive=7,
+    )
+
+    async def look_up(_: ActorConnection) -> Actor:
+        return now
+
+    io: Any = SimpleNamespace(running=True, loop=SimpleNamespace(time=lambda: 0.0))
+    calls: Any = SimpleNamespace(retry_or_fail=retry_or_fail, send=lambda _: None)
+    connector = ActorConnector(io, None, None, calls)  # type: ignore[arg-type]
+    connector._look_up = look_up  # type: ignore[assignment]
+    asyncio.run(connector._recover(connection))
+    assert said == [preempted]
