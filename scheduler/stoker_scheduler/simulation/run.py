@@ -181,25 +181,30 @@ class Simulation:
 
     def _granted(self, command: cmd.Reply) -> None:
         running = self._running[self._job_of_request.pop(command.request_id)]
-        job, together_s = running.job, None
         del running.asked[command.request_id]
+        together_s: float | None = None
         for lease_id in command.lease_ids:
             number = running.waiting.pop(0)
-            self._job_of_lease[lease_id] = job.job_id
-            self._tell(What.STARTED, job, number, self.state.leases[lease_id].node_id)
-            if together_s is None or running.gang is None:
-                together_s = running.left_s.pop(number, None)
-            if together_s is None:
-                jitter = self._random.uniform(-self._jitter, self._jitter)
-                together_s = job.duration_s * (1 + jitter)
-            running.tasks[lease_id] = _Task(number, self._at_s, together_s)
-            if running.gang is None:
-                end = partial(self._end, running, (lease_id,))
-                self._later(self._at_s + together_s, end)
-        if running.gang is not None and together_s is not None:
+            self._job_of_lease[lease_id] = running.job.job_id
+            self._tell(What.STARTED, running.job, number, self.state.leases[lease_id].node_id)
+            lasts_s = self._lasts_s(running, number) if together_s is None else together_s
+            running.tasks[lease_id] = _Task(number, self._at_s, lasts_s)
+            if running.gang is not None:
+                together_s = lasts_s
+            else:
+                self._later(self._at_s + lasts_s, partial(self._end, running, (lease_id,)))
+        if together_s is not None:
             end = partial(self._end, running, command.lease_ids)
             self._later(self._at_s + together_s, end)
         self._ask(running)
+
+    def _lasts_s(self, running: _Running, number: int) -> float:
+        """Return how long a task runs from now on; one that was preempted, for what was left."""
+        left_s = running.left_s.pop(number, None)
+        if left_s is not None:
+            return left_s
+        jitter = self._random.uniform(-self._jitter, self._jitter)
+        return running.job.duration_s * (1 + jitter)
 
     def _end(self, running: _Running, lease_ids: Sequence[str]) -> None:
         job = running.job
