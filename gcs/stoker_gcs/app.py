@@ -23,6 +23,7 @@ from stoker_gcs.registry.groups.placement import GroupPlacement
 from stoker_gcs.registry.groups.registry import GroupRegistry
 from stoker_gcs.registry.jobs.arrays import JobArrays
 from stoker_gcs.registry.jobs.attempts import JobWork
+from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
 from stoker_gcs.registry.jobs.placement import DriverPlacement
 from stoker_gcs.registry.jobs.registry import JobRegistry
 from stoker_gcs.registry.jobs.sessions import DriverSessions
@@ -148,7 +149,7 @@ def build_app(
         blobs=Blobs(state),
         tokens=Tokens(state, token),
         jobs=jobs,
-        sessions=DriverSessions(state, jobs, settings),
+        sessions=DriverSessions(state, jobs, DriverProcesses(peers), settings),
         actors=actors,
         groups=groups,
         queues=queues,

@@ -46,6 +46,7 @@ from stoker_wire.messages.node_api import (
     KillWorker,
     LogsQuery,
     ObjectsQuery,
+    Process,
     WorkerExitQuery,
     WorkersQuery,
 )
@@ -58,11 +59,13 @@ from stoker_wire.messages.work import (
     SealObjects,
     TaskHistoryStatus,
 )
+from stoker_wire.process.host_identity import pid_namespace, start_time
 
 if TYPE_CHECKING:
     from aiohttp import web
 
 _LARGEST = 10
+_PID_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,12 @@ class Api:
         if worker_exit is None:
             raise DeadlineExceededError(f"{worker_id} still runs after {wait_s:g} s")
         return worker_exit
+
+    async def get_process(self, req: Request) -> Process:
+        text = req.path["pid"]
+        if not text.isascii() or not text.isdigit() or len(text) > _PID_DIGITS:
+            raise BadRequestError(f"pid: {text!r} is no process id", field="pid")
+        return Process(pid=int(text), started=start_time(int(text)), pid_namespace=pid_namespace())
 
     async def kill_worker(self, req: Request) -> Empty:
         self.workers.kill(req.path["id"], req.body.reason)
@@ -263,6 +272,10 @@ ROUTES = (
     Route(
         "GET", "/v1/workers/{id}/exit", Api.get_exit,
         query=WorkerExitQuery, reply=WorkerExit, summary="Get how a worker ended; may wait for it",
+    ),
+    Route(
+        "GET", "/v1/processes/{pid}", Api.get_process,
+        reply=Process, summary="Get whether a process runs here",
     ),
     Route(
         "POST", "/v1/workers/{id}/kill", Api.kill_worker,

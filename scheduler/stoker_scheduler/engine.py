@@ -230,17 +230,19 @@ class Engine:
         self.apply(ev.ExtendersAnswered(at_s=self.now(), requirements=requirements, answer=answer))
 
     async def poll(self, owner_id: str, poll: OwnerPoll, wait_s: float) -> LeaseUpdates:
-        """Renew an owner's leases; return its orders, at once if there are new ones."""
+        """Take an owner's list of its leases; return its orders, at once if there are new ones."""
         mailbox = self._mailboxes.of(owner_id)
         mailbox.read_at_s = self.now()
-        self.apply(
-            ev.OwnerPolled(
-                at_s=mailbox.read_at_s,
-                owner_id=owner_id,
-                lease_ids=poll.lease_ids,
-                idle_lease_ids=poll.idle_lease_ids,
+        if not 0 < poll.number < mailbox.number:
+            mailbox.number = poll.number
+            self.apply(
+                ev.OwnerPolled(
+                    at_s=mailbox.read_at_s,
+                    owner_id=owner_id,
+                    lease_ids=poll.lease_ids,
+                    idle_lease_ids=poll.idle_lease_ids,
+                )
             )
-        )
         await mailbox.wait(poll.lease_ids, wait_s)
         if self._closed:
             raise not_leader("")

@@ -27,6 +27,7 @@ from stoker_wire.messages.cluster import (
     Demand,
     HeldLease,
     HeldLeases,
+    Lease,
     LeaseKind,
     Node,
     NodeState,
@@ -40,9 +41,11 @@ from stoker_wire.messages.queues import Queue
 from stoker_wire.messages.work import Job, JobState, SlowRank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
+    from stoker_scheduler.core.leases.lease import LeaseState
     from stoker_scheduler.core.model.node_filters import NodeFilter
+    from stoker_scheduler.core.state import State
     from stoker_scheduler.nodelet_clients import NodeletClients
     from stoker_wire.http.client.client import Client
     from stoker_wire.process.background import Background
@@ -54,11 +57,12 @@ KINDS = ",".join(
 )
 LIVING_JOBS = ",".join((JobState.PENDING, JobState.RUNNING))
 LIVING_GROUPS = ",".join((GroupState.PENDING, GroupState.CREATED, GroupState.RESCHEDULING))
-R = TypeVar("R", Node, PlacementGroup, Queue, Job)
+R = TypeVar("R", Node, PlacementGroup, Queue, Job, Event)
 PAGE_LIMIT = 1000
 ADOPTION_TIMEOUT_S = 3.0
 """Nodelets that have not answered by then join when they do; the others need not wait."""
 RETRY_PAUSE_S = 0.5
+OWNERS_PER_QUERY = 100
 
 
 class EventSink(Protocol):
@@ -66,6 +70,7 @@ class EventSink(Protocol):
 
     adopting: bool
     jobs: JobDirectory
+    state: State
 
     def now(self) -> float:
         """Return the time of an event that happens now."""
@@ -118,6 +123,7 @@ class GcsFeed:
                             _log.error("event ignored: %d, %s: %s", seq, event.kind, error)
             except CompactedError:
                 seq = await self._list()
+                await self._lose_ended(self._engine.state.leases.values())
             except StokerError as error:
                 _log.warning("the gcs's events cannot be followed: %s", error)
                 await asyncio.sleep(RETRY_PAUSE_S)
@@ -283,6 +289,29 @@ class GcsFeed:
         )
         self._nodelets.remove(node.node_id)
 
+    async def _lose_ended(self, leases: Iterable[Lease | LeaseState]) -> None:
+        """End what belongs to workers that ended while nobody here followed the log."""
+        engine, now_s = self._engine, self._engine.now()
+        owners = {one.owner_id: one.owner_node_id for one in leases if one.owner_node_id}
+        for owner_id, node_id in owners.items():
+            if node_id not in self._nodes:
+                engine.apply(ev.OwnerLost(at_s=now_s, owner_id=owner_id))
+        owner_ids = sorted(owners)
+        for first in range(0, len(owner_ids), OWNERS_PER_QUERY):
+            some = owner_ids[first : first + OWNERS_PER_QUERY]
+            try:
+                exits, _ = await self._list_all(
+                    "/v1/events",
+                    Page[Event],
+                    kind=EventKind.WORKER_EXITED,
+                    subject=",".join(some),
+                )
+            except StokerError as error:
+                _log.warning("the ends of %d owners are unknown: %s", len(some), error)
+                continue
+            for exited in exits:
+                engine.apply(ev.OwnerLost(at_s=engine.now(), owner_id=exited.subject))
+
     async def _adopt_leases(self, node_id: str) -> None:
         """Ask a nodelet for its leases until it answers; then its node joins with them."""
         try:
@@ -302,6 +331,7 @@ class GcsFeed:
                     # Bundles first: other leases may be in them.
                     for lease in sorted(held.leases, key=lambda one: not _is_bundle(one)):
                         self._adopt(held, lease)
+                    await self._lose_ended(one.lease for one in held.leases)
                 return
         finally:
             del self._adoptions[node_id]
@@ -340,6 +370,7 @@ class GcsFeed:
             priority=lease.priority,
             preemptible=lease.preemptible,
             preemption_grace_s=lease.preemption_grace_s,
+            owner_node_id=lease.owner_node_id,
         )
         started = StartedLease(worker_id=report.worker_id, address=report.address, pid=report.pid)
         self._engine.adopt(adopted, started)

@@ -23,6 +23,8 @@ class Mailbox:
     preempted: dict[str, None] = field(default_factory=dict)
     lost: dict[str, None] = field(default_factory=dict)
     read_at_s: float = 0.0
+    number: int = 0
+    """That of the newest list of its leases."""
 
     async def wait(self, lease_ids: Collection[str], timeout_s: float) -> None:
         """Wait for a new order, unless one is there for a poll that names ``lease_ids``."""

@@ -285,6 +285,7 @@ def request_event(
         queue=job.queue,
         preemptible=demand.preemptible or demand.background,
         preemption_grace_s=demand.preemption_grace_s,
+        owner_node_id=request.owner_node_id,
     )
 
 
@@ -339,6 +340,7 @@ def lease_of(lease: LeaseState) -> Lease:
         preemption_grace_s=lease.preemption_grace_s,
         priority=lease.priority,
         background=lease.requirements.background,
+        owner_node_id=lease.owner_node_id,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from aiohttp import WSMsgType
 
 from stoker_gcs.state import schema
 from stoker_wire.errors import (
@@ -211,7 +212,8 @@ async def test_stopping_a_job_tells_its_driver(client: Client) -> None:
     for _ in range(2):
         stopped = await client.call("POST", f"/v1/jobs/{job.job_id}/stop", reply=Job)
         assert stopped.state is JobState.STOPPED
-    message = await session.receive(timeout=40)
+    while (message := await session.receive(timeout=40)).type is WSMsgType.TEXT:
+        continue
     assert (message.data, message.extra) == (4410, "job is STOPPED: stopped")
 
 

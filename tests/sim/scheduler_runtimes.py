@@ -19,6 +19,8 @@ from tests.sim.scheduler_queues import QUEUES, USERS
 if TYPE_CHECKING:
     from random import Random
 
+    from stoker_scheduler.core.leases.lease import LeaseState
+
 KERNEL_SETS = ("k0", "k1", "k2", "k3")
 FILTERS = tuple(
     (node_filter_of(text),)
@@ -32,6 +34,8 @@ FILTERS = tuple(
 """Conditions that idle nodes meet."""
 POLL_S = 1.0
 ASK_WAIT_S = 2.0
+BUSY_S = 15.0
+UNCONFIRMED_S = 40.0
 
 
 @dataclass
@@ -62,6 +66,11 @@ class Owner:
     """The wish that each lease serves."""
     alive: bool = True
     polling: bool = False
+    polls: int = 0
+    heard: int = 0
+    """The number of its newest poll, and of the newest that has arrived."""
+    busy_until_s: float = 0.0
+    """Until when it says nothing: its interpreter is busy, or stopped."""
 
 
 class Runtimes(LateMessages, ABC):
@@ -201,19 +210,48 @@ class Runtimes(LateMessages, ABC):
     def _poll(self, owner: Owner) -> None:
         if not owner.alive:
             return
+        if self.at_s < owner.busy_until_s:
+            self.later(POLL_S, lambda: self._poll(owner))
+            return
+        if not self.calm and self.random.random() < 0.02:
+            owner.busy_until_s = self.at_s + self.random.uniform(1.0, BUSY_S)
         lease_ids = tuple(owner.held)
         idle = tuple(i for i in lease_ids if i in owner.idle)
-        polled = lambda: self.feed(  # noqa: E731
-            ev.OwnerPolled(
-                at_s=self.at_s, owner_id=owner.owner_id, lease_ids=lease_ids, idle_lease_ids=idle
-            )
-        )
+        owner.polls = number = owner.polls + 1
+
+        def polled() -> None:
+            if number > owner.heard:
+                owner.heard = number
+                polled = ev.OwnerPolled(
+                    at_s=self.at_s,
+                    owner_id=owner.owner_id,
+                    lease_ids=lease_ids,
+                    idle_lease_ids=idle,
+                )
+                self.feed(polled)
+
         self.message(polled)
         self.later(POLL_S, lambda: self._poll(owner))
 
+    def vanish(self, owner: Owner) -> None:
+        """The owner dies; its nodelet or the gcs reports it."""
+        owner.alive = False
+        self.report_lost(owner)
+
+    def report_lost(self, owner: Owner) -> None:
+        """Tell the present leader that an owner ended."""
+        lost = lambda: ev.OwnerLost(at_s=self.at_s, owner_id=owner.owner_id)  # noqa: E731
+        self.later(self.random.uniform(0.0, 2.0), lambda: self.feed(lost()))
+
+    def check_kept(self, lease: LeaseState, reason: str) -> None:
+        """Check that no owner that lives loses what it has because it is silent."""
+        holders = [o for o in self.owners if o.owner_id == lease.owner_id and o.alive]
+        kept = holders and lease.lease_id in holders[0].held and not lease.preempted
+        assert not (kept and reason.startswith("its owner")), f"{lease.lease_id}: {reason}"
+
     def _obey(self, owner: Owner, lease_ids: tuple[str, ...]) -> None:
         for lease_id in lease_ids:
-            if lease_id in owner.idle:
+            if lease_id in owner.idle and self.at_s >= owner.busy_until_s:
                 self._give_back(owner, lease_id)
 
     def _lose(self, owner: Owner, lease_ids: tuple[str, ...]) -> None:

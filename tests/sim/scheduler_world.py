@@ -28,7 +28,7 @@ from tests.sim.late_messages import Faults
 from tests.sim.scheduler_groups import Groups
 from tests.sim.scheduler_preemptions import CheckedPreemptions
 from tests.sim.scheduler_queues import check_limits, random_queues
-from tests.sim.scheduler_runtimes import KERNEL_SETS, Owner
+from tests.sim.scheduler_runtimes import KERNEL_SETS, UNCONFIRMED_S, Owner
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.requirements import Requirements
@@ -92,7 +92,11 @@ class World(Groups):
     def _lead(self) -> None:
         self.epoch += 1
         policy = SchedulingPolicy(
-            lease_ttl_s=5.0, infeasible_grace_s=1.0, reserve_after_s=2.0, remember_slow_ranks_s=3.0
+            lease_ttl_s=5.0,
+            unconfirmed_ttl_s=UNCONFIRMED_S,
+            infeasible_grace_s=1.0,
+            reserve_after_s=2.0,
+            remember_slow_ranks_s=3.0,
         )
         self.state = State(policy=policy, term=f"{self.epoch:x}", preemptions=CheckedPreemptions())
         self.log = []
@@ -104,7 +108,7 @@ class World(Groups):
         waiting = list(self.answering.values())
         self.answering = {}
         # A lease that another request's owner claimed is known to the next leader as the first's;
-        # the owner's repeated request then gets another, and this one ends unrenewed.
+        # the owner's repeated request then gets another, and this one ends as it is not listed.
         self.granted = {
             request_id: {i: None for i in granted if request_id_of(i) == request_id}
             for request_id, granted in self.granted.items()
@@ -132,6 +136,9 @@ class World(Groups):
                         self.feed(node.facts[lease_id])
         for wish in waiting:
             self.later(self.random.uniform(0.0, 0.5), lambda wish=wish: self.ask(wish))
+        for owner in self.owners:
+            if not owner.alive:
+                self.report_lost(owner)
 
     def feed(self, event: ev.Event) -> None:
         self.log.append(event)
@@ -158,6 +165,8 @@ class World(Groups):
             case cmd.CommitBundles():
                 self._send_commit(command, epoch)
             case cmd.ReleaseLease():
+                if command.lease_id in self.state.leases:
+                    self.check_kept(self.state.leases[command.lease_id], command.reason)
                 self._send_release(command, epoch)
             case cmd.AskExtenders(requirements=requirements):
                 self.later(
@@ -486,7 +495,7 @@ class World(Groups):
             elif roll < 0.8:
                 self.block()
             elif roll < 0.8 + faults.vanish:
-                random.choice(living).alive = False
+                self.vanish(random.choice(living))
             elif roll < 0.87:
                 self.feed(ev.LeaseRequestCancelled(at_s=self.at_s, request_id=f"r_{self._numbers}"))
             elif roll < 0.89:

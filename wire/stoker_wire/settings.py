@@ -130,7 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="life of the scheduler's leadership unless renewed")
     ] = 6.0
     lease_ttl_s: Annotated[
-        float, Meta(gt=0, description="life of a lease that its owner does not renew")
+        float, Meta(gt=0, description="life of a lease that its owner does not list any more")
     ] = 10.0
     lease_idle_s: Annotated[
         float, Meta(ge=0, description="how long a runtime keeps a lease without work")
@@ -159,6 +159,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     driver_reconnect_s: Annotated[
         float, Meta(ge=0, description="how long a job survives a lost driver session")
     ] = 3.0
+    driver_unreachable_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="how long a job survives a driver of which nothing is heard and nobody can say "
+            "whether its process lives (a suspended laptop, a cut network)",
+        ),
+    ] = 60.0
+    driver_unresponsive_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="how long a job survives a driver whose process lives but does not answer "
+            "(stopped, in a debugger, in a long call of C); 0: for ever",
+        ),
+    ] = 0.0
     restart_reconnect_s: Annotated[
         float, Meta(ge=0, description="how long drivers may take to return after a gcs restart")
     ] = 10.0

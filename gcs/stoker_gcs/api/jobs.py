@@ -212,6 +212,6 @@ ROUTES = (
         "/v1/jobs/{job_id}/session",
         serve_session,
         summary="Hold session of driver: the job fails if it ends without a finish",
-        heartbeat_s=5.0,
+        heartbeat_s=None,
     ),
 )

@@ -102,6 +102,7 @@ class LeaseAdopted(_Timed, frozen=True, kw_only=True):
     priority: int = 0
     preemptible: bool = False
     preemption_grace_s: float | None = None
+    owner_node_id: str = ""
 
 
 class QueuesChanged(_Timed, frozen=True, kw_only=True):
@@ -155,13 +156,15 @@ class LeaseRequested(_Timed, frozen=True, kw_only=True):
     queue: str = DEFAULT_QUEUE
     preemptible: bool = False
     preemption_grace_s: float | None = None
+    owner_node_id: str = ""
+    """The node whose end is its owner's; none for a driver, which ends with its job."""
 
     @property
-    def belongs_to(self) -> tuple[str, str, str]:
-        """Its owner, job and placement group, whose end is its end."""
+    def belongs_to(self) -> tuple[str, ...]:
+        """Its owner, job, placement group and its owner's node, whose end is its end."""
         requirements = self.requirements
         inside = "" if isinstance(requirements, Gang) else requirements.group_id
-        return self.owner_id, self.job_id, self.group_id or inside
+        return self.owner_id, self.job_id, self.group_id or inside, self.owner_node_id
 
 
 class LeaseRequestCancelled(_Timed, frozen=True, kw_only=True):
@@ -229,7 +232,7 @@ class LeaseUnblocked(_Timed, frozen=True, kw_only=True):
 
 
 class OwnerPolled(_Timed, frozen=True, kw_only=True):
-    """An owner's renewal of its leases, some of which it does not use."""
+    """An owner's list of all leases that it has, some of which it does not use."""
 
     owner_id: str
     lease_ids: tuple[str, ...] = ()

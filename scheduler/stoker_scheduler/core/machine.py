@@ -27,12 +27,14 @@ from stoker_scheduler.core.leases.lifecycle import (
     end_request,
     grant,
     lease_ended,
+    lose_owner,
     mark_lost,
     must_kill,
     reject,
     release,
     release_incomplete,
     set_blocked,
+    set_expiry,
 )
 from stoker_scheduler.core.leases.membership import (
     lease_adopted,
@@ -204,7 +206,7 @@ def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> 
         )
         return
     belongs_to = event.belongs_to
-    _, _, group_id = belongs_to
+    group_id = belongs_to[2]
     if group_id in state.removed_groups:
         text = f"placement group {group_id} was removed"
         outbox.append(
@@ -407,6 +409,7 @@ def _queues_changed(state: State, event: ev.QueuesChanged) -> None:
 
 def _owner_polled(state: State, event: ev.OwnerPolled, outbox: Outbox) -> None:
     lost = []
+    named = dict.fromkeys(event.lease_ids)
     idle = dict.fromkeys(event.idle_lease_ids)
     for lease_id in event.lease_ids:
         lease = state.leases.get(lease_id)
@@ -415,25 +418,25 @@ def _owner_polled(state: State, event: ev.OwnerPolled, outbox: Outbox) -> None:
             continue
         if lease.phase is not Phase.HELD:
             continue
-        if lease.expires_at_s is not None:
-            lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
+        lease.expires_at_s = None
         lease.idle = lease_id in idle
         if lease.idle and not lease.preempted:
             state.idle_grew |= lease_id not in state.idle
             state.idle[lease_id] = None
         else:
             state.idle.pop(lease_id, None)
+    for lease_id in state.lease_index.of(event.owner_id):
+        lease = state.leases[lease_id]
+        listed_before = lease.phase is Phase.HELD and lease.expires_at_s is None
+        if listed_before and lease_id not in named:
+            # Its release is on its way, or was lost. A lost grant is asked for again.
+            set_expiry(state, lease, state.policy.lease_ttl_s)
     if lost:
         outbox.append(Lost(owner_id=event.owner_id, lease_ids=tuple(lost)))
 
 
 def _owner_lost(state: State, event: ev.OwnerLost, outbox: Outbox) -> None:
-    text = f"owner {event.owner_id} is gone"
-    for request_id in state.request_index.of(event.owner_id):
-        reject(state, state.pending[request_id], RejectReason.OWNER_LOST, text, outbox)
-    for lease_id in state.lease_index.of(event.owner_id):
-        lease = state.leases[lease_id]
-        release(state, lease, outbox, kill=True, reason="its owner is gone", notify=False)
+    lose_owner(state, event.owner_id, f"its owner {event.owner_id} is gone", outbox)
 
 
 def _job_finished(state: State, event: ev.JobFinished, outbox: Outbox) -> None:

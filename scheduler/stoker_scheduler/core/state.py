@@ -42,6 +42,9 @@ class SchedulingPolicy:
 
     score: ScorePolicy = field(default_factory=ScorePolicy)
     lease_ttl_s: float = 10.0
+    """How long a lease lives that its owner lists no more."""
+    unconfirmed_ttl_s: float = 600.0
+    """How long one lives that its owner has not listed yet: it may be busy, or stopped."""
     infeasible_grace_s: float = 10.0
     no_nodes_grace_s: float = 30.0
     """Zero nodes prove nothing about what could fit, so they get more time to come."""
@@ -76,7 +79,7 @@ class Timer(Enum):
 
     DEADLINE = "deadline"  # a request: its wait has passed
     LINGER = "linger"  # a request: it has some of its leases and waited a little for more
-    EXPIRY = "expiry"  # a lease: its owner did not renew it
+    EXPIRY = "expiry"  # a lease: its owner does not say that it has it
     ORPHAN = "orphan"  # a lease: its request was not repeated
     BACKOFF = "backoff"  # a node: leases may start there again
     EXTENDERS = "extenders"  # nothing: an answer of extenders is over
@@ -494,8 +497,6 @@ class State:
         ]
         count = sum(memberships)
         assert count == 1, f"{lease_id} ({lease.phase}) is in {count} collections instead of one"
-        if lease.phase is Phase.HELD and lease.owner_id != "gcs":
-            assert lease.expires_at_s is not None, f"{lease_id} never expires"
 
     def _check_groups(self, by_bundle: dict[str, list[LeaseState]]) -> None:
         places = {}

@@ -86,8 +86,7 @@ def _expiry_due(state: State, lease_id: str, outbox: Outbox) -> None:
     if lease.expires_at_s > state.at_s:
         state.set_timer(lease.expires_at_s, Timer.EXPIRY, lease_id)
         return
-    ttl_s = state.policy.lease_ttl_s
-    reason = f"its owner {lease.owner_id} did not renew it for {ttl_s:g} s"
+    reason = f"its owner {lease.owner_id} does not say that it has it"
     release(state, lease, outbox, kill=True, reason=reason, notify=True)
 
 

@@ -251,11 +251,14 @@ async def test_a_nodelet_is_told_until_it_hears_that_a_lease_is_preempted(setup:
     assert len((await asking).granted) == 1
 
 
-async def test_leases_expire_without_polls_and_the_owner_is_notified(setup: Setup) -> None:
+async def test_a_lease_that_its_owner_lists_no_more_ends_and_the_owner_is_notified(
+    setup: Setup,
+) -> None:
     setup.settings = msgspec.structs.replace(SETTINGS, lease_ttl_s=1.0)
     nodelet = await setup.node(CPU=2)
     await setup.lead()
     kept, dropped = ids(await setup.ask(2, CPU=1))
+    await setup.poll("p_1", kept, dropped)
 
     async def expired() -> bool:
         orders = await setup.poll("p_1", kept, wait_s=0.05)

@@ -22,6 +22,7 @@ from aiohttp import web
 from stoker_wire import version
 from stoker_wire.data.frame_socket import Frame, FrameSocket, length_prefix
 from stoker_wire.data.frames import FrameCodec
+from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import BadRequestError, ProtocolError, StokerError, UnavailableError
 from stoker_wire.messages.data import DataMessage, Hello, Template
 
@@ -36,9 +37,6 @@ _DRAIN_S = 2.0
 _JOINED_NBYTES = 1 << 14
 """A frame up to this size is sent from one buffer: that is cheaper than many parts."""
 _HEAD_NBYTES = 1 << 14
-_KEEPALIVE_S = 10
-_DEAD_S = 30
-"""A TCP peer whose kernel has not answered for so long is gone."""
 
 
 class Channel:
@@ -159,7 +157,7 @@ async def _connected(path: str, url: str) -> socket.socket:
         found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
         family, _, _, _, target = found[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
-        _keep_alive(sock)
+        keep_alive(sock)
     try:
         sock.setblocking(False)
         await loop.sock_connect(sock, target)
@@ -167,16 +165,6 @@ async def _connected(path: str, url: str) -> socket.socket:
         sock.close()
         raise
     return sock
-
-
-def _keep_alive(sock: socket.socket) -> None:
-    """Have the kernel find out when a TCP peer's machine is gone; a busy peer's kernel answers."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_S // 2)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_S * 1000)
 
 
 async def _upgrade(sock: socket.socket, where: str, token: str) -> bytes:
@@ -222,8 +210,7 @@ async def accept(request: web.Request, *, me: Address, job_id: str) -> Channel |
     transport.abort()  # closes the server's own descriptor; the connection stays
     try:
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
-            _keep_alive(sock)
+        keep_alive(sock)
         answer = (
             f"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: {UPGRADE}\r\n\r\n"
         )

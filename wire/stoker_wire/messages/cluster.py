@@ -242,6 +242,8 @@ class LeaseRequest(Message):
     actor: ActorSpec | None = None
     driver: DriverSpec | None = None
     task_ids: tuple[str, ...] = ()
+    owner_node_id: str = ""
+    """The node whose end is the owner's; none for a driver, which ends with its job."""
 
 
 class Lease(Record):
@@ -270,6 +272,7 @@ class Lease(Record):
     preemption_grace_s: float | None = None
     priority: int = 0
     background: bool = False
+    owner_node_id: str = ""
 
 
 class GrantedLease(Record):
@@ -359,11 +362,17 @@ class StopReply(Record):
 
 
 class OwnerPoll(Message):
-    """Renewal of ``lease_ids`` by their owner, which waits up to ``wait_s`` for changes."""
+    """The list of all leases that an owner has; it waits up to ``wait_s`` for changes.
+
+    Those that it does not list any more end soon. While it says nothing it keeps what it has listed: it may
+    be busy, or stopped.
+    """
 
     lease_ids: tuple[str, ...] = ()
     idle_lease_ids: tuple[str, ...] = ()
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
+    number: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Counts up, so that a list which comes late is not taken for the newest; 0: it is."""
 
 
 class LeaseUpdates(Record):

@@ -27,6 +27,14 @@ class WorkerExitQuery(Message):
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
 
 
+class Process(Record):
+    """A process on a node; ``started`` is in clock ticks since boot, 0 if there is no such process."""
+
+    pid: int
+    started: int
+    pid_namespace: str
+
+
 class KillWorker(Message):
     """Request to kill a worker; its exit says ``reason``."""
 

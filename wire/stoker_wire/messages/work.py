@@ -175,6 +175,10 @@ class JobOutput(Record):
 Attempt = Annotated[int, msgspec.Meta(ge=0)]
 
 
+SESSION_BEAT_S = 1.0
+"""How often each end of a driver's session says that it answers."""
+
+
 class AttachDriver(Message):
     """Request of a driver process to join the cluster: as a new job, or as the submitted job that it runs."""
 
@@ -189,6 +193,9 @@ class AttachDriver(Message):
     priority: Priority = 0
     attempt: Attempt = 0
     """That of the submitted job whose driver it is; 0 if it does not know."""
+    pid_started: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """When the process started, in clock ticks since boot: with the pid and its namespace its identity."""
+    pid_namespace: str = ""
 
 
 class FinishJob(Message):
@@ -248,6 +255,9 @@ class Job(Record):
     node_id: str = ""
     hostname: str = ""
     pid: int = 0
+    pid_started: int = 0
+    pid_namespace: str = ""
+    """Where an attached driver runs, see :class:`AttachDriver`."""
     lease_id: str = ""
     queue: str = DEFAULT_QUEUE
     priority: int = 0

@@ -1,7 +1,8 @@
-"""The identity of a host as far as memory is shared: one id for all processes that see the same /dev/shm.
+"""The identity of a host as far as memory is shared, and of a process on it.
 
-Two containers on one machine have different ids, two processes of one container the same. Used by
-nodelets when they register and by runtimes to choose Unix sockets and shared memory over TCP.
+Two containers on one machine have different host ids, two processes of one container the same. Used by
+nodelets when they register and by runtimes to choose Unix sockets and shared memory over TCP; the
+identity of a process by whoever must know whether it still runs.
 """
 
 from __future__ import annotations
@@ -26,6 +27,17 @@ def host_id() -> str:
     except OSError:
         mount = socket.gethostname()
     return hashlib.sha256(f"{boot}/{mount}".encode()).hexdigest()[:16]
+
+
+@functools.cache
+def pid_namespace() -> str:
+    """Return 16 hex digits that are equal for processes among which a pid means the same process."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+    return hashlib.sha256(f"{boot}/{namespace}".encode()).hexdigest()[:16]
 
 
 def start_time(pid: int) -> int:

@@ -1,8 +1,10 @@
-"""Drivers' sessions: a WebSocket per attached driver; a driver without one is dead.
+"""Drivers' sessions: a WebSocket per attached driver, and the verdict on a driver that has none.
 
-Any replica may hold a session; the leading one decides. A session is an entry of the ephemeral
-store, renewed every second, so a driver may reconnect to another replica, and after a restart of the
-gcs all have ``restart_reconnect_s`` to come back.
+Any replica may hold a session; the leading one decides. A session is an entry of the ephemeral store,
+renewed every second, so a driver may reconnect to another replica. Silence proves nothing: a driver may
+be stopped, or busy in C code, and so may the replica that held its session. A driver is dead when its
+connection is closed and it does not come back, or when its process is seen to be gone; of one of which
+nobody can tell, when nothing was heard for long.
 """
 
 from __future__ import annotations
@@ -10,44 +12,83 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import ClientError, WSMsgType
 
 from stoker_gcs.registry.jobs.rules import JOBS
+from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import StokerError
-from stoker_wire.messages.work import FinishJob, JobState
+from stoker_wire.messages.work import SESSION_BEAT_S, FinishJob, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from aiohttp import web
 
+    from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.state.records import StateStore
     from stoker_wire.http.server.service import Request
+    from stoker_wire.messages.work import Job
     from stoker_wire.settings import Settings
 
 _log = logging.getLogger(__name__)
 SESSIONS = "sessions"
 RENEW_S = 1.0
-TTL_S = 60.0
+KEPT_S = 600.0
+"""How much longer an entry is kept than a job survives a driver of which nothing is heard."""
 CHECK_S = 0.25
+LOOK_S = 1.0
+"""Pause between two looks at the process of a driver that may be dead."""
 SHARED_SLACK_S = 3.0
 """How much later the renewal of another replica may be seen than one of this process."""
-_AT = struct.Struct("<d")
+SILENT_S = 5.0
+"""A driver of which so long nothing was heard may be dead, though its connection is open."""
+_ENTRY = struct.Struct("<dd?")
+
+
+class Session(NamedTuple):
+    """State of a driver's session; times in seconds since the epoch."""
+
+    renewed_s: float
+    """When the replica that holds it, or held it last, said so."""
+    heard_s: float
+    """When the driver sent something last."""
+    is_open: bool
+
+
+class Doubt(NamedTuple):
+    """Reason for which a driver may be dead, since when, and how long its job survives that."""
+
+    since_s: float
+    limit_s: float
+    text: str
+    """A clause with ``{}`` for the time since then."""
 
 
 class DriverSessions:
     """The sessions that this replica holds, and the check of those of all replicas."""
 
-    def __init__(self, state: StateStore, jobs: JobRegistry, settings: Settings) -> None:
+    def __init__(
+        self,
+        state: StateStore,
+        jobs: JobRegistry,
+        processes: DriverProcesses,
+        settings: Settings,
+    ) -> None:
         self._state = state
         self._jobs = jobs
+        self._processes = processes
         self._settings = settings
+        self._ttl_s = settings.driver_unreachable_s + KEPT_S
         self._open: dict[str, int] = {}
-        self._seen: dict[str, float] = {}
+        self._seen: dict[str, Session] = {}
+        """The last state of each session that was held here."""
+        self._looked: dict[str, tuple[float, bool | None]] = {}
+        """When the process of a driver was looked at last, and whether it ran."""
 
     async def serve(self, req: Request, ws: web.WebSocketResponse) -> None:
         """Hold a session until the driver closes it, dies, or its job ends."""
@@ -59,13 +100,19 @@ class DriverSessions:
         if row.record.state.terminal:
             await ws.close(code=4409, message=f"job is {row.record.state}".encode())
             return
+        _find_out_if_host_is_gone(req)
         with self._held(job_id):
             async with asyncio.TaskGroup() as group:
-                until_end = group.create_task(self._close_at_end(job_id, ws))
+                tasks = [
+                    group.create_task(self._close_at_end(job_id, ws)),
+                    group.create_task(_beat(ws)),
+                ]
                 async for message in ws:
                     if message.type is WSMsgType.ERROR:
                         break
-                until_end.cancel()
+                    self._renew(job_id, heard=True)
+                for task in tasks:
+                    task.cancel()
 
     async def until_exit(self, req: Request) -> None:
         """Hold a session until the driver's process exits: the last byte of its request is the code.
@@ -75,6 +122,7 @@ class DriverSessions:
         job_id = req.path["job_id"]
         await self._state.get(JOBS, job_id)
         code: list[int] = []
+        _find_out_if_host_is_gone(req)
 
         async def read() -> None:
             with contextlib.suppress(OSError, ClientError, asyncio.IncompleteReadError):
@@ -98,14 +146,14 @@ class DriverSessions:
     @contextlib.contextmanager
     def _held(self, job_id: str) -> Iterator[None]:
         self._open[job_id] = self._open.get(job_id, 0) + 1
-        self._renew(job_id)
+        self._renew(job_id, heard=True)
         try:
             yield
         finally:
-            self._renew(job_id)
             self._open[job_id] -= 1
             if not self._open[job_id]:
                 del self._open[job_id]
+            self._renew(job_id)
 
     async def _close_at_end(self, job_id: str, ws: web.WebSocketResponse) -> None:
         with self._state.log.signal(job_id) as signal:
@@ -118,10 +166,12 @@ class DriverSessions:
                     return
                 await signal.wait()
 
-    def _renew(self, job_id: str) -> None:
+    def _renew(self, job_id: str, *, heard: bool = False) -> None:
         now = self._state.now()
-        self._seen[job_id] = now
-        self._state.ephemeral.put(SESSIONS, job_id, _AT.pack(now), TTL_S)
+        before = self._seen.get(job_id)
+        heard_s = now if heard or before is None else before.heard_s
+        session = self._seen[job_id] = Session(now, heard_s, job_id in self._open)
+        self._state.ephemeral.put(SESSIONS, job_id, _ENTRY.pack(*session), self._ttl_s)
 
     async def renew(self) -> None:
         """Renew the sessions that this replica holds, until cancelled."""
@@ -133,46 +183,112 @@ class DriverSessions:
                 del self._seen[job_id]
 
     async def fail_lost(self) -> None:
-        """Fail the jobs whose driver is gone, until cancelled; runs on the leading replica."""
-        began = self._state.now()
+        """Fail the jobs whose driver is dead, until cancelled; runs on the leading replica."""
+        began_s = self._state.now()
         loop = asyncio.get_running_loop()
         while True:
             last = loop.time()
             await asyncio.sleep(CHECK_S)
             if loop.time() - last - CHECK_S > self._settings.driver_reconnect_s / 2:
-                # This process was stopped and could not receive renewals.
-                began = self._state.now()
+                # This process was stopped and could not hear of any driver.
+                began_s = self._state.now()
             attached = [
                 job
                 for job in self._jobs.live.values()
                 if not job.submitted and job.state is JobState.RUNNING
             ]
+            self._looked = {
+                job.job_id: self._looked[job.job_id]
+                for job in attached
+                if job.job_id in self._looked
+            }
             if not attached:
                 continue
-            seen = await self._last_renewals()
-            now = self._state.now()
-            grace_s = self._settings.driver_reconnect_s
-            grace_s += SHARED_SLACK_S if self._state.store.shared else 0.0
+            sessions = await self._sessions()
             for job in attached:
-                if job.job_id in self._open:
-                    continue
-                first = max(began, job.started_at_s or job.created_at_s)
-                deadline = first + self._settings.restart_reconnect_s
-                if job.job_id in seen:
-                    deadline = max(seen[job.job_id] + grace_s, began + grace_s)
-                if now > deadline:
-                    await self._fail(job.job_id, now - (deadline - grace_s))
+                doubt = self._doubt(job, sessions.get(job.job_id), began_s)
+                if doubt is not None:
+                    await self._decide(job, doubt)
 
-    async def _last_renewals(self) -> dict[str, float]:
-        entries = await self._state.ephemeral.all(SESSIONS) if self._state.ephemeral.shared else {}
-        seen = {key: _AT.unpack(value)[0] for key, value in entries.items()}
-        for job_id, at_s in self._seen.items():
-            seen[job_id] = max(at_s, seen.get(job_id, 0.0))
-        return seen
+    def _doubt(self, job: Job, session: Session | None, began_s: float) -> Doubt | None:
+        """Return why a driver may be dead, or None if it was heard of just now."""
+        settings, now = self._settings, self._state.now()
+        if session is None:
+            since_s = max(began_s, job.started_at_s or job.created_at_s)
+            return Doubt(since_s, settings.restart_reconnect_s, "it has had no session for {}")
+        if not session.is_open:
+            was_silent = session.renewed_s - session.heard_s > SILENT_S
+            limit_s = settings.driver_reconnect_s
+            if was_silent:
+                # Its machine may be suspended, or cut off, just as its process may have ended.
+                limit_s = max(limit_s, settings.driver_unreachable_s)
+            limit_s += SHARED_SLACK_S if self._state.store.shared else 0.0
+            return Doubt(
+                max(session.renewed_s, began_s),
+                limit_s,
+                "its session ended {} ago without a finish",
+            )
+        if job.job_id not in self._open and now - session.renewed_s > SHARED_SLACK_S:
+            limit_s = max(settings.driver_reconnect_s, settings.driver_unreachable_s)
+            text = "the gcs replica that held its session is gone for {}, and it came to no other"
+            return Doubt(max(session.renewed_s, began_s), limit_s, text)
+        if now - session.heard_s <= SILENT_S:
+            return None
+        return Doubt(max(session.heard_s, began_s), math.inf, "it has said nothing for {}")
 
-    async def _fail(self, job_id: str, silent_s: float) -> None:
-        message = f"driver died: its session ended {silent_s:.1f} s ago without a finish"
+    async def _decide(self, job: Job, doubt: Doubt) -> None:
+        """Fail a job if its driver is dead, as far as anybody can tell."""
+        job_id, now = job.job_id, self._state.now()
+        silent_s = now - doubt.since_s
+        if silent_s < min(doubt.limit_s, self._settings.driver_reconnect_s):
+            return
+        looked_s, runs = self._looked.get(job_id, (0.0, None))
+        if now - looked_s >= LOOK_S:
+            runs = await self._processes.runs(job)
+            self._looked[job_id] = (now, runs)
+        limit_s, what = doubt.limit_s, doubt.text.format(f"{silent_s:.1f} s")
+        if runs is False:
+            limit_s = 0.0
+            what = f"its process {job.pid} on {job.hostname} is gone, without a finish"
+        elif runs or math.isinf(limit_s):
+            limit_s = self._settings.driver_unresponsive_s or math.inf
+            what = (
+                f"its process has not answered for {silent_s:.1f} s (STOKER_DRIVER_UNRESPONSIVE_S)"
+            )
+        if silent_s > limit_s:
+            await self._fail(job_id, f"driver died: {what}")
+
+    async def _sessions(self) -> dict[str, Session]:
+        shared = self._state.ephemeral.shared
+        entries = await self._state.ephemeral.all(SESSIONS) if shared else {}
+        sessions = {
+            job_id: Session(*_ENTRY.unpack(entry))
+            for job_id, entry in entries.items()
+            if len(entry) == _ENTRY.size
+        }
+        for job_id, own in self._seen.items():
+            other = sessions.get(job_id)
+            if other is None or job_id in self._open or own.renewed_s >= other.renewed_s:
+                sessions[job_id] = own
+        return sessions
+
+    async def _fail(self, job_id: str, message: str) -> None:
         try:
             await self._jobs.end(job_id, JobState.FAILED, message=message)
         except StokerError as error:
             _log.warning("cannot fail job %s: %s", job_id, error)
+
+
+def _find_out_if_host_is_gone(req: Request) -> None:
+    """Have the kernel close the connection if the driver's machine does not answer any more."""
+    transport = req.http.transport
+    if transport is not None:
+        keep_alive(transport.get_extra_info("socket"))
+
+
+async def _beat(ws: web.WebSocketResponse) -> None:
+    """Say that this replica answers: a driver that hears nothing goes to another one."""
+    with contextlib.suppress(ClientError, OSError):
+        while True:
+            await ws.send_str("")
+            await asyncio.sleep(SESSION_BEAT_S)

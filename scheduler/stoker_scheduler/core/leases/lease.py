@@ -59,7 +59,9 @@ class LeaseState:
     """The node, or the bundle on it, that its resources are of."""
     phase: Phase = Phase.STARTING
     request_id: str = ""
+    owner_node_id: str = ""
     expires_at_s: float | None = None
+    """When it ends unless its owner says that it has it; None: with its owner."""
     blocked: bool = False
     idle: bool = False
     preempted: bool = False
@@ -84,9 +86,9 @@ class LeaseState:
     """Whether the nodelet has confirmed the end of a bundle in which leases are still ending."""
 
     @property
-    def belongs_to(self) -> tuple[str, str, str]:
-        """Its owner, job and placement group, whose end is its end."""
-        return self.owner_id, self.job_id, self.group_id
+    def belongs_to(self) -> tuple[str, ...]:
+        """Its owner, job, placement group and its owner's node, whose end is its end."""
+        return self.owner_id, self.job_id, self.group_id, self.owner_node_id
 
     @property
     def in_bundle(self) -> bool:

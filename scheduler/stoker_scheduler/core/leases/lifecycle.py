@@ -7,6 +7,7 @@ and ``timers`` decide when. A lease is granted in :func:`grant` and nowhere else
 from __future__ import annotations
 
 import itertools
+import math
 from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import (
@@ -125,6 +126,7 @@ def _new_lease(
         preemptions=state.preempted.get((pending.account, request.class_key), 0)
         if state.preempted
         else 0,
+        owner_node_id=request.owner_node_id,
     )
 
 
@@ -366,7 +368,7 @@ def grant(state: State, pending: PendingRequest, outbox: Outbox) -> None:
     for lease_id in granted:
         lease = state.leases[lease_id]
         lease.move(Phase.HELD)
-        set_expiry(state, lease)
+        set_expiry(state, lease, state.policy.unconfirmed_ttl_s)
         if lease.kind is Kind.BUNDLE:
             open_bundle(state, lease)
     pending.ready.clear()
@@ -428,11 +430,23 @@ def end_request(state: State, pending: PendingRequest) -> None:
     state.unsettled.pop(pending.request_id, None)
 
 
-def set_expiry(state: State, lease: LeaseState) -> None:
-    """Have the lease expire if its owner does not renew it; the gcs's never do."""
-    if lease.owner_id != GCS_OWNER:
-        lease.expires_at_s = state.at_s + state.policy.lease_ttl_s
-        state.set_timer(lease.expires_at_s, Timer.EXPIRY, lease.lease_id)
+def set_expiry(state: State, lease: LeaseState, ttl_s: float) -> None:
+    """Have the lease end in ``ttl_s`` at the latest unless its owner lists it before; the gcs's never do.
+
+    Once it is listed it ends with its owner: one that is silent may be busy, or stopped for a while.
+    """
+    at_s = state.at_s + ttl_s
+    if lease.owner_id != GCS_OWNER and at_s < (lease.expires_at_s or math.inf):
+        lease.expires_at_s = at_s
+        state.set_timer(at_s, Timer.EXPIRY, lease.lease_id)
+
+
+def lose_owner(state: State, owner_id: str, text: str, outbox: Outbox) -> None:
+    """End what an owner, or all owners on a node, have and wait for."""
+    for request_id in state.request_index.of(owner_id):
+        reject(state, state.pending[request_id], RejectReason.OWNER_LOST, text, outbox)
+    for lease_id in state.lease_index.of(owner_id):
+        release(state, state.leases[lease_id], outbox, kill=True, reason=text, notify=False)
 
 
 def lease_id_of(request_id: str, term: str, number: int) -> str:

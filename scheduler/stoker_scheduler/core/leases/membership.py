@@ -13,6 +13,7 @@ from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.leases.lifecycle import (
     add_lease,
     cancel_reservation,
+    lose_owner,
     mark_lost,
     open_bundle,
     release,
@@ -97,6 +98,7 @@ def _remove_node(state: State, node: NodeInfo, outbox: Outbox) -> None:
     del state.nodes[node.node_id]
     state.mark_dirty(node.node_id)
     state.node_changed(node.spec, None)
+    lose_owner(state, node.node_id, f"its owner was on node {node.node_id}, which is lost", outbox)
 
 
 def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
@@ -165,6 +167,7 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
         preemptible=event.preemptible,
         preemption_grace_s=event.preemption_grace_s,
         effective_priority=event.priority,
+        owner_node_id=event.owner_node_id,
     )
     add_lease(state, lease)
     if not is_known:
@@ -176,4 +179,4 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
     remember_answer(
         state, request_id, (*(known.lease_ids if known is not None else ()), lease.lease_id)
     )
-    set_expiry(state, lease)
+    set_expiry(state, lease, state.policy.unconfirmed_ttl_s)

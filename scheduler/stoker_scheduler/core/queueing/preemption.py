@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_scheduler.core.commands import Outbox, Preempt, StopLease
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
-from stoker_scheduler.core.leases.lifecycle import release
+from stoker_scheduler.core.leases.lifecycle import release, set_expiry
 from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.feasibility import (
     RESOURCE_RULES,
@@ -475,6 +475,9 @@ def _begin(
 ) -> None:
     for lease in victims:
         lease.preempted = True
+        if lease.idle:
+            # Its owner may be busy or stopped, and not give back what it does not use.
+            set_expiry(state, lease, state.policy.lease_ttl_s)
         state.idle.pop(lease.lease_id, None)
     state.preemptions.begin(requirements, victims, makes_room)
 

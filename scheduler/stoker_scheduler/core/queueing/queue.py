@@ -46,7 +46,7 @@ class PendingRequest:
 
     request: LeaseRequested
     account: Account
-    belongs_to: tuple[str, str, str]
+    belongs_to: tuple[str, ...]
     """Owner, job and placement group, whose end is its end."""
     seq: int
     since_s: float

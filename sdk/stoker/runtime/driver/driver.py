@@ -21,7 +21,8 @@ from stoker.exceptions import StokerError, UnavailableError
 from stoker.runtime.driver.printing import Printer
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.control import LogCursors, LogLine
-from stoker_wire.messages.work import AttachDriver, FinishJob, Job, JobState
+from stoker_wire.messages.work import SESSION_BEAT_S, AttachDriver, FinishJob, Job, JobState
+from stoker_wire.process.host_identity import pid_namespace, start_time
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,8 @@ _CALL_S = 15.0
 _HEAD_S = 0.5
 _FINISH_S = 5.0
 _RECONNECT_S = 0.3
+_SESSION_SILENCE_S = 4.0
+"""After so long without a word from the gcs its session is opened anew, perhaps at another replica."""
 _LAST_LINES_S = 15.0
 """How long the end of a driver waits for the last output of its workers."""
 _SILENCE_S = 3600.0
@@ -106,6 +109,8 @@ class Driver:
             entrypoint=" ".join(sys.argv)[:4096] or "python",
             hostname=socket.gethostname(),
             pid=os.getpid(),
+            pid_started=start_time(os.getpid()),
+            pid_namespace=pid_namespace(),
             namespace=namespace,
             runtime_env=env,
             queue=queue or "",
@@ -156,11 +161,22 @@ class Driver:
     async def _session(self) -> None:
         while self._io.running:
             with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
-                ws = await self._gcs.ws(f"/v1/jobs/{self._job.job_id}/session")
-                async with ws:
-                    async for _ in ws:
-                        continue
+                path = f"/v1/jobs/{self._job.job_id}/session"
+                ws = await self._gcs.ws(path, heartbeat_s=None, timeout_s=_SESSION_SILENCE_S)
+                async with ws, asyncio.TaskGroup() as group:
+                    beats = group.create_task(self._beat(ws))
+                    with contextlib.suppress(TimeoutError):
+                        while not ws.closed:
+                            await ws.receive(_SESSION_SILENCE_S)
+                    beats.cancel()
             await asyncio.sleep(_RECONNECT_S)
+
+    async def _beat(self, ws: aiohttp.ClientWebSocketResponse) -> None:
+        """Say that this process answers; a cluster that hears nothing looks whether it lives."""
+        with contextlib.suppress(aiohttp.ClientError, OSError):
+            while True:
+                await ws.send_str("")
+                await asyncio.sleep(SESSION_BEAT_S)
 
     async def _follow_logs(self) -> None:
         path = f"/v1/jobs/{self._job.job_id}/worker-logs"

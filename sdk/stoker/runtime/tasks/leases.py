@@ -1,14 +1,14 @@
-"""The leases of this process: requested, renewed and returned here, for the class queues.
+"""The leases of this process: requested, listed and returned here, for the class queues.
 
-One request per scheduling class is under way while tasks of it wait; one poll per process renews
-all leases and brings preemptions. A lease that was not used for ``lease_idle_s`` is returned.
+One request per scheduling class is under way while tasks of it wait; one poll per process lists all
+leases and brings preemptions. A lease that was not used for ``lease_idle_s`` is returned.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from itertools import islice
+import itertools
 from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from stoker.exceptions import StokerError, WorkerDiedError
 from stoker.runtime.tasks.task_spec import locality_of
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import DeadlineExceededError
-from stoker_wire.ids import Prefix, new_id
+from stoker_wire.ids import Prefix, is_id, new_id
 from stoker_wire.messages.cluster import (
     Demand,
     GrantedLease,
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.tasks.dispatch import ClassQueue, Slot
     from stoker.runtime.tasks.task_spec import PendingTask
+    from stoker_wire.messages.common import Address
 
 _REQUEST_WAIT_S = 5.0
 _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
+_RELEASE_AGAIN_S = 1.0
 _REPORT_IDLE_S = 0.03
 _EXAMPLES = 8
 _MAX_BACKOFF_S = 5.0
@@ -73,7 +75,7 @@ class Leases:
 
     def __init__(
         self,
-        peer_id: str,
+        address: Address,
         io: IoThread,
         channels: Channels,
         clients: ClusterClients,
@@ -81,7 +83,9 @@ class Leases:
         *,
         idle_s: float,
     ) -> None:
-        self._peer_id = peer_id
+        self._peer_id = address.peer_id
+        # A worker ends with its node; a driver with its job, wherever it runs.
+        self._node_id = address.node_id if is_id(address.peer_id, Prefix.WORKER) else ""
         self._io = io
         self._channels = channels
         self._clients = clients
@@ -90,7 +94,9 @@ class Leases:
         self._classes: dict[bytes, _ClassLeases] = {}
         self._granted: dict[str, tuple[bytes, GrantedLease]] = {}
         """The scheduling class and the grant of each lease that this process holds."""
+        self._numbers = itertools.count(1)
         self._polling = False
+        self._closing = False
         self._reporting_idle = False
         self._reported_idle: tuple[str, ...] = ()
 
@@ -120,17 +126,19 @@ class Leases:
 
     async def _request(self, key: bytes, leases: _ClassLeases) -> None:
         queue = self._tasks.queues[key]
-        request_id = new_id(Prefix.REQUEST)
+        request_id, unanswered = new_id(Prefix.REQUEST), 0
         try:
-            while (count := queue.leases_wanted) and self._io.running:
-                first = list(islice(queue.ready, _EXAMPLES))
+            # What a lost answer has granted is there until it is asked for again.
+            while (count := queue.leases_wanted or unanswered) and self._io.running:
+                first = list(itertools.islice(queue.ready, _EXAMPLES))
                 request = LeaseRequest(
                     request_id=request_id,
                     owner_id=self._peer_id,
                     demand=replace(leases.demand, locality=locality_of(first)),
                     count=count,
-                    wait_s=_REQUEST_WAIT_S,
+                    wait_s=_REQUEST_WAIT_S if queue.leases_wanted else 0.0,
                     task_ids=tuple(t.task_id for t in first),
+                    owner_node_id=self._node_id,
                 )
                 try:
                     reply = await self._clients.scheduler_call(
@@ -144,10 +152,11 @@ class Leases:
                     if not (error.retryable or isinstance(error, DeadlineExceededError)):
                         self._tasks.fail_class(key, error)
                         return
+                    unanswered = count
                     leases.connection_error = f"the scheduler does not answer: {error.one_line}"
                     await asyncio.sleep(0.2)
                     continue
-                request_id = new_id(Prefix.REQUEST)
+                request_id, unanswered = new_id(Prefix.REQUEST), 0
                 leases.status_text = reply.note
                 if leases.connection_error and not leases.failures:
                     leases.connection_error = ""
@@ -197,7 +206,12 @@ class Leases:
         self._reported_idle = idle
         orders = await self._clients.scheduler_call(
             f"/v1/owners/{self._peer_id}/poll",
-            OwnerPoll(lease_ids=tuple(self._granted), idle_lease_ids=idle, wait_s=wait_s),
+            OwnerPoll(
+                lease_ids=tuple(self._granted),
+                idle_lease_ids=idle,
+                wait_s=wait_s,
+                number=next(self._numbers),
+            ),
             LeaseUpdates,
             timeout_s=wait_s + 8,
         )
@@ -268,15 +282,17 @@ class Leases:
             )
 
     async def _release(self, lease_ids: list[str], *, kill: bool = False, reason: str = "") -> None:
-        try:
-            await self._clients.scheduler_call(
-                "/v1/leases/release",
-                ReleaseLeases(lease_ids=tuple(lease_ids), kill=kill, reason=reason),
-                None,
-                timeout_s=_RELEASE_S,
-            )
-        except StokerError:
-            # The lease expires by itself when nobody renews it.
+        body = ReleaseLeases(lease_ids=tuple(lease_ids), kill=kill, reason=reason)
+        while True:
+            try:
+                await self._clients.scheduler_call(
+                    "/v1/leases/release", body, None, timeout_s=_RELEASE_S
+                )
+            except StokerError as error:
+                again = error.retryable or isinstance(error, DeadlineExceededError)
+                if again and not self._closing:
+                    await asyncio.sleep(_RELEASE_AGAIN_S)
+                    continue
             return
 
     def tick(self, key: bytes, queue: ClassQueue[PendingTask], now_s: float) -> None:
@@ -336,6 +352,7 @@ class Leases:
 
     async def close(self) -> None:
         """Return all leases (the end of this process's work)."""
+        self._closing = True
         lease_ids, self._granted = list(self._granted), {}
         if lease_ids:
             await self._release(lease_ids)

@@ -67,9 +67,7 @@ class TaskSubmitter:
         self._ids = IdSource(Prefix.TASK)
         self._submitted = TaskInbox()
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
-        self.leases = Leases(
-            address.peer_id, io, channels, clients, self, idle_s=settings.lease_idle_s
-        )
+        self.leases = Leases(address, io, channels, clients, self, idle_s=settings.lease_idle_s)
         self.cache = ResultCache()
 
     # -- user threads ----------------------------------------------------------------------------

@@ -24,16 +24,50 @@ def test_a_lease_that_starts_after_its_request_ended_serves_the_next_one() -> No
     assert core.granted(again) == (start.lease_id,)
 
 
-def test_an_orphaned_or_unrenewed_lease_is_released() -> None:
+def test_a_lease_that_is_orphaned_or_listed_no_more_is_released() -> None:
     core = Core({"CPU": 2}, slow=True)
     request = core.ask("p_1", CPU=1, wait_s=1)
     core.feed(ev.LeaseRequestCancelled(at_s=0.0, request_id=request))
     held = core.ask("p_2", CPU=1)
     for start in of(cmd.StartWorker, core.out):
         core.feed(ev.LeaseStarted(at_s=core.at_s, lease_id=start.lease_id))
+    core.poll("p_2", *(core.granted(held) or ()))
+    core.poll("p_2")
     out = core.wait(POLICY.lease_ttl_s + 1, renew=False)
     assert len(of(cmd.ReleaseLease, out)) == 2
     assert [lost.lease_ids for lost in of(cmd.Lost, out)] == [core.granted(held)]
+
+
+def test_an_owner_that_is_silent_keeps_its_leases_until_it_ends() -> None:
+    core = Core({"CPU": 4})
+    (listed,) = core.granted(core.ask("w_1", CPU=1, owner_node_id="n_2")) or ()
+    core.poll("w_1", listed)
+    core.ask("w_1", CPU=1, owner_node_id="n_2")
+    core.ask("w_2", CPU=1)
+    assert not of(cmd.ReleaseLease, core.wait(60, renew=False))
+    assert [
+        r.reason
+        for r in of(cmd.ReleaseLease, core.feed(ev.OwnerLost(at_s=core.at_s, owner_id="w_2")))
+    ] == ["its owner w_2 is gone"]
+    core.feed(ev.NodeJoined(at_s=core.at_s, spec=make_node_spec("n_2", {"CPU": 1})))
+    out = core.feed(ev.NodeLost(at_s=core.at_s, node_id="n_2"))
+    assert len(of(cmd.ReleaseLease, out)) == 2 and not core.state.leases
+
+
+def test_a_lease_that_nobody_ever_lists_ends_at_last() -> None:
+    core = Core({"CPU": 1})
+    core.ask("p_1", CPU=1)
+    out = core.wait(POLICY.unconfirmed_ttl_s + 1, renew=False)
+    assert [r.kill for r in of(cmd.ReleaseLease, out)] == [True]
+
+
+def test_an_idle_lease_of_a_silent_owner_goes_to_who_waits() -> None:
+    core = Core({"CPU": 1})
+    (idle,) = core.granted(core.ask("p_1", CPU=1)) or ()
+    core.poll("p_1", idle, idle=(idle,))
+    waiting = core.ask("p_2", CPU=1, wait_s=60, job_id="job_2")
+    core.wait(POLICY.lease_ttl_s + 2, renew=False)
+    assert core.granted(waiting)
 
 
 def test_leases_of_the_gcs_do_not_expire_and_actors_outlive_their_job() -> None:

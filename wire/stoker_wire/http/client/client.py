@@ -45,6 +45,8 @@ T = TypeVar("T")
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 """What aiohttp raises when a connection cannot be made or breaks."""
 
+_WS_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=1.0)
+"""A peer that does not answer, answers a close no better."""
 _SKIP = frozenset({"User-Agent", "Accept-Encoding"})
 _SILENCE = 3.5
 """A stream that is silent for so many bookmark intervals is dead."""
@@ -355,7 +357,11 @@ class Client:
         try:
             async with asyncio.timeout(timeout_s):
                 return await session.ws_connect(
-                    url, max_msg_size=max_msg_bytes, heartbeat=heartbeat_s, compress=0
+                    url,
+                    max_msg_size=max_msg_bytes,
+                    heartbeat=heartbeat_s,
+                    compress=0,
+                    timeout=_WS_TIMEOUT,
                 )
         except TimeoutError:
             raise DeadlineExceededError(
