@@ -40,10 +40,11 @@ from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.workers import Workers
+from stoker_wire.errors import NotFoundError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
-from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
+from stoker_wire.messages.cluster import Device, Node, RegisterNode, WorkerExit, WorkersExited
 from stoker_wire.messages.groups import PREPARED_TTL_S
 from stoker_wire.process.background import Background
 from stoker_wire.process.host_identity import host_id
@@ -329,7 +330,14 @@ def _build_spool(identity: Identity, gcs: Client) -> TaskSpool:
     async def forward(frames: bytes) -> None:
         await gcs.call("POST", "/v1/tasks/spooled", frames, timeout_s=_REPORT_S)
 
-    return TaskSpool(identity.session_dir, identity.node_id, forward)
+    async def knows_node(node_id: str) -> bool:
+        try:
+            await gcs.call("GET", f"/v1/nodes/{node_id}", reply=Node, retry=False)
+        except NotFoundError:
+            return False
+        return True
+
+    return TaskSpool(identity.session_dir, identity.node_id, forward, knows_node)
 
 
 def _build_environments(

@@ -129,3 +129,19 @@ def test_history_outlives_an_absent_gcs_and_a_killed_nodelet(joined: Apart) -> N
     last = [pid_of.remote(i) for i in range(100)]
     get(last)
     until_told(joined, {ref.task_id for ref in (*refs, *later, *last)})
+
+
+def test_history_of_a_node_that_never_comes_back_is_forwarded_by_another_on_its_machine(
+    joined: Apart,
+) -> None:
+    refs = [pid_of.remote(i) for i in range(300)]
+    get(refs)
+    joined.gcs.kill()
+    later = [pid_of.remote(i) for i in range(300)]
+    get(later)
+    joined.nodelets[0].kill()
+    joined.gcs.start()
+    joined.add_nodelet()  # a node of its own, in a session of its own
+    last = [pid_of.remote(i) for i in range(10)]
+    get(last)
+    until_told(joined, {ref.task_id for ref in (*refs, *later, *last)})

@@ -6,9 +6,10 @@ so none is lost with a killed worker. The loop here forwards whole frames as the
 ``POLL_S``, and deletes a file when all of it is acknowledged and its writer has left it. While the
 gcs is away nothing is read: the disk is the buffer, memory holds one batch at most.
 
-A nodelet that starts takes over the folders of dead nodelets of its session. Frames that were
-forwarded and not yet deleted at a death are sent again; the gcs merges. There is no fsync: the files survive
-the processes, not the machine.
+A nodelet takes over the folders of dead nodelets on its machine: those of its session, and those of other
+sessions whose node its gcs knows (a node that does not come back, or in another session). Frames that
+were forwarded and not yet deleted at a death are sent again; the gcs merges. There is no fsync: the files
+survive the processes, not the machine.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,6 +27,7 @@ from pathlib import Path
 from stoker_nodelet import process_tree
 from stoker_wire.data.spool import (
     HEAD,
+    SPOOL,
     frame_nbytes,
     frames_of,
     rows_in_frames,
@@ -39,22 +42,28 @@ BATCH_BYTES = 1 << 20
 _FILE_BYTES = 256 << 10
 _AWAY_S = 0.5  # pause between tries while the gcs is away
 _REAP_S = 2.0  # pause between checks for files whose writers are gone
+_TAKE_OVER_S = 10.0  # pause between searches for folders of dead nodelets
 _OWNER = ".owner"
 _BROKEN = ".broken"
 _DOTS = 3  # in the name of a spool file
 
 Forward = Callable[[bytes], Awaitable[None]]
+KnowsNode = Callable[[str], Awaitable[bool]]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class TaskSpool:
-    """Forwarder of one node's task history; the nodelets of a session share ``session_dir``."""
+    """Forwarder of one node's task history; the nodelets of a session share ``session_dir``.
+
+    ``knows_node`` asks the gcs whether a node is, or was, of its cluster.
+    """
 
     session_dir: Path
     node_id: str
     forward: Forward
+    knows_node: KnowsNode
     forwarded: int = 0
     dropped: int = 0
     _acknowledged: dict[Path, int] = field(default_factory=dict)
@@ -68,21 +77,36 @@ class TaskSpool:
     @property
     def folder(self) -> Path:
         """Return the folder that the processes of this node write to."""
-        return spool_folder(self.session_dir, self.node_id)
+        return spool_folder(self.session_dir.resolve(), self.node_id)
 
     def open(self) -> None:
-        """Make the folder, and take over those of dead nodelets."""
+        """Make the folder."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         pid = os.getpid()
         (self.folder / _OWNER).write_text(f"{pid} {process_tree.start_time(pid)}")
-        others = (path for path in self.folder.parent.iterdir() if path != self.folder)
-        self._taken_over = [path for path in sorted(others) if _is_abandoned(path)]
 
     async def run(self) -> None:
         """Forward for ever."""
+        taken_over_s = -math.inf
         while True:
             await asyncio.sleep(_AWAY_S if self._away else POLL_S)
+            if time.monotonic() - taken_over_s > _TAKE_OVER_S:
+                taken_over_s = time.monotonic()
+                await self.take_over()
             await self.flush()
+
+    async def take_over(self) -> None:
+        """Take over the folders that dead nodelets of this cluster have left."""
+        for folder in _other_folders(self.session_dir):
+            if folder == self.folder or folder in self._taken_over or not _is_abandoned(folder):
+                continue
+            try:
+                is_ours = await self.knows_node(folder.name)
+            except StokerError:
+                return  # the gcs is away: next time
+            if is_ours:
+                _log.info("taking over the task history that node %s has left", folder.name)
+                self._taken_over.append(folder)
 
     async def flush(self) -> bool:
         """Forward everything that is there; return False if the gcs does not accept it now."""
@@ -176,6 +200,7 @@ class TaskSpool:
                 self._acknowledged.pop(path, None)
         for folder in self._taken_over:
             _remove_if_empty(folder)
+        self._taken_over = [folder for folder in self._taken_over if folder.exists()]
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -183,6 +208,17 @@ def _remove_if_empty(folder: Path) -> None:
         if all(one.name == _OWNER for one in folder.iterdir()):
             (folder / _OWNER).unlink(missing_ok=True)
             folder.rmdir()
+
+
+def _other_folders(session_dir: Path) -> list[Path]:
+    """Return the spool folders of this session, then of the others beside it."""
+    folders: list[Path] = []
+    own = session_dir.resolve()
+    beside = {path.resolve() for path in own.parent.iterdir()}  # sessions elsewhere are linked
+    for session in (own, *sorted(beside - {own})):
+        with contextlib.suppress(OSError):
+            folders += sorted((session / SPOOL).iterdir())
+    return folders
 
 
 def _is_abandoned(folder: Path) -> bool:

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 KEPT_SESSIONS = 10
 """The number of sessions of dead heads that are kept for their logs."""
 
+KEPT_HISTORY_S = 7 * 86_400.0
+"""How long a dead node's session is kept that has task history for a cluster which may still be there."""
+
 LATEST = "latest"
 INFO_NAME = "head.json"
 TOKEN_NAME = "token"
@@ -180,6 +183,8 @@ def sweep(root: Path, *, keep: int = KEPT_SESSIONS) -> list[Path]:
                 continue
             if info is not None and is_alive(info):
                 continue
+            if time.time() - changed_at_s < KEPT_HISTORY_S and _has_unsent_history(session, info):
+                continue
             dead.append((changed_at_s, session))
     dead.sort(reverse=True)
     for _, session in dead[keep:]:
@@ -195,6 +200,12 @@ def _sessions(root: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return [path for path in root.iterdir() if path.name != LATEST and _is_session(path)]
     return []
+
+
+def _has_unsent_history(session: Path, info: LocalInfo | None) -> bool:
+    if info is not None and info.embedded:
+        return False  # its cluster ended with it
+    return any((session / "spool").glob("*/*.*.*.*"))
 
 
 def _is_session(path: Path) -> bool:

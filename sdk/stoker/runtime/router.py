@@ -11,6 +11,8 @@ from stoker_wire.messages.data import (
     DataMessage,
     Done,
     Item,
+    Ping,
+    Pong,
     ReleaseBorrow,
     Resolve,
     Resolved,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.process.io_thread import IoThread
+    from stoker.runtime.tasks.overdue import OverdueCalls
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker.runtime.tasks.submitter import TaskSubmitter
     from stoker_wire.data.channel import Channel
@@ -47,6 +50,7 @@ class MessageRouter:
         pending: PendingCalls,
         tasks: TaskSubmitter,
         actors: ActorCalls,
+        overdue: OverdueCalls,
         worker: _Worker | None,
     ) -> None:
         self._io = io
@@ -55,6 +59,7 @@ class MessageRouter:
         self._pending = pending
         self._tasks = tasks
         self._actors = actors
+        self._overdue = overdue
         self._worker = worker
 
     def on_messages(self, channel: Channel, messages: list[DataMessage]) -> None:
@@ -83,6 +88,10 @@ class MessageRouter:
                 self._tasks.on_returned(channel, message.task_ids)
             elif type(message) is Retire:
                 self._tasks.on_retire(channel)
+            elif type(message) is Ping:
+                channel.post(Pong(message.number))
+            elif type(message) is Pong:
+                self._overdue.on_pong(message.number)
             elif type(message) is Cancel and message.task_id in self._pending.by_id:
                 # A call that this process made, and that a borrower of its ref cancels.
                 self._pending.cancel(

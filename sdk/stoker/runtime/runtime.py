@@ -26,6 +26,7 @@ from stoker.runtime.objects.unseen_errors import UnseenErrors
 from stoker.runtime.objects.values import ValueStore
 from stoker.runtime.process.io_thread import IoThread
 from stoker.runtime.router import MessageRouter
+from stoker.runtime.tasks.overdue import OverdueCalls
 from stoker.runtime.tasks.pending import PendingCalls
 from stoker.runtime.tasks.status import TaskStatus
 from stoker.runtime.tasks.submitter import TaskSubmitter
@@ -100,10 +101,13 @@ class Runtime:
         )
         status = TaskStatus(identity.peer_id, job, events)
         self.pending = pending = PendingCalls(io, channels, objects, status, pending_by_id)
+        overdue = OverdueCalls(io)
         self.tasks = tasks = TaskSubmitter(
-            address, settings, io, channels, clients, objects, pending
+            address, settings, io, channels, clients, objects, pending, overdue
         )
-        self.actors = actors = ActorCalls(address, io, channels, gcs, job, objects, pending)
+        self.actors = actors = ActorCalls(
+            address, io, channels, gcs, job, objects, pending, overdue
+        )
         self.actor_creator = ActorCreator(address, io, clients, job, objects, actors)
         if isinstance(waits, WorkerWaits):
             self.worker = CallExecutor(
@@ -112,7 +116,7 @@ class Runtime:
         else:
             self._notices = WaitNotices(waits, io, gcs, job, tasks.leases, actors)
         io.on_wake(tasks.flush, actors.flush, objects.flush)
-        router = MessageRouter(io, reader, objects, pending, tasks, actors, self.worker)
+        router = MessageRouter(io, reader, objects, pending, tasks, actors, overdue, self.worker)
         await channels.serve(job, routes, router.on_messages, router.on_lost)
         io.background.spawn(events.run(), name="task-events")
         io.loop.call_later(_TICK_S, self._tick)

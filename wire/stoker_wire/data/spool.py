@@ -198,9 +198,13 @@ def rows_in(data: bytes) -> tuple[list[TaskRow], int]:
     return rows, dropped
 
 
+SPOOL = "spool"
+"""The folder of a session in which each node has one."""
+
+
 def spool_folder(session_dir: str | Path, node_id: str) -> Path:
     """Return where the processes of a node leave their task records."""
-    return Path(session_dir) / "spool" / node_id
+    return Path(session_dir) / SPOOL / node_id
 
 
 class SpoolWriter:

@@ -224,6 +224,18 @@ class Retire(_Part, tag=15):
     """Notice that the worker takes no more calls (``max_calls`` reached): its lease is to be released."""
 
 
+class Ping(_Part, tag=16):
+    """Request for a sign of life, which only a process whose interpreter runs can give."""
+
+    number: int
+
+
+class Pong(_Part, tag=17):
+    """Answer to ``Ping``."""
+
+    number: int
+
+
 DataMessage = (
     Hello
     | Run
@@ -240,4 +252,6 @@ DataMessage = (
     | ReleaseBorrow
     | Release
     | Retire
+    | Ping
+    | Pong
 )

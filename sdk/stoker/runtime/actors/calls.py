@@ -28,12 +28,14 @@ from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.serialization.pickling import pack
 from stoker.runtime.tasks.functions import TEMPLATE_NUMBERS
+from stoker.runtime.tasks.overdue import CANCEL_GRACE_S, TIMEOUT_GRACE_S, OverdueCalls
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
     Phase,
     cancelled_error,
     failed_argument,
+    overdue_error,
     pack_arguments,
     run_frame,
     unready_argument,
@@ -74,6 +76,7 @@ class ActorCalls:
         job: JobContext,
         objects: ObjectStore,
         pending: PendingCalls,
+        overdue: OverdueCalls,
     ) -> None:
         self._address = address
         self._io = io
@@ -81,6 +84,7 @@ class ActorCalls:
         self._job = job
         self._objects = objects
         self._pending = pending
+        self._overdue = overdue
         self._ids = IdSource(Prefix.TASK)
         self._connections: dict[str, ActorConnection] = {}
         self._max_connections = _MAX_CONNECTIONS
@@ -190,7 +194,7 @@ class ActorCalls:
                 failures.append((task, failed))
                 continue
             if is_up:
-                task.phase, task.channel = Phase.SENT, channel
+                self._mark_sent(task, channel)
             connection.sent[task.task_id] = task
             batch.append(task)
         if batch:
@@ -222,7 +226,25 @@ class ActorCalls:
     def on_actor_up(self, connection: ActorConnection) -> None:
         """Note that the calls that were sent while the constructor ran can run now."""
         for task in connection.sent.values():
-            task.phase, task.channel = Phase.SENT, connection.channel
+            self._mark_sent(task, connection.channel)
+
+    def _mark_sent(self, task: PendingTask, channel: Channel | None) -> None:
+        """Note that a call is at an actor that is up."""
+        task.phase, task.channel = Phase.SENT, channel
+        if timeout_s := task.spec.template.timeout_s:
+            self._overdue.watch(task, timeout_s + TIMEOUT_GRACE_S, self._abandon)
+
+    def _abandon(self, task: PendingTask) -> None:
+        """Fail a call of an actor that does not answer; the actor has the state of others, and goes on."""
+        connection = self._connections[task.spec.actor_id]
+        connection.sent.pop(task.task_id, None)
+        error = cancelled_error(task) if task.cancelled else overdue_error(task)
+        text = (
+            f"{error.message}, but actor {connection.name} ({connection.actor_id}) does not answer\n"
+            "its interpreter is busy or its process is stopped, and the call may still run: if it is "
+            "not to go on, end the actor with stoker.kill()"
+        )
+        self.fail(task, encode_error(type(error)(text)))
 
     def on_actor_dead(self, connection: ActorConnection, actor: Actor) -> None:
         """Fail the calls of an actor that the gcs says is dead, with the cause."""
@@ -278,6 +300,7 @@ class ActorCalls:
         if task.phase is Phase.SENT and task.channel is not None:
             # Never forced: that would end the actor and the state of all its other callers.
             task.channel.post(Cancel(task.task_id, False, recursive))
+            self._overdue.watch(task, CANCEL_GRACE_S, self._abandon)
         elif task.phase is Phase.WAITING:
             if connection.sent.pop(task.task_id, None) is None:
                 connection.calls.drop(task)

@@ -269,9 +269,9 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
         Amount | None,
         Option(
             "How long each try may run, from its start in the worker. Then `TaskTimeoutError` is raised "
-            "in its code and at its caller; a task that still runs 3 s later ends with its worker. It is "
-            "not tried again.",
-            by="worker",
+            "in its code and at its caller; a task that still runs 3 s later ends with its worker, which its "
+            "caller has killed if it does not answer. It is not tried again.",
+            by="worker, caller, nodelet",
             unit="seconds; 0: without limit",
             default="without limit",
             example="timeout=60",
@@ -441,9 +441,9 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Amount | None,
         Option(
             "How long a call may run, from its start in the actor. Then it is told to stop, and its "
-            "caller gets `TaskTimeoutError` within a second, also if its code does not stop: the actor, "
-            "whose state is that of other callers too, goes on.",
-            by="worker",
+            "caller gets `TaskTimeoutError` within a second, also if its code does not stop (within five, if "
+            "its process does not answer): the actor, whose state is that of other callers too, goes on.",
+            by="worker, caller",
             unit="seconds; 0: without limit",
             default="without limit",
             example="timeout=5",

@@ -118,7 +118,8 @@ class IoThread:
 
     def stop(self) -> None:
         """End the thread and close its loop."""
-        self.loop.call_soon_threadsafe(self.loop.stop)
+        # Not in this turn: connections that were closed in it are let go in the next one.
+        self.loop.call_soon_threadsafe(self.loop.call_soon, self.loop.stop)
         if self._thread is not None:
             self._thread.join(_JOIN_S)
         if not self.loop.is_running():

@@ -331,6 +331,17 @@ class Leases:
                     self._on_lease_lost(key, granted, "its connection closed"), name="worker-lost"
                 )
 
+    def kill(self, slot: Slot[PendingTask], reason: str) -> None:
+        """Have the worker of a lease killed, which does not answer; its other calls are lost with it."""
+        slot.closing = True
+        known = self._granted.pop(slot.lease_id, None)
+        if known is not None:
+            self._io.background.spawn(self._kill(*known, reason), name="kill")
+
+    async def _kill(self, key: bytes, granted: GrantedLease, reason: str) -> None:
+        await self._release([granted.lease.lease_id], kill=True, reason=reason)
+        await self._on_lease_lost(key, granted, reason)
+
     async def _on_lease_lost(self, key: bytes, granted: GrantedLease, how: str) -> None:
         lease_id = granted.lease.lease_id
         slot = self._tasks.queues[key].slots.get(lease_id)

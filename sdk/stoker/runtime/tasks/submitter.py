@@ -18,6 +18,7 @@ from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.inbox import TaskInbox
 from stoker.runtime.tasks.leases import Leases
+from stoker.runtime.tasks.overdue import CANCEL_GRACE_S, TIMEOUT_GRACE_S, OverdueCalls
 from stoker.runtime.tasks.result_cache import ResultCache
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
@@ -26,6 +27,7 @@ from stoker.runtime.tasks.task_spec import (
     cancelled_error,
     error_for_task,
     failed_argument,
+    overdue_error,
     pack_arguments,
     run_frame,
     start_deadline_error,
@@ -58,12 +60,14 @@ class TaskSubmitter:
         clients: ClusterClients,
         objects: ObjectStore,
         pending: PendingCalls,
+        overdue: OverdueCalls,
     ) -> None:
         self._address = address
         self._io = io
         self._clients = clients
         self._objects = objects
         self._pending = pending
+        self._overdue = overdue
         self._ids = IdSource(Prefix.TASK)
         self._submitted = TaskInbox()
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
@@ -99,6 +103,8 @@ class TaskSubmitter:
         """Stop a task (loop thread): drop it if it waits, tell its worker if it runs."""
         if task.phase is Phase.SENT and task.channel is not None:
             task.channel.post(Cancel(task.task_id, force, recursive))
+            if force:
+                self._overdue.watch(task, CANCEL_GRACE_S, self._stop_overdue)
         elif task.phase is not Phase.SENT:
             self._dequeue(task)
             self._pending.fail(task, encode_error(cancelled_error(task)))
@@ -214,6 +220,8 @@ class TaskSubmitter:
             assert isinstance(channel, Channel)
             for task in batch:
                 task.phase, task.slot, task.channel = Phase.SENT, slot, channel
+                if timeout_s := task.spec.template.timeout_s:
+                    self._overdue.watch(task, timeout_s + TIMEOUT_GRACE_S, self._stop_overdue)
             channel.post(run_frame(channel, batch, self._address))
         if queue.ready:
             self.leases.request(key)
@@ -276,6 +284,15 @@ class TaskSubmitter:
                     queue.ready.drop(task)
                     self._pending.fail(task, encode_error(cancelled_error(task)))
             self.dispatch(tasks[0].spec.demand_key)
+
+    def _stop_overdue(self, task: PendingTask) -> None:
+        """Fail a call whose worker neither stops it nor answers, and have that worker killed."""
+        slot = task.slot
+        if slot is None:
+            return
+        error = cancelled_error(task) if task.cancelled else overdue_error(task)
+        self.leases.kill(slot, error.one_line)
+        self._pending.fail(task, encode_error(error))
 
     def on_retire(self, channel: Channel) -> None:
         """End the lease of a worker that takes no more calls."""

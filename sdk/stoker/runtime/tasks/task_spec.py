@@ -271,6 +271,14 @@ def cancelled_error(task: PendingTask) -> TaskCancelledError:
     return TaskCancelledError(f"task {task.spec.name} ({task.task_id}) was cancelled")
 
 
+def overdue_error(task: PendingTask) -> TaskTimeoutError:
+    """Return the error of a task that its worker should have stopped, and did not."""
+    return TaskTimeoutError(
+        f"task {task.spec.name} ({task.task_id}) ran longer than its timeout of "
+        f"{task.spec.template.timeout_s:g} s"
+    )
+
+
 E = TypeVar("E", bound=StokerError)
 
 

@@ -10,7 +10,7 @@ import pytest
 from stoker_nodelet.telemetry import task_spool as nodelet_spool
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_wire.data import spool as wire_spool
-from stoker_wire.data.spool import SpoolWriter, TaskRow, row_of, rows_in
+from stoker_wire.data.spool import SpoolWriter, TaskRow, row_of, rows_in, spool_folder
 from stoker_wire.errors import BadRequestError, UnavailableError
 from stoker_wire.messages.work import TaskRecord, TaskState
 
@@ -29,6 +29,13 @@ class Gcs:
         self.told: list[str] = []
         self.dropped = 0
         self.calls = 0
+        self.nodes: set[str] | None = set()
+        """Those that it knows; None while it is away."""
+
+    async def knows_node(self, node_id: str) -> bool:
+        if self.nodes is None:
+            raise UnavailableError("away")
+        return node_id in self.nodes
 
     async def forward(self, frames: bytes) -> None:
         if self.error is not None:
@@ -47,7 +54,7 @@ def gcs() -> Gcs:
 @pytest.fixture
 def spool(tmp_path: Path, gcs: Gcs, monkeypatch: pytest.MonkeyPatch) -> TaskSpool:
     monkeypatch.setattr(nodelet_spool, "_REAP_S", 0.0)
-    made = TaskSpool(tmp_path, "n_1", gcs.forward)
+    made = TaskSpool(tmp_path / "session", "n_1", gcs.forward, gcs.knows_node)
     made.open()
     return made
 
@@ -151,17 +158,33 @@ async def test_a_file_that_cannot_be_read_is_put_aside(spool: TaskSpool, gcs: Gc
 async def test_a_new_nodelet_takes_over_the_folders_of_dead_ones_only(
     tmp_path: Path, gcs: Gcs, spool: TaskSpool
 ) -> None:
-    dead = TaskSpool(tmp_path, "n_0", gcs.forward)
-    dead.open()
-    SpoolWriter(dead.folder, "w_0").write([a_row("t_0")])
-    leave(dead, "w_0.1.7.00000000")
-    (dead.folder / ".owner").write_text("1 7")
+    here = spool.session_dir
+    for session, name in (
+        (here, "n_0"),
+        (tmp_path / "earlier", "n_3"),
+        (tmp_path / "other", "n_9"),
+    ):
+        dead = TaskSpool(session, name, gcs.forward, gcs.knows_node)
+        dead.open()
+        SpoolWriter(dead.folder, "w_0").write([a_row(f"t_{name[2:]}")])
+        leave(dead, "w_0.1.7.00000000")
+        (dead.folder / ".owner").write_text("1 7")
     SpoolWriter(spool.folder, "w_1").write([a_row("t_1")])
-    after = TaskSpool(tmp_path, "n_2", gcs.forward)
+    after = TaskSpool(here, "n_2", gcs.forward, gcs.knows_node)
     after.open()
-    assert await after.flush()
-    assert gcs.told == ["t_0"], "the folder of a living one is its own"
-    assert not dead.folder.exists()
+    gcs.nodes = None  # away
+    await after.take_over()
+    assert await after.flush() and gcs.told == []
+    gcs.nodes = {"n_0", "n_1", "n_2", "n_3"}
+    for _ in range(2):
+        await after.take_over()
+        assert await after.flush()
+    assert gcs.told == ["t_0", "t_3"], "a living one's is its own, another cluster's not ours"
+    assert (
+        not spool_folder(here, "n_0").exists()
+        and not spool_folder(tmp_path / "earlier", "n_3").exists()
+    )
+    assert spool_folder(tmp_path / "other", "n_9").exists()
 
 
 async def test_a_nodelet_that_stops_tells_all_and_leaves_no_folder(

@@ -1,0 +1,142 @@
+"""Limits hold whatever a worker does: one that holds the interpreter, or is stopped, cannot enforce them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker.exceptions import TaskCancelledError, TaskTimeoutError
+from tests.e2e.conftest import Flags, get
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tests.e2e.conftest import Cluster
+
+FOR_EVER_S = 600
+LIMIT_S = 30.0
+"""What is stopped ends within seconds; if not, its own end is far beyond this."""
+
+
+@pytest.fixture(autouse=True)
+def all_went_back(cluster: Cluster) -> Iterator[None]:
+    yield
+    until(cluster.is_idle, 40, "all leases went back")
+
+
+def hold_the_interpreter() -> None:
+    ctypes.PyDLL(None).sleep(FOR_EVER_S)
+
+
+def stop_the_process() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+silent = pytest.mark.parametrize("fall_silent", [hold_the_interpreter, stop_the_process])
+
+
+def runs(flags: Flags, fall_silent: Callable[[], None], **options: Any) -> Any:
+    """A task that falls silent once it has started."""
+
+    @stoker.remote(max_retries=0, **options)
+    def work() -> None:
+        flags.raise_("runs", os.getpid())
+        fall_silent()
+
+    return work
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@silent
+def test_a_timeout_ends_the_task_and_its_worker(flags: Flags, fall_silent: Any) -> None:
+    ref = runs(flags, fall_silent, timeout=1.0).remote()
+    pid = int(flags.wait("runs"))
+    with pytest.raises(TaskTimeoutError, match="ran longer than its timeout of 1 s"):
+        get(ref, LIMIT_S)
+    until(lambda: has_ended(pid), LIMIT_S, "its worker is killed")
+
+
+@silent
+def test_a_forced_cancel_ends_the_task_and_its_worker(flags: Flags, fall_silent: Any) -> None:
+    ref = runs(flags, fall_silent).remote()
+    pid = int(flags.wait("runs"))
+    stoker.cancel(ref, force=True)
+    with pytest.raises(TaskCancelledError):
+        get(ref, LIMIT_S)
+    until(lambda: has_ended(pid), LIMIT_S, "its worker is killed")
+
+
+def test_calls_behind_an_overdue_one_run_elsewhere(flags: Flags) -> None:
+    @stoker.remote(num_cpus=4)
+    def quick(number: int) -> int:
+        return number
+
+    assert get([quick.remote(number) for number in range(50)], LIMIT_S) == list(range(50))
+
+    @stoker.remote(num_cpus=4, timeout=1.0)
+    def sometimes(number: int) -> int:
+        if number == 3:
+            hold_the_interpreter()
+        return number
+
+    refs = [sometimes.remote(number) for number in range(20)]
+    for number, ref in enumerate(refs):
+        if number == 3:
+            with pytest.raises(TaskTimeoutError):
+                get(ref, LIMIT_S)
+        else:
+            assert get(ref, LIMIT_S) == number
+
+
+def test_a_timeout_does_not_count_while_arguments_come_or_others_run(flags: Flags) -> None:
+    @stoker.remote(num_cpus=4, timeout=3.0)
+    def slow(number: int) -> int:
+        if number == 0:
+            flags.wait("go", LIMIT_S)
+        return number
+
+    refs = [slow.options(timeout=60.0).remote(0), *(slow.remote(n) for n in range(1, 4))]
+    stoker.wait(
+        refs, num_returns=4, timeout=8.0
+    )  # longer than the limit and the grace of the others
+    flags.raise_("go")
+    assert get(refs, LIMIT_S) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("fall_silent", "how"), [(hold_the_interpreter, "timeout"), (stop_the_process, "cancel")]
+)
+def test_a_call_of_an_actor_that_is_silent_fails_and_the_actor_is_told_how_to_end(
+    flags: Flags, fall_silent: Any, how: str
+) -> None:
+    @stoker.remote
+    class Host:
+        def work(self) -> None:
+            flags.raise_("runs", os.getpid())
+            fall_silent()
+
+    host: Any = Host.remote()
+    call = host.work.options(timeout=1.0) if how == "timeout" else host.work
+    ref = call.remote()
+    pid = int(flags.wait("runs"))
+    if how == "cancel":
+        stoker.cancel(ref)
+    kind = TaskTimeoutError if how == "timeout" else TaskCancelledError
+    with pytest.raises(kind, match=r"(?s)does not answer.*stoker\.kill\(\)"):
+        get(ref, LIMIT_S)
+    assert not has_ended(pid)
+    stoker.kill(host)
+    until(lambda: has_ended(pid), LIMIT_S, "kill ends what does not answer")
