@@ -36,7 +36,10 @@ def put(
     runtime, path = current.runtime(), _path(key, namespace)
     query = {"if_absent": True if if_absent else None}
     try:
-        runtime.io.run(runtime.clients.gcs.call("PUT", path, value, query=query), _CALL_S)
+        runtime.io.run(
+            runtime.clients.gcs.call("PUT", path, value, query=query, timeout_s=_CALL_S),
+            _CALL_S + 1,
+        )
     except ConflictError:
         if not if_absent:
             raise
@@ -73,7 +76,7 @@ def delete(key: str, *, namespace: str | None = None) -> bool:
     """Remove ``key``; False if it was not there."""
     runtime, path = current.runtime(), _path(key, namespace)
     try:
-        runtime.io.run(runtime.clients.gcs.call("DELETE", path), _CALL_S)
+        runtime.io.run(runtime.clients.gcs.call("DELETE", path, timeout_s=_CALL_S), _CALL_S + 1)
     except NotFoundError:
         return False
     return True
@@ -87,7 +90,10 @@ def keys(prefix: str = "", *, namespace: str | None = None) -> list[str]:
     while True:
         query = {"prefix": prefix, "limit": 1000, "cursor": cursor or None}
         page = runtime.io.run(
-            runtime.clients.gcs.call("GET", path, reply=dict[str, Any], query=query), _CALL_S
+            runtime.clients.gcs.call(
+                "GET", path, reply=dict[str, Any], query=query, timeout_s=_CALL_S
+            ),
+            _CALL_S + 1,
         )
         names += [entry["key"] for entry in page["items"]]
         cursor = page.get("next_cursor", "")

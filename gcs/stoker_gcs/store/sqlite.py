@@ -12,6 +12,8 @@ schema is shared with migrations all the same, see :mod:`stoker_gcs.state.tables
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,10 +26,10 @@ from stoker_gcs.store.changes import WriteConflict
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.store.sql_reads import KEYS_PER_SELECT, SqlReads, compaction, not_migrated
 from stoker_gcs.store.task_merge import merge_all, merge_rows
-from stoker_wire.errors import DatabaseError
+from stoker_wire.errors import DatabaseError, StokerError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Change, Row
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 READERS = 2
 BUSY_TIMEOUT_S = 60
+_FULL_BYTES = 64 << 10
 
 
 class SqliteStore(SqlReads):
@@ -70,7 +73,41 @@ class SqliteStore(SqlReads):
         self._connections.clear()
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(pool, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
+        except sqlite3.Error as error:
+            raise self._named(error) from error
+
+    def _named(self, error: sqlite3.Error) -> StokerError:
+        """Return the error of the store for one of the database: retryable if it may pass by itself."""
+        name = getattr(error, "sqlite_errorname", "")
+        path = self._path
+        if name == "SQLITE_FULL" or _is_full(path):
+            return UnavailableError(
+                f"the database {path} cannot grow, as its disk is full\n"
+                "nothing that was accepted is lost: make room on it, and the cluster goes on"
+            )
+        if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+            return UnavailableError(
+                f"the database {path} is locked by another process for more than {BUSY_TIMEOUT_S} s\n"
+                "end what else uses the file: a gcs must have it alone"
+            )
+        if name.startswith("SQLITE_IOERR"):
+            return UnavailableError(
+                f"the database {path} cannot be read or written\n"
+                f"{error}: look at its disk, is it there and sound?"
+            )
+        if name in ("SQLITE_CORRUPT", "SQLITE_NOTADB") or name.startswith("SQLITE_CORRUPT_"):
+            return DatabaseError(
+                f"the database {path} is damaged\n"
+                f"{error}: stop the cluster, and put a copy of the file back that was made before"
+            )
+        if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+            return DatabaseError(
+                f"the database {path} cannot be written\n"
+                f"{error}: give the file and its folder to the gcs's user"
+            )
+        return DatabaseError(f"the database {path} failed\n{name}: {error}")
 
     def _connection(self, busy_timeout_s: float = BUSY_TIMEOUT_S) -> sqlite3.Connection:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
@@ -112,15 +149,8 @@ class SqliteStore(SqlReads):
         return await self._run(self._writer, lambda: self._commit(changes))
 
     def _commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | WriteConflict]:
-        connection = self._connection()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            results = [self._change(connection, change) for change in changes]
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        return results
+        with _transaction(self._connection()) as connection:
+            return [self._change(connection, change) for change in changes]
 
     def _change(
         self, connection: sqlite3.Connection, change: Change
@@ -180,11 +210,9 @@ class SqliteStore(SqlReads):
         upto = min(keep_after, (await self.bounds())[1])
 
         def work() -> None:
-            connection = self._connection()
-            connection.execute("BEGIN IMMEDIATE")
-            for statement, parameters in compaction(upto):
-                connection.execute(statement, parameters)
-            connection.execute("COMMIT")
+            with _transaction(self._connection()) as connection:
+                for statement, parameters in compaction(upto):
+                    connection.execute(statement, parameters)
 
         await self._run(self._writer, work)
 
@@ -194,9 +222,7 @@ class SqliteStore(SqlReads):
 
     def _put_tasks(self, rows: Sequence[TaskRow]) -> None:
         merged = list(merge_all(rows).values())
-        connection = self._connection()
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(self._connection()) as connection:
             for start in range(0, len(merged), KEYS_PER_SELECT):
                 some = merged[start : start + KEYS_PER_SELECT]
                 added = connection.executemany(sql.ADD_TASKS_BY_POSITION, some).rowcount
@@ -204,10 +230,30 @@ class SqliteStore(SqlReads):
                     # Rare: most attempts are reported once, when they have ended.
                     again = _merged_with_known(connection, some)
                     connection.executemany(sql.UPSERT_TASKS_BY_POSITION, again)
-            connection.execute("COMMIT")
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """Commit what is done inside, or nothing of it."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        # On a full disk SQLite has rolled back by itself.
+        with contextlib.suppress(sqlite3.Error):
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        raise
+
+
+def _is_full(path: str) -> bool:
+    """Return whether the disk is full: SQLite's own name for that depends on where it noticed."""
+    try:
+        status = os.statvfs(Path(path).parent)
+    except OSError:
+        return False
+    return status.f_bavail * status.f_frsize < _FULL_BYTES
 
 
 def _merged_with_known(connection: sqlite3.Connection, rows: Sequence[TaskRow]) -> list[TaskRow]:
