@@ -291,8 +291,12 @@ class TaskSubmitter:
         if slot is None:
             return
         error = cancelled_error(task) if task.cancelled else overdue_error(task)
+        # With others at its worker it may have ended already: a silent worker tells no results. Then all
+        # are tried again, each alone.
+        certain = task.cancelled or len(slot.inflight) == 1
         self.leases.kill(slot, error.one_line)
-        self._pending.fail(task, encode_error(error))
+        if certain:
+            self._pending.fail(task, encode_error(error))
 
     def on_retire(self, channel: Channel) -> None:
         """End the lease of a worker that takes no more calls."""
