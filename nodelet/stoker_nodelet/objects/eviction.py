@@ -69,12 +69,24 @@ class ArenaEvictor:
             try:
                 self.sweep()
                 self.trim()
-                quota = self.arena.quota
-                if quota.used_bytes > quota.limit_bytes * self.spill_at:
+                target_bytes = int(self._limit_bytes() * self.spill_at)
+                if self.arena.quota.used_bytes > target_bytes:
                     async with self._lock:
-                        await self._evict_to(int(quota.limit_bytes * self.spill_at))
+                        await self._evict_to(target_bytes)
             except OSError:
                 _log.exception("the arena's eviction failed; it is tried again")
+
+    def _limit_bytes(self) -> int:
+        """Return how much the arena may take now: less than its limit where others use the file system too.
+
+        What it evicts is free then, so this stays the same meanwhile.
+        """
+        quota = self.arena.quota
+        return min(quota.limit_bytes, quota.used_bytes + self._free_bytes())
+
+    def _free_bytes(self) -> int:
+        status = os.statvfs(self.arena.path)
+        return status.f_bavail * status.f_frsize
 
     async def make_room(self, nbytes: int) -> None:
         """Free memory so that ``nbytes`` more can be taken; raises :class:`ArenaFullError`."""
@@ -89,12 +101,13 @@ class ArenaEvictor:
         deadline_s = time.monotonic() + _REPORT_S
         while True:
             async with self._lock:
-                obstacle = await self._evict_to(quota.limit_bytes - nbytes)
+                obstacle = await self._evict_to(self._limit_bytes() - nbytes)
             waits = self._unreported() and time.monotonic() < deadline_s
-            if quota.used_bytes + nbytes <= quota.limit_bytes or not waits:
+            is_room = quota.used_bytes + nbytes <= self._limit_bytes()
+            if is_room or not waits:
                 break
             await asyncio.sleep(_AGAIN_S)
-        if quota.used_bytes + nbytes > quota.limit_bytes:
+        if not is_room:
             holders = ", ".join(
                 f"{one.object_id} of {one.owner_id or 'an unknown owner'} ({one.nbytes} bytes)"
                 for one in self.objects.largest(_LARGEST)
@@ -105,6 +118,7 @@ class ArenaEvictor:
             raise ArenaFullError(
                 f"no room for {nbytes} bytes in the node's shared memory\n"
                 f"{quota.used_bytes} of {quota.limit_bytes} bytes are in use, and {obstacle}\n"
+                f"its file system has {self._free_bytes()} bytes free for all who use it\n"
                 f"largest holders: {holders or 'none'}\n"
                 "drop refs and values that are no longer needed, or raise STOKER_ARENA_MAX_BYTES"
             )

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _BATCH_S = 0.003
 """How long seals and frees are gathered: a reader on another node may wait that much longer."""
 _ROOM_S = 60.0
+_MAX_PAUSE_S = 0.1
+"""Between two tries to take the room that was made, which others may be faster to take."""
 _HEAD_ROOM = 1 << 16
 _VIEWS = 3
 """How many views the error of a full arena names."""
@@ -149,6 +151,7 @@ class ValueStore:
         arena, node = self.arena, self._node
         assert arena is not None and node is not None
         deadline_s = time.monotonic() + _ROOM_S
+        pause_s = 0.0
         while True:
             try:
                 parts = packed.data, packed.buffers
@@ -157,6 +160,8 @@ class ValueStore:
                 if self._io.is_current() or time.monotonic() > deadline_s:
                     raise
             # The nodelet says no where no room can be made; where it made some, others may be faster.
+            time.sleep(pause_s)
+            pause_s = min(_MAX_PAUSE_S, pause_s * 2 or _MAX_PAUSE_S / 64)
             room = MakeRoom(nbytes=capacity_for(packed.nbytes + _HEAD_ROOM))
             try:
                 self._io.run(self._make_room(node.url, room), _ROOM_S)
