@@ -120,7 +120,11 @@ async def serve(
             "leader-loops": partial(leader_loops.run, service.url),
         }
         if store.shared:
-            loops |= {"tail": app.state.log.tail, "ephemeral": app.ephemeral.save}
+            loops |= {
+                "tail": app.state.log.tail,
+                "ephemeral": app.ephemeral.save,
+                "database": partial(maintenance.watch_database, service),
+            }
         for name, loop in loops.items():
             background.spawn(run_forever(name, loop), name=name)
     except BaseException:

@@ -198,6 +198,22 @@ def test_calls_outlive_a_constructor_that_dies_while_the_gcs_is_away(
     assert get(ref) == 42
 
 
+def test_functions_need_the_gcs_once_and_wait_for_it_while_it_is_away(
+    cluster: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STOKER_REQUEST_TIMEOUT_S", "1.5")
+    for joined in _join(cluster):
+        assert get([slow.remote(i, 0.2) for i in range(4)]) == list(range(4))  # by all workers
+        joined.gcs.kill()
+        assert get(slow.options(name="again", max_retries=0).remote(7)) == 7
+        new = stoker.remote(lambda: "new")
+        ref = new.remote()
+        stoker.wait([ref], timeout=4.0)  # several times as long as one request may take
+        assert "being stored" in waits_for(ref)
+        joined.gcs.start()
+        assert get(ref) == "new"
+
+
 def test_postgres_and_redis_serve_as_well_and_redis_may_go_away(
     own_redis: RedisServer, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -254,3 +254,41 @@ async def test_postgres_may_go_and_come_back(own_postgres: PostgresServer) -> No
         watch = client.watch("/v1/events", 0, {"kind": "kv."})
         assert [(await anext(watch)).subject for _ in range(2)] == ["ns/before", "ns/after"]
         await watch.aclose()  # type: ignore[attr-defined]
+
+
+@pytest.mark.logs(r"not ready")
+async def test_a_replica_without_its_database_is_not_ready(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(postgres_url)
+    async with gcs(postgres_url) as (running, client):
+        store = running.app.state.store
+        bounds, frozen = store.bounds, asyncio.Event()
+
+        async def gone() -> tuple[int, int]:
+            raise UnavailableError("the database is gone")
+
+        async def silent() -> tuple[int, int]:
+            await frozen.wait()
+            return await bounds()
+
+        async def readiness() -> str:
+            try:
+                await client.call("GET", "/readyz", raw=True, retry=False)
+            except UnavailableError as error:
+                return error.message
+            return ""
+
+        for fault, said in ((gone, "the database is gone"), (silent, "has not answered")):
+            monkeypatch.setattr(store, "bounds", fault)
+
+            async def told(said: str = said) -> bool:
+                return said in await readiness()
+
+            await eventually(told, "/readyz says why")
+            monkeypatch.setattr(store, "bounds", bounds)
+
+            async def is_ready() -> bool:
+                return not await readiness()
+
+            await eventually(is_ready, "it serves again")

@@ -1,4 +1,4 @@
-"""Loops that keep a gcs itself healthy: its metrics, and the compaction of its event log."""
+"""Loops that keep a gcs itself healthy: its metrics, its readiness, the compaction of its event log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from stoker_gcs.registry.nodes.registry import NodeRegistry
     from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
+    from stoker_wire.http.server.service import Service
     from stoker_wire.process.metrics import Metrics
 
 _log = logging.getLogger(__name__)
 MEASURE_EVERY_S = 1.0
+PING_EVERY_S = 1.0
+PING_S = 2.0
 COMPACT_EVERY_S = 60.0
 KEPT_EVENTS = 200_000
 
@@ -62,6 +65,27 @@ class Maintenance:
             self._changes_gauge.set(state.writer.changes.items)
             self._degraded_gauge.set(int(state.ephemeral.degraded))
             await asyncio.sleep(MEASURE_EVERY_S)
+
+    async def watch_database(self, service: Service) -> None:
+        """Have ``/readyz`` say whether the database answers, until cancelled.
+
+        A load balancer then leaves a replica alone that could only refuse.
+        """
+        while True:
+            await asyncio.sleep(PING_EVERY_S)
+            try:
+                async with asyncio.timeout(PING_S):
+                    await self._state.store.bounds()
+                obstacle = ""
+            except StokerError as error:
+                obstacle = error.one_line
+            except TimeoutError:
+                obstacle = f"its database has not answered for {PING_S:g} s"
+            if obstacle and not service.obstacle:
+                _log.warning("not ready: %s", obstacle)
+            elif service.obstacle and not obstacle:
+                _log.info("ready again")
+            service.obstacle = obstacle
 
     async def compact_log(self) -> None:
         """Forget old events now and then, until cancelled; runs on the leading replica."""

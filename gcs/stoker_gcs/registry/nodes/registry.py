@@ -208,6 +208,7 @@ class NodeRegistry:
         every_s = self._settings.suspect_after_s / SWEEPS_PER_SUSPICION
         # Silence that began before this process could receive heartbeats does not count.
         listening_at_s, last = self._state.now(), loop.time()
+        waits = False
         while True:
             await asyncio.sleep(every_s)
             late_s, last = loop.time() - last - every_s, loop.time()
@@ -216,8 +217,11 @@ class NodeRegistry:
                 listening_at_s = self._state.now()
             try:
                 await self._sweep_once(listening_at_s)
+                waits = False
             except StokerError as error:
-                _log.warning("the sweep of nodes waits: %s", error)
+                if not waits:
+                    _log.warning("the sweep of nodes waits: %s", error)
+                waits = True
             except Exception:
                 _log.exception("the sweep of nodes failed; it goes on")
 

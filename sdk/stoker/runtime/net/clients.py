@@ -133,8 +133,12 @@ class ClusterClients:
         await self.gcs.call("PUT", f"/v1/functions/{digest}", blob)
 
     async def load_function(self, digest: str) -> bytes:
-        """Return a pickled function."""
-        return bytes(await self.gcs.call("GET", f"/v1/functions/{digest}", raw=True))
+        """Return a pickled function; wait for a gcs that is away, as what needs it can do nothing else."""
+        while True:
+            try:
+                return bytes(await self.gcs.call("GET", f"/v1/functions/{digest}", raw=True))
+            except (UnavailableError, DeadlineExceededError):
+                await asyncio.sleep(_RETRY_S)
 
     async def node_of(self, node_id: str) -> Node:
         """Return a node as the gcs knows it; note whether its arena is in this machine's memory."""

@@ -7,11 +7,12 @@ and settles its results. Retries, cancellation and deadlines are decided here, b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import PreemptedError, StokerError
+from stoker.exceptions import PreemptedError, StokerError, UnavailableError
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.serialization.exceptions import encode_error
@@ -33,6 +34,7 @@ from stoker.runtime.tasks.task_spec import (
     start_deadline_error,
 )
 from stoker_wire.data.channel import Channel
+from stoker_wire.errors import DeadlineExceededError
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.common import SpreadPolicy
 from stoker_wire.messages.data import Cancel, Failed, Inline, Result, Revoke
@@ -46,6 +48,10 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker_wire.messages.common import Address
     from stoker_wire.settings import Settings
+
+
+_STORE_AGAIN_S = 1.0
+_STORED = 10_000
 
 
 class TaskSubmitter:
@@ -73,6 +79,8 @@ class TaskSubmitter:
         self.queues: dict[bytes, ClassQueue[PendingTask]] = {}
         self.leases = Leases(address, io, channels, clients, self, idle_s=settings.lease_idle_s)
         self.cache = ResultCache()
+        self._stored: dict[str, None] = {}
+        """The hashes of the functions that the gcs has, as this process has seen."""
 
     # -- user threads ----------------------------------------------------------------------------
 
@@ -194,12 +202,22 @@ class TaskSubmitter:
             self._io.background.spawn(self._store_function(spec), name="function")
 
     async def _store_function(self, spec: FunctionSpec) -> None:
+        """Store a function, unless this process did so before; wait for a gcs that is away."""
         failure: Failed | None = None
-        try:
-            await self._clients.store_function(spec.function, spec.blob)
-            spec.registered = True
-        except StokerError as error:
-            failure = encode_error(error)
+        while spec.function not in self._stored and failure is None:
+            try:
+                await self._clients.store_function(spec.function, spec.blob)
+                self._stored[spec.function] = None
+            except (UnavailableError, DeadlineExceededError) as error:
+                spec.storing_error = error.one_line
+                if not any(task.phase is Phase.REGISTERING for task in spec.awaiting_registration):
+                    break  # all were cancelled, or are too late
+                await asyncio.sleep(_STORE_AGAIN_S)
+            except StokerError as error:
+                failure = encode_error(error)
+        spec.registered = spec.function in self._stored
+        while len(self._stored) > _STORED:
+            del self._stored[next(iter(self._stored))]
         waiting, spec.awaiting_registration = spec.awaiting_registration, []
         touched: dict[bytes, None] = {}
         for task in waiting:
@@ -358,7 +376,8 @@ class TaskSubmitter:
             case Phase.QUEUED:
                 return self.leases.describe(task.spec.demand_key)
             case Phase.REGISTERING:
-                return "its function is being stored in the gcs"
+                error = task.spec.storing_error
+                return "its function is being stored in the gcs" + (f" ({error})" if error else "")
             case Phase.SENT:
                 where = task.channel.peer.peer_id if task.channel is not None else "a worker"
                 return f"it was sent to worker {where} and has not finished"

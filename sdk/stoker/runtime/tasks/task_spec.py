@@ -98,6 +98,8 @@ class FunctionSpec:
         self.mean_s: float | None = None
         """How long its calls take: a moving mean of the workers' measurements."""
         self.registered = False
+        self.storing_error = ""
+        """Why the gcs does not take the function, while it does not."""
         self.awaiting_registration: list[PendingTask] = []
 
 

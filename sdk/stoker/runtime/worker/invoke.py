@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _END = object()
 _FUNCTIONS = 1000
 """How many functions a worker remembers: a driver may make new ones in a loop."""
-_LOAD_S = 60.0
+_LOAD_S = 86_400.0
+"""How long a function may take to come: as long as the gcs may be away."""
 _CREDIT_WAIT_S = 600.0
 
 

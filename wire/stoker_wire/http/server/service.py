@@ -97,6 +97,8 @@ class Service:
         self.host = ""
         self.port = 0
         self.unix_path: str | None = None
+        self.obstacle = ""
+        """Why it cannot serve now, in words; ``/readyz`` says so. Empty if it can."""
         self.metrics = Metrics()
         self.log = log.service_logger(name)
         self.routes: list[BoundRoute] = []
@@ -344,6 +346,8 @@ class Service:
     async def _readyz(self, _: Request) -> Health:
         if not self.is_ready:
             raise NotReadyError(f"{self.name} has not finished starting, or is stopping")
+        if self.obstacle:
+            raise NotReadyError(f"{self.name} cannot serve now\n{self.obstacle}")
         return Health(service=self.name, version=self.version, status="ready")
 
     async def _metrics(self, _: Request) -> web.Response:
