@@ -29,6 +29,7 @@ from stoker_gcs.registry.jobs.registry import JobRegistry
 from stoker_gcs.registry.jobs.sessions import DriverSessions
 from stoker_gcs.registry.kv import Blobs, KeyValues
 from stoker_gcs.registry.leases import LeaseReleaser
+from stoker_gcs.registry.nodes.probes import NodeProbes
 from stoker_gcs.registry.nodes.registry import NodeRegistry
 from stoker_gcs.registry.ownership import Ownership
 from stoker_gcs.registry.queues.registry import QueueRegistry
@@ -61,6 +62,7 @@ class GcsApp:
     tokens: Tokens
     jobs: JobRegistry
     sessions: DriverSessions
+    probes: NodeProbes
     actors: ActorRegistry
     groups: GroupRegistry
     queues: QueueRegistry
@@ -108,6 +110,7 @@ def build_app(
     writer = GroupCommitWriter(store, log.committed)
     ephemeral = FallbackEphemeralStore(ephemeral_store, store, writer)
     state = StateStore(store, writer, log, ephemeral)
+    replica_id = f"gcs_{os.urandom(6).hex()}"
     election = LeaderElection(state)
     nodes = NodeRegistry(state, settings)
     peers = PeerClients(election, nodes.view, settings, token)
@@ -149,7 +152,8 @@ def build_app(
         blobs=Blobs(state),
         tokens=Tokens(state, token),
         jobs=jobs,
-        sessions=DriverSessions(state, jobs, DriverProcesses(peers), settings),
+        probes=NodeProbes(nodes, settings),
+        sessions=DriverSessions(state, jobs, DriverProcesses(peers), settings, replica_id),
         actors=actors,
         groups=groups,
         queues=queues,
@@ -160,5 +164,5 @@ def build_app(
         reconciler=reconciler,
         explainer=Explainer(state, peers, jobs=jobs, actors=actors, history=history),
         id_finder=IdFinder(state, peers),
-        replica_id=f"gcs_{os.urandom(6).hex()}",
+        replica_id=replica_id,
     )

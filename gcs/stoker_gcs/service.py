@@ -99,6 +99,7 @@ async def serve(
         sole_replica=not store.shared,
         loops={
             "sweep": app.nodes.sweep,
+            "probes": app.probes.run,
             "sessions": app.sessions.fail_lost,
             "reconcile": app.reconciler.run,
             "schedules": app.schedule_controller.run,

@@ -214,6 +214,20 @@ def test_functions_need_the_gcs_once_and_wait_for_it_while_it_is_away(
         assert get(ref) == "new"
 
 
+def test_the_death_of_a_node_is_noticed_while_the_gcs_restarts_all_the_time(joined: Apart) -> None:
+    nodelet = joined.add_nodelet()
+    until(lambda: joined.nodes().get("n1", {}).get("state") == "ALIVE", GET_S, "it joins")
+    nodelet.kill()
+    for _ in range(30):
+        joined.gcs.kill()
+        joined.gcs.start()
+        time.sleep(1.0)  # far less than the silence that is a death
+        if joined.nodes()["n1"]["state"] == "DEAD":
+            break
+    assert "refuses connections" in joined.nodes()["n1"]["reason"]
+    assert get(double.remote(4)) == 8
+
+
 def test_postgres_and_redis_serve_as_well_and_redis_may_go_away(
     own_redis: RedisServer, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -46,6 +47,7 @@ from tests.contract.gcs_support import (
     register,
     scheduler,
 )
+from tests.services import ReservedPort
 
 if TYPE_CHECKING:
     from stoker_gcs.service import Running
@@ -141,6 +143,34 @@ async def _lives_and_dies(client: Client) -> None:
         "node.registered",
         "node.died",
     ]
+
+
+async def test_a_node_whose_host_refuses_connections_is_dead_at_once(sqlite_url: str) -> None:
+    settings = msgspec.structs.replace(PATIENT, suspect_after_s=1.0, dead_after_s=3600.0)
+    refusing = ReservedPort()
+    async with gcs(sqlite_url, settings=settings) as (_, client):
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            urls = {
+                "n_1": f"http://127.0.0.1:{refusing}",
+                "n_2": f"http://127.0.0.1:{silent.getsockname()[1]}",
+                "n_3": "http://n-3.invalid:9",
+            }
+            for node_id, url in urls.items():
+                await client.call("POST", "/v1/nodes", a_node(node_id, url), reply=RegisteredNode)
+
+            async def states() -> list[str]:
+                page = await client.call("GET", "/v1/nodes", reply=Page[Node])
+                return [node.state.value for node in page.items]
+
+            async def is_settled() -> bool:
+                return await states() == ["DEAD", "SUSPECT", "SUSPECT"]
+
+            await eventually(is_settled, "silence alone is no death")
+            for _ in range(10):  # nor is it after more probes
+                await asyncio.sleep(0.1)
+                assert await is_settled()
+            node = await client.call("GET", "/v1/nodes/n_1", reply=Node)
+            assert node.reason == f"its host refuses connections at {urls['n_1']}"
 
 
 async def test_a_url_in_use_by_a_living_node_is_refused_with_the_fix(sqlite_url: str) -> None:

@@ -27,6 +27,9 @@ READS_PER_PAGE = 20
 async def list_events(app: GcsApp, req: Request) -> Any:
     query: EventQuery = req.query
     if query.watch:
+        kind, _, node_id = req.peer.partition(" ")
+        if kind == "nodelet":
+            app.probes.watches(node_id, req.http)
         return await watch(app.state, req, event_filter(query.kind, query.subject))
     return await _page(app.state, query)
 

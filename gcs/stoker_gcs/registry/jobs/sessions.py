@@ -78,10 +78,12 @@ class DriverSessions:
         jobs: JobRegistry,
         processes: DriverProcesses,
         settings: Settings,
+        replica_id: str,
     ) -> None:
         self._state = state
         self._jobs = jobs
         self._processes = processes
+        self._replica_id = replica_id
         self._settings = settings
         self._ttl_s = settings.driver_unreachable_s + KEPT_S
         self._open: dict[str, int] = {}
@@ -171,7 +173,8 @@ class DriverSessions:
         before = self._seen.get(job_id)
         heard_s = now if heard or before is None else before.heard_s
         session = self._seen[job_id] = Session(now, heard_s, job_id in self._open)
-        self._state.ephemeral.put(SESSIONS, job_id, _ENTRY.pack(*session), self._ttl_s)
+        key = f"{job_id} {self._replica_id}"
+        self._state.ephemeral.put(SESSIONS, key, _ENTRY.pack(*session), self._ttl_s)
 
     async def renew(self) -> None:
         """Renew the sessions that this replica holds, until cancelled."""
@@ -259,18 +262,15 @@ class DriverSessions:
             await self._fail(job_id, f"driver died: {what}")
 
     async def _sessions(self) -> dict[str, Session]:
-        shared = self._state.ephemeral.shared
-        entries = await self._state.ephemeral.all(SESSIONS) if shared else {}
-        sessions = {
-            job_id: Session(*_ENTRY.unpack(entry))
-            for job_id, entry in entries.items()
-            if len(entry) == _ENTRY.size
-        }
-        for job_id, own in self._seen.items():
-            other = sessions.get(job_id)
-            if other is None or job_id in self._open or own.renewed_s >= other.renewed_s:
-                sessions[job_id] = own
-        return sessions
+        """Return the session of each driver in which it was heard last: it may have had several."""
+        found = list(self._seen.items())
+        if self._state.ephemeral.shared:
+            for key, entry in (await self._state.ephemeral.all(SESSIONS)).items():
+                job_id, _, replica_id = key.partition(" ")
+                if replica_id != self._replica_id and len(entry) == _ENTRY.size:
+                    found.append((job_id, Session(*_ENTRY.unpack(entry))))
+        found.sort(key=lambda item: item[1].heard_s)
+        return dict(found)
 
     async def _fail(self, job_id: str, message: str) -> None:
         try:

@@ -157,6 +157,22 @@ class NodeRegistry:
             rules.check_incarnation(node, incarnation)
         await self._transition(node, NodeState.DEAD, "left the cluster", self._state.now())
 
+    async def lose(self, node: Node, reason: str) -> None:
+        """Declare this incarnation of a node dead."""
+        await self._transition(
+            node, NodeState.DEAD, reason, self.with_heartbeat(node).heartbeat_at_s
+        )
+
+    def silent_for(self, seconds: float) -> set[str]:
+        """Return the nodes that live, as far as is known, and have sent no heartbeat for so long."""
+        before_s = self._state.now() - seconds
+        return {
+            node.node_id
+            for node in self.view.values()
+            if node.state is not NodeState.DEAD
+            and self.with_heartbeat(node).heartbeat_at_s < before_s
+        }
+
     async def _transition(
         self, node: Node, to: NodeState, reason: str, last_heartbeat_s: float
     ) -> None:
