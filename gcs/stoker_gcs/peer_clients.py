@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 SCHEDULER = "scheduler"
 CALL_S = 5.0
+LEADER_CHECK_S = 0.5
 FAN_OUT = 32
 
 
@@ -94,10 +95,27 @@ class PeerClients:
         query: Mapping[str, Any] | None = None,
         timeout_s: float = CALL_S,
     ) -> Any:
-        """Call the leading scheduler; look it up again if the last known one fails."""
-        return await self._leader.call(
-            method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
-        )
+        """Call the leading scheduler; call the next one if that fails, or another leads meanwhile.
+
+        A frozen one keeps its connections, and would answer a long poll never. What is called in this way
+        may be repeated.
+        """
+        while True:
+            called = self._last_known_url()
+            call = asyncio.ensure_future(
+                self._leader.call(
+                    method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
+                )
+            )
+            try:
+                while not call.done():
+                    await asyncio.wait({call}, timeout=LEADER_CHECK_S)
+                    if called and self._last_known_url() not in (called, ""):
+                        break
+                if call.done():
+                    return call.result()
+            finally:
+                call.cancel()
 
     def nodelet(self, node_id: str) -> Client:
         """Return the client of a node's nodelet; NotFoundError or UnavailableError name the node."""

@@ -21,6 +21,10 @@ _log = logging.getLogger(__name__)
 
 NAME = "scheduler"
 UNREACHABLE_PAUSE_S = 0.2
+STANDBY_PAUSE_S = 0.5
+"""How often a standby campaigns: the gcs then looks whether the leader is still there."""
+STANDBY_TIMEOUT_S = 5.0
+"""That look may take a while where the leader's host does not answer."""
 
 
 class Leadership:
@@ -68,6 +72,7 @@ class Leadership:
                 await self._campaign()
             except ConflictError as error:
                 self.leader_url = str(error.extra.get("leader", ""))
+                pause_s = min(pause_s, STANDBY_PAUSE_S)
                 if self.leads:
                     _log.warning("leadership lost to %s", self.leader_url)
                     self.epoch = 0
@@ -79,8 +84,9 @@ class Leadership:
 
     async def _campaign(self) -> None:
         body = Campaign(holder=self._holder, url=self._url, ttl_s=self._ttl_s, epoch=self.epoch)
+        timeout_s = self._ttl_s / 2 if self.leads else STANDBY_TIMEOUT_S
         leader = await self._gcs.call(
-            "POST", f"/v1/leaders/{NAME}", body, reply=Leader, timeout_s=self._ttl_s / 2
+            "POST", f"/v1/leaders/{NAME}", body, reply=Leader, timeout_s=timeout_s
         )
         before, self.leader_url = self.epoch, leader.url
         if before == leader.epoch:

@@ -132,10 +132,18 @@ class Apart:
         self.gcs = self._service("gcs", "stoker_gcs", *options)
         self.scheduler = self._service("scheduler", "stoker_scheduler", "--gcs-url", self.gcs.url)
         self.nodelets: list[Service] = []
+        self.standbys: list[Service] = []
 
     def _service(self, name: str, module: str, *options: str) -> Service:
         command = [sys.executable, "-m", module, *options]
         return Service(name, command, self.environ, self.folder / f"{name}.log")
+
+    def add_scheduler(self) -> Service:
+        """Start a standby."""
+        made = self._service("standby", "stoker_scheduler", "--gcs-url", self.gcs.url)
+        self.standbys.append(made)
+        made.start(ready=False)
+        return made
 
     def add_nodelet(self, *, cpus: int = 2, **labels: str) -> Service:
         number = len(self.nodelets)
@@ -168,7 +176,7 @@ class Apart:
         return {node["labels"]["name"]: node for node in page["items"]}
 
     def stop(self) -> None:
-        for service in (*self.nodelets, self.scheduler, self.gcs):
+        for service in (*self.nodelets, *self.standbys, self.scheduler, self.gcs):
             service.stop()
 
 

@@ -214,6 +214,37 @@ def test_functions_need_the_gcs_once_and_wait_for_it_while_it_is_away(
         assert get(ref) == "new"
 
 
+@pytest.fixture
+def patient_leader(tmp_path: Path) -> Iterator[Apart]:
+    """A leader whose leadership would expire long after a test has ended."""
+    with session_root(tmp_path / "s"), apart(tmp_path, STOKER_LEADER_TTL_S="250") as made:
+        yield from _join(made)
+
+
+def test_a_standby_leads_as_soon_as_the_leader_is_gone(patient_leader: Apart) -> None:
+    standby = patient_leader.add_scheduler()
+    assert get(double.remote(1)) == 2
+    patient_leader.scheduler.kill()
+    standby.until_ready()
+    assert get([double.options(num_cpus=0.5).remote(i) for i in range(10)]) == list(range(0, 20, 2))
+
+
+def test_a_leader_that_freezes_holds_nothing_up_for_long(joined: Apart) -> None:
+    standby = joined.add_scheduler()
+    counter = Counter.remote()
+    assert get([double.remote(1), counter.add.remote()]) == [2, 1]
+    new = double.options(num_cpus=0.25)
+    with_leader = Counter.options(num_cpus=0.5)
+    joined.scheduler.send(signal.SIGSTOP)
+    try:
+        waiting = [new.remote(4), with_leader.remote().add.remote(), counter.add.remote()]
+        # A request that the frozen one has must not wait for it: that was 35 s.
+        assert get(waiting, timeout=25.0) == [8, 1, 2]
+        standby.until_ready()
+    finally:
+        joined.scheduler.send(signal.SIGCONT)
+
+
 def test_the_death_of_a_node_is_noticed_while_the_gcs_restarts_all_the_time(joined: Apart) -> None:
     nodelet = joined.add_nodelet()
     until(lambda: joined.nodes().get("n1", {}).get("state") == "ALIVE", GET_S, "it joins")

@@ -128,7 +128,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 10.0
     leader_ttl_s: Annotated[
         float, Meta(gt=0, description="life of the scheduler's leadership unless renewed")
-    ] = 6.0
+    ] = 2.0
     lease_ttl_s: Annotated[
         float, Meta(gt=0, description="life of a lease that its owner does not list any more")
     ] = 10.0

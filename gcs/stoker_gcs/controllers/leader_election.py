@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Insert, Update, WriteConflict
 from stoker_wire.errors import ConflictError, StokerError, UnavailableError
+from stoker_wire.http.client.refusal import refuses_connections
 from stoker_wire.messages.control import Campaign, Leader
 from stoker_wire.messages.events import EventKind, payload_as
 from stoker_wire.process.background import Background
@@ -62,14 +63,19 @@ class LeaderElection:
     async def campaign(self, name: str, body: Campaign) -> Leader:
         """Acquire or renew leadership; ConflictError names the present leader.
 
-        An expired leader may be replaced, and so may one whose URL is the caller's own: two
-        processes cannot listen on it, so the previous one is gone.
+        An expired leader may be replaced, and so may one whose host refuses connections at its URL, or
+        whose URL is the caller's own: two processes cannot listen on it, so the previous one is gone.
         """
+        gone = ""
         while True:
             row = await self._state.store.get(schema.LEADERS, {"name": name})
             now = self._state.now()
             own = row is not None and row["holder"] == body.holder
-            if row is not None and not own and row["expires_at_s"] > now and row["url"] != body.url:
+            led = row is not None and not own and row["expires_at_s"] > now
+            if row is not None and led and row["url"] not in (body.url, gone):
+                if await refuses_connections(row["url"]):
+                    gone = row["url"]
+                    continue
                 raise ConflictError(
                     f"{row['holder']} at {row['url']} leads {name} for another "
                     f"{row['expires_at_s'] - now:.1f} s",

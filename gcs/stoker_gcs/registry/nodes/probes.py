@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from stoker_wire.errors import StokerError
+from stoker_wire.http.client.refusal import refuses_connections
 from stoker_wire.messages.cluster import NodeState
 
 if TYPE_CHECKING:
     from aiohttp import web
 
     from stoker_gcs.registry.nodes.registry import NodeRegistry
-    from stoker_wire.messages.cluster import Node
     from stoker_wire.settings import Settings
 
 EVERY_S = 0.1
-AGAIN_S = 0.2
-"""Pause between the two refusals that count, in which a nodelet that starts anew may begin to listen."""
-CONNECT_S = 1.0
 PAUSE_S = 1.0
 """Pause between two probes of one node."""
 
@@ -68,24 +64,9 @@ class NodeProbes:
 
     async def _probe(self, node_id: str) -> None:
         node = self._nodes.view.get(node_id)
-        if node is None or node.state is NodeState.DEAD or not await _refuses(node):
+        if node is None or node.state is NodeState.DEAD or not await refuses_connections(node.url):
             return
-        await asyncio.sleep(AGAIN_S)
-        if await _refuses(node):
-            try:
-                await self._nodes.lose(node, f"its host refuses connections at {node.url}")
-            except StokerError:
-                return  # the database is away: the next probe finds the same
-
-
-async def _refuses(node: Node) -> bool:
-    parts = urlsplit(node.url)
-    try:
-        async with asyncio.timeout(CONNECT_S):
-            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
-    except ConnectionRefusedError:
-        return True
-    except (OSError, TimeoutError):
-        return False
-    writer.close()
-    return False
+        try:
+            await self._nodes.lose(node, f"its host refuses connections at {node.url}")
+        except StokerError:
+            return  # the database is away: the next probe finds the same

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.messages.common import Address
 
-_REQUEST_WAIT_S = 5.0
+_REQUEST_WAIT_S = 1.5
+_ANSWER_S = 1.2
+"""How much later the scheduler may answer: one that is frozen never does, and another may lead by then."""
 _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
 _RELEASE_AGAIN_S = 1.0
@@ -145,7 +147,7 @@ class Leases:
                         "/v1/leases",
                         request,
                         LeaseReply,
-                        timeout_s=_REQUEST_WAIT_S + 30,
+                        timeout_s=_REQUEST_WAIT_S + _ANSWER_S,
                         retry=False,
                     )
                 except StokerError as error:
@@ -213,7 +215,7 @@ class Leases:
                 number=next(self._numbers),
             ),
             LeaseUpdates,
-            timeout_s=wait_s + 8,
+            timeout_s=wait_s + _ANSWER_S,
         )
         self._apply_updates(orders)
 
