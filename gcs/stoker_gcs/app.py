@@ -27,7 +27,8 @@ from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
 from stoker_gcs.registry.jobs.placement import DriverPlacement
 from stoker_gcs.registry.jobs.registry import JobRegistry
 from stoker_gcs.registry.jobs.sessions import DriverSessions
-from stoker_gcs.registry.kv import Blobs, KeyValues
+from stoker_gcs.registry.kv.blobs import Blobs
+from stoker_gcs.registry.kv.registry import KeyValues
 from stoker_gcs.registry.leases import LeaseReleaser
 from stoker_gcs.registry.nodes.probes import NodeProbes
 from stoker_gcs.registry.nodes.registry import NodeRegistry

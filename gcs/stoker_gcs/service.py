@@ -104,6 +104,7 @@ async def serve(
             "reconcile": app.reconciler.run,
             "schedules": app.schedule_controller.run,
             "compact": maintenance.compact_log,
+            "keys": app.kv.sweep,
         },
     )
     running = Running(service, app, store, background, writers, leader_loops)

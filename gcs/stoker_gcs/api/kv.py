@@ -3,46 +3,121 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from stoker_gcs.registry.kv import FUNCTIONS, PACKAGES
-from stoker_wire.errors import ConflictError, NotFoundError
+from stoker_gcs.api.events import watch
+from stoker_gcs.registry.kv.blobs import FUNCTIONS, PACKAGES
+from stoker_gcs.registry.kv.registry import RequestKey
+from stoker_wire.http.server.idempotency import fingerprint
+from stoker_wire.http.server.request import Reply
 from stoker_wire.http.server.routes import Route
-from stoker_wire.messages.control import KvEntry, Page
-from stoker_wire.messages.queries import KvListQuery, KvPutQuery, WaitQuery
+from stoker_wire.messages.control import (
+    KvAdd,
+    KvCompareSet,
+    KvDelete,
+    KvDeletePrefix,
+    KvEntry,
+    KvGet,
+    KvOperation,
+    KvPut,
+    KvReply,
+    Page,
+)
+from stoker_wire.messages.queries import KvDeleteQuery, KvListQuery, KvPutQuery, WaitQuery
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stoker_gcs.app import GcsApp
     from stoker_wire.http.server.request import Request
+    from stoker_wire.messages.control import Event
 
+_NAMED = 5
 MAX_BLOB_BYTES = 512 * 1024 * 1024
 
 
 async def put_key(app: GcsApp, req: Request) -> KvEntry:
-    namespace, key = req.path["namespace"], req.path["key"]
-    value = await req.read()
-    entry = await app.kv.put(namespace, key, value, if_absent=req.query.if_absent)
-    if entry is None:
-        raise ConflictError(f"the key {key!r} exists in namespace {namespace!r}")
+    query: KvPutQuery = req.query
+    body = KvPut(
+        key=req.path["key"],
+        value=await req.read(),
+        if_absent=query.if_absent,
+        if_revision=query.if_revision,
+        ttl_s=query.ttl_s,
+    )
+    entry = (await app.kv.put(req.path["namespace"], body)).entry
+    assert entry is not None
     return entry
 
 
-async def get_key(app: GcsApp, req: Request) -> bytes:
+async def get_key(app: GcsApp, req: Request) -> Reply:
+    """The header X-Stoker-Revision is the sequence number of its last change."""
     req.waiting_for(f"the key {req.path['key']!r} to exist")
-    return await app.kv.get(req.path["namespace"], req.path["key"], req.query.wait_s)
+    item = await app.kv.get(req.path["namespace"], req.path["key"], req.query.wait_s)
+    headers = {"X-Stoker-Revision": str(item.revision)}
+    if item.expires_at_s is not None:
+        headers["X-Stoker-Expires-At-S"] = str(item.expires_at_s)
+    return Reply(item.value, headers=headers)
 
 
 async def delete_key(app: GcsApp, req: Request) -> None:
-    if not await app.kv.delete(req.path["namespace"], req.path["key"]):
-        raise NotFoundError(
-            f"there is no key {req.path['key']!r} in namespace {req.path['namespace']!r}"
+    body = KvDelete(key=req.path["key"], if_revision=req.query.if_revision)
+    await app.kv.delete(req.path["namespace"], body)
+
+
+async def list_keys(app: GcsApp, req: Request) -> Any:
+    """Events of a watch have the value of a key that was put, unless it has more than 1024 bytes."""
+    if req.query.watch:
+        return await watch(app.state, req, _changes(req.path["namespace"], req.query.prefix))
+    return await app.kv.page(req.path["namespace"], req.query)
+
+
+def _changes(namespace: str, prefix: str) -> Callable[[Event], bool]:
+    # Not by the subject: a namespace may hold a slash.
+    def matches(event: Event) -> bool:
+        payload = event.payload
+        return (
+            event.kind.startswith("kv.")
+            and payload["namespace"] == namespace
+            and payload["key"].startswith(prefix)
         )
 
+    return matches
 
-async def list_keys(app: GcsApp, req: Request) -> Page[KvEntry]:
-    return await app.kv.page(req.path["namespace"], req.query.prefix, req.query)
+
+async def operate(app: GcsApp, req: Request) -> KvReply:
+    """`op` says what is done: put, add, compare_set, delete, delete_prefix or get.
+
+    With an Idempotency-Key a change that is sent again within ten minutes is done once, by whichever
+    replica, restarted or not; it gets the reply of the first.
+    """
+    namespace, body, kv = req.path["namespace"], req.body, app.kv
+    if isinstance(body, KvGet):
+        req.waiting_for(f"the keys {', '.join(map(repr, body.keys[:_NAMED]))} to exist")
+        return await kv.get_several(namespace, body)
+    request = await _request_key(req)
+    if isinstance(body, KvDeletePrefix):
+        req.waiting_for(f"the keys with prefix {body.prefix!r} to be deleted")
+        return await kv.delete_prefix(namespace, body, request)
+    req.waiting_for(f"its turn to change the key {body.key!r}")
+    match body:
+        case KvPut():
+            return await kv.put(namespace, body, request)
+        case KvAdd():
+            return await kv.add(namespace, body, request)
+        case KvCompareSet():
+            return await kv.compare_set(namespace, body, request)
+        case _:
+            return await kv.delete(namespace, body, request)
+
+
+async def _request_key(req: Request) -> RequestKey | None:
+    if req.idempotency_key is None:
+        return None
+    scope = f"{req.principal} {req.http.rel_url.raw_path_qs} {req.idempotency_key}"
+    return RequestKey(fingerprint(scope.encode()).hex(), fingerprint(await req.read()))
 
 
 async def put_blob(kind: str, app: GcsApp, req: Request) -> None:
@@ -86,20 +161,36 @@ ROUTES = (
         summary="Set key",
     ),
     Route(
+        "POST",
+        "/v1/kv/{namespace}",
+        operate,
+        body=KvOperation,
+        reply=KvReply,
+        # Kept by the registry in the transaction of the change itself.
+        idempotency=False,
+        summary="Change keys by comparison, count, delete by prefix; read several keys",
+    ),
+    Route(
         "GET",
         "/v1/kv/{namespace}/{key:.+}",
         get_key,
         query=WaitQuery,
         summary="Get value of key; wait until it exists",
     ),
-    Route("DELETE", "/v1/kv/{namespace}/{key:.+}", delete_key, summary="Delete key"),
+    Route(
+        "DELETE",
+        "/v1/kv/{namespace}/{key:.+}",
+        delete_key,
+        query=KvDeleteQuery,
+        summary="Delete key",
+    ),
     Route(
         "GET",
         "/v1/kv/{namespace}",
         list_keys,
         query=KvListQuery,
         reply=Page[KvEntry],
-        summary="List keys by prefix",
+        summary="List keys by prefix, or watch them",
     ),
     *_blob_routes(FUNCTIONS, "/v1/functions/{hash}"),
     *_blob_routes(PACKAGES, "/v1/packages/{hash}"),

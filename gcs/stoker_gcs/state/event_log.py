@@ -161,17 +161,19 @@ class EventLog:
                 yield events
 
     @contextlib.contextmanager
-    def signal(self, subject: str) -> Iterator[asyncio.Event]:
-        """Yield an asyncio event that is set by each event of the log about ``subject``.
+    def signal(self, *subjects: str) -> Iterator[asyncio.Event]:
+        """Yield an asyncio event that is set by each event of the log about one of ``subjects``.
 
         Enter before reading the state, so that no change falls between reading and waiting.
         """
         signal = asyncio.Event()
-        self._waiting.setdefault(subject, set()).add(signal)
+        for subject in subjects:
+            self._waiting.setdefault(subject, set()).add(signal)
         try:
             yield signal
         finally:
-            waiting = self._waiting[subject]
-            waiting.discard(signal)
-            if not waiting:
-                del self._waiting[subject]
+            for subject in set(subjects):
+                waiting = self._waiting[subject]
+                waiting.discard(signal)
+                if not waiting:
+                    del self._waiting[subject]

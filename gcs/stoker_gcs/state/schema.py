@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0005"
+REVISION = "0006"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -172,8 +172,28 @@ TASKS = Table(
 )
 KV = Table(
     "kv",
-    (_TEXT("namespace"), _TEXT("key"), _int("nbytes"), _int("seq"), _bytes("value")),
+    (
+        _TEXT("namespace"),
+        _TEXT("key"),
+        _int("nbytes"),
+        _int("revision"),
+        _bytes("value"),
+        _float("expires_at_s", null=True),
+    ),
     key=("namespace", "key"),
+    indexes=(("expires_at_s",),),
+)
+KV_REQUESTS = Table(
+    "kv_requests",
+    (
+        _TEXT("request"),
+        _bytes("fingerprint"),
+        _int("revision"),
+        _bytes("reply"),
+        _float("expires_at_s"),
+    ),
+    key=("request",),
+    indexes=(("expires_at_s",),),
 )
 BLOBS = Table(
     "blobs",
@@ -215,6 +235,7 @@ TABLES: tuple[Table, ...] = (
     LEASES,
     TASKS,
     KV,
+    KV_REQUESTS,
     BLOBS,
     TOKENS,
     LEADERS,

@@ -39,7 +39,21 @@ class Prefix:
         return text[:-1] + chr(0xE000 if 0xD800 <= after < 0xE000 else after)
 
 
-Condition: TypeAlias = Value | tuple[Value, ...] | Prefix
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """A condition: the column is a time that is not after this one. NULL never is."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Unexpired:
+    """A condition: the column is NULL, or a time after this one."""
+
+    now_s: float
+
+
+Condition: TypeAlias = Value | tuple[Value, ...] | Prefix | Expired | Unexpired
 
 
 class WriteConflict(Exception):
@@ -55,25 +69,30 @@ class WriteConflict(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Addition of a row; a WriteConflict if the key or a unique column is taken."""
+    """Addition of a row; a WriteConflict if the key or a unique column is taken.
+
+    ``stamp`` is a column that gets the sequence number of the change's last event.
+    """
 
     table: Table
     values: Mapping[str, Value]
+    stamp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """Addition of a row, or replacement of the one with the same key."""
+    """Addition of a row, or replacement of the one with the same key. ``stamp`` as of an Insert."""
 
     table: Table
     values: Mapping[str, Value]
+    stamp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
     """Change of the one row where the key and all of ``expect`` match.
 
-    With ``must_exist`` it is a WriteConflict if there is none.
+    With ``must_exist`` it is a WriteConflict if there is none. ``stamp`` as of an Insert.
     """
 
     table: Table
@@ -81,6 +100,7 @@ class Update:
     values: Mapping[str, Value]
     expect: Mapping[str, Value] = field(default_factory=dict)
     must_exist: bool = True
+    stamp: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +108,7 @@ class Delete:
     """Removal of the rows where all of ``where`` match; ``must_exist`` makes none a WriteConflict."""
 
     table: Table
-    where: Mapping[str, Value]
+    where: Mapping[str, Condition]
     must_exist: bool = False
 
 
@@ -105,9 +125,19 @@ class Append:
 Operation: TypeAlias = Insert | Upsert | Update | Delete
 
 
+def stamped(operation: Insert | Upsert | Update, seq: int) -> dict[str, Value]:
+    """Return the values of an operation, with ``seq`` in the column that it stamps."""
+    return {**operation.values, operation.stamp: seq} if operation.stamp else dict(operation.values)
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """Row operations and events of one decision: all of them or none."""
 
     operations: tuple[Operation, ...] = ()
     events: tuple[Append, ...] = ()
+
+    @property
+    def stamps(self) -> bool:
+        """Whether an operation needs the number of the change's last event, which is added first then."""
+        return any(not isinstance(op, Delete) and op.stamp for op in self.operations)

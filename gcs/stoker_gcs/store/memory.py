@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker_gcs.state.schema import ARRIVAL, EVENTS, TABLES, TASKS, Table
-from stoker_gcs.store.changes import Delete, Insert, Prefix, Update, Upsert, WriteConflict
+from stoker_gcs.store.changes import (
+    Delete,
+    Expired,
+    Insert,
+    Prefix,
+    Unexpired,
+    Update,
+    Upsert,
+    WriteConflict,
+    stamped,
+)
 from stoker_gcs.store.rows import numbered
 from stoker_gcs.store.task_merge import merge_all, merge_rows
 
@@ -50,7 +60,7 @@ class MemoryStore:
         before = {op.table.name: dict(self._tables[op.table.name]) for op in change.operations}
         try:
             for operation in change.operations:
-                self._operate(operation)
+                self._operate(operation, self._last + len(change.events))
         except WriteConflict as conflict:
             self._tables.update(before)
             return conflict
@@ -59,17 +69,17 @@ class MemoryStore:
         self._events.extend(events)
         return events
 
-    def _operate(self, operation: Operation) -> None:
+    def _operate(self, operation: Operation, seq: int) -> None:
         table = operation.table
         rows = self._tables[table.name]
         if isinstance(operation, Insert):
-            row = dict(operation.values)
+            row = stamped(operation, seq)
             if _key(table, row) in rows:
                 raise WriteConflict(table.name, "the key is taken")
             self._check_unique(table, row)
             rows[_key(table, row)] = row
         elif isinstance(operation, Upsert):
-            row = dict(operation.values)
+            row = stamped(operation, seq)
             rows[_key(table, row)] = row
         elif isinstance(operation, Update):
             current = rows.get(_key(table, dict(operation.key)))
@@ -77,7 +87,7 @@ class MemoryStore:
                 if not operation.must_exist:
                     return
                 raise WriteConflict(table.name, "no row is as expected")
-            row = {**current, **operation.values}
+            row = {**current, **stamped(operation, seq)}
             self._check_unique(table, row)
             rows[_key(table, row)] = row
         else:
@@ -189,6 +199,10 @@ def _matches(row: Row, where: Mapping[str, Condition]) -> bool:
             fits = value.startswith(wanted.text)
         elif isinstance(wanted, tuple):
             fits = value in wanted
+        elif isinstance(wanted, Expired):
+            fits = value is not None and value <= wanted.now_s
+        elif isinstance(wanted, Unexpired):
+            fits = value is None or value > wanted.now_s
         else:
             fits = value == wanted
         if not fits:

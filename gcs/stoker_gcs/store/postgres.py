@@ -124,22 +124,29 @@ class PostgresStore(SqlReads):
     ) -> tuple[Event, ...] | WriteConflict:
         savepoint = await connection.begin_nested()
         try:
+            events = await self._append(connection, change) if change.stamps else ()
             for operation in change.operations:
-                statement, parameters, must = sql.operate(operation)
+                statement, parameters, must = sql.operate(
+                    operation, events[-1].seq if events else 0
+                )
                 done = (await connection.execute(_text(statement), _clean(parameters))).rowcount
                 if must and done < 1:
                     raise WriteConflict(
                         operation.table.name, "a row is there, or none is as expected"
                     )
-            events = []
-            for event in change.events:
-                row = _clean(sql.append(event))
-                seq = (await connection.execute(_text(sql.APPEND), row)).scalar_one()
-                events.append(numbered(event, seq))
+            events = events or await self._append(connection, change)
         except (WriteConflict, IntegrityError) as error:
             await savepoint.rollback()
             return error if isinstance(error, WriteConflict) else _conflict(change, error)
         await savepoint.commit()
+        return events
+
+    async def _append(self, connection: AsyncConnection, change: Change) -> tuple[Event, ...]:
+        events = []
+        for event in change.events:
+            row = _clean(sql.append(event))
+            seq = (await connection.execute(_text(sql.APPEND), row)).scalar_one()
+            events.append(numbered(event, seq))
         return tuple(events)
 
     async def fetch(self, statement: str, parameters: Mapping[str, object]) -> list[Row]:

@@ -157,17 +157,17 @@ class SqliteStore(SqlReads):
     ) -> tuple[Event, ...] | WriteConflict:
         connection.execute("SAVEPOINT change")
         try:
+            events = self._append(connection, change) if change.stamps else ()
             for operation in change.operations:
-                statement, parameters, must = sql.operate(operation)
+                statement, parameters, must = sql.operate(
+                    operation, events[-1].seq if events else 0
+                )
                 done = connection.execute(statement, parameters).rowcount
                 if must and done < 1:
                     raise WriteConflict(
                         operation.table.name, "a row is there, or none is as expected"
                     )
-            events = tuple(
-                numbered(event, connection.execute(sql.APPEND, sql.append(event)).fetchone()[0])
-                for event in change.events
-            )
+            events = events or self._append(connection, change)
         except (WriteConflict, sqlite3.IntegrityError) as error:
             connection.execute("ROLLBACK TO change")
             connection.execute("RELEASE change")
@@ -178,6 +178,12 @@ class SqliteStore(SqlReads):
             )
         connection.execute("RELEASE change")
         return events
+
+    def _append(self, connection: sqlite3.Connection, change: Change) -> tuple[Event, ...]:
+        return tuple(
+            numbered(event, connection.execute(sql.APPEND, sql.append(event)).fetchone()[0])
+            for event in change.events
+        )
 
     async def get(self, table: Table, key: Mapping[str, str | int]) -> Row | None:
         """Return the row with this key, or None.

@@ -12,7 +12,16 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from stoker_gcs.state.schema import ARRIVAL, EVENTS, TASKS, Table
-from stoker_gcs.store.changes import Insert, Prefix, Update, Upsert, Value
+from stoker_gcs.store.changes import (
+    Expired,
+    Insert,
+    Prefix,
+    Unexpired,
+    Update,
+    Upsert,
+    Value,
+    stamped,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,15 +75,19 @@ def append(event: Append) -> dict[str, Value]:
     }
 
 
-def operate(operation: Operation) -> tuple[str, dict[str, Value], bool]:
-    """Return the statement of an operation, and whether no affected row means a conflict."""
+def operate(operation: Operation, seq: int = 0) -> tuple[str, dict[str, Value], bool]:
+    """Return the statement of an operation, and whether no affected row means a conflict.
+
+    ``seq`` is the number of the last event of its change, for an operation that stamps.
+    """
     if isinstance(operation, Insert | Upsert):
         replace = isinstance(operation, Upsert)
-        values = dict(operation.values)
+        values = stamped(operation, seq)
         return _insert(operation.table, tuple(values), replace), values, not replace
     if isinstance(operation, Update):
-        parameters: dict[str, Value] = {f"v_{name}": v for name, v in operation.values.items()}
-        changed = ", ".join(f"{name} = :v_{name}" for name in operation.values)
+        values = stamped(operation, seq)
+        parameters: dict[str, Value] = {f"v_{name}": v for name, v in values.items()}
+        changed = ", ".join(f"{name} = :v_{name}" for name in values)
         matched = {**operation.key, **operation.expect}
         where = _where(matched, parameters)
         return (
@@ -154,6 +167,12 @@ def _conditions(matched: Mapping[str, Condition], parameters: dict[str, Value]) 
             parts.append(
                 f"{name} IN ({', '.join(f':{mark}' for mark in marks)})" if marks else "1 = 0"
             )
+        elif isinstance(wanted, Expired):
+            parameters[f"w_{name}"] = wanted.now_s
+            parts.append(f"{name} <= :w_{name}")
+        elif isinstance(wanted, Unexpired):
+            parameters[f"w_{name}"] = wanted.now_s
+            parts.append(f"({name} IS NULL OR {name} > :w_{name})")
         elif wanted is None:
             parts.append(f"{name} IS NULL")
         else:

@@ -43,7 +43,7 @@ def triton_version() -> str:
 
 @dataclass(slots=True)
 class TuningTables:
-    """The tables of the devices that were asked for: device -> key -> (seq, value)."""
+    """The tables of the devices that were asked for: device -> key -> (revision, value)."""
 
     gcs: Client
     cache: KernelCache
@@ -91,7 +91,7 @@ class TuningTables:
             )
             for entry in page.items:
                 cached = before.get(entry.key)
-                if cached is not None and cached[0] == entry.seq:
+                if cached is not None and cached[0] == entry.revision:
                     now[entry.key] = cached
                     continue
                 try:
@@ -100,7 +100,7 @@ class TuningTables:
                     )
                 except NotFoundError:  # deleted meanwhile
                     continue
-                now[entry.key] = entry.seq, value
+                now[entry.key] = entry.revision, value
             cursor = page.next_cursor
             if not cursor:
                 break

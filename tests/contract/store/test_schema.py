@@ -13,7 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.state.schema import JOBS, REVISION, Type
+from stoker_gcs.state.schema import JOBS, KV, REVISION, Type
 from stoker_gcs.state.schema import TABLES as ALL_TABLES
 from stoker_gcs.state.tables import metadata
 from stoker_gcs.store.opening import open_store
@@ -99,6 +99,24 @@ async def test_rows_of_the_first_schema_are_numbered_and_stay(postgres_url: str)
     rows = await store.select(JOBS, arrival=True, descending=True)
     await store.stop()
     assert [row["job_id"] for row in rows] == ["job_3", "job_1", "job_2"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+async def test_keys_of_an_older_schema_stay_and_their_numbers_are_revisions(
+    request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = request.getfixturevalue(f"{kind}_url")
+    await asyncio.to_thread(upgrade, url, "0005")
+    engine = create_async_engine(url)
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql("INSERT INTO kv VALUES ('ns', 'k', 1, 7, '1')")
+    await engine.dispose()
+    await migrate(url)
+    store = open_store(url)
+    await store.start()
+    row = await store.get(KV, {"namespace": "ns", "key": "k"})
+    await store.stop()
+    assert row is not None and (row["revision"], row["expires_at_s"]) == (7, None)
 
 
 @pytest.mark.logs(r"alembic_version")

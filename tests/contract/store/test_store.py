@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +16,10 @@ from stoker_gcs.store.changes import (
     Append,
     Change,
     Delete,
+    Expired,
     Insert,
     Prefix,
+    Unexpired,
     Update,
     Upsert,
     WriteConflict,
@@ -58,11 +61,20 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
     await made.stop()
 
 
-def key(name: str, value: bytes = b"v", namespace: str = "ns") -> dict[str, str | int | bytes]:
-    return {"namespace": namespace, "key": name, "nbytes": len(value), "seq": 0, "value": value}
+def key(
+    name: str, value: bytes = b"v", namespace: str = "ns"
+) -> dict[str, str | int | float | bytes | None]:
+    return {
+        "namespace": namespace,
+        "key": name,
+        "nbytes": len(value),
+        "revision": 0,
+        "value": value,
+        "expires_at_s": None,
+    }
 
 
-def told(subject: str, kind: str = "kv.changed") -> Append:
+def told(subject: str, kind: str = "kv.put") -> Append:
     return Append(kind, subject, b"\x81\xa1a\x01", 5.0)
 
 
@@ -104,6 +116,41 @@ async def test_a_clash_undoes_its_change_whole_and_leaves_the_others(store: Stor
     names = [row["key"] for row in await store.select(schema.KV)]
     assert names == ["after", "before", "taken"]
     assert [event.subject for event in await store.events(0)] == ["before", "after"]
+
+
+@pytest.mark.parametrize("make", [Insert, Upsert])
+async def test_a_row_is_stamped_with_the_number_of_its_last_event(
+    store: Store, make: type[Insert | Upsert]
+) -> None:
+    [before] = await store.commit([Change((), (told("first"),))])
+    two = Change((make(schema.KV, key("a"), stamp="revision"),), (told("a"), told("ns/a")))
+    change = Update(schema.KV, {"namespace": "ns", "key": "a"}, {"value": b"w"}, stamp="revision")
+    stale = replace(change, expect={"nbytes": 99})
+    for made in (two, Change((change,), (told("ns/a"),))):
+        results = await store.commit([Change((stale,), (told("no"),)), made])
+        assert isinstance(results[0], WriteConflict)
+        events = results[1]
+        assert not isinstance(events, WriteConflict) and not isinstance(before, WriteConflict)
+        assert events[-1].seq > before[-1].seq
+        row = await store.get(schema.KV, {"namespace": "ns", "key": "a"})
+        assert row is not None and row["revision"] == events[-1].seq
+    assert [event.subject for event in await store.events(0)] == ["first", "a", "ns/a", "ns/a"]
+
+
+async def test_times_that_are_over_and_those_that_are_not(store: Store) -> None:
+    times = {"a": None, "b": 1.0, "c": 2.0, "d": 3.0}
+    rows = [{**key(name), "expires_at_s": at_s} for name, at_s in times.items()]
+    await store.commit([Change(tuple(Insert(schema.KV, row) for row in rows))])
+
+    async def found(condition: Condition) -> str:
+        rows = await store.select(schema.KV, {"expires_at_s": condition}, columns=("key",))
+        assert await store.count(schema.KV, {"expires_at_s": condition}) == len(rows)
+        return "".join(row["key"] for row in rows)
+
+    assert await found(Expired(2.0)) == "bc"
+    assert await found(Unexpired(2.0)) == "ad"
+    await store.commit([Change((Delete(schema.KV, {"expires_at_s": Expired(2.0)}),))])
+    assert await found(Unexpired(0.0)) == "ad"
 
 
 async def test_an_update_is_fenced_by_what_it_expects(store: Store) -> None:

@@ -61,6 +61,20 @@ def _after(actor: Any, value: tuple[str, int]) -> Any:
     return actor.after.remote(*value)
 
 
+def _next(changes: stoker.kv.Watch) -> stoker.kv.Change:
+    found: list[stoker.kv.Change] = []
+
+    def arrived() -> bool:
+        try:
+            found.append(next(changes))
+        except GetTimeoutError:
+            return False
+        return True
+
+    until(arrived, 40.0, "the next change arrives")
+    return found[0]
+
+
 class TestKeys:
     def test_a_key_is_set_read_listed_and_removed(self) -> None:
         key = "odd/ key?%20ü"
@@ -84,6 +98,81 @@ class TestKeys:
     def test_wait_that_is_in_vain_names_the_key(self) -> None:
         with pytest.raises(GetTimeoutError, match="'never'"):
             stoker.kv.wait("never", timeout=0.1)
+
+    def test_a_key_is_set_only_if_it_is_as_expected(self) -> None:
+        assert stoker.kv.entry("cas") is None
+        assert stoker.kv.put("cas", "1", if_revision=0)
+        first = stoker.kv.entry("cas")
+        assert first is not None and (first.value, first.expires_at_s) == (b"1", None)
+        assert not stoker.kv.put("cas", "x", if_revision=first.revision - 1)
+        assert not stoker.kv.put("cas", "x", if_value="0")
+        assert stoker.kv.put("cas", "2", if_revision=first.revision, if_value=b"1")
+        assert not stoker.kv.delete("cas", if_revision=first.revision)
+        second = stoker.kv.entry("cas")
+        assert second is not None and second.revision > first.revision
+        assert stoker.kv.delete("cas", if_revision=second.revision)
+
+    def test_compare_set_returns_what_the_key_holds_then(self) -> None:
+        swap = stoker.kv.compare_set
+        assert swap("swap", "old", "new") == b"old"
+        assert swap("swap", "", "new") == b"new"
+        assert swap("swap", "old", "newer") == b"new"
+        assert swap("swap", b"new", b"newer") == b"newer" == stoker.kv.get("swap")
+
+    def test_tasks_count_together(self) -> None:
+        @stoker.remote
+        def count(times: int) -> None:
+            for _ in range(times):
+                stoker.kv.add("sum", 2)
+
+        stoker.get([count.remote(10) for _ in range(5)])
+        assert stoker.kv.add("sum", -1) == 99
+        stoker.kv.put("sum", "many")
+        with pytest.raises(BadRequestError, match="no whole number"):
+            stoker.kv.add("sum")
+
+    def test_a_key_with_a_time_goes_by_itself_and_is_told(self) -> None:
+        with stoker.kv.watch("brief", timeout=40) as changes:
+            stoker.kv.put("brief", "1", ttl_s=0.3)
+            stoker.kv.put("other", "1")
+            put, gone = next(changes), next(changes)
+        assert (put.key, put.value, put.deleted) == ("brief", b"1", False)
+        assert (gone.key, gone.deleted, gone.expired) == ("brief", True, True)
+        assert stoker.kv.get("brief") is None
+
+    def test_keys_are_removed_by_prefix(self) -> None:
+        for key in ("group/1", "group/2", "grouped"):
+            stoker.kv.put(key, "")
+        assert stoker.kv.delete_prefix("group/") == 2
+        assert stoker.kv.keys("group") == ["grouped"]
+
+    def test_several_keys_are_waited_for_and_those_that_are_missing_named(self) -> None:
+        stoker.kv.put("here", b"1")
+        timer = threading.Timer(0.2, stoker.kv.put, ("soon", b"2"))
+        timer.start()
+        found = stoker.kv.wait(["soon", "here"], timeout=40)
+        assert found == {"soon": b"2", "here": b"1"}
+        timer.join()
+        assert stoker.kv.wait([], timeout=0) == {}
+        missing = [f"never{i}" for i in range(7)]
+        with pytest.raises(GetTimeoutError, match=r"7 of 8 keys .*'never0'.* and 2 more"):
+            stoker.kv.wait([*missing, "here"], timeout=0.1)
+
+    def test_a_watch_goes_on_after_a_timeout_and_from_a_revision(self) -> None:
+        with stoker.kv.watch("seen/", timeout=0.2) as changes:
+            with pytest.raises(GetTimeoutError, match="prefix 'seen/' was changed"):
+                next(changes)
+            began = changes.since
+            for value in ("1", "2", "3"):
+                stoker.kv.put("seen/key", value)
+            seen = [_next(changes) for _ in range(3)]
+            with pytest.raises(GetTimeoutError):
+                next(changes)
+        assert [change.value for change in seen] == [b"1", b"2", b"3"]
+        assert list(changes) == []
+        with stoker.kv.watch("seen/", since=seen[0].revision, timeout=40) as changes:
+            assert [next(changes), next(changes)] == seen[1:]
+            assert changes.since == seen[-1].revision > began
 
     @pytest.mark.parametrize(("key", "value", "field"), [("", b"", "key"), ("k", 3, "value")])
     def test_wrong_input_names_the_field(self, key: str, value: Any, field: str) -> None:

@@ -16,7 +16,7 @@ from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.memory import MemoryStore
 from stoker_wire.http.server.openapi import document
 from stoker_wire.http.server.service import Service
-from stoker_wire.messages.control import Campaign, CreateToken, Event, Leader
+from stoker_wire.messages.control import Campaign, CreateToken, Event, KvDelete, KvPut, Leader
 from stoker_wire.messages.events import PAYLOADS, EventKind, KvChange, payload_as, payload_of
 from stoker_wire.messages.groups import (
     Bundle,
@@ -101,16 +101,16 @@ async def test_payloads_decode_as_the_catalogue_says() -> None:
         writers.spawn(app.state.writer.changes.run(), name="changes")
         await app.load()
         await app.jobs.submit(SubmitJob(entrypoint="x", job_id="job_1"), key=None)
-        await app.kv.put("ns", "key", b"value", if_absent=False)
-        await app.kv.delete("ns", "key")
+        await app.kv.put("ns", KvPut(key="key", value=b"value"))
+        await app.kv.delete("ns", KvDelete(key="key"))
         await app.election.campaign("scheduler", Campaign(holder="p_1", url="http://h:1"))
         token = await app.tokens.create(CreateToken(name="ci"), key=None)
         await app.tokens.revoke(token.token_id)
         events = await store.events(0)
     assert [event.kind for event in events] == [
         EventKind.JOB_SUBMITTED,
-        EventKind.KV_CHANGED,
-        EventKind.KV_CHANGED,
+        EventKind.KV_PUT,
+        EventKind.KV_DELETED,
         EventKind.LEADER_ELECTED,
         EventKind.TOKEN_CREATED,
         EventKind.TOKEN_REVOKED,
@@ -119,7 +119,7 @@ async def test_payloads_decode_as_the_catalogue_says() -> None:
         assert type(event.kind) is str
         assert isinstance(payload_of(event), PAYLOADS[EventKind(event.kind)])
     put, removed = payload_as(events[1], KvChange), payload_as(events[2], KvChange)
-    assert put == KvChange(namespace="ns", key="key", nbytes=5)
+    assert put == KvChange(namespace="ns", key="key", nbytes=5, value=b"value")
     assert removed == KvChange(namespace="ns", key="key", deleted=True)
     assert payload_as(events[3], Job) is None
     assert payload_as(events[3], Leader) is not None

@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 Position = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """A place in a log: the sequence number of an event, or an offset in a file."""
+WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
+"""For how long a reply may be held back until what it waits for is there."""
 
 
 class Event(Record):
@@ -147,12 +149,108 @@ class Token(Record):
 
 
 class KvEntry(Record):
-    """A key of the KV store; values are read and written as raw bodies."""
+    """A key of the KV store. ``revision`` is the sequence number of the event of its last change."""
 
     namespace: str
     key: str
     nbytes: int
-    seq: int
+    revision: int
+    expires_at_s: float | None = None
+
+
+class KvItem(KvEntry):
+    """A key with its value."""
+
+    value: bytes = b""
+
+
+KvKey = Annotated[str, msgspec.Meta(min_length=1, pattern=r"^[^\x00]*$")]
+TtlS = Annotated[
+    float,
+    msgspec.Meta(
+        gt=0,
+        le=3_153_600_000,
+        description="seconds after which the key is gone, unless it is put again",
+    ),
+]
+KvAmount = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class KvPut(Message, tag_field="op", tag="put"):
+    """Set a key, if all conditions hold that are given; otherwise 409 with its ``revision`` in ``extra``.
+
+    ``if_absent``: it does not exist; ``if_revision``: its last change was this one (0: it does not
+    exist); ``if_value``: this is its value. Without ``ttl_s`` it stays until it is deleted.
+    """
+
+    key: KvKey
+    value: bytes = b""
+    if_absent: bool = False
+    if_revision: Position | None = None
+    if_value: bytes | None = None
+    ttl_s: TtlS | None = None
+
+
+class KvAdd(Message, tag_field="op", tag="add"):
+    """Add ``amount`` to a whole number in ASCII decimals; a key that does not exist counts as 0.
+
+    The key expires when it did, unless ``ttl_s`` is given. The reply has the sum as ``value``.
+    """
+
+    key: KvKey
+    amount: KvAmount = 1
+    ttl_s: TtlS | None = None
+
+
+class KvCompareSet(Message, tag_field="op", tag="compare_set"):
+    """Set a key to ``desired`` if its value is ``expected``, or if that is empty and the key is absent.
+
+    The reply has an ``entry`` if the key was set; if not, its value, or ``expected`` if it is absent.
+    """
+
+    key: KvKey
+    desired: bytes
+    expected: bytes = b""
+    ttl_s: TtlS | None = None
+
+
+class KvDelete(Message, tag_field="op", tag="delete"):
+    """Delete a key; with ``if_revision`` only if its last change was this one (else 409)."""
+
+    key: KvKey
+    if_revision: Position | None = None
+
+
+class KvDeletePrefix(Message, tag_field="op", tag="delete_prefix"):
+    """Delete all keys that start with ``prefix``, in batches; the reply counts them.
+
+    A key that is put meanwhile may stay. An empty ``prefix`` deletes every key of the namespace.
+    """
+
+    prefix: str
+
+
+class KvGet(Message, tag_field="op", tag="get"):
+    """Read several keys, once all of them exist, or after ``wait_s`` those that do."""
+
+    keys: Annotated[tuple[KvKey, ...], msgspec.Meta(min_length=1, max_length=1000)]
+    wait_s: WaitS = 0.0
+
+
+KvOperation = KvPut | KvAdd | KvCompareSet | KvDelete | KvDeletePrefix | KvGet
+
+
+class KvReply(Record):
+    """The outcome of an operation on keys.
+
+    ``entry``: the key that was set; ``value``: what it holds where the caller cannot know that;
+    ``count``: how many keys were deleted; ``items``: the keys that were read.
+    """
+
+    entry: KvEntry | None = None
+    value: bytes | None = None
+    count: int = 0
+    items: tuple[KvItem, ...] = ()
 
 
 OUTPUT_MARK = "\x1estoker:"

@@ -79,22 +79,33 @@ class EventKind(StrEnum):
     WORKER_EXITED = "worker.exited"
     RANK_SLOW = "rank.slow"
     """A rank of a job is slower than the others. Subject: its node's id."""
-    KV_CHANGED = "kv.changed"
-    """Subject: ``namespace/key``."""
+    KV_PUT = "kv.put"
+    """Subject: ``namespace/key``. The event's number is the key's revision."""
+    KV_DELETED = "kv.deleted"
+    """It was deleted, or has expired."""
     LEADER_ELECTED = "leader.elected"
     """Subject: the name that is led (scheduler, gcs)."""
     TOKEN_CREATED = "token.created"
     TOKEN_REVOKED = "token.revoked"
 
 
+KV_INLINE_NBYTES = 1024
+"""A value that is larger is not in the event of its change, so that the log stays small."""
+
+
 class KvChange(Record):
-    """A key that was set, or removed (``deleted``)."""
+    """A key that was set, or removed (``deleted``; ``expired`` if because its time was over).
+
+    ``value`` is what it was set to, or null if that has more than 1024 bytes.
+    """
 
     namespace: str
     key: str
     nbytes: int = 0
-    seq: int = 0
+    value: bytes | None = None
+    expires_at_s: float | None = None
     deleted: bool = False
+    expired: bool = False
 
 
 Payload: TypeAlias = (
@@ -148,7 +159,8 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.SCHEDULE_DELETED: Schedule,
     EventKind.WORKER_EXITED: WorkerExit,
     EventKind.RANK_SLOW: SlowRank,
-    EventKind.KV_CHANGED: KvChange,
+    EventKind.KV_PUT: KvChange,
+    EventKind.KV_DELETED: KvChange,
     EventKind.LEADER_ELECTED: Leader,
     EventKind.TOKEN_CREATED: Token,
     EventKind.TOKEN_REVOKED: Token,

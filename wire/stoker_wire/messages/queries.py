@@ -11,9 +11,7 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.messages.common import Message
-from stoker_wire.messages.control import ListQuery, Position
-
-WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
+from stoker_wire.messages.control import ListQuery, Position, TtlS, WaitS
 
 
 class WatchQuery(ListQuery):
@@ -109,12 +107,20 @@ class WaitQuery(Message):
 
 
 class KvPutQuery(Message):
-    """``if_absent``: leave a key that exists as it is (409)."""
+    """Conditions, and when the key expires: as of :class:`stoker_wire.messages.control.KvPut`."""
 
     if_absent: bool = False
+    if_revision: Position | None = None
+    ttl_s: TtlS | None = None
 
 
-class KvListQuery(ListQuery):
+class KvDeleteQuery(Message):
+    """``if_revision``: leave a key whose last change was another one as it is (409)."""
+
+    if_revision: Position | None = None
+
+
+class KvListQuery(WatchQuery):
     """Keys that start with ``prefix``."""
 
     prefix: str = ""

@@ -58,7 +58,7 @@ class Gcs:
         found = [key for key in found if key > (query["cursor"] or "")]
         shown = found[:1]  # pages of one
         items = tuple(
-            KvEntry(namespace="stoker.kernels", key=key, nbytes=1, seq=self.values[key][0])
+            KvEntry(namespace="stoker.kernels", key=key, nbytes=1, revision=self.values[key][0])
             for key in shown
         )
         return Page(items=items, next_cursor=shown[-1] if len(found) > 1 else "")

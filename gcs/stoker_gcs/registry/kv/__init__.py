@@ -1,0 +1,1 @@
+"""The key-value store: its rules, its registry, and blobs beside it."""
