@@ -174,7 +174,7 @@ class Dispatcher:
         route = request.route
         if route.stream:
             return await self._call(request)
-        deadline = asyncio.timeout_at(request.deadline_at_s)
+        request.deadline = deadline = asyncio.timeout_at(request.deadline_at_s)
         try:
             async with deadline:
                 key = request.http.headers.get("Idempotency-Key")

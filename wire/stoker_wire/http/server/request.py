@@ -111,6 +111,7 @@ class Request:
     __slots__ = (
         "_raw",
         "body",
+        "deadline",
         "deadline_at_s",
         "explain",
         "http",
@@ -162,12 +163,18 @@ class Request:
         self.explain: str | None = None
         self.response: web.StreamResponse | None = None
         self.task: asyncio.Task[Any] | None = None
+        self.deadline: asyncio.Timeout | None = None
         self._raw: bytes | None = None
 
     @property
     def deadline_s(self) -> float:
         """Seconds left to answer; never negative."""
         return max(0.0, self.deadline_at_s - asyncio.get_running_loop().time())
+
+    def lift_deadline(self) -> None:
+        """Let the handler run on without end: it answers with a watch."""
+        if self.deadline is not None and not self.deadline.expired():
+            self.deadline.reschedule(None)
 
     def waiting_for(self, what: str, *, explain: str | None = None) -> None:
         """Record what the handler waits for; the problem sent when the deadline passes repeats it."""

@@ -45,6 +45,7 @@ async def watch_response(
     interval_s = req.settings.bookmark_s if bookmark_s is None else bookmark_s
     sse = EVENT_STREAM in req.http.headers.get("Accept", "")
     encode: Callable[[Event], bytes] = _sse if sse else _line
+    req.lift_deadline()
     response = await _open(req, EVENT_STREAM if sse else NDJSON)
     seq = since
     try:

@@ -110,6 +110,22 @@ async def test_events_that_happen_while_watching_arrive(cluster: Cluster) -> Non
     assert taken.result() == [1, 2]
 
 
+async def test_a_watch_of_a_list_outlives_the_deadline_of_requests(cluster: Cluster) -> None:
+    log, service = Log(), cluster.service(bookmark_s=0.02, request_timeout_s=0.1)
+    service.route("GET", "/v1/events", log.watch, query=EventQuery, summary="List or watch.")
+    await cluster.start(service)
+    stream = cluster.client(service).stream("/v1/events", item=Event, query={"watch": 1})
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(40), aclosing(stream) as events:
+        after_s = loop.time() + 0.3
+        async for entry in events:
+            if entry.kind != "bookmark":
+                break
+            if loop.time() > after_s and not log.events:
+                log.append(event(1))
+    assert (entry.seq, log.asked) == (1, [0])
+
+
 async def test_a_broken_watch_resumes_from_the_last_event(cluster: Cluster) -> None:
     log, _, client = await _log(cluster)
     log.append(*(event(seq) for seq in range(1, 5)))
