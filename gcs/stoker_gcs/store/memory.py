@@ -121,6 +121,7 @@ class MemoryStore:
         columns: Sequence[str] = (),
         arrival: bool = False,
         descending: bool = False,
+        any_order: bool = False,
     ) -> list[Row]:
         """Return rows that match, in key order or in that of their arrival."""
         rows = self._rows(table)

@@ -54,11 +54,13 @@ class Store(Protocol):
         columns: Sequence[str] = (),
         arrival: bool = False,
         descending: bool = False,
+        any_order: bool = False,
     ) -> list[Row]:
         """Return rows that match, in key order, behind the key ``after``; a tuple means any of its values.
 
         With ``arrival`` the rows of a listed table come in the order of their numbers instead; these
         are in the rows then (:data:`stoker_gcs.state.schema.ARRIVAL`), and ``after`` is one of them.
+        With ``any_order`` they come as an index of the conditions finds them; there is no ``after``.
         """
         ...
 

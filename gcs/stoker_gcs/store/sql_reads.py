@@ -44,10 +44,11 @@ class SqlReads(ABC):
         columns: Sequence[str] = (),
         arrival: bool = False,
         descending: bool = False,
+        any_order: bool = False,
     ) -> list[Row]:
         """Return rows that match, in key order or in that of their arrival."""
         return await self.fetch(
-            *sql.select(table, where or {}, after, limit, columns, arrival, descending)
+            *sql.select(table, where or {}, after, limit, columns, arrival, descending, any_order)
         )
 
     async def count(

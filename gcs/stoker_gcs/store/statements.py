@@ -108,8 +108,9 @@ def select(
     columns: Sequence[str],
     arrival: bool = False,
     descending: bool = False,
+    any_order: bool = False,
 ) -> Statement:
-    """Return the query of rows that match, ordered by key or ``arrival``, behind ``after``."""
+    """Return the query of rows that match, ordered by key, ``arrival`` or not, behind ``after``."""
     parameters: dict[str, Value] = {"limit": limit}
     shown = columns or table.names
     order: tuple[str, ...] = table.key
@@ -125,7 +126,8 @@ def select(
         parts.append(f"({', '.join(order)}) {'<' if descending else '>'} ({marks})")
     direction = " DESC" if descending else ""
     by = ", ".join(f"{name}{direction}" for name in order)
-    return f"{text}{_joined(parts)} ORDER BY {by} LIMIT :limit", parameters
+    ordered = "" if any_order else f" ORDER BY {by}"
+    return f"{text}{_joined(parts)}{ordered} LIMIT :limit", parameters
 
 
 def count(table: Table, where: Mapping[str, Condition], most: int) -> Statement:

@@ -147,6 +147,8 @@ async def test_times_that_are_over_and_those_that_are_not(store: Store) -> None:
         assert await store.count(schema.KV, {"expires_at_s": condition}) == len(rows)
         return "".join(row["key"] for row in rows)
 
+    some = await store.select(schema.KV, {"expires_at_s": Expired(2.0)}, limit=1, any_order=True)
+    assert len(some) == 1 and some[0]["key"] in "bc"
     assert await found(Expired(2.0)) == "bc"
     assert await found(Unexpired(2.0)) == "ad"
     await store.commit([Change((Delete(schema.KV, {"expires_at_s": Expired(2.0)}),))])
@@ -302,6 +304,14 @@ def test_lists_and_prefixes_are_served_by_an_index() -> None:
         searched = plan(table, {table.key[0]: Prefix("t_1")})
         assert searched.startswith(f"SEARCH {table.name} USING INDEX"), searched
         assert "TEMP B-TREE" not in searched
+    of_keys = {"namespace": "ns", "key": Prefix("k"), "expires_at_s": Unexpired(1.0)}
+    listed = plan(schema.KV, of_keys)
+    assert listed.startswith("SEARCH kv USING INDEX sqlite_autoindex_kv_1"), listed
+    assert "TEMP B-TREE" not in listed
+    for table in (schema.KV, schema.KV_REQUESTS):
+        swept = plan(table, {"expires_at_s": Expired(1.0)}, any_order=True)
+        index = f"ix_{table.name}_expires_at_s (expires_at_s<?)"
+        assert swept == f"SEARCH {table.name} USING INDEX {index}"
     connection.close()
 
 

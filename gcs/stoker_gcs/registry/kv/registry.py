@@ -239,6 +239,7 @@ class KeyValues:
             {"expires_at_s": Expired(self._now())},
             limit=SWEEP_BATCH,
             columns=("namespace", "key", "revision"),
+            any_order=True,  # else SQLite walks through all keys in theirs
         )
         changes = [
             Change(
