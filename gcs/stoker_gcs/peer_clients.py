@@ -100,22 +100,29 @@ class PeerClients:
         A frozen one keeps its connections, and would answer a long poll never. What is called in this way
         may be repeated.
         """
+
+        async def call() -> tuple[Any, StokerError | None]:
+            try:
+                return await self._leader.call(
+                    method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
+                ), None
+            except StokerError as error:
+                return None, error
+
         while True:
             called = self._last_known_url()
-            call = asyncio.ensure_future(
-                self._leader.call(
-                    method, path, body, reply=reply, query=query, timeout_s=timeout_s, retry=False
-                )
-            )
-            try:
-                while not call.done():
-                    await asyncio.wait({call}, timeout=LEADER_CHECK_S)
+            async with asyncio.TaskGroup() as group:
+                calling = group.create_task(call())
+                while not calling.done():
+                    await asyncio.wait({calling}, timeout=LEADER_CHECK_S)
                     if called and self._last_known_url() not in (called, ""):
                         break
-                if call.done():
-                    return call.result()
-            finally:
-                call.cancel()
+                calling.cancel()
+            if not calling.cancelled():
+                answer, error = calling.result()
+                if error is not None:
+                    raise error
+                return answer
 
     def nodelet(self, node_id: str) -> Client:
         """Return the client of a node's nodelet; NotFoundError or UnavailableError name the node."""
