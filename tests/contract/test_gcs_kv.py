@@ -463,6 +463,7 @@ class TestWatches:
         item = await read(kv, "a/n")
         assert item is not None and item.revision == events[2].seq
 
+    @pytest.mark.logs(r"the loop reconcile waits")  # where it had not begun yet
     async def test_a_watch_that_begins_too_early_is_told(
         self, both: tuple[Running, Client]
     ) -> None:
