@@ -167,6 +167,7 @@ def _policy(settings: Settings) -> SchedulingPolicy:
         preemption_grace_s=settings.preemption_grace_s,
         lease_ttl_s=settings.lease_ttl_s,
         infeasible_grace_s=settings.infeasible_grace_s,
+        node_return_s=settings.node_return_s,
         usage_half_life_s=settings.usage_half_life_s,
     )
 

@@ -146,6 +146,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     infeasible_grace_s: Annotated[
         float, Meta(ge=0, description="how long to wait for a fitting node before giving up")
     ] = 10.0
+    node_return_s: Annotated[
+        float,
+        Meta(ge=0, description="how long what only a lost node could run waits for its return"),
+    ] = 60.0
     extenders: Annotated[
         str,
         Meta(description="file with the extenders of the scheduler, as kube-scheduler's; or none"),

@@ -21,7 +21,7 @@ from stoker_scheduler.core.leases.starting import StartingLeases
 from stoker_scheduler.core.model.extenders import ExtenderAnswer
 from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.model.groups import PlacementGroup
-from stoker_scheduler.core.model.nodes import Health, NodeInfo, NodeSpec
+from stoker_scheduler.core.model.nodes import Health, LostNode, NodeInfo, NodeSpec
 from stoker_scheduler.core.model.queues import Account
 from stoker_scheduler.core.model.requirements import Requirements
 from stoker_scheduler.core.model.resources import GPU, UNIT, Units, add
@@ -48,6 +48,7 @@ class SchedulingPolicy:
     infeasible_grace_s: float = 10.0
     no_nodes_grace_s: float = 30.0
     """Zero nodes prove nothing about what could fit, so they get more time to come."""
+    node_return_s: float = 60.0
     aging_s: float = 30.0
     reserve_after_s: float = 5.0
     reserve_for_s: float = 60.0
@@ -154,6 +155,7 @@ class State:
     request_index: Index = field(default_factory=Index)
     finished_jobs: dict[str, float] = field(default_factory=dict)
     infeasible_since_s: dict[Requirements | Gang, float] = field(default_factory=dict)
+    lost_nodes: dict[str, LostNode] = field(default_factory=dict)
     feasible: dict[Requirements | Gang, bool] = field(default_factory=dict)
     """Requirements -> whether an idle node could take them; cleared when the nodes change."""
     extender_answers: dict[Requirements, ExtenderAnswer] = field(default_factory=dict)

@@ -23,6 +23,7 @@ from stoker_scheduler.core.leases.lifecycle import (
 )
 from stoker_scheduler.core.model.groups import follow_node
 from stoker_scheduler.core.model.nodes import Health, NodeInfo, NodeSpec
+from stoker_scheduler.core.placement.lost_nodes import remember_lost
 from stoker_scheduler.core.queueing.queue import account_of
 from stoker_scheduler.core.state import Timer
 
@@ -44,6 +45,7 @@ def node_joined(state: State, event: ev.NodeJoined, outbox: Outbox) -> None:
         _remove_node(state, known, outbox)
     if spec.health is Health.DEAD:
         return
+    state.lost_nodes.pop(spec.node_id, None)
     node = state.nodes[spec.node_id] = NodeInfo(spec)
     node.answers = state.extender_answers
     state.mark_dirty(spec.node_id)
@@ -96,6 +98,7 @@ def _remove_node(state: State, node: NodeInfo, outbox: Outbox) -> None:
         if node.node_id in reservation.node_ids:
             cancel_reservation(state, requirements)
     del state.nodes[node.node_id]
+    remember_lost(state, node)
     state.mark_dirty(node.node_id)
     state.node_changed(node.spec, None)
     lose_owner(state, node.node_id, f"its owner was on node {node.node_id}, which is lost", outbox)

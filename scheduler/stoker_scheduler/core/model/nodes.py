@@ -101,6 +101,14 @@ def make_node_spec(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LostNode:
+    """A node that was lost, as it would be if it came back idle."""
+
+    node: NodeInfo
+    at_s: float
+
+
 ANY_ENV = "*"
 """Stands for all runtime environments among the backoffs of a node that fails as a whole."""
 

@@ -15,6 +15,7 @@ from stoker_scheduler.core.model.requirements import ANY_BUNDLE
 from stoker_scheduler.core.model.resources import joined, units_text
 from stoker_scheduler.core.placement.feasibility import NodeFit, Rule, could_be_in_bundle
 from stoker_scheduler.core.placement.gang import could_ever_be_placed
+from stoker_scheduler.core.placement.lost_nodes import awaited
 from stoker_scheduler.core.placement.verdicts import NodeVerdict, PlacementRequest, evaluate
 
 if TYPE_CHECKING:
@@ -59,9 +60,9 @@ def explain(
     verdicts = evaluate(state.nodes.values(), request, state.policy.score)
     what = f"{requirements.text}" + (f" for {name!r}" if name else "")
     if not verdicts:
-        return PlacementExplanation(
-            NodeFit.NEVER, f"{what} cannot be placed, as {NO_NODES}", START_NODES, ()
-        )
+        summary = f"{what} cannot be placed, as {NO_NODES}"
+        remedy = _unless_back(state, requirements, START_NODES)
+        return PlacementExplanation(NodeFit.NEVER, summary, remedy, ())
     best, count = verdicts[0], len(verdicts)
     if _awaits_extenders(state, requirements):
         summary = f"{what} waits for extender {joined(requirements.extenders)}"
@@ -76,8 +77,18 @@ def explain(
         remedy = f"on {nearest.node_id}: {nearest.remedy}{_holders(state, nearest, requirements)}"
         return PlacementExplanation(NodeFit.BUSY, summary, remedy, verdicts)
     summary = f"{what} fits on none of {_nodes(count)}, even when idle"
-    return PlacementExplanation(
-        NodeFit.NEVER, summary, _never_remedy(requirements, verdicts), verdicts
+    remedy = _unless_back(state, requirements, _never_remedy(requirements, verdicts))
+    return PlacementExplanation(NodeFit.NEVER, summary, remedy, verdicts)
+
+
+def _unless_back(state: State, requirements: Requirements | Gang, remedy: str) -> str:
+    """Return a remedy that is not needed if a node comes back which was lost a moment ago."""
+    lost = awaited(state, requirements)
+    if lost is None:
+        return remedy
+    ago_s = state.at_s - lost.at_s
+    return (
+        f"none if {lost.node.node_id} comes back, which was lost {ago_s:.0f} s ago; else {remedy}"
     )
 
 
@@ -92,7 +103,8 @@ def _explain_gang(state: State, gang: Gang, name: str) -> PlacementExplanation:
     what = f"placement group {name!r}: {gang.text}" if name else gang.text
     if not state.nodes:
         summary = f"{what} cannot be placed, as {NO_NODES}"
-        return PlacementExplanation(NodeFit.NEVER, summary, START_NODES, ())
+        remedy = _unless_back(state, gang, START_NODES)
+        return PlacementExplanation(NodeFit.NEVER, summary, remedy, ())
     verdicts = evaluate(state.nodes.values(), PlacementRequest(gang.kinds[0]), state.policy.score)
     if state.best_placement(gang) is not None:
         return PlacementExplanation(NodeFit.FITS, f"{what} fits now", FITS_REMEDY, verdicts)
@@ -112,6 +124,7 @@ def _explain_gang(state: State, gang: Gang, name: str) -> PlacementExplanation:
         return PlacementExplanation(NodeFit.BUSY, summary, remedy, verdicts)
     summary = f"{what} does not fit on {count}, even when idle: {why}"
     remedy = f"start nodes until there is room for {gang.text}, or ask for less"
+    remedy = _unless_back(state, gang, remedy)
     return PlacementExplanation(NodeFit.NEVER, summary, remedy, verdicts)
 
 

@@ -16,6 +16,7 @@ from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.explain import infeasible_text
 from stoker_scheduler.core.placement.feasibility import could_be_in_bundle, could_ever_fit
 from stoker_scheduler.core.placement.gang import could_ever_be_placed
+from stoker_scheduler.core.placement.lost_nodes import awaited
 from stoker_scheduler.core.queueing.preemption import preempt_busy, preempt_spare
 from stoker_scheduler.core.queueing.queue import PendingRequest, Subqueue, WaitingRequests
 from stoker_scheduler.core.queueing.reserve import update_reservations
@@ -294,6 +295,8 @@ def _mark_infeasible(state: State, subqueue: Subqueue, outbox: Outbox) -> None:
         since[subqueue.requirements] = state.at_s
         state.set_timer(state.at_s + grace_s, Timer.CYCLE)
     if not subqueue.impatient or state.at_s < since[subqueue.requirements] + grace_s:
+        return
+    if awaited(state, subqueue.requirements) is not None:
         return
     for pending in list(subqueue.pending()):
         if not pending.request.wait_if_infeasible:
