@@ -31,6 +31,7 @@ from stoker_wire.errors import (
     NotFoundError,
     UnavailableError,
 )
+from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.control import Explanation, LogLine, LogStream, Page
 from stoker_wire.messages.schedules import (
     HISTORY_LIMIT,
@@ -250,9 +251,11 @@ class JobSubmissionClient:
     def _tail_attempt(self, job_id: str, attempt: int) -> Iterator[LogLine]:
         path = f"/v1/jobs/{job_id}/logs"
         cursor, pause_s = 0, _POLL_FIRST_S
+        followed = False
         while True:
             job = self.get_job(job_id)
             ended = job.state.terminal or job.attempt > attempt
+            followed = followed or not ended
             query = {"follow": not ended, "since": cursor, "attempt": attempt}
             try:
                 for line in self.http.lines(path, item=LogLine, query=query):
@@ -260,6 +263,8 @@ class JobSubmissionClient:
                     yield line
             except UnavailableError:
                 if job.state.terminal and job.attempt == attempt:
+                    if followed and self._is_dead(job.node_id):
+                        return  # what it had not told is lost with it; how the job ended is known
                     raise
                 if ended:  # its node is gone, and the next attempt is elsewhere
                     return
@@ -267,6 +272,13 @@ class JobSubmissionClient:
                 return
             time.sleep(pause_s)
             pause_s = min(pause_s * 2, _POLL_MAX_S)
+
+    def _is_dead(self, node_id: str) -> bool:
+        """Return whether a node was declared dead; False for none."""
+        if not node_id:
+            return False
+        node = self.http.call("GET", f"/v1/nodes/{node_id}", reply=Node)
+        return node.state is NodeState.DEAD
 
     def stop_job(self, job_id: str) -> Job:
         """Ask a job to end: SIGTERM to its driver, SIGKILL 3 s later. Idempotent."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -70,3 +72,29 @@ def test_a_job_goes_on_elsewhere_when_its_node_ends_and_then_all_services_are_ki
         assert ended.state is JobState.SUCCEEDED, ended.message
         assert (ended.attempt, len(ended.attempts)) == (2, 1)
         assert client.get_job_logs(job_id).split() == ["2", actor_node, actor_node]
+
+
+def test_who_follows_a_job_learns_its_end_when_the_node_of_its_driver_dies(tmp_path: Path) -> None:
+    with session_root(tmp_path / "s"), apart(tmp_path, cpus=1) as cluster:
+        entrypoint = "echo it runs; exec sleep 600"
+        command = [sys.executable, "-m", "stoker.cli", "job", "submit", "--address"]
+        with subprocess.Popen(
+            [*command, cluster.gcs.url, "--token", cluster.token, "--", "sh", "-c", entrypoint],
+            env=cluster.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as follower:
+            try:
+                assert follower.stdout is not None
+                assert follower.stdout.readline() == "it runs\n"
+                cluster.nodelets[0].kill()
+                _, said = follower.communicate(timeout=WAIT_S)
+            finally:
+                follower.kill()
+        (job,) = JobSubmissionClient(cluster.gcs.url, cluster.token).list_jobs()
+        assert job.state is JobState.FAILED
+        *_, last = said.splitlines()
+        assert last.startswith(f"{job.job_id} FAILED after ") and "its host refuses" in last
+        assert "error:" not in said
+        assert follower.returncode == 1

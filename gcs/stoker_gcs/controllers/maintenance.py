@@ -73,19 +73,20 @@ class Maintenance:
         """
         while True:
             await asyncio.sleep(PING_EVERY_S)
+            why = ""
             try:
                 async with asyncio.timeout(PING_S):
                     await self._state.store.bounds()
-                obstacle = ""
             except StokerError as error:
-                obstacle = error.one_line
+                why = error.one_line
             except TimeoutError:
-                obstacle = f"its database has not answered for {PING_S:g} s"
-            if obstacle and not service.obstacle:
-                _log.warning("not ready: %s", obstacle)
-            elif service.obstacle and not obstacle:
+                why = f"the database has not answered for {PING_S:g} s"
+            if why and not service.obstacle:
+                _log.warning("not ready: %s", why)
+            elif service.obstacle and not why:
                 _log.info("ready again")
-            service.obstacle = obstacle
+            # Not why in detail: whoever asks needs no token.
+            service.obstacle = "its database does not answer" if why else ""
 
     async def compact_log(self) -> None:
         """Forget old events now and then, until cancelled; runs on the leading replica."""

@@ -250,6 +250,11 @@ def test_an_actor_that_uses_more_memory_than_it_asked_for_dies_of_that() -> None
     error = caught(lambda: get(hungry.eat.remote()), exceptions.ActorDiedError)
     assert "memory" in str(error)
     assert error.extra["oom"] is True
+    hungry = Hungry.options(max_restarts=1).remote()
+    error = caught(lambda: get(hungry.eat.remote()), exceptions.ActorUnavailableError)
+    assert "was out of memory and ended while it had the call" in str(error).splitlines()[0]
+    assert "memory=" in str(error)
+    assert error.extra["oom"] is True
 
 
 def test_a_restarted_actor_has_lost_its_state_and_kept_its_arguments() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 EVERY_S = 0.1
+"""Pause between two looks at the connections: what a look costs 100 nodes is 0.1 % of a core."""
 PAUSE_S = 1.0
 """Pause between two probes of one node."""
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker_wire.data.channel import Channel
     from stoker_wire.http.client.client import Client
-    from stoker_wire.messages.common import Address
+    from stoker_wire.messages.common import Address, ErrorInfo
 
 _POLL_S = 0.02
 _END_GRACE_S = 5.0
@@ -319,7 +319,7 @@ class ActorCalls:
         connection: ActorConnection,
         lost: list[PendingTask],
         how: str,
-        why: str,
+        cause: ErrorInfo | None,
         *,
         may_have_run: bool,
         preempted: bool,
@@ -335,9 +335,9 @@ class ActorCalls:
             text = (
                 f"actor {connection.name} ({connection.actor_id}) {how} "
                 f"while it had the call {task.spec.name}\n"
-                f"the call may or may not have run{hint}" + (f"\n{why}" if why else "")
+                f"the call may or may not have run{hint}" + (f"\n{cause.message}" if cause else "")
             )
-            failed = encode_error(kind(text))
+            failed = encode_error(kind(text, extra=dict(cause.extra) if cause else None))
             if task.cancelled:
                 self.fail(task, encode_error(cancelled_error(task)))
             elif not may_have_run:

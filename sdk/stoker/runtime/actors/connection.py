@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.exceptions import ActorDiedError, NotFoundError, StokerError
+from stoker.exceptions import ActorDiedError, NotFoundError, OutOfMemoryError, StokerError
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
 from stoker.runtime.serialization.exceptions import encode_error
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.task_spec import PendingTask
     from stoker_wire.data.channel import Channel
     from stoker_wire.http.client.client import Client
+    from stoker_wire.messages.common import ErrorInfo
 
 _LOOK_UP_S = 10.0
 _MAX_REQUESTS = 12
@@ -175,7 +176,7 @@ class _Calls(Protocol):
         connection: ActorConnection,
         lost: list[PendingTask],
         how: str,
-        why: str,
+        cause: ErrorInfo | None,
         *,
         may_have_run: bool,
         preempted: bool,
@@ -371,15 +372,17 @@ class ActorConnector:
             for task in lost:
                 self._calls.fail(task, connection.dead)
             return
-        how, why, may_have_run = "lost the connection to this process", "", True
-        preempted = False
+        how, may_have_run, preempted = "lost the connection to this process", True, False
+        cause: ErrorInfo | None = None
         if actor is not None and actor.incarnation > incarnation:
             how, may_have_run = "ended", connection.may_have_run(incarnation)
             preempted = actor.restarts == connection.restarts
             connection.incarnation = incarnation + 1
-            if actor.incarnation == incarnation + 1 and actor.death_cause is not None:
-                why = actor.death_cause.message
+            if actor.incarnation == incarnation + 1:
+                cause = actor.death_cause
+            if cause is not None and cause.code == OutOfMemoryError.code:
+                how = "was out of memory and ended"
         self._calls.retry_or_fail(
-            connection, lost, how, why, may_have_run=may_have_run, preempted=preempted
+            connection, lost, how, cause, may_have_run=may_have_run, preempted=preempted
         )
         self._calls.send(connection)
