@@ -134,9 +134,14 @@ class Api:
 
     async def get_process(self, req: Request) -> Process:
         text = req.path["pid"]
-        if not text.isascii() or not text.isdigit() or len(text) > _PID_DIGITS:
-            raise BadRequestError(f"pid: {text!r} is no process id", field="pid")
-        return Process(pid=int(text), started=start_time(int(text)), pid_namespace=pid_namespace())
+        known = text.isascii() and text.isdigit() and len(text) <= _PID_DIGITS
+        started = start_time(int(text)) if known else 0
+        if not started:
+            raise NotFoundError(
+                f"there is no process {text[:_PID_DIGITS]!r}",
+                extra={"pid_namespace": pid_namespace()},
+            )
+        return Process(pid=int(text), started=started, pid_namespace=pid_namespace())
 
     async def kill_worker(self, req: Request) -> Empty:
         self.workers.kill(req.path["id"], req.body.reason)

@@ -101,7 +101,8 @@ class TaskSpool:
             if folder == self.folder or folder in self._taken_over or not _is_abandoned(folder):
                 continue
             try:
-                is_ours = await self.knows_node(folder.name)
+                is_beside = folder.parent == self.folder.parent
+                is_ours = is_beside or await self.knows_node(folder.name)
             except StokerError:
                 return  # the gcs is away: next time
             if is_ours:

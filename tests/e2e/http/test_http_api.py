@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -192,6 +193,8 @@ def test_one_record_is_as_declared(world: World, pair: tuple[str, BoundRoute]) -
         values["id"] = values["object"]
     if "queues" in route.path:
         values["name"] = "q0"
+    if "processes" in route.path:
+        values["pid"] = str(os.getpid())
     api = world.of[name]
     document = api("GET", "/openapi.json").json
     if route.path.endswith("/exit"):  # Of a worker that lives: there is none yet.

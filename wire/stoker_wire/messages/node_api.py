@@ -28,7 +28,7 @@ class WorkerExitQuery(Message):
 
 
 class Process(Record):
-    """A process on a node; ``started`` is in clock ticks since boot, 0 if there is no such process."""
+    """A process on a node; ``started`` is in clock ticks since boot."""
 
     pid: int
     started: int

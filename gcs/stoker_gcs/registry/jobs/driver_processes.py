@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.node_api import Process
 from stoker_wire.process.host_identity import pid_namespace, start_time
 
@@ -42,6 +42,10 @@ class DriverProcesses:
                     timeout_s=_ASK_S,
                     retry=False,
                 )
+            except NotFoundError as error:
+                if error.extra.get("pid_namespace") == job.pid_namespace:
+                    return False
+                continue
             except StokerError:
                 continue
             if process.pid_namespace == job.pid_namespace:
