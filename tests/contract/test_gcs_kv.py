@@ -382,10 +382,12 @@ class TestExpiry:
         await keys.put("ns", KvPut(key="k", ttl_s=1.0))
         store, select = both[0].app.state.store, both[0].app.state.store.select
         clock.now_s += 5.0
+        this_task = asyncio.current_task()
 
         async def then_renewed(*args: Any, **options: Any) -> Any:
             rows = await select(*args, **options)
-            await keys.put("ns", KvPut(key="k", value=b"new"))
+            if asyncio.current_task() is this_task:
+                await keys.put("ns", KvPut(key="k", value=b"new"))
             return rows
 
         store.select = then_renewed  # type: ignore[method-assign]
