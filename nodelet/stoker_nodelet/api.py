@@ -51,6 +51,8 @@ from stoker_wire.messages.node_api import (
     WorkersQuery,
 )
 from stoker_wire.messages.work import (
+    AdoptedObjects,
+    AdoptObjects,
     EndAttempt,
     FreeObjects,
     MakeRoom,
@@ -170,6 +172,9 @@ class Api:
         freed = self.objects.free(req.body.object_ids)
         self.transfer.on_freed(req.body.object_ids)
         return Freed(freed=freed)
+
+    async def adopt_objects(self, req: Request) -> AdoptedObjects:
+        return AdoptedObjects(objects=self.objects.adopt(req.body.object_ids))
 
     async def list_objects(self, req: Request) -> Page[ObjectInfo]:
         query = req.query
@@ -305,6 +310,11 @@ ROUTES = (
     Route(
         "POST", "/v1/objects/free", Api.free_objects, before_ready=True,
         body=FreeObjects, reply=Freed, summary="Free objects",
+    ),
+    Route(
+        "POST", "/v1/objects/adopt", Api.adopt_objects, before_ready=True,
+        body=AdoptObjects, reply=AdoptedObjects,
+        summary="Make this node the home of objects of which it has copies",
     ),
     Route(
         "GET", "/v1/objects", Api.list_objects,

@@ -57,6 +57,12 @@ def return_id(task_id: str, index: int | str) -> str:
     return f"o{task_id[1:]}.{index}"
 
 
+def task_of(object_id: str) -> str:
+    """Return the id of the task whose result it is: ``o_ab12.0`` -> ``t_ab12``; '' for one that was put."""
+    stem, dot, _ = object_id[1:].partition(".")
+    return f"t{stem}" if dot else ""
+
+
 def is_id(value: str, prefix: Prefix) -> bool:
     """Return whether ``value`` has the form of an id of this kind."""
     return value.startswith(f"{prefix.value}_") and _SHAPE.fullmatch(value) is not None

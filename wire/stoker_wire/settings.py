@@ -276,6 +276,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_unseen_errors: Annotated[
         bool, Meta(description="say on stderr when a task failed and nobody got its error")
     ] = True
+    lineage_max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="what a process keeps to make lost results again (calls and their arguments); "
+            "the oldest goes first",
+        ),
+    ] = 256 << 20
     task_history: Annotated[bool, Meta(description="keep a record of every task in the gcs")] = True
 
     sources: dict[str, str] = {}

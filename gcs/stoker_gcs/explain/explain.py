@@ -193,6 +193,8 @@ class Explainer:
                 )
                 why = f": {last.error.message}" if last.error else ""
                 summary = f"{name} is {last.state}{took}{why}"
+        if last.reconstructs:
+            summary += f"; executed again as {last.reconstructs}"
         if last.actor_id and not last.state.terminal:
             of_actor = await self.actor(last.actor_id)
             summary = f"{summary}; {of_actor.summary}"

@@ -33,6 +33,7 @@ _DEFAULTS = {
     "demand": None,
     "name": "",
     "owner_id": "",
+    "reconstructs": "",
 }
 
 

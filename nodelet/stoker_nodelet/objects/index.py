@@ -65,6 +65,16 @@ class ObjectIndex:
             count += known or here
         return count
 
+    def adopt(self, object_ids: Iterable[str]) -> tuple[ObjectInfo, ...]:
+        """Become the home of those that are here, as copies or already; return them."""
+        adopted = []
+        for object_id in object_ids:
+            one = self._index.get(check_id(object_id, Prefix.OBJECT, field="object_ids"))
+            if one is not None:
+                self._index[object_id] = one = msgspec.structs.replace(one, copy_of="")
+                adopted.append(one)
+        return tuple(adopted)
+
     def _remove(self, object_id: str, *, keep_file: bool = False) -> bool:
         """Remove an object from the index, and from the disk; return whether it was known."""
         known = self._index.pop(object_id, None)

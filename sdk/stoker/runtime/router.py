@@ -13,6 +13,7 @@ from stoker_wire.messages.data import (
     Item,
     Ping,
     Pong,
+    Recover,
     ReleaseBorrow,
     Resolve,
     Resolved,
@@ -77,7 +78,8 @@ class MessageRouter:
             elif type(message) is Resolve:
                 self._objects.borrowing.on_resolve(channel, message)
             elif type(message) is Resolved:
-                self._objects.borrowing.on_resolved(message)
+                if not self._objects.recovery.on_resolved(message):
+                    self._objects.borrowing.on_resolved(message)
             elif type(message) is Borrow:
                 self._objects.borrowing.on_borrow(channel, message)
             elif type(message) is Borrowed:
@@ -90,6 +92,8 @@ class MessageRouter:
                 self._tasks.on_retire(channel)
             elif type(message) is Ping:
                 channel.post(Pong(message.number))
+            elif type(message) is Recover:
+                self._objects.recovery.on_recover(channel, message)
             elif type(message) is Pong:
                 self._overdue.on_pong(message.number)
             elif type(message) is Cancel and message.task_id in self._pending.by_id:
@@ -119,6 +123,7 @@ class MessageRouter:
         self._reader.on_channel_closed(channel)
         if self._io.running:
             self._objects.borrowing.on_channel_closed(channel)
+            self._objects.recovery.on_channel_closed(channel)
             self._tasks.on_channel_closed(channel)
             self._actors.on_channel_closed(channel)
         if self._worker is not None:

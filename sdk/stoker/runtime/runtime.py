@@ -26,8 +26,10 @@ from stoker.runtime.objects.unseen_errors import UnseenErrors
 from stoker.runtime.objects.values import ValueStore
 from stoker.runtime.process.io_thread import IoThread
 from stoker.runtime.router import MessageRouter
+from stoker.runtime.tasks.lineage import Lineage
 from stoker.runtime.tasks.overdue import OverdueCalls
 from stoker.runtime.tasks.pending import PendingCalls
+from stoker.runtime.tasks.reconstruction import Reconstruction
 from stoker.runtime.tasks.status import TaskStatus
 from stoker.runtime.tasks.submitter import TaskSubmitter
 from stoker.runtime.worker.blocking import WorkerWaits
@@ -96,14 +98,18 @@ class Runtime:
             identity, address, io, clients, arena, job, inline_max_bytes=settings.inline_max_bytes
         )
         unseen = UnseenErrors(io.loop, enabled=settings.log_unseen_errors)
+        lineage = Lineage(settings.lineage_max_bytes)
         self.objects = objects = ObjectStore(
-            address, io, channels, reader, waits, ObjectTable(), values, unseen
+            address, io, channels, reader, waits, ObjectTable(), values, unseen, clients, lineage
         )
         status = TaskStatus(identity.peer_id, job, events)
-        self.pending = pending = PendingCalls(io, channels, objects, status, pending_by_id)
+        self.pending = pending = PendingCalls(io, channels, objects, status, pending_by_id, lineage)
         overdue = OverdueCalls(io)
         self.tasks = tasks = TaskSubmitter(
             address, settings, io, channels, clients, objects, pending, overdue
+        )
+        objects.recovery.maker = Reconstruction(
+            io, objects, pending, lineage, events, tasks.resubmit
         )
         self.actors = actors = ActorCalls(
             address, io, channels, gcs, job, objects, pending, overdue

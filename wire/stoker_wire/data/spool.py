@@ -68,6 +68,7 @@ class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
     demand: Demand | None = None
     waiting_for: str = ""
     owner_id: str = ""
+    reconstructs: str = ""
 
 
 _facts_in = attrgetter(*TaskFacts.__struct_fields__)

@@ -236,6 +236,13 @@ class Pong(_Part, tag=17):
     number: int
 
 
+class Recover(_Part, tag=18):
+    """Notice to an owner that its object cannot be read on that node. Answered by ``Resolved``."""
+
+    object_id: str
+    node_id: str
+
+
 DataMessage = (
     Hello
     | Run
@@ -254,4 +261,5 @@ DataMessage = (
     | Retire
     | Ping
     | Pong
+    | Recover
 )

@@ -444,6 +444,8 @@ class TaskRecord(Record):
     waiting_for: str = ""
     owner_id: str = ""
     """The process that submitted it, if that process reported it."""
+    reconstructs: str = ""
+    """The lost object because of which a task that had ended was executed again, or ''."""
 
 
 class ReportTasks(Message):
@@ -491,6 +493,18 @@ class FreeObjects(Message):
     """Request of an owner to free its objects."""
 
     object_ids: tuple[str, ...]
+
+
+class AdoptObjects(Message):
+    """Request of an owner to a node to become the home of objects of which it has copies."""
+
+    object_ids: tuple[str, ...]
+
+
+class AdoptedObjects(Record):
+    """The objects of which a node is the home now; it has none of the others."""
+
+    objects: tuple[ObjectInfo, ...]
 
 
 class PullObject(Message):

@@ -177,7 +177,7 @@ class WaitNotices:
         """Return the tasks that wait, by cause; arguments are followed to their tasks."""
         causes: dict[Hashable, list[PendingTask]] = {}
         seen: set[str] = set()
-        pending = [e.task for e in entries if e.location is None]
+        pending = [e.task for e in entries]  # of those that are settled there is none
         while pending:
             task = pending.pop()
             if not isinstance(task, PendingTask) or task.task_id in seen:

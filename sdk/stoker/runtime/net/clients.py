@@ -35,6 +35,7 @@ _EXIT_REPORT_S = 5.0
 _NODE_STATE_S = 30.0
 _HEALTH_S = 3.0
 _RETRY_S = 0.3
+_AGAIN_S = 0.1
 _NODE_S = 10.0
 _REGISTER_S = 10.0
 
@@ -176,17 +177,28 @@ class ClusterClients:
         ``patient`` waits for the gcs to decide whether a node that fell silent is dead.
         """
         node: Node | None = None
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + _EXIT_REPORT_S
         try:
-            node = await self.node_of(node_id)
-            if node.state is NodeState.DEAD:
-                return node_died(node, worker_id)
-            dead = await self.client_of(node.url).call(
-                "GET",
-                f"/v1/workers/{worker_id}/exit",
-                reply=WorkerExit,
-                query={"wait_s": _EXIT_REPORT_S - 1},
-                timeout_s=_EXIT_REPORT_S,
-            )
+            while True:
+                node = await self.node_of(node_id)
+                if node.state is NodeState.DEAD:
+                    return node_died(node, worker_id)
+                try:
+                    dead = await self.client_of(node.url).call(
+                        "GET",
+                        f"/v1/workers/{worker_id}/exit",
+                        reply=WorkerExit,
+                        query={"wait_s": _EXIT_REPORT_S - 1},
+                        timeout_s=_EXIT_REPORT_S,
+                        retry=False,
+                    )
+                except UnavailableError:
+                    if loop.time() > deadline_s:
+                        raise
+                    await asyncio.sleep(_AGAIN_S)  # the gcs may know by then that the node is dead
+                else:
+                    return death_error(dead)
         except StokerError as error:
             with contextlib.suppress(StokerError, TimeoutError):
                 async with asyncio.timeout(_NODE_STATE_S):
@@ -200,7 +212,6 @@ class ClusterClients:
                 f"worker {worker_id} on node {node_id} is gone ({how})\n"
                 f"its nodelet cannot say why: {error}"
             )
-        return death_error(dead)
 
 
 def node_died(node: Node, worker_id: str) -> NodeDiedError:

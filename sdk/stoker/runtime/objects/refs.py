@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from stoker.runtime.process.current_runtime import CurrentRuntime
+from stoker_wire.ids import task_of
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Ref
 
@@ -84,8 +85,7 @@ class ObjectRef(Generic[T_co]):
     @property
     def task_id(self) -> str:
         """The id of the task whose result this is; '' for a value that was put."""
-        stem, dot, _ = self._entry.object_id[1:].partition(".")
-        return f"t{stem}" if dot else ""
+        return task_of(self._entry.object_id)
 
     def future(self) -> concurrent.futures.Future[T_co]:
         """Return a ``concurrent.futures.Future`` of the value."""

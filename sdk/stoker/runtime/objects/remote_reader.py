@@ -16,7 +16,12 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import GetTimeoutError, ObjectLostError, ObjectNodeDiedError, StokerError
 from stoker_wire.arena import split
 from stoker_wire.data.range_reader import CHUNK_NBYTES, RangeReader
-from stoker_wire.errors import ArenaFullError, DeadlineExceededError, NotFoundError
+from stoker_wire.errors import (
+    ArenaFullError,
+    DeadlineExceededError,
+    NotFoundError,
+    UnavailableError,
+)
 from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.work import ObjectInfo, PullObject
 
@@ -69,6 +74,8 @@ class RemoteReader:
                 return arena.read(object_id)
         except ArenaFullError:
             pass
+        except _NodeletDiedError:
+            self._arena = None  # it went with its nodelet
         # The arena is full, or evicts copies as fast as they come.
         return split(self._into_own_memory(location, object_id, deadline))
 
@@ -88,11 +95,18 @@ class RemoteReader:
                     request,
                     reply=ObjectInfo,
                     timeout_s=wait_s,
+                    retry=False,
                 )
                 self._io.run(pull, wait_s if deadline.at_s is not None else wait_s + _GRACE_S)
             except DeadlineExceededError:
                 if wait_s < _PULL_WAIT_S:
                     raise deadline.passed() from None
+            except UnavailableError:
+                if self._death_of(node.node_id):
+                    raise _NodeletDiedError from None
+                if not deadline.left_s(_PULL_WAIT_S):
+                    raise deadline.passed() from None
+                time.sleep(_RETRY_S)
             else:
                 return
 
@@ -148,18 +162,22 @@ class RemoteReader:
 
     def check_alive(self, node_id: str, object_id: str) -> None:
         """Raise ObjectNodeDiedError if the node of an object is dead, as far as the gcs knows."""
-        if self._io.is_current():
-            return
+        if not self._io.is_current() and (death := self._death_of(node_id)):
+            raise ObjectNodeDiedError(f"{object_id} is lost with its node\n{death}") from None
+
+    def _death_of(self, node_id: str) -> str:
+        """Return how a node died, if the gcs knows that it did."""
         try:
             node = self._io.run(self._clients.node_of(node_id), _NODE_S)
         except NotFoundError:
-            death = f"node {node_id} is not of this cluster"
+            return f"node {node_id} is not of this cluster"
         except StokerError:
-            return
-        else:
-            death = node.death if node.state is NodeState.DEAD else ""
-        if death:
-            raise ObjectNodeDiedError(f"{object_id} is lost with its node\n{death}") from None
+            return ""
+        return node.death if node.state is NodeState.DEAD else ""
+
+
+class _NodeletDiedError(Exception):
+    """The nodelet of this process's own node is dead."""
 
 
 class _Deadline:

@@ -8,15 +8,17 @@ thread: their entries are only appended to a queue, which the loop empties.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationError
 from stoker.runtime.objects.borrowing import Borrowing
+from stoker.runtime.objects.recovery import Recovery
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.objects.table import Entry, Waiter, describe_wait
 from stoker.runtime.objects.values import drain
@@ -31,23 +33,34 @@ from stoker.runtime.objects.waiters import (
 )
 from stoker.runtime.serialization.exceptions import decode_error, encode_error
 from stoker.runtime.serialization.pickling import pack
-from stoker_wire.ids import IdSource, Prefix
+from stoker_wire.ids import IdSource, Prefix, task_of
 from stoker_wire.messages.data import Failed, Inline, Location, Resolved, Stored
 
 if TYPE_CHECKING:
     import concurrent.futures
 
     from stoker.runtime.net.channels import Channels
+    from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.net.direct_reader import DirectReader
     from stoker.runtime.objects.table import ObjectTable
     from stoker.runtime.objects.unseen_errors import UnseenErrors
     from stoker.runtime.objects.values import ValueStore
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.common import Address
+    from stoker_wire.messages.data import Ref
 
 _FLUSH_S = 5.0
+_LOADS = 4
+"""How often a value is read: it may be lost again where it was recovered."""
 _MARK = Inline(pack(None, what="").data)
 """The location of every mark (see ``new_mark``)."""
+
+
+class _Lineage(Protocol):
+    """The table of how stored results were made."""
+
+    def release(self, task_id: str) -> Sequence[Location]:
+        """Note that a stored result of a task is freed; return the arguments that nobody needs now."""
 
 
 class ObjectStore:
@@ -63,6 +76,8 @@ class ObjectStore:
         table: ObjectTable,
         values: ValueStore,
         unseen: UnseenErrors,
+        clients: ClusterClients,
+        lineage: _Lineage,
     ) -> None:
         self.address = address
         self.table = table
@@ -76,7 +91,9 @@ class ObjectStore:
         self._put_ids = IdSource(Prefix.OBJECT)
         self._dropped_refs: deque[Entry] = deque()
         self._marks: dict[str, Callable[[str], object]] = {}
-        # Each settles and frees for the other, so this part is made here.
+        self._lineage = lineage
+        # Each settles and frees for the other, so these parts are made here.
+        self.recovery = Recovery(address, io, channels, clients, table, self.relocate, values.free)
         self.borrowing = Borrowing(address, io, channels, table, self)
         self.import_ref = self.borrowing.import_ref
         values.on_full(self._reclaim)
@@ -139,8 +156,8 @@ class ObjectStore:
             if failed is not None:
                 raise decode_error(failed)
             if deadline_s is None:
-                return [self.load(e) for e in entries]
-            return [self.load(e, deadline_s - time.monotonic()) for e in entries]
+                return [self.load(e, None, entries) for e in entries]
+            return [self.load(e, deadline_s - time.monotonic(), entries) for e in entries]
         except BaseException:
             self.unseen.mark_requested(entries)
             raise
@@ -247,19 +264,71 @@ class ObjectStore:
                 finally:
                     self._remove_waiter(waiter, [entry])
         location = entry.location
-        if isinstance(location, Stored) and self.values.arena_of(location.node_id) is None:
-            return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
-        return self.load(entry)
+        if type(location) is not Stored:
+            return self.load(entry)
+        if self.values.arena_of(location.node_id) is not None:
+            with contextlib.suppress(ObjectLostError):
+                return self.values.load(location, entry.object_id)
+        return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
 
-    def load(self, entry: Entry, timeout_s: float | None = None) -> Any:
+    def load(
+        self, entry: Entry, timeout_s: float | None = None, others: Sequence[Entry] = ()
+    ) -> Any:
         """Return the value of a settled entry, or raise its error. Not on the loop thread.
 
-        ``timeout_s`` bounds how long a value of another machine may take to come.
+        ``timeout_s`` bounds how long a value of another machine, or one that was lost and is made again,
+        may take to come. ``others`` are those that are loaded next: lost ones are recovered together.
         """
-        assert entry.location is not None
-        if type(entry.location) is Failed:
-            self.unseen.mark_seen(entry.location)
-        return self.values.load(entry.location, entry.object_id, timeout_s)
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        for attempt in range(_LOADS):
+            location = entry.location
+            assert location is not None
+            if type(location) is not Stored:
+                if type(location) is Failed:
+                    self.unseen.mark_seen(location)
+                return self.values.load(location, entry.object_id)
+            try:
+                return self.values.load(location, entry.object_id, timeout_s)
+            except ObjectLostError:
+                if attempt == _LOADS - 1 or self._io.is_current():
+                    raise
+            if deadline_s is not None:
+                timeout_s = max(0.0, deadline_s - time.monotonic())
+            self._recover(entry, location, timeout_s, others)
+        raise AssertionError  # the last attempt has raised
+
+    def _recover(
+        self, entry: Entry, lost: Stored, timeout_s: float | None, others: Sequence[Entry]
+    ) -> None:
+        """Wait until a lost object has a new location; have others that were lost with it recovered too."""
+        waiter = ThreadWaiter()
+        waiter.missing = 1
+        self._io.call_soon(self.recovery.begin, entry, lost, waiter.settled)
+        for other in others:
+            location = other.location
+            if other is not entry and type(location) is Stored and location.node_id == lost.node_id:
+                self._io.call_soon(self.recovery.begin, other, location, _nothing)
+        if not self.waits.wait(waiter, timeout_s, "get()", [entry]):
+            raise GetTimeoutError(
+                f"get() waited {timeout_s:.3g} s for {entry.object_id}, which cannot be read on node "
+                f"{lost.node_id}, to be made again\n{describe_wait([entry])}"
+            )
+
+    def load_argument(self, ref: Ref, location: Location) -> Any:
+        """Return the value of an argument at the location that its caller named; not on the loop thread.
+
+        Where that is lost, the owner says where it is now.
+        """
+        try:
+            return self.values.load(location, ref.object_id)
+        except ObjectLostError:
+            if type(location) is not Stored:
+                raise
+        held = self.import_ref(ref.object_id, ref.owner)
+        with self.lock:
+            if held._entry.location is None:
+                held._entry.location = location
+        return self.load(held._entry)
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -317,6 +386,28 @@ class ObjectStore:
         if not is_referenced:
             self.free(entry)  # the last ref to it was dropped before
 
+    def relocate(self, entry: Entry, location: Location) -> None:
+        """Give a settled entry another location, as its value was lost at the one before (loop thread)."""
+        if self.table.get(entry.object_id) is not entry:
+            if entry.owner is None:
+                self.values.free(
+                    location, entry.object_id
+                )  # the last ref to it was dropped meanwhile
+            return
+        was_stored = type(entry.location) is Stored
+        entry.task = None
+        entry.location = location
+        if location.refs:
+            entry.children = tuple(
+                self.borrowing.import_ref(r.object_id, r.owner) for r in location.refs
+            )
+        if was_stored and type(location) is not Stored:
+            self._release_lineage(entry)
+
+    def _release_lineage(self, entry: Entry) -> None:
+        for args in self._lineage.release(task_of(entry.object_id)):
+            self.values.free(args)
+
     def discard(self, locations: Iterable[Location]) -> None:
         """Free the bytes of results that nobody waits for any more, unless they are in use.
 
@@ -360,3 +451,9 @@ class ObjectStore:
             if type(entry.location) is Failed:
                 self.unseen.on_free(entry.location)
             self.values.free(entry.location, entry.object_id)
+            if type(entry.location) is Stored:
+                self._release_lineage(entry)
+
+
+def _nothing() -> None:
+    """Do nothing when a recovery ends for which nobody waits yet."""

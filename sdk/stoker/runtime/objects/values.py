@@ -19,8 +19,8 @@ from stoker.runtime.serialization.exceptions import decode_error
 from stoker.runtime.serialization.pickling import Packed, unpack
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import capacity_for
-from stoker_wire.errors import ArenaFullError
-from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Stored
+from stoker_wire.errors import ArenaFullError, DeadlineExceededError, UnavailableError
+from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Ref, Stored
 from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class ValueStore:
         """Store a value of which its maker may be about to let go; :meth:`settle` must follow."""
         refs = tuple(wire_ref(ref, self._address) for ref in packed.refs)
         if packed.nbytes <= self._inline_max_bytes or self.arena is None:
-            return Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
+            return _inline(packed, refs)
         node, job_id = self._node, self._job.job_id
         assert node is not None
         owner_id = owner_id or self._address.peer_id
@@ -118,6 +118,10 @@ class ValueStore:
             )
             self._io.wake()
             return Stored(nbytes, node.node_id, node.url, refs, object_id)
+        except FileNotFoundError:
+            # The nodelet beside this driver has died, and the node's shared memory with it.
+            self.arena = None
+            return _inline(packed, refs)
         except BaseException:  # the cancellation of a task may come at any bytecode
             self.discard(object_id)
             raise
@@ -264,16 +268,26 @@ class ValueStore:
                     await self._post(node.url, "/v1/objects", SealObjects(objects=to_seal))
                 for url, object_ids in by_node.items():
                     free = FreeObjects(object_ids=tuple(object_ids))
-                    await self._post(url, "/v1/objects/free", free)
+                    if node is not None and url == node.url:
+                        await self._post(url, "/v1/objects/free", free)
+                    else:  # another node may be dead: nobody waits for it
+                        post = self._post(url, "/v1/objects/free", free)
+                        self._io.background.spawn(post, name="free")
         finally:
             self._reporting = False
 
     async def _post(self, url: str, path: str, body: object) -> None:
         try:
             await self._clients.client_of(url).call("POST", path, body)
+        except (UnavailableError, DeadlineExceededError) as error:
+            _log.info("%s%s: %s", url, path, error)  # a node that is dead has nothing to free
         except StokerError as error:
             # The nodelet frees by itself what belongs to a worker or job that has ended.
             _log.warning("%s%s: %s", url, path, error)
+
+
+def _inline(packed: Packed, refs: tuple[Ref, ...]) -> Inline:
+    return Inline(packed.data, tuple(Buffer(bytes(v)) for v in packed.buffers), refs)
 
 
 def _no_reclaim() -> bool:

@@ -15,16 +15,19 @@ from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.tasks.streams import Stream
 from stoker.runtime.tasks.task_spec import PendingTask, Phase
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Cancel, Failed
+from stoker_wire.messages.data import Cancel, Failed, Stored
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.process.io_thread import IoThread
+    from stoker.runtime.tasks.lineage import Lineage
     from stoker.runtime.tasks.status import TaskStatus
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.common import Address
-    from stoker_wire.messages.data import Item, Result
+    from stoker_wire.messages.data import Item, Location, Result
 
 
 class PendingCalls:
@@ -37,12 +40,16 @@ class PendingCalls:
         objects: ObjectStore,
         status: TaskStatus,
         by_id: dict[str, PendingTask],
+        lineage: Lineage,
     ) -> None:
         self._io = io
         self._channels = channels
         self._objects = objects
         self.status = status
         self.by_id = by_id
+        self._lineage = lineage
+        self._again: dict[str, Callable[[Sequence[Location]], object]] = {}
+        """Calls that are executed again: who takes their results."""
         self.lost: Failed | None = None
         """The error of every call, once the cluster is gone."""
 
@@ -54,9 +61,10 @@ class PendingCalls:
         template = task.spec.template
         result: Any
         if template.streaming:
-            task.stream = Stream(task.task_id, self._io, self._objects, self.cancel_soon)
-            task.stream.completed_ref._entry.task = task
-            result = ObjectRefGenerator(task.stream)
+            stream = Stream(task.task_id, self._io, self._objects, self.cancel_soon)
+            stream.completed_ref._entry.task = task
+            task.stream = stream
+            result = ObjectRefGenerator(stream)
         else:
             new_ref, task_id = self._objects.new_ref, task.task_id
             refs = [new_ref(return_id(task_id, i)) for i in range(template.num_returns)]
@@ -66,6 +74,11 @@ class PendingCalls:
             result = refs[0] if len(refs) == 1 else refs or None
         self.by_id[task.task_id] = task
         return result
+
+    def add_again(self, task: PendingTask, on_end: Callable[[Sequence[Location]], object]) -> None:
+        """Add a call that is executed again (loop thread); its results go to ``on_end`` alone."""
+        self.by_id[task.task_id] = task
+        self._again[task.task_id] = on_end
 
     def send_soon(self) -> None:
         """Have new calls sent (any thread): the only one at once, many together by the loop thread."""
@@ -78,13 +91,25 @@ class PendingCalls:
 
     def complete(self, task: PendingTask, result: Result) -> None:
         """Settle a call's results and forget it."""
-        self._forget(task)
         settle = self._objects.settle
         locations = result.returns
+        if self._again and task.task_id in self._again:
+            self._end_again(task, locations)
+            return
         if task.stream is not None:
+            if not self._lineage.end_items(task):
+                self._objects.values.free(task.args)
+            self._forget(task)
             failure = locations[0] if locations and isinstance(locations[0], Failed) else None
             task.stream.finish(result.nitems, failure)
             return
+        for location in locations:
+            if type(location) is Stored:
+                self._keep_lineage(task, locations)
+                break
+        else:
+            self._objects.values.free(task.args)
+        self._forget(task)
         if len(locations) != len(task.entries) or (
             len(locations) > 1 and type(locations[0]) is Failed
         ):
@@ -98,17 +123,31 @@ class PendingCalls:
             return
         if report:
             self.status.ended(task, failed)
+        if self._again and task.task_id in self._again:
+            self._end_again(task, (failed,))
+            return
+        if task.stream is None or not self._lineage.end_items(task):
+            self._objects.values.free(task.args)
         self._forget(task)
         if task.stream is not None:
             task.stream.finish(None, failed)
         for entry in task.entries:
             self._objects.settle(entry, failed)
 
+    def _keep_lineage(self, task: PendingTask, locations: Sequence[Location]) -> None:
+        """Note how stored results were made; free the arguments that are not kept for that."""
+        freed = [] if self._lineage.keep(task, locations) else [task.args]
+        for args in (*freed, *self._lineage.evict()):
+            self._objects.values.free(args)
+
+    def _end_again(self, task: PendingTask, locations: Sequence[Location]) -> None:
+        self._forget(task)  # its arguments may be needed once more
+        self._again.pop(task.task_id)(locations)
+
     def _forget(self, task: PendingTask) -> None:
         self.by_id.pop(task.task_id, None)
         if task.slot is not None:
             task.slot.pop(task.task_id)
-        self._objects.values.free(task.args)
         task.phase = Phase.ENDED
         task.slot = task.channel = None
         task.deps = task.nested = ()
@@ -117,6 +156,8 @@ class PendingCalls:
         """Handle a value that a streaming task or method yielded."""
         task = self.by_id.get(message.task_id)
         if task is not None and task.stream is not None and task.attempt == message.attempt:
+            if type(message.location) is Stored and task.task_id not in self._again:
+                self._lineage.keep_item(task)
             task.stream.add_item(channel, message.index, message.location)
         else:
             self._objects.discard([message.location])

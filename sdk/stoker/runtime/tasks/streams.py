@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.runtime.objects.waiters import LoopWaiter, ThreadWaiter
 from stoker_wire.ids import return_id
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 AHEAD = 256
 """How many items a worker may yield ahead of the consumer."""
 _NONE = Inline(b"\x80\x05N.")
+
+
+class ItemSink(Protocol):
+    """The receiver of what a generator yields (loop thread)."""
+
+    def add_item(self, channel: Channel, index: int, location: Location) -> None:
+        """Take the ``index``-th value that the task yielded."""
+
+    def finish(self, nitems: int | None, failed: Failed | None) -> None:
+        """Note that the task ended."""
 
 
 class Stream:

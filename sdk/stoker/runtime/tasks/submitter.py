@@ -144,6 +144,14 @@ class TaskSubmitter:
         if self._submitted:
             self._io.wake()
 
+    def resubmit(self, task: PendingTask) -> None:
+        """Take in a task that is executed again."""
+        touched: dict[bytes, None] = {}
+        self._pending.status.watch(task)
+        if self._await_arguments(task):
+            self._enqueue(task, touched)
+        self._dispatch_all(touched)
+
     def _await_arguments(self, task: PendingTask) -> bool:
         """Return whether the arguments are ready; else enqueue the task, or fail it, once they are."""
         failed = failed_argument(task)

@@ -14,7 +14,7 @@ from stoker.runtime.objects.refs import ObjectRef, wire_ref
 from stoker.runtime.objects.table import Entry
 from stoker.runtime.serialization.pickling import OUT_OF_BAND_MIN_NBYTES, LargeBytes, pack
 from stoker.runtime.tasks.dispatch import ClassQueue, Slot
-from stoker.runtime.tasks.streams import Stream
+from stoker.runtime.tasks.streams import ItemSink
 from stoker_wire.data.channel import Channel
 from stoker_wire.ids import return_id
 from stoker_wire.messages.data import (
@@ -120,7 +120,7 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
     """Its function and the thread that called it: keys take turns."""
     phase: Phase = Phase.NEW
     entries: Sequence[Entry] = ()
-    stream: Stream | None = None
+    stream: ItemSink | None = None
     queue: ClassQueue[PendingTask] | None = None
     slot: Slot[PendingTask] | None = None
     channel: Channel | None = None

@@ -128,6 +128,7 @@ class CallExecutor:
             clients,
             job,
             objects.values,
+            objects.load_argument,
             calls,
             self.cancellation,
             self.send_item,

@@ -7,6 +7,7 @@ thread that runs calls goes on.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 import os
@@ -18,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from stoker.exceptions import BadRequestError, SerializationError, StokerError, TaskError
+from stoker.exceptions import (
+    BadRequestError,
+    ObjectLostError,
+    SerializationError,
+    StokerError,
+    TaskError,
+)
 from stoker.runtime.objects.refs import REF_MARK, wire_ref
 from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.serialization.exceptions import decode_error, encode_error, encode_exception
@@ -26,7 +33,7 @@ from stoker.runtime.serialization.pickling import collected_refs, pack, unpack
 from stoker.runtime.tasks.streams import AHEAD
 from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Call, Dep, Failed, Item, Location, Result
+from stoker_wire.messages.data import Call, Failed, Item, Location, Ref, Result
 
 if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
@@ -56,6 +63,7 @@ class Invoker:
         clients: ClusterClients,
         job: JobContext,
         values: ValueStore,
+        load_argument: Callable[[Ref, Location], Any],
         calls: CallTable,
         cancellation: Cancellation,
         send_item: Callable[[ReceivedCall, Item, list[Any]], None],
@@ -70,6 +78,7 @@ class Invoker:
         self._clients = clients
         self._job = job
         self._values = values
+        self._load_argument = load_argument
         self._calls = calls
         self._cancellation = cancellation
         self._send_item = send_item
@@ -146,18 +155,12 @@ class Invoker:
         data, buffers = values.bytes_of(call.args, "")
         args, kwargs, positions = unpack(data, buffers, what="an argument")
         for position, dep in zip(positions, call.deps, strict=True):
-            value = self._load_dependency(dep)
+            value = self._load_argument(dep.ref, dep.location)
             if isinstance(position, int):
                 args[position] = value
             else:
                 kwargs[position] = value
         return args, kwargs
-
-    def _load_dependency(self, dep: Dep) -> Any:
-        if isinstance(dep.location, Failed):
-            raise decode_error(dep.location)
-        data, buffers = self._values.bytes_of(dep.location, dep.ref.object_id)
-        return unpack(data, buffers, what=f"the argument {dep.ref.object_id}")
 
     def _success(self, received: ReceivedCall, value: Any, began: float) -> Outcome:
         duration_s = time.perf_counter() - began
@@ -296,11 +299,12 @@ class Invoker:
         began = time.perf_counter()
         try:
             if self._is_remote(call):
-                import asyncio
-
                 args, kwargs = await asyncio.to_thread(self.load_arguments, call)
             else:
-                args, kwargs = self.load_arguments(call)
+                try:
+                    args, kwargs = self.load_arguments(call)
+                except ObjectLostError:
+                    args, kwargs = await asyncio.to_thread(self.load_arguments, call)
             value = method(*args, **kwargs)
             if inspect.isawaitable(value):
                 value = await value

@@ -29,7 +29,9 @@ class FarAway:
     def client_of(self, url: str) -> FarAway:
         return self
 
-    def call(self, method: str, path: str, body: Any, *, reply: Any, timeout_s: float) -> str:
+    def call(
+        self, method: str, path: str, body: Any, *, reply: Any, timeout_s: float, retry: bool
+    ) -> str:
         return path
 
     def run(self, work: str, timeout_s: float) -> None:

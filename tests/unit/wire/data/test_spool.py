@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from stoker_wire.data import spool
 from stoker_wire.data.spool import (
@@ -57,7 +58,9 @@ def test_a_record_is_the_same_after_its_journey() -> None:
         demand=Demand(job_id="j", resources={"CPU": 1.0}, name="f"),
         waiting_for="a lease",
         owner_id="p_1",
+        reconstructs="o_1 is lost",
     )
+    assert [f.name for f in fields(record) if getattr(record, f.name) == f.default] == []
     [row], dropped = rows_in(frames_of([row_of(record)], 7))
     assert (record_of(row), dropped) == (record, 7)
 
