@@ -213,7 +213,7 @@ def test_a_frozen_node_is_given_up_and_does_no_harm_when_it_wakes(
 
 
 def test_objects_of_a_dead_node_are_lost_with_a_clear_error(pair: Apart) -> None:
-    @stoker.remote
+    @stoker.remote(max_retries=0)  # else it would be made again
     def make() -> bytes:
         return os.urandom(2_000_000)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+pytestmark = pytest.mark.logs(r"lease did not start: .* got no answer")
+
 LENGTH = 100_000
 NEAR = {"near": 0.01}
 
