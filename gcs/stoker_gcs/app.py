@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.reconcile import Reconciler
+from stoker_gcs.controllers.retention import Retention, use_step_s
 from stoker_gcs.controllers.schedules import ScheduleController
 from stoker_gcs.ephemeral.fallback import FallbackEphemeralStore
 from stoker_gcs.explain.explain import Explainer
@@ -72,6 +73,7 @@ class GcsApp:
     worker_exits: WorkerExits
     history: TaskHistory
     reconciler: Reconciler
+    retention: Retention
     explainer: Explainer
     id_finder: IdFinder
     replica_id: str
@@ -125,6 +127,7 @@ def build_app(
     )
     queues = QueueRegistry(state, nodes, jobs)
     schedules = ScheduleRegistry(state, jobs, queues)
+    blobs = Blobs(state, use_step_s(settings))
     driver_placement = DriverPlacement(state, peers, jobs, job_work, releaser)
     reconciler = Reconciler(
         state,
@@ -150,7 +153,7 @@ def build_app(
         election=election,
         peers=peers,
         kv=KeyValues(state),
-        blobs=Blobs(state),
+        blobs=blobs,
         tokens=Tokens(state, token),
         jobs=jobs,
         probes=NodeProbes(nodes, settings),
@@ -163,6 +166,9 @@ def build_app(
         worker_exits=WorkerExits(state, (actors, jobs)),
         history=history,
         reconciler=reconciler,
+        retention=Retention(
+            state, settings, nodes=nodes, jobs=jobs, schedules=schedules, blobs=blobs
+        ),
         explainer=Explainer(state, peers, jobs=jobs, actors=actors, history=history),
         id_finder=IdFinder(state, peers),
         replica_id=replica_id,

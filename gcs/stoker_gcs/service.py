@@ -103,7 +103,7 @@ async def serve(
             "sessions": app.sessions.fail_lost,
             "reconcile": app.reconciler.run,
             "schedules": app.schedule_controller.run,
-            "compact": maintenance.compact_log,
+            "retention": app.retention.run,
             "keys": app.kv.sweep,
         },
     )

@@ -173,6 +173,8 @@ class Membership:
             "leases": float(len(state.leases)),
             "objects": float(len(self.workers.objects)),
             "object_bytes": float(self.workers.objects.nbytes),
+            "log_files": float(self.workers.logs.count),
+            "log_bytes": float(self.workers.logs.nbytes),
             **self.workers.gpus.usage,
         }
         for index, share in sorted(state.gpu_use().items()):

@@ -33,6 +33,7 @@ from stoker_nodelet.objects import arena
 from stoker_nodelet.objects.eviction import ArenaEvictor, create_arena
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import Exits
+from stoker_nodelet.telemetry.log_retention import LogRetention
 from stoker_nodelet.telemetry.logs import Logs
 from stoker_nodelet.telemetry.oom_guard import OomGuard
 from stoker_nodelet.telemetry.task_spool import TaskSpool
@@ -85,6 +86,7 @@ class Parts:
     spool: TaskSpool
     evictor: ArenaEvictor
     transfer: Transfer
+    log_retention: LogRetention
     monitor: GpuMonitor | None
 
 
@@ -121,7 +123,7 @@ class Nodelet:
             ("spool", parts.spool.run()),
             ("eviction", parts.evictor.run()),
             ("memory", OomGuard(workers).run()),
-            ("ticks", _tick(workers)),
+            ("ticks", _tick(workers, parts.log_retention)),
             ("folders", workers.sweep_folders()),
         ):
             parts.background.spawn(work, name=name)
@@ -297,6 +299,13 @@ def _build_parts(
         spool=spool,
         evictor=evictor,
         transfer=object_transfer,
+        log_retention=LogRetention(
+            identity.log_dir,
+            logs,
+            max_bytes=settings.log_max_bytes,
+            total_bytes=settings.log_total_bytes,
+            max_files=settings.log_max_files,
+        ),
         monitor=GpuMonitor(gpu_library, workers) if gpu_library is not None else None,
     )
 
@@ -359,10 +368,11 @@ def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
     return Membership(registration, parts.gcs, workers, on_member)
 
 
-async def _tick(workers: Workers) -> None:
+async def _tick(workers: Workers, retention: LogRetention) -> None:
     while True:
         workers.tick()
         workers.logs.poll()
+        retention.tick()
         await asyncio.sleep(_TICK_S)
 
 

@@ -195,6 +195,8 @@ class GcsFeed:
 
     def _apply(self, event: Event) -> None:
         engine = self._engine
+        if event.kind == EventKind.NODE_DELETED:
+            return  # It was removed when it died.
         if (node := payload_as(event, Node)) is not None:
             known = self._nodes.get(node.node_id)
             if known is not None and node.incarnation < known.incarnation:

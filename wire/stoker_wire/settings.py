@@ -286,6 +286,51 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 256 << 20
     task_history: Annotated[bool, Meta(description="keep a record of every task in the gcs")] = True
 
+    keep_events: Annotated[
+        int, Meta(ge=0, description="events kept, the newest of all; 0: all (docs/retention.md)")
+    ] = 200_000
+    keep_tasks: Annotated[
+        int, Meta(ge=0, description="attempts of tasks kept, the newest; 0: all")
+    ] = 1_000_000
+    keep_tasks_s: Annotated[
+        float, Meta(ge=0, description="how long tasks are kept that have ended; 0: for ever")
+    ] = 30 * 86_400.0
+    keep_jobs_s: Annotated[
+        float,
+        Meta(ge=0, description="how long jobs are kept that have ended, with theirs; 0: for ever"),
+    ] = 30 * 86_400.0
+    keep_actors_s: Annotated[
+        float, Meta(ge=0, description="how long dead actors are kept; 0: for ever")
+    ] = 7 * 86_400.0
+    keep_placement_groups_s: Annotated[
+        float, Meta(ge=0, description="how long removed placement groups are kept; 0: for ever")
+    ] = 7 * 86_400.0
+    keep_nodes_s: Annotated[
+        float, Meta(ge=0, description="how long dead nodes are kept; 0: for ever")
+    ] = 86_400.0
+    keep_blobs_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="how long functions and packages are kept that nothing uses; 0: for ever",
+        ),
+    ] = 30 * 86_400.0
+    log_max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0, description="size of a log file above which its oldest half is dropped; 0: none"
+        ),
+    ] = 256 << 20
+    log_total_bytes: Annotated[
+        int,
+        Meta(
+            ge=0, description="size of a node's logs above which those of ended workers go; 0: none"
+        ),
+    ] = 4 << 30
+    log_max_files: Annotated[
+        int, Meta(ge=0, description="logs of ended workers kept per node, the newest; 0: all")
+    ] = 1000
+
     sources: dict[str, str] = {}
     """Where each value that is not a default came from; not a setting itself."""
     unknown: tuple[str, ...] = ()

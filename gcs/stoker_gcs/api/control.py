@@ -1,7 +1,7 @@
-"""Routes of leadership, tokens and ids by prefix, for those who operate a cluster.
+"""Routes of leadership, tokens, retention and ids by prefix, for those who operate a cluster.
 
-LeaderElection owns who leads, and its epochs only rise; Tokens owns the tokens; IdFinder owns nothing, it
-reads the ids that others own.
+LeaderElection owns who leads, and its epochs only rise; Tokens owns the tokens; IdFinder and Retention own
+nothing, they read what others own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from stoker_wire.messages.control import (
     Leader,
     ListQuery,
     Page,
+    RetentionStatus,
     Token,
 )
 from stoker_wire.messages.queries import ResignQuery
@@ -40,6 +41,10 @@ async def get_leader(app: GcsApp, req: Request) -> Leader:
 
 async def resign(app: GcsApp, req: Request) -> None:
     await app.election.resign(req.path["name"], req.query.holder)
+
+
+async def get_retention(app: GcsApp, req: Request) -> RetentionStatus:
+    return await app.retention.status()
 
 
 async def create_token(app: GcsApp, req: Request) -> Token:
@@ -80,6 +85,13 @@ ROUTES = (
         summary="Get leader; 503 while there is none",
     ),
     Route("DELETE", "/v1/leaders/{name}", resign, query=ResignQuery, summary="Resign leadership"),
+    Route(
+        "GET",
+        "/v1/retention",
+        get_retention,
+        reply=RetentionStatus,
+        summary="Get what is kept of what has ended, since when, and by which policies",
+    ),
     Route(
         "POST",
         "/v1/tokens",

@@ -1,4 +1,4 @@
-"""Loops that keep a gcs itself healthy: its metrics, its readiness, the compaction of its event log."""
+"""The metrics of a gcs, and whether it is ready."""
 
 from __future__ import annotations
 
@@ -21,12 +21,10 @@ _log = logging.getLogger(__name__)
 MEASURE_EVERY_S = 1.0
 PING_EVERY_S = 1.0
 PING_S = 2.0
-COMPACT_EVERY_S = 60.0
-KEPT_EVENTS = 200_000
 
 
 class Maintenance:
-    """The gauges of a gcs, and the loops that set them and compact the log."""
+    """The gauges of a gcs, and the loop that sets them."""
 
     def __init__(
         self,
@@ -87,12 +85,3 @@ class Maintenance:
                 _log.info("ready again")
             # Not why in detail: whoever asks needs no token.
             service.obstacle = "its database does not answer" if why else ""
-
-    async def compact_log(self) -> None:
-        """Forget old events now and then, until cancelled; runs on the leading replica."""
-        while True:
-            await asyncio.sleep(COMPACT_EVERY_S)
-            try:
-                await self._state.log.compact(KEPT_EVENTS)
-            except StokerError as error:
-                _log.warning("compaction waits: %s", error)

@@ -237,11 +237,10 @@ class Reconciler:
                 self._start(
                     work, "place", group.group_id, partial(self._place_group, group.group_id)
                 )
-        for row in await self._state.store.select(
-            schema.TASKS, {"state": OPEN}, limit=100_000, columns=("job_id",)
-        ):
-            if row["job_id"] not in jobs:
-                jobs[row["job_id"]] = await self._jobs.has_ended(row["job_id"])
+        with_open = await self._state.store.distinct(schema.TASKS, "job_id", {"state": OPEN})
+        for job_id in map(str, with_open):
+            if job_id not in jobs:
+                jobs[job_id] = await self._jobs.has_ended(job_id)
         for job_id, ended in jobs.items():
             if ended:
                 self._start(work, "end", job_id, partial(self._end_job, job_id))
@@ -264,7 +263,12 @@ class Reconciler:
             self._end_leases_on_node(work, node_id, before, f"node {node_id} died")
 
     async def _end_job(self, job_id: str) -> None:
-        job = await self._state.get(JOBS, job_id)
+        job = await self._jobs.find(job_id)
+        if (
+            job is None
+        ):  # It is deleted: nothing of it lives, but a report of a task may have come late.
+            await self._history.close_job(job_id)
+            return
         await self._jobs.end_members(job)
         await self._job_work.end(job)
 

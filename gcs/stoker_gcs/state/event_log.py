@@ -109,23 +109,20 @@ class EventLog:
         self._moved.set()
         self._moved = asyncio.Event()
 
-    async def compact(self, keep: int) -> None:
-        """Forget all but the newest ``keep`` events."""
+    async def compact(self, keep: int, *, batch: int = READ_SIZE, pause_s: float = 0.0) -> None:
+        """Forget all but the newest ``keep`` events, ``batch`` of them in a transaction."""
         upto = self.last - keep
-        if upto > self.compacted:
-            await self._store.compact(upto)
-            self.compacted = upto
+        while self.compacted < upto:
+            before = min(upto, self.compacted + batch)
+            await self._store.compact(before)
+            self.compacted = before
+            await asyncio.sleep(pause_s)
 
     async def read(self, since: int, limit: int = READ_SIZE) -> list[Event]:
         """Return events with ``seq > since``, at most ``limit``; CompactedError if some are gone."""
         if since >= self.last:
             return []
-        if since < self.compacted:
-            raise CompactedError(
-                f"events up to {self.compacted} are gone and {since} is before\n"
-                f"list again, then watch with since={self.last}",
-                extra={"compacted": self.compacted, "last": self.last},
-            )
+        self._check_kept(since)
         if since >= self._floor:
             recent = []
             for event in reversed(self._ring):
@@ -134,8 +131,21 @@ class EventLog:
                 recent.append(event)
             recent.reverse()
             return recent[:limit]
+        events = await self._store.events(since, limit)
+        # Another replica may have forgotten some, of which this one is not told.
+        self.compacted = max(self.compacted, (await self._store.bounds())[0])
+        self._check_kept(since)
         # Not beyond the ring: all readers see one order.
-        return [e for e in await self._store.events(since, limit) if e.seq <= self.last]
+        return [event for event in events if event.seq <= self.last]
+
+    def _check_kept(self, since: int) -> None:
+        """Raise CompactedError if events after ``since`` are gone."""
+        if since < self.compacted:
+            raise CompactedError(
+                f"events up to {self.compacted} are gone and {since} is before\n"
+                f"list again, then watch with since={self.last}",
+                extra={"compacted": self.compacted, "last": self.last},
+            )
 
     async def read_back(self, before: int, down_to: int, limit: int = READ_SIZE) -> list[Event]:
         """Return events with ``down_to < seq < before``, newest first, at most ``limit``."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0006"
+REVISION = "0007"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -107,6 +107,8 @@ JOBS = Table(
     indexes=(("state",),),
     listed=True,
 )
+DELETED_JOBS = Table("deleted_jobs", (_TEXT("job_id"),), key=("job_id",))
+"""The ids of jobs that are gone, which no other job gets."""
 ACTORS = Table(
     "actors",
     (
@@ -167,7 +169,7 @@ TASKS = Table(
         _RECORD,
     ),
     key=("task_id", "attempt"),
-    indexes=(("job_id", "state"),),
+    indexes=(("job_id", "state"), ("state", "job_id")),
     listed=True,
 )
 KV = Table(
@@ -200,6 +202,12 @@ BLOBS = Table(
     (_TEXT("kind"), _TEXT("blob_id"), _int("nbytes"), _float("created_at_s"), _bytes("value")),
     key=("kind", "blob_id"),
 )
+BLOB_USES = Table(
+    "blob_uses",
+    (_TEXT("kind"), _TEXT("blob_id"), _float("used_at_s")),
+    key=("kind", "blob_id"),
+)
+"""When each blob was last put, asked for or got: beside the blobs, whose rows are large."""
 TOKENS = Table(
     "tokens",
     (
@@ -228,6 +236,7 @@ TABLES: tuple[Table, ...] = (
     META,
     NODES,
     JOBS,
+    DELETED_JOBS,
     ACTORS,
     PLACEMENT_GROUPS,
     QUEUES,
@@ -237,6 +246,7 @@ TABLES: tuple[Table, ...] = (
     KV,
     KV_REQUESTS,
     BLOBS,
+    BLOB_USES,
     TOKENS,
     LEADERS,
     FACTS,

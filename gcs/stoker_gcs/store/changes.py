@@ -105,11 +105,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Removal of the rows where all of ``where`` match; ``must_exist`` makes none a WriteConflict."""
+    """Removal of the rows where all of ``where`` match; ``must_exist`` makes none a WriteConflict.
+
+    With ``most``, of a listed table, it removes no more of them than that.
+    """
 
     table: Table
     where: Mapping[str, Condition]
     must_exist: bool = False
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from stoker_gcs.store.task_merge import merge_all, merge_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from stoker_gcs.store.changes import Change, Condition, Operation, Row
+    from stoker_gcs.store.changes import Change, Condition, Operation, Row, Value
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
 
@@ -95,7 +95,7 @@ class MemoryStore:
             gone = [key for key, row in rows.items() if _matches(row, operation.where)]
             if operation.must_exist and not gone:
                 raise WriteConflict(table.name, "no row is as expected")
-            for key in gone:
+            for key in gone[: operation.most or None]:
                 del rows[key]
 
     def _check_unique(self, table: Table, row: Row) -> None:
@@ -162,6 +162,13 @@ class MemoryStore:
     ) -> int:
         """Return how many rows match, up to ``most``."""
         return min(most, sum(_matches(r, where or {}) for r in self._rows(table).values()))
+
+    async def distinct(
+        self, table: Table, column: str, where: Mapping[str, Condition] | None = None
+    ) -> list[Value]:
+        """Return the values of a column of the rows that match, each once."""
+        rows = self._rows(table).values()
+        return list(dict.fromkeys(row[column] for row in rows if _matches(row, where or {})))
 
     async def events(self, after: int, limit: int = 1000) -> list[Event]:
         """Return events with ``seq > after``."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stoker_gcs.state.schema import Table
-    from stoker_gcs.store.changes import Change, Condition, Row, WriteConflict
+    from stoker_gcs.store.changes import Change, Condition, Row, Value, WriteConflict
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
 
@@ -68,6 +68,12 @@ class Store(Protocol):
         self, table: Table, where: Mapping[str, Condition] | None = None, *, most: int = 10_000
     ) -> int:
         """Return how many rows match; counting stops at ``most``."""
+        ...
+
+    async def distinct(
+        self, table: Table, column: str, where: Mapping[str, Condition] | None = None
+    ) -> list[Value]:
+        """Return the values of a column of the rows that match, each once."""
         ...
 
     async def events(self, after: int, limit: int = 1000) -> list[Event]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from stoker_gcs.state.schema import Table
-    from stoker_gcs.store.changes import Condition, Row
+    from stoker_gcs.store.changes import Condition, Row, Value
     from stoker_wire.messages.control import Event
 
 KEYS_PER_SELECT = 500
@@ -57,6 +57,12 @@ class SqlReads(ABC):
         """Return how many rows match, up to ``most``."""
         rows = await self.fetch(*sql.count(table, where or {}, most))
         return int(rows[0]["n"])
+
+    async def distinct(
+        self, table: Table, column: str, where: Mapping[str, Condition] | None = None
+    ) -> list[Value]:
+        """Return the values of a column of the rows that match, each once."""
+        return [row[column] for row in await self.fetch(*sql.distinct(table, column, where or {}))]
 
     async def events(self, after: int, limit: int = 1000) -> list[Event]:
         """Return events with ``seq > after``."""

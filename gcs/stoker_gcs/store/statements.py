@@ -56,6 +56,8 @@ def _insert(table: Table, names: tuple[str, ...], replace: bool) -> str:
         # No row instead of an error: PostgreSQL would write each one into its log.
         return f"{sql} ON CONFLICT DO NOTHING"
     others = [name for name in names if name not in table.key]
+    if not others:
+        return f"{sql} ON CONFLICT DO NOTHING"
     changed = ", ".join(f"{name} = excluded.{name}" for name in others)
     return f"{sql} ON CONFLICT ({', '.join(table.key)}) DO UPDATE SET {changed}"
 
@@ -96,8 +98,12 @@ def operate(operation: Operation, seq: int = 0) -> tuple[str, dict[str, Value], 
             operation.must_exist,
         )
     parameters = {}
-    where = _where(dict(operation.where), parameters)
-    return f"DELETE FROM {operation.table.name}{where}", parameters, operation.must_exist
+    where = _where(operation.where, parameters)
+    name = operation.table.name
+    if operation.most:
+        parameters["most"] = operation.most
+        where = f" WHERE {ARRIVAL} IN (SELECT {ARRIVAL} FROM {name}{where} LIMIT :most)"
+    return f"DELETE FROM {name}{where}", parameters, operation.must_exist
 
 
 def select(
@@ -135,6 +141,12 @@ def count(table: Table, where: Mapping[str, Condition], most: int) -> Statement:
     parameters: dict[str, Value] = {"most": most}
     inner = f"SELECT 1 FROM {table.name}{_where(where, parameters)} LIMIT :most"
     return f"SELECT count(*) AS n FROM ({inner}) AS found", parameters
+
+
+def distinct(table: Table, column: str, where: Mapping[str, Condition]) -> Statement:
+    """Return the query of the values of a column of the rows that match, each once."""
+    parameters: dict[str, Value] = {}
+    return f"SELECT DISTINCT {column} FROM {table.name}{_where(where, parameters)}", parameters
 
 
 def known_tasks(keys: Sequence[tuple[str, int]]) -> Statement:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from array import array
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Mapping
@@ -17,7 +18,6 @@ from pathlib import Path
 from stoker_wire.messages.control import OUTPUT_MARK, LogLine, LogStream
 
 _POLL_S = 0.05
-_MAX_ENDED = 1000
 _CHUNK = 1 << 18
 _LONGEST_LINE = 1 << 16
 _TAIL_BYTES = 1 << 16
@@ -63,6 +63,18 @@ class LogFile:
     """That of the job whose driver it is; 0 for a worker."""
     ended: bool = False
     times: WriteTimes = field(default_factory=WriteTimes)
+    hole: int = 0
+    """The offset before which its bytes are dropped (:mod:`stoker_nodelet.telemetry.log_retention`)."""
+    mark: tuple[LogStream, str] = (LogStream.STDOUT, "")
+    """Whose output begins there."""
+    positions: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """How far each follower has read, and when that was, by ``time.monotonic``."""
+    followers: int = 0
+
+    def shown(self, since_s: float) -> int | None:
+        """Return how far all have read that followed it since then; None if nobody did."""
+        self.positions = {k: (at, s) for k, (at, s) in self.positions.items() if s >= since_s}
+        return min((at for at, _ in self.positions.values()), default=None)
 
     def poll(self) -> int:
         """Return the file's size, and record since when it has it."""
@@ -98,16 +110,29 @@ class LogFilter:
 
 @dataclass(slots=True)
 class Logs:
-    """The log files of this node, by worker id; of ended ones the last thousand are known."""
+    """The log files of this node, by worker id, the oldest first."""
 
     node_id: str
+    nbytes: int = 0
+    """What they use of the disk, as last measured."""
     _files: dict[str, LogFile] = field(default_factory=dict)
 
+    @property
+    def count(self) -> int:
+        return len(self._files)
+
     def add(self, log: LogFile) -> None:
-        """Add the log of a new process."""
+        """Add the log of a new process, whose first reader may yet come."""
+        log.positions[0] = (log.hole, time.monotonic())
         self._files[log.worker_id] = log
-        for worker_id in [w for w, known in self._files.items() if known.ended][:-_MAX_ENDED]:
-            del self._files[worker_id]
+
+    def all(self) -> list[LogFile]:
+        """Return all, the oldest first."""
+        return list(self._files.values())
+
+    def remove(self, worker_id: str) -> None:
+        """Forget a log."""
+        self._files.pop(worker_id, None)
 
     def get(self, worker_id: str) -> LogFile | None:
         return self._files.get(worker_id)
@@ -180,18 +205,32 @@ class _Reader:
         self._log = log
         size = log.poll()
         self._limit = None if whole else size
-        self._offset = min(since, size) or (_offset_of_last(log.path, last) if last else 0)
+        from_last = _offset_of_last(log.path, last, log.hole) if last else 0
+        self._offset = min(since, size) or from_last
         self._rest = b""
-        self._stream, self._name = _mark_before(log.path, self._offset)
+        self._stream, self._name = mark_before(log, self._offset)
         self.at_end = False
+        log.followers += whole
+        self._number = log.followers
+        if whole:
+            self._tell_position()
+
+    def _tell_position(self) -> None:
+        """Let retention know what was read: nobody has seen what is behind."""
+        self._log.positions[self._number] = (self._offset, time.monotonic())
 
     def lines(self, *, final: bool) -> list[LogLine]:
         """Return the lines since the last call; with ``final`` the file grows no more."""
         if self.at_end:
             return []
+        dropped = self._skip_hole()
+        if dropped:
+            return dropped
         read_to = self._offset + len(self._rest)
         size = self._log.poll()
         end = size if self._limit is None else min(size, self._limit)
+        if self._limit is None:
+            self._tell_position()
         if end <= read_to and not (final and self._rest):
             self.at_end = final
             return []  # a poll is frequent, and costs a fifth of opening the file
@@ -203,6 +242,20 @@ class _Reader:
             self.at_end = final
             return []
         return self._split(self._rest + chunk, final=final and read_to + len(chunk) >= end)
+
+    def _skip_hole(self) -> list[LogLine]:
+        """Go to the end of the hole if this is in it; return the line that says so."""
+        log = self._log
+        nbytes = log.hole - self._offset
+        if nbytes <= 0:
+            return []
+        self._offset, self._rest = log.hole, b""
+        self._stream, self._name = LogStream.STDERR, "stoker"
+        line = self._line(
+            f"{nbytes} bytes of output were here, dropped by retention: log_max_bytes"
+        )
+        self._stream, self._name = log.mark
+        return [line]
 
     def _split(self, data: bytes, *, final: bool) -> list[LogLine]:
         lines = []
@@ -244,7 +297,7 @@ def tail(path: Path, count: int) -> tuple[str, ...]:
         with path.open("rb") as file:
             nbytes = file.seek(0, 2)
             file.seek(max(0, nbytes - _TAIL_BYTES))
-            lines = _lines_of(file.read())
+            lines = _lines_of(file.read().lstrip(b"\0"))  # what retention has dropped
     except FileNotFoundError:
         return ()
     shown = [line.decode(errors="replace") for line in lines if not line.startswith(_MARK)]
@@ -262,31 +315,31 @@ def _parsed(mark: str) -> tuple[LogStream, str]:
     return (LogStream.STDERR if stream == LogStream.STDERR else LogStream.STDOUT), name
 
 
-def _mark_before(path: Path, offset: int) -> tuple[LogStream, str]:
+def mark_before(log: LogFile, offset: int) -> tuple[LogStream, str]:
     """Return the stream and name of the last mark before ``offset``, for a reader that begins there."""
     try:
-        with path.open("rb") as file:
+        with log.path.open("rb") as file:
             data, start = b"", offset
-            while start > 0 and offset - start < _MARK_BYTES:
-                end, start = start, max(0, start - _TAIL_BYTES)
+            while start > log.hole and offset - start < _MARK_BYTES:
+                end, start = start, max(log.hole, start - _TAIL_BYTES)
                 file.seek(start)
                 data = file.read(end - start) + data[:_TAIL_BYTES]
                 at = data.rfind(b"\n" + _MARK)
-                if at < 0 and start == 0 and data.startswith(_MARK):
+                if at < 0 and start == log.hole and data.startswith(_MARK):
                     at = -1
                 elif at < 0:
                     continue
                 return _parsed(data[at + 1 :].partition(b"\n")[0].decode(errors="replace"))
     except FileNotFoundError:
         pass
-    return LogStream.STDOUT, ""
+    return log.mark
 
 
-def _offset_of_last(path: Path, count: int) -> int:
+def _offset_of_last(path: Path, count: int, hole: int) -> int:
     try:
         with path.open("rb") as file:
             nbytes = file.seek(0, 2)
-            start = max(0, nbytes - _TAIL_BYTES)
+            start = max(hole, nbytes - _TAIL_BYTES)
             file.seek(start)
             data = file.read()
     except FileNotFoundError:

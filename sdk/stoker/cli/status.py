@@ -14,16 +14,24 @@ from stoker.cli.output import (
     amount,
     duration,
     heading,
+    nbytes,
     plural,
     print_json,
+    print_prose,
     print_table,
     resources,
 )
 from stoker.cli.scheduling.explain import print_groups
 from stoker.cli.tables import Column, Row
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import ClusterResources, Demand
-from stoker_wire.messages.control import Explanation, Leader, WaitingGroup
+from stoker_wire.messages.control import (
+    Explanation,
+    Kept,
+    Leader,
+    RetentionStatus,
+    WaitingGroup,
+)
 
 if TYPE_CHECKING:
     from stoker.runtime.net.http import HttpClient
@@ -31,6 +39,7 @@ if TYPE_CHECKING:
 _JOBS = 10
 _EXPLAINED = 10
 _SCHEDULER_S = 3.0
+_ENDED = {"jobs": "ended", "actors": "dead", "placement_groups": "removed", "nodes": "dead"}
 
 
 class Waiting(WaitingGroup, frozen=True, kw_only=True):
@@ -55,6 +64,7 @@ class Status(msgspec.Struct):
     jobs_ended: int
     pending: list[Row]
     waiting: list[Waiting]
+    kept: RetentionStatus | None
 
 
 @click.command()
@@ -70,6 +80,7 @@ def status(address: str | None, token: str | None, as_json: bool) -> None:
     _print_use(shown)
     _print_jobs(shown)
     _print_waiting(shown.waiting)
+    _print_kept(shown.kept)
 
 
 def _collect(client: HttpClient) -> Status:
@@ -99,7 +110,15 @@ def _collect(client: HttpClient) -> Status:
         ended.total or 0,
         pending,
         waiting,
+        _kept(client),
     )
+
+
+def _kept(client: HttpClient) -> RetentionStatus | None:
+    try:
+        return client.call("GET", "/v1/retention", reply=RetentionStatus)
+    except NotFoundError:  # a gcs of an older version
+        return None
 
 
 def grouped(pending: list[Row]) -> list[Waiting]:
@@ -208,3 +227,19 @@ def _print_waiting(waiting: list[Waiting]) -> None:
         print_groups(of_job[:_JOBS])
         if len(of_job) > _JOBS:
             click.echo(f"  and {plural(len(of_job) - _JOBS, 'more cause')}")
+
+
+def _print_kept(kept: RetentionStatus | None) -> None:
+    """Show what is kept of what has ended, and since when, on one or two lines."""
+    if kept is None:
+        return
+    texts = [_kept_text(one) for one in kept.kinds if one.count]
+    texts.append(f"{plural(kept.log_files, 'log file')} of {nbytes(kept.log_bytes)}")
+    click.echo(f"\n{heading('Kept')} (limits: stoker config | grep -E 'keep|log_')")
+    print_prose(", ".join(texts))
+
+
+def _kept_text(one: Kept) -> str:
+    name = f"{_ENDED.get(one.kind, '')} {one.kind.replace('_', ' ')}".strip()
+    since = f" (the oldest {ago(one.oldest_at_s)})" if one.oldest_at_s else ""
+    return f"{one.count} {name[:-1] if one.count == 1 else name}{since}"

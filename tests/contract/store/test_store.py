@@ -27,7 +27,7 @@ from stoker_gcs.store.changes import (
 from stoker_gcs.store.group_commit import GroupCommitWriter
 from stoker_gcs.store.opening import open_store
 from stoker_gcs.store.rows import task_of
-from stoker_gcs.store.statements import select
+from stoker_gcs.store.statements import distinct, select
 from stoker_wire.data.spool import row_of
 from stoker_wire.messages.work import TaskRecord, TaskState
 from stoker_wire.process.background import Background
@@ -79,15 +79,8 @@ def told(subject: str, kind: str = "kv.put") -> Append:
 
 
 def a_task(task_id: str = "t_1", state: TaskState = TaskState.RUNNING, **more: object) -> TaskRow:
-    record = TaskRecord(
-        task_id=task_id,
-        attempt=0,
-        state=state,
-        job_id="job_1",
-        name="f",
-        **more,  # type: ignore[arg-type]
-    )
-    return row_of(record)
+    given: dict[str, object] = {"job_id": "job_1", "name": "f", **more}
+    return row_of(TaskRecord(task_id=task_id, attempt=0, state=state, **given))  # type: ignore[arg-type]
 
 
 async def test_a_row_and_its_event_are_committed_together(store: Store) -> None:
@@ -270,6 +263,23 @@ async def test_rows_are_counted_up_to_a_bound(store: Store) -> None:
     assert await store.count(schema.TASKS, {"state": ("FAILED", "RUNNING")}, most=5) == 5
 
 
+async def test_values_are_found_once_and_deletions_are_bounded(store: Store) -> None:
+    await store.put_tasks([a_task(f"t_{i:02}", job_id=f"job_{i % 3}") for i in range(30)])
+    assert set(await store.distinct(schema.TASKS, "job_id")) == {"job_0", "job_1", "job_2"}
+    assert await store.distinct(schema.TASKS, "job_id", {"state": "FAILED"}) == []
+    of_two = {"job_id": ("job_0", "job_1")}
+    await store.commit([Change((Delete(schema.TASKS, of_two, most=15),))])
+    assert await store.count(schema.TASKS, of_two) == 5
+    await store.commit([Change((Delete(schema.TASKS, of_two, most=15),))])
+    assert (
+        await store.count(schema.TASKS)
+        == await store.count(schema.TASKS, {"job_id": "job_2"})
+        == 10
+    )
+    again = Change((Upsert(schema.DELETED_JOBS, {"job_id": "job_0"}),))
+    assert await store.commit([again, again]) == [(), ()], "a row that is all key"
+
+
 async def test_ids_are_found_by_their_beginning(store: Store) -> None:
     names = ["t_a", "t_ab", "t_a_b", "t_a-b", "t_b", "t_é", "t_A", "t_\U0010ffff", "t_\ud7ff", "u"]
     await store.put_tasks([a_task(name) for name in names])
@@ -299,7 +309,11 @@ def test_lists_and_prefixes_are_served_by_an_index() -> None:
     newest = {"arrival": True, "descending": True}
     assert plan(schema.TASKS, {}, **newest) == "SCAN tasks"
     of_job = plan(schema.TASKS, {"job_id": "job_1", "state": "FAILED"}, **newest)
-    assert of_job == "SEARCH tasks USING INDEX ix_tasks_job_id_state (job_id=? AND state=?)"
+    assert of_job == "SEARCH tasks USING INDEX ix_tasks_state_job_id (state=? AND job_id=?)"
+    assert "ix_tasks_job_id_state (job_id=?)" in plan(schema.TASKS, {"job_id": "job_1"})
+    statement, parameters = distinct(schema.TASKS, "job_id", {"state": ("QUEUED", "RUNNING")})
+    (of_open,) = connection.execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()[:1]
+    assert "COVERING INDEX ix_tasks_state_job_id (state=?)" in of_open[3], of_open[3]
     for table in (schema.TASKS, schema.JOBS, schema.ACTORS, schema.NODES):
         searched = plan(table, {table.key[0]: Prefix("t_1")})
         assert searched.startswith(f"SEARCH {table.name} USING INDEX"), searched

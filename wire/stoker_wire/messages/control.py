@@ -453,3 +453,26 @@ class QueueEntry(Record):
     position: int
     infeasible: bool = False
     demand: Demand | None = None
+
+
+class Kept(Record):
+    """Count of what is kept of one kind; of jobs, actors, placement groups and nodes those that have ended.
+
+    ``keep`` is how many are kept at most, ``keep_s`` for how long after their end; 0 means all, for ever.
+    ``removed`` is how many have left by retention.
+    """
+
+    kind: str
+    count: int
+    oldest_at_s: float | None = None
+    keep: int = 0
+    keep_s: float = 0.0
+    removed: int = 0
+
+
+class RetentionStatus(Record):
+    """All kinds, and the log files of the living nodes."""
+
+    kinds: tuple[Kept, ...]
+    log_files: int = 0
+    log_bytes: int = 0

@@ -34,6 +34,8 @@ class EventKind(StrEnum):
     NODE_WARMED = "node.warmed"
     """The kernels in the node's cache changed."""
     NODE_DIED = "node.died"
+    NODE_DELETED = "node.deleted"
+    """The record of a dead node is gone: none of it is in use any more."""
     GPU_QUARANTINED = "gpu.quarantined"
     """No lease gets some GPU of the node any more. Subject: the node's id."""
     GPU_RELEASED = "gpu.released"
@@ -128,6 +130,7 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.NODE_RECOVERED: Node,
     EventKind.NODE_WARMED: Node,
     EventKind.NODE_DIED: Node,
+    EventKind.NODE_DELETED: Node,
     EventKind.GPU_QUARANTINED: Node,
     EventKind.GPU_RELEASED: Node,
     EventKind.JOB_SUBMITTED: Job,

@@ -15,7 +15,7 @@ from stoker_gcs.registry.jobs import rules
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import MAX_TRIES
-from stoker_gcs.store.changes import Change, Delete, Value, WriteConflict
+from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
 from stoker_gcs.store.changes import Prefix as SqlPrefix
 from stoker_wire import node_filters
 from stoker_wire.errors import (
@@ -27,8 +27,10 @@ from stoker_wire.errors import (
 )
 from stoker_wire.ids import Prefix, check_id, new_id
 from stoker_wire.messages.events import EventKind, payload_as
+from stoker_wire.messages.groups import GroupState
 from stoker_wire.messages.work import (
     DETACHED_JOB,
+    ActorState,
     AttachDriver,
     FinishJob,
     Job,
@@ -42,10 +44,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from stoker_gcs.state.records import StateStore, Transition
+    from stoker_gcs.store.changes import Condition, Operation, Row
     from stoker_wire.messages.cluster import WorkerExit
     from stoker_wire.messages.control import Event
 
 
+BATCH = 500
+"""Rows of one transaction of a deletion: others wait for it."""
 TIMEOUT_LOOK_S = 60.0
 """How long a wait for the end of a job lasts at most, before its timeout is looked at again."""
 
@@ -89,11 +94,13 @@ class JobRegistry:
             raise ConflictError(f"job {job_id} has ended ({current.record.state})", field=field)
 
     async def has_ended(self, job_id: str) -> bool:
-        """Return whether the job is known and terminal; an unknown one may yet be registered."""
+        """Return whether the job is terminal, or deleted; an unknown one may yet be registered."""
         if job_id in self._live:
             return False
         current = await self._state.find(JOBS, job_id)
-        return current is not None and current.record.state.terminal
+        if current is None:
+            return await self._state.store.get(schema.DELETED_JOBS, {"job_id": job_id}) is not None
+        return current.record.state.terminal
 
     def check(self, body: SubmitJob, *, field: str = "") -> None:
         """Raise BadRequestError for a submission that no job can be made of; ``field`` is where it stands."""
@@ -129,7 +136,7 @@ class JobRegistry:
         self.check(body)
         if body.job_id is not None:
             check_id(body.job_id, Prefix.JOB, field="job_id")
-            await self._check_unused(body.job_id)
+            await self._check_unused(body, body.job_id)
         job_id = body.job_id or _id_for(key)
         await self._check_dependencies(body, job_id)
         job = rules.submitted(body, job_id, self._state.now(), user=user, schedule=schedule)
@@ -157,13 +164,21 @@ class JobRegistry:
             return known
         return job
 
-    async def _check_unused(self, job_id: str) -> None:
-        """Raise for the id of a deleted job that the event log knows: logs and ends of two would mix."""
-        if await self._state.find(JOBS, job_id) is None and await self._state.store.select(
-            schema.EVENTS, {"subject": job_id}, limit=1
-        ):
+    async def _check_unused(self, body: SubmitJob, job_id: str) -> None:
+        """Raise for the ids of jobs that are deleted: logs and events of two would mix."""
+        if await self._state.find(JOBS, job_id) is not None:
+            return
+        of_id: list[Condition] = [job_id]
+        if body.array is not None:
+            of_id.append(SqlPrefix(f"{job_id}."))
+        deleted: list[Row] = []
+        for condition in of_id:
+            deleted += await self._state.store.select(
+                schema.DELETED_JOBS, {"job_id": condition}, limit=1
+            )
+        if deleted:
             raise NameTakenError(
-                f"there was a job {job_id}, which is deleted\nchoose another job_id",
+                f"there was a job {deleted[0]['job_id']}, which is deleted\nchoose another job_id",
                 field="job_id",
             )
 
@@ -303,7 +318,10 @@ class JobRegistry:
             )
 
     async def delete(self, job_id: str) -> Job:
-        """Remove a job that has ended, with the history of its tasks; its id is not given again."""
+        """Remove a job that has ended, with its tasks, actors and groups; its id is not given again.
+
+        Its rows leave in batches, it at last: what is interrupted is done again.
+        """
         for _ in range(MAX_TRIES):
             current = await self._state.find(JOBS, job_id)
             if current is None:
@@ -317,12 +335,15 @@ class JobRegistry:
             alive = [one.job_id for one in members if not one.state.terminal]
             if alive:
                 raise ConflictError(f"job {alive[0]} of the array has not ended\ntry again soon")
-            await self._check_idle([job_id, *(one.job_id for one in members)])
-            own: dict[str, Value] = {"job_id": job_id, "version": current.version}
-            operations = [Delete(schema.JOBS, own, must_exist=True)]
-            operations += [Delete(schema.JOBS, {"job_id": one.job_id}) for one in members]
             gone = (job, *members)
-            operations += [Delete(schema.TASKS, {"job_id": one.job_id}) for one in gone]
+            ids = [one.job_id for one in gone]
+            await self._check_idle(ids)
+            for start in range(0, len(ids), BATCH):
+                await self._delete_work(tuple(ids[start : start + BATCH]))
+            own: dict[str, Condition] = {"job_id": job_id, "version": current.version}
+            operations: list[Operation] = [Delete(schema.JOBS, own, must_exist=True)]
+            operations += [Delete(schema.JOBS, {"job_id": one}) for one in ids[1:]]
+            operations += [Upsert(schema.DELETED_JOBS, {"job_id": one}) for one in ids]
             event = self._state.event
             events = tuple(event(EventKind.JOB_DELETED, one.job_id, one) for one in gone)
             try:
@@ -333,16 +354,32 @@ class JobRegistry:
         raise ConflictError(f"job {job_id} is changed by too many at once\ntry again")
 
     async def _check_idle(self, job_ids: Sequence[str]) -> None:
-        """Raise while something that the jobs have made is still to be ended: their records are for that."""
-        of_jobs = tuple(job_ids)
-        actors = await self._state.all(ACTORS, {"job_id": of_jobs, "state": LIVING_ACTORS})
-        groups = await self._state.all(GROUPS, {"job_id": of_jobs, "state": LIVING_GROUPS})
-        left = [one.actor_id for one in actors if not one.detached]
-        left += [one.group_id for one in groups if not one.detached]
-        if left:
-            raise ConflictError(
-                f"{left[0]} of job {job_ids[0]} is still being ended\ntry again soon"
-            )
+        """Raise while something lives that the jobs have made, of which their records tell."""
+        for start in range(0, len(job_ids), BATCH):
+            of_jobs = tuple(job_ids[start : start + BATCH])
+            actors = await self._state.all(ACTORS, {"job_id": of_jobs, "state": LIVING_ACTORS})
+            groups = await self._state.all(GROUPS, {"job_id": of_jobs, "state": LIVING_GROUPS})
+            living = {one.actor_id: one.detached for one in actors}
+            living |= {one.group_id: one.detached for one in groups}
+            for living_id, detached in living.items():
+                if not detached:
+                    raise ConflictError(
+                        f"{living_id} of job {job_ids[0]} is still being ended\ntry again soon"
+                    )
+                raise ConflictError(
+                    f"{living_id} of job {job_ids[0]} is detached and lives\nend it first"
+                )
+
+    async def _delete_work(self, job_ids: tuple[str, ...]) -> None:
+        """Delete the tasks of jobs, and actors and groups that have ended."""
+        of_jobs: dict[str, Condition] = {"job_id": job_ids}
+        for table, where in (
+            (schema.TASKS, of_jobs),
+            (schema.ACTORS, {**of_jobs, "state": ActorState.DEAD.value}),
+            (schema.PLACEMENT_GROUPS, {**of_jobs, "state": GroupState.REMOVED.value}),
+        ):
+            while await self._state.store.count(table, where, most=1):
+                await self._state.writer.apply(Change((Delete(table, where, most=BATCH),)))
 
     async def worker_exited(self, exit_: WorkerExit) -> None:
         """End the job whose submitted driver the worker was, if it was one."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from typing import TYPE_CHECKING
 
 from stoker_gcs.state import schema
-from stoker_gcs.store.changes import Change, Insert, WriteConflict
-from stoker_wire.errors import BadRequestError, NotFoundError
+from stoker_gcs.state.records import MAX_TRIES
+from stoker_gcs.store.changes import Change, Delete, Insert, Update, WriteConflict
+from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError, UnavailableError
 
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
@@ -18,10 +20,11 @@ _SHA256_HEX = 64
 
 
 class Blobs:
-    """Content that never changes, by kind and id."""
+    """Content that never changes, by kind and id. What is in use is recorded every ``use_step_s``."""
 
-    def __init__(self, state: StateStore) -> None:
+    def __init__(self, state: StateStore, use_step_s: float) -> None:
         self._state = state
+        self._use_step_s = use_step_s
 
     async def put(self, kind: str, blob_id: str, value: bytes) -> None:
         """Store a blob; one that exists stays. A package must have the hash in its name."""
@@ -41,20 +44,65 @@ class Blobs:
             "created_at_s": self._state.now(),
             "value": value,
         }
-        try:
-            await self._state.writer.apply(Change((Insert(schema.BLOBS, row),)))
-        except WriteConflict:
+        use: dict[str, Value] = {
+            "kind": kind,
+            "blob_id": blob_id,
+            "used_at_s": self._state.now(),
+        }
+        add = Change((Insert(schema.BLOBS, row), Insert(schema.BLOB_USES, use)))
+        for _ in range(MAX_TRIES):
+            try:
+                await self._state.writer.apply(add)
+            except WriteConflict:
+                # Its retention may have deleted it meanwhile.
+                if not await self._touch(kind, blob_id):
+                    continue
             return
+        raise ConflictError(f"the {kind} is changed by too many at once\n{blob_id}: try again")
+
+    async def _touch(self, kind: str, blob_id: str) -> bool:
+        """Record that a blob is in use; False if it is gone."""
+        key: dict[str, str | int] = {"kind": kind, "blob_id": blob_id}
+        use = await self._state.store.get(schema.BLOB_USES, key)
+        if use is None:
+            return False
+        now = self._state.now()
+        if now - use["used_at_s"] < self._use_step_s:
+            return True
+        try:
+            await self._state.writer.apply(
+                Change((Update(schema.BLOB_USES, key, {"used_at_s": now}),))
+            )
+        except WriteConflict:
+            return False
+        return True
+
+    async def delete(self, kind: str, blob_id: str, *, used_at_s: float) -> bool:
+        """Delete a blob unless it was used after ``used_at_s``."""
+        key: dict[str, Condition] = {"kind": kind, "blob_id": blob_id}
+        unused = Delete(schema.BLOB_USES, {**key, "used_at_s": used_at_s}, must_exist=True)
+        try:
+            await self._state.writer.apply(Change((unused, Delete(schema.BLOBS, key))))
+        except WriteConflict:
+            return False
+        return True
 
     async def get(self, kind: str, blob_id: str) -> bytes:
-        """Return a blob; NotFoundError if it was never put."""
+        """Return a blob; NotFoundError if it was never put, or was not used for too long."""
         row = await self._state.store.get(schema.BLOBS, {"kind": kind, "blob_id": blob_id})
         if row is None:
-            raise NotFoundError(f"there is no such {kind}\n{blob_id!r} was never put")
+            raise NotFoundError(
+                f"there is no such {kind}\n{blob_id!r} was never put, or left by retention"
+            )
+        with contextlib.suppress(UnavailableError):  # The next use is recorded.
+            await self._touch(kind, blob_id)
         return bytes(row["value"])
 
     async def size(self, kind: str, blob_id: str) -> int | None:
         """Return the size of a blob in bytes, or None if there is none."""
         where: dict[str, Condition] = {"kind": kind, "blob_id": blob_id}
         rows = await self._state.store.select(schema.BLOBS, where, limit=1, columns=("nbytes",))
-        return int(rows[0]["nbytes"]) if rows else None
+        # Who asks will not put it again, so from here on it is in use.
+        if not rows or not await self._touch(kind, blob_id):
+            return None
+        return int(rows[0]["nbytes"])

@@ -15,13 +15,15 @@ import msgspec
 
 from stoker_gcs.registry.nodes import rules
 from stoker_gcs.registry.nodes.rules import NODES
-from stoker_gcs.store.changes import Change, WriteConflict
+from stoker_gcs.state import schema
+from stoker_gcs.store.changes import Change, Delete, WriteConflict
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import Node, NodeState, RegisteredNode
 from stoker_wire.messages.events import EventKind, payload_as
 
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
+    from stoker_gcs.store.changes import Condition
     from stoker_wire.messages.cluster import Heartbeat, RegisterNode
     from stoker_wire.messages.control import Event, ListQuery, Page
     from stoker_wire.settings import Settings
@@ -66,7 +68,13 @@ class NodeRegistry:
         node = payload_as(event, Node)
         if node is not None:
             known = self.view.get(node.node_id)
-            if known is None or node.incarnation >= known.incarnation:
+            if known is not None and node.incarnation < known.incarnation:
+                return
+            if event.kind == EventKind.NODE_DELETED:
+                if known is not None and known.state is NodeState.DEAD:  # not registered again
+                    del self.view[node.node_id]
+                    self._heartbeats.pop(node.node_id, None)
+            else:
                 self.view[node.node_id] = node
 
     async def register(self, body: RegisterNode) -> RegisteredNode:
@@ -172,6 +180,21 @@ class NodeRegistry:
             if node.state is not NodeState.DEAD
             and self.with_heartbeat(node).heartbeat_at_s < before_s
         }
+
+    async def delete(self, node: Node) -> bool:
+        """Delete the record of a dead node; False if it has registered again."""
+        where: dict[str, Condition] = {
+            "node_id": node.node_id,
+            "incarnation": node.incarnation,
+            "state": NodeState.DEAD.value,
+        }
+        event = self._state.event(EventKind.NODE_DELETED, node.node_id, node)
+        gone = Delete(schema.NODES, where, must_exist=True)
+        try:
+            await self._state.writer.apply(Change((gone,), (event,)))
+        except WriteConflict:
+            return False
+        return True
 
     async def _transition(
         self, node: Node, to: NodeState, reason: str, last_heartbeat_s: float
