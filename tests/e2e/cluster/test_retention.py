@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 MAX_LOG = 1 << 20
 LINES = 40_000
 PRINTS = """
+    import sys
+
     import stoker
 
     stoker.init()
@@ -40,7 +43,7 @@ PRINTS = """
 
     for first in range(0, LINES, 4000):
         worker = stoker.get(prints.remote(first, 4000))
-    print("worker", worker)
+    sys.stdout.write(f"worker {worker}\\n")  # at once: another thread writes the workers' lines
     stoker.shutdown()
 """.replace("LINES", str(LINES))
 
@@ -103,9 +106,7 @@ def test_a_driver_is_shown_all_of_a_log_that_is_shortened(cluster: LocalCluster)
     assert sum(line.find("line ") >= 0 for line in output.splitlines()) == LINES
     assert output.count("child ") == LINES // 4000
     assert "dropped by retention" not in output
-    (worker,) = (
-        line.split()[-1] for line in done.stdout.splitlines() if line.startswith("worker ")
-    )
+    (worker,) = re.findall(r"worker (w_[0-9a-f.]+)", done.stdout)
     logs: Path = cluster.session_dir / "logs"
     path = logs / f"worker-{worker}.log"
     assert path.stat().st_size > LINES * 80
