@@ -17,6 +17,9 @@ from stoker_gcs.controllers.schedules import ScheduleController
 from stoker_gcs.ephemeral.fallback import FallbackEphemeralStore
 from stoker_gcs.explain.explain import Explainer
 from stoker_gcs.explain.id_prefixes import IdFinder
+from stoker_gcs.history.past import TimeMachine
+from stoker_gcs.history.snapshots import Snapshots
+from stoker_gcs.history.story import Storyteller
 from stoker_gcs.peer_clients import PeerClients
 from stoker_gcs.registry.actors.placement import ActorPlacement
 from stoker_gcs.registry.actors.registry import ActorRegistry
@@ -74,6 +77,9 @@ class GcsApp:
     history: TaskHistory
     reconciler: Reconciler
     retention: Retention
+    snapshots: Snapshots
+    time_machine: TimeMachine
+    storyteller: Storyteller
     explainer: Explainer
     id_finder: IdFinder
     replica_id: str
@@ -128,6 +134,7 @@ def build_app(
     queues = QueueRegistry(state, nodes, jobs)
     schedules = ScheduleRegistry(state, jobs, queues)
     blobs = Blobs(state, use_step_s(settings))
+    snapshots = Snapshots(state, settings)
     driver_placement = DriverPlacement(state, peers, jobs, job_work, releaser)
     reconciler = Reconciler(
         state,
@@ -169,6 +176,9 @@ def build_app(
         retention=Retention(
             state, settings, nodes=nodes, jobs=jobs, schedules=schedules, blobs=blobs
         ),
+        snapshots=snapshots,
+        time_machine=TimeMachine(state, snapshots),
+        storyteller=Storyteller(state, history),
         explainer=Explainer(state, peers, jobs=jobs, actors=actors, history=history),
         id_finder=IdFinder(state, peers),
         replica_id=replica_id,

@@ -104,6 +104,7 @@ async def serve(
             "reconcile": app.reconciler.run,
             "schedules": app.schedule_controller.run,
             "retention": app.retention.run,
+            "snapshots": app.snapshots.run,
             "keys": app.kv.sweep,
         },
     )

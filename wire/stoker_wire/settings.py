@@ -289,6 +289,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_events: Annotated[
         int, Meta(ge=0, description="events kept, the newest of all; 0: all (docs/retention.md)")
     ] = 200_000
+    snapshot_events: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="events between two snapshots of the state, at least (docs/time-machine.md)",
+        ),
+    ] = 5_000
     keep_tasks: Annotated[
         int, Meta(ge=0, description="attempts of tasks kept, the newest; 0: all")
     ] = 1_000_000

@@ -16,8 +16,8 @@ from stoker_gcs.api import (
     outputs,
     queues,
     scheduler_proxy,
-    tasks,
 )
+from stoker_gcs.api.history import past, tasks
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.routes import Route, WebSocketRoute
@@ -29,6 +29,7 @@ ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *groups.ROUTES,
     *queues.ROUTES,
     *tasks.ROUTES,
+    *past.ROUTES,
     *events.ROUTES,
     *control.ROUTES,
     *kv.ROUTES,

@@ -187,7 +187,8 @@ class Retention:
         """Delete rows by the first column of their key."""
         if ids:
             where = {table.key[0]: tuple(ids), **more}
-            await self._state.writer.apply(Change((Delete(table, where),)))
+            events = () if table is schema.TASKS else (self._state.removal(table, ids),)
+            await self._state.writer.apply(Change((Delete(table, where),), events))
         return len(ids)
 
     async def _remove_jobs(self) -> int:

@@ -31,7 +31,7 @@ from stoker_gcs.store.changes import (
 from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.http.paging import bad_cursor
 from stoker_wire.messages.control import COUNTED, Order, Page, Sort
-from stoker_wire.messages.events import EventKind
+from stoker_wire.messages.events import EventKind, RemovedRecords
 
 if TYPE_CHECKING:
     from stoker_gcs.ephemeral.protocol import EphemeralStore
@@ -131,6 +131,11 @@ class StateStore:
     def event(self, kind: EventKind, subject: str, record: object) -> Append:
         """Return an event that carries the record as it is after the change."""
         return Append(kind.value, subject, _encode(record), self.now())
+
+    def removal(self, table: Table, ids: Sequence[str]) -> Append:
+        """Return the event of records that have ended and leave together."""
+        removed = RemovedRecords(kind=table.name, ids=tuple(ids))
+        return self.event(EventKind.RECORDS_REMOVED, table.name, removed)
 
     async def find(self, records: RecordTable[R], key: str) -> Versioned[R] | None:
         """Return the record with this key, or None."""

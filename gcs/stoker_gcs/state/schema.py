@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0007"
+REVISION = "0008"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -86,6 +86,12 @@ EVENTS = Table(
     counted=True,
     searched=("subject",),
 )
+SNAPSHOTS = Table(
+    "snapshots",
+    (_int("seq"), _int("part"), _float("at_s"), _bytes("value")),
+    key=("seq", "part"),
+)
+"""The state after some events, in parts; part 0, which is written last, says how many."""
 META = Table("meta", (_TEXT("name"), _TEXT("value")), key=("name",))
 NODES = Table(
     "nodes",
@@ -233,6 +239,7 @@ FACTS = Table(
 )
 TABLES: tuple[Table, ...] = (
     EVENTS,
+    SNAPSHOTS,
     META,
     NODES,
     JOBS,

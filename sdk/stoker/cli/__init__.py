@@ -42,6 +42,11 @@ _COMMANDS = {
         "explain",
         "Say why a task, actor, job or placement group waits, and how a queue stands.",
     ),
+    "story": (
+        "history.story",
+        "story",
+        "Tell what happened to a task, actor, node or job, and why, in order.",
+    ),
     "plan": (
         "scheduling.plan",
         "plan",
@@ -64,8 +69,8 @@ _COMMANDS = {
         "simulate",
         "Run a trace of jobs on a cluster of your choice.",
     ),
-    "summary": ("activity", "summary", "Count tasks by name and state."),
-    "timeline": ("activity", "timeline", "Write what ran where and when, for Perfetto."),
+    "summary": ("history.activity", "summary", "Count tasks by name and state."),
+    "timeline": ("history.activity", "timeline", "Write what ran where and when, for Perfetto."),
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
     "config": ("about", "config", "Show every setting, its value and where that comes from."),
     "version": ("about", "version", "Show the version and the protocol."),

@@ -239,7 +239,7 @@ def test_rows_are_filtered_and_limited(stoker: Shell) -> None:
 def test_get_shows_one_record_and_unknown_ids_are_one_line(stoker: Shell, info: LocalInfo) -> None:
     assert stoker.json("get", info.node_id)["node_id"] == info.node_id
     assert "ALIVE" in stoker("get", info.node_id).stdout
-    for command in ("get", "explain", "logs"):
+    for command in ("get", "explain", "logs", "story"):
         unknown = stoker(command, "job_0000000000000000")
         assert unknown.returncode == 1
         assert unknown.stderr.startswith("error: ")
@@ -247,6 +247,48 @@ def test_get_shows_one_record_and_unknown_ids_are_one_line(stoker: Shell, info: 
         as_json = stoker(command, "job_0000000000000000", "--json")
         assert (as_json.returncode, as_json.stdout) == (1, "")
         assert json.loads(as_json.stderr)["code"] == "not_found"
+
+
+DIES_ONCE = """
+import os, pathlib, signal, stoker
+stoker.init()
+
+@stoker.remote(max_retries=1)
+def dies_once(mark):
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+stoker.get(dies_once.remote(pathlib.Path(MARK)))
+"""
+
+
+def test_a_story_tells_in_order_what_happened_and_why(stoker: Shell, tmp_path: Path) -> None:
+    program = DIES_ONCE.replace("MARK", repr(str(tmp_path / "mark")))
+    job_id = stoker(
+        "job", "submit", "--no-wait", "--", sys.executable, "-c", program
+    ).stdout.strip()
+    until(
+        lambda: "SUCCEEDED" in stoker("job", "status", job_id).stdout, WAIT_S, "the job has ended"
+    )
+
+    def told() -> list[str] | None:
+        tasks = stoker.json("list", "tasks", "--filter", f"job_id={job_id}")
+        ids = {task["task_id"] for task in tasks if task["name"] == "dies_once"}
+        lines = stoker.json("story", ids.pop())["lines"] if len(ids) == 1 else []
+        found = [f"{line['text']} [{line['why']}]" for line in lines]
+        return found if any("is FINISHED" in line for line in found) else None
+
+    lines = until(told, WAIT_S, "the history has both attempts")
+    parts = ("attempt 0", "is FAILED", "attempt 1", "began on node n_", "is FINISHED")
+    positions = [next(i for i, line in enumerate(lines) if part in line) for part in parts]
+    assert positions == sorted(positions), lines
+    exits = [line for line in lines if line.startswith("worker w_")]
+    assert any("ended with signal 9 [killed by SIGKILL" in line for line in exits), lines
+    shown = stoker("story", job_id[:14]).stdout
+    assert shown.startswith(f"job {job_id} (")
+    for part in ("was submitted", "started on node n_", "is FAILED", "why: ", "is SUCCEEDED"):
+        assert part in shown, shown
 
 
 def test_an_id_is_meant_by_its_beginning_and_completed(stoker: Shell) -> None:

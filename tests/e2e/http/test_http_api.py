@@ -193,6 +193,8 @@ def test_one_record_is_as_declared(world: World, pair: tuple[str, BoundRoute]) -
         values["id"] = values["object"]
     if "queues" in route.path:
         values["name"] = "q0"
+    if "story" in route.path:
+        values["id"] = values["actor_id"]
     if "processes" in route.path:
         values["pid"] = str(os.getpid())
     api = world.of[name]

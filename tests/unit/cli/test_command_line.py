@@ -222,7 +222,7 @@ def test_bash_completes_words_with_an_equals_sign() -> None:
         "stoker list tasks --filter state=f": "finished failed",
         "stoker list tasks --filter=state=Q": "QUEUED",
         "stoker list tasks --filter=na": "name=",
-        "stoker sto": "stop",
+        "stoker sto": "stop story",
         "stoker job ": "submit list status logs stop",
     }
     shown = subprocess.run(
@@ -316,5 +316,5 @@ def test_help_and_completion_import_nothing_heavy() -> None:
         capture_output=True, text=True, timeout=30, check=False,
     )  # fmt: skip
     assert {line.partition(",")[2] for line in completed.stdout.split()} == {
-        "start", "stop", "status",
+        "start", "stop", "status", "story",
     }, completed.stderr  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import click
 import pytest
 
-from stoker.cli.activity import counted
+from stoker.cli.history.activity import counted
 from stoker.cli.lists import TABLES, checked_filters
 from stoker.cli.scheduling.explain import print_groups
 from stoker.cli.status import grouped

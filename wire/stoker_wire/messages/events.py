@@ -15,12 +15,12 @@ from typing import Annotated, TypeAlias, TypeVar
 import msgspec
 
 from stoker_wire.messages.cluster import Node, WorkerExit
-from stoker_wire.messages.common import Record
+from stoker_wire.messages.common import Message, Record
 from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
 from stoker_wire.messages.groups import PlacementGroup
 from stoker_wire.messages.queues import Queue
 from stoker_wire.messages.schedules import Schedule
-from stoker_wire.messages.work import Actor, Job, SlowRank
+from stoker_wire.messages.work import Actor, Job, SlowRank, TaskRecord
 
 R = TypeVar("R", bound=Record)
 
@@ -89,6 +89,11 @@ class EventKind(StrEnum):
     """Subject: the name that is led (scheduler, gcs)."""
     TOKEN_CREATED = "token.created"
     TOKEN_REVOKED = "token.revoked"
+    RECORDS_REMOVED = "records.removed"
+    """Actors or placement groups that had ended left, by retention or with their job.
+
+    Subject: which of the two.
+    """
 
 
 KV_INLINE_NBYTES = 1024
@@ -110,6 +115,13 @@ class KvChange(Record):
     expired: bool = False
 
 
+class RemovedRecords(Record):
+    """The ids of records that left together: ``kind`` is the list that they were in."""
+
+    kind: str
+    ids: tuple[str, ...]
+
+
 Payload: TypeAlias = (
     Node
     | Job
@@ -122,6 +134,7 @@ Payload: TypeAlias = (
     | KvChange
     | Leader
     | Token
+    | RemovedRecords
 )
 
 PAYLOADS: dict[EventKind, type[Payload]] = {
@@ -167,6 +180,7 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.LEADER_ELECTED: Leader,
     EventKind.TOKEN_CREATED: Token,
     EventKind.TOKEN_REVOKED: Token,
+    EventKind.RECORDS_REMOVED: RemovedRecords,
 }
 """The type of each kind's payload: the entity's record as it is after the change."""
 
@@ -208,3 +222,93 @@ class EventQuery(ListQuery):
         ),
     ] = ""
     subject: str = ""
+
+
+class PastKind(StrEnum):
+    """The kinds of what ``GET /v1/state`` gives."""
+
+    NODES = "nodes"
+    JOBS = "jobs"
+    ACTORS = "actors"
+    PLACEMENT_GROUPS = "placement_groups"
+    QUEUES = "queues"
+    SCHEDULES = "schedules"
+    TASKS = "tasks"
+
+
+class StateQuery(Message):
+    """A moment, and what of it to show.
+
+    ``at`` is a sequence number of the event log, a time in ISO 8601, or seconds since the epoch (a number
+    with a point, or too large for a sequence number); empty means now. Without ``kind`` the reply has the
+    first ``limit`` records of each kind but tasks, and counts of all; with it, one page of that kind.
+    ``state``, ``job_id`` and ``node_id`` are filters of records; commas separate several states.
+    """
+
+    at: Annotated[str, msgspec.Meta(max_length=64, examples=["1200", "2026-05-04T12:00:00Z"])] = ""
+    kind: PastKind | None = None
+    state: str = ""
+    job_id: str = ""
+    node_id: str = ""
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
+    cursor: str = ""
+
+
+class PastState(Record):
+    """The cluster after the event ``seq``, which came at ``at_s``, as the event log tells it.
+
+    ``counts`` are by kind and state. ``more`` names the kinds of which there are more records than the
+    reply has; the next page of one kind begins at ``next_cursor``. Tasks are as the times of their attempts
+    say. ``oldest_seq`` and ``oldest_at_s`` are the earliest moment that can be asked for; null is the
+    beginning.
+    """
+
+    seq: int
+    at_s: float
+    oldest_seq: int
+    oldest_at_s: float | None = None
+    counts: dict[str, dict[str, int]] = {}
+    nodes: tuple[Node, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    actors: tuple[Actor, ...] = ()
+    placement_groups: tuple[PlacementGroup, ...] = ()
+    queues: tuple[Queue, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+    tasks: tuple[TaskRecord, ...] = ()
+    more: tuple[str, ...] = ()
+    next_cursor: str = ""
+
+
+class StoryQuery(Message):
+    """The most lines of a story; beyond, the oldest are left out."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 200
+
+
+class StoryLine(Record):
+    """A moment of a story: what happened to ``about``, and ``why`` if that is known.
+
+    ``seq`` is the number of its event; what is known of the task history alone has none.
+    """
+
+    at_s: float
+    kind: str
+    about: str
+    text: str
+    why: str = ""
+    seq: int | None = None
+
+
+class Story(Record):
+    """The events of one thing and of what it touched, in order.
+
+    ``more``: older lines were left out. ``since_s``: of what was before, the events have left by retention.
+    """
+
+    id: str
+    kind: str
+    name: str = ""
+    state: str = ""
+    lines: tuple[StoryLine, ...] = ()
+    more: bool = False
+    since_s: float | None = None

@@ -373,13 +373,22 @@ class JobRegistry:
     async def _delete_work(self, job_ids: tuple[str, ...]) -> None:
         """Delete the tasks of jobs, and actors and groups that have ended."""
         of_jobs: dict[str, Condition] = {"job_id": job_ids}
-        for table, where in (
-            (schema.TASKS, of_jobs),
-            (schema.ACTORS, {**of_jobs, "state": ActorState.DEAD.value}),
-            (schema.PLACEMENT_GROUPS, {**of_jobs, "state": GroupState.REMOVED.value}),
+        while await self._state.store.count(schema.TASKS, of_jobs, most=1):
+            some = Delete(schema.TASKS, of_jobs, most=BATCH)
+            await self._state.writer.apply(Change((some,)))
+        for table, ended in (
+            (schema.ACTORS, ActorState.DEAD.value),
+            (schema.PLACEMENT_GROUPS, GroupState.REMOVED.value),
         ):
-            while await self._state.store.count(table, where, most=1):
-                await self._state.writer.apply(Change((Delete(table, where, most=BATCH),)))
+            (key,) = table.key
+            where: dict[str, Condition] = {**of_jobs, "state": ended}
+            while rows := await self._state.store.select(
+                table, where, limit=BATCH, columns=(key,), any_order=True
+            ):
+                ids = tuple(row[key] for row in rows)
+                gone = Delete(table, {key: ids, "state": ended})
+                event = self._state.removal(table, ids)
+                await self._state.writer.apply(Change((gone,), (event,)))
 
     async def worker_exited(self, exit_: WorkerExit) -> None:
         """End the job whose submitted driver the worker was, if it was one."""
