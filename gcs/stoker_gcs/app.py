@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from stoker_gcs.ephemeral.protocol import EphemeralStore
     from stoker_gcs.store.protocol import Store
     from stoker_wire.process.background import Background
+    from stoker_wire.process.pauses import Pauses
     from stoker_wire.settings import Settings
 
 
@@ -113,10 +114,11 @@ def build_app(
     settings: Settings,
     token: str,
     background: Background,
+    pauses: Pauses | None = None,
 ) -> GcsApp:
     """Build the parts over a store and an ephemeral store; nothing runs yet."""
     log = EventLog(store, ephemeral_store)
-    writer = GroupCommitWriter(store, log.committed)
+    writer = GroupCommitWriter(store, log.committed, pauses)
     ephemeral = FallbackEphemeralStore(ephemeral_store, store, writer)
     state = StateStore(store, writer, log, ephemeral)
     replica_id = f"gcs_{os.urandom(6).hex()}"

@@ -16,6 +16,7 @@ from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
 from stoker_gcs.store.opening import open_store
 from stoker_wire.http.server.service import Service
 from stoker_wire.process.background import Background
+from stoker_wire.process.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -65,6 +66,8 @@ class Running:
     async def stop(self, grace_s: float | None = None) -> None:
         """Stop answering, let writes finish, close the stores."""
         await self._service.stop(grace_s)
+        if self._service.dispatcher.pauses is not None:
+            self._service.dispatcher.pauses.stop()
         await self._background.close()
         await self._leader_loops.resign()
         if len(self._writers):
@@ -87,8 +90,10 @@ async def serve(
     """Start a gcs; DatabaseError, PortInUseError and OpenBindError say how to mend it."""
     store = open_store(database_url)
     background, writers = Background("gcs"), Background("gcs-writers")
-    app = build_app(store, _ephemeral_store(redis_url), settings, token, background)
+    pauses = Pauses() if store.shared else None
+    app = build_app(store, _ephemeral_store(redis_url), settings, token, background, pauses)
     service = Service("gcs", settings, token=token, authenticator=app.tokens)
+    service.dispatcher.pauses = pauses
     service.add_routes(ROUTES, app)
     maintenance = Maintenance(
         service.metrics, app.state, nodes=app.nodes, jobs=app.jobs, history=app.history
@@ -111,6 +116,8 @@ async def serve(
     running = Running(service, app, store, background, writers, leader_loops)
     try:
         await store.start()
+        if pauses is not None:
+            pauses.start()
         await service.start(host, port)
         writers.spawn(app.state.writer.changes.run(), name="changes")
         writers.spawn(app.state.writer.tasks.run(), name="tasks")

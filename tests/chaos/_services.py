@@ -114,7 +114,13 @@ class Apart:
     """gcs, scheduler and nodelets as processes of their own."""
 
     def __init__(
-        self, folder: Path, *, database_url: str = "", redis_url: str = "", **settings: str
+        self,
+        folder: Path,
+        *,
+        database_url: str = "",
+        redis_url: str = "",
+        replicas: int = 1,
+        **settings: str,
     ) -> None:
         self.folder = folder
         self.token = secrets.token_urlsafe(16)
@@ -130,7 +136,12 @@ class Apart:
         if redis_url:
             options += ["--redis-url", redis_url]
         self.gcs = self._service("gcs", "stoker_gcs", *options)
-        self.scheduler = self._service("scheduler", "stoker_scheduler", "--gcs-url", self.gcs.url)
+        self.replicas = [
+            self.gcs,
+            *(self._service(f"gcs{n}", "stoker_gcs", *options) for n in range(1, replicas)),
+        ]
+        self.address = ",".join(gcs.url for gcs in self.replicas)
+        self.scheduler = self._service("scheduler", "stoker_scheduler", "--gcs-url", self.address)
         self.nodelets: list[Service] = []
         self.standbys: list[Service] = []
 
@@ -140,7 +151,7 @@ class Apart:
 
     def add_scheduler(self) -> Service:
         """Start a standby."""
-        made = self._service("standby", "stoker_scheduler", "--gcs-url", self.gcs.url)
+        made = self._service("standby", "stoker_scheduler", "--gcs-url", self.address)
         self.standbys.append(made)
         made.start(ready=False)
         return made
@@ -150,7 +161,7 @@ class Apart:
         made = self._service(
             f"nodelet{number}",
             "stoker_nodelet",
-            *("--gcs-url", self.gcs.url, "--num-cpus", str(cpus), "--num-gpus", "0"),
+            *("--gcs-url", self.address, "--num-cpus", str(cpus), "--num-gpus", "0"),
             *("--session-dir", str(self.folder / f"n{number}")),
             *("--labels", json.dumps({"name": f"n{number}"})),
         )
@@ -160,7 +171,7 @@ class Apart:
 
     @property
     def client(self) -> HttpClient:
-        return HttpClient(self.gcs.url, token=self.token)
+        return HttpClient(self.address, token=self.token)
 
     def read(self, path: str) -> bytes:
         """The body of a GET, as it is."""
@@ -176,16 +187,17 @@ class Apart:
         return {node["labels"]["name"]: node for node in page["items"]}
 
     def stop(self) -> None:
-        for service in (*self.nodelets, *self.standbys, self.scheduler, self.gcs):
+        for service in (*self.nodelets, *self.standbys, self.scheduler, *self.replicas):
             service.stop()
 
 
 @contextlib.contextmanager
-def apart(folder: Path, *, nodelets: int = 1, cpus: int = 2, **given: str) -> Iterator[Apart]:
+def apart(folder: Path, *, nodelets: int = 1, cpus: int = 2, **given: Any) -> Iterator[Apart]:
     """A running cluster of separate services, with URLs and settings of its own."""
     made = Apart(folder, **given)
     try:
-        made.gcs.start()
+        for gcs in made.replicas:
+            gcs.start()
         made.scheduler.start()
         for _ in range(nodelets):
             made.add_nodelet(cpus=cpus)

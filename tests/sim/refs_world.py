@@ -18,6 +18,7 @@ from stoker.runtime.objects.refs import CURRENT, wire_ref
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
 from stoker.runtime.objects.unseen_errors import UnseenErrors
+from stoker.runtime.tasks.lineage import Lineage
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.common import Address
@@ -157,7 +158,7 @@ class Process:
         values: Any = _NoValues()
         unseen = UnseenErrors(self.loop, enabled=False)
         self.objects = ObjectStore(
-            self.address, this, this, this, this, _Table(self), values, unseen
+            self.address, this, this, this, this, _Table(self), values, unseen, this, Lineage(0)
         )
 
     # what the shell asks of loop thread and channels

@@ -61,9 +61,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings. Times are in seconds, sizes in bytes. An empty text means "not set"."""
 
     address: Annotated[
-        str, Meta(description="URL of the gcs that a driver joins; empty: start a local cluster")
+        str,
+        Meta(
+            description="URL of the gcs that a driver joins, or those of its replicas with commas "
+            "between; empty: start a local cluster"
+        ),
     ] = ""
-    gcs_url: Annotated[str, Meta(description="URL of the gcs, for scheduler and nodelet")] = ""
+    gcs_url: Annotated[
+        str,
+        Meta(
+            description="URL of the gcs, for scheduler and nodelet, or those of its replicas with "
+            "commas between"
+        ),
+    ] = ""
     database_url: Annotated[
         str, Meta(description="SQLAlchemy URL of the gcs's database; empty: SQLite in the session")
     ] = ""

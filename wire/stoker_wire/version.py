@@ -32,6 +32,16 @@ def check_protocol(header: str | None, *, peer: str, service: str) -> None:
     )
 
 
+def is_newer(header: str | None) -> bool:
+    """Return whether the sender of ``header`` speaks a newer protocol than this process."""
+    if header is None or header == PROTOCOL_TEXT:
+        return False
+    try:
+        return parse_protocol(header) > PROTOCOL
+    except BadRequestError:
+        return False
+
+
 def parse_protocol(header: str) -> tuple[int, int]:
     """Return ``"2.0"`` as ``(2, 0)``."""
     major, dot, minor = header.partition(".")

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 GCS = "gcs"
-TTL_S = 3.0
+TTL_S = 2.0
+STANDBY_PAUSE_S = 0.3
 RESTART_S = 0.5
 RESIGNED = 0.0
 """The expiry of a leader that resigned."""
@@ -190,7 +191,7 @@ class LeaderLoops:
             try:
                 await self._campaign(url)
             except ConflictError:
-                await asyncio.sleep(TTL_S / 3)
+                await asyncio.sleep(STANDBY_PAUSE_S)
             except StokerError as error:
                 _log.warning("cannot campaign: %s", error)
                 await asyncio.sleep(TTL_S / 3)

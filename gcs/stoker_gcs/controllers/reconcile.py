@@ -12,8 +12,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from stoker_gcs.registry.actors.rules import ACTORS, LIVING, waits
 from stoker_gcs.registry.jobs.arrays import is_member
 from stoker_gcs.registry.jobs.attempts import LAST_REPORTS_S
@@ -26,6 +24,7 @@ from stoker_wire.messages.cluster import LeaseKind, NodeState, WorkerExit
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.groups import PlacementGroup
+from stoker_wire.messages.tolerant import convert_known
 from stoker_wire.messages.work import Actor, FinishJob, JobState
 from stoker_wire.process.background import Background
 
@@ -107,9 +106,9 @@ class Reconciler:
     def _react(self, event: Event, work: Background) -> None:
         subject, payload = event.subject, event.payload
         if event.kind in (EventKind.ACTOR_CREATED, EventKind.ACTOR_DIED):
-            self._ownership.track(msgspec.convert(payload, Actor))
+            self._ownership.track(convert_known(payload, Actor))
         if event.kind in (EventKind.GROUP_CREATED, EventKind.GROUP_REMOVED):
-            self._ownership.track(msgspec.convert(payload, PlacementGroup))
+            self._ownership.track(convert_known(payload, PlacementGroup))
         if event.kind in _OWNER_ENDS and self._ownership.owns_any(subject):
             self._start(work, "orphans", subject, lambda: self._ownership.end_owned_by(subject))
         match event.kind:
@@ -128,7 +127,7 @@ class Reconciler:
             case EventKind.JOB_FINISHED:
                 self._start(work, "end", subject, lambda: self._end_job(subject))
             case EventKind.WORKER_EXITED if payload.get("job_id"):
-                exit_ = msgspec.convert(payload, WorkerExit)
+                exit_ = convert_known(payload, WorkerExit)
                 self._close_attempts_after_grace(
                     work, subject, lambda: self._history.close_worker(exit_)
                 )

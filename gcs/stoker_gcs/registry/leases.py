@@ -8,6 +8,7 @@ leaves SQL only once the scheduler has been told, or with what the lease was for
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from stoker_wire.messages.cluster import (
     LeaseRequest,
     ReleaseLeases,
 )
+from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -42,7 +44,7 @@ PAUSE_S = (0.05, 1.0)
 HELD, RELEASING = "HELD", "RELEASING"
 RELEASE_TRIES = 120
 _encode = msgspec.msgpack.Encoder().encode
-_decoder = msgspec.msgpack.Decoder(Lease)
+_decoder = TolerantDecoder(Lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +163,13 @@ class LeaseReleaser:
         try:
             for attempt in range(RELEASE_TRIES):
                 try:
-                    await self._peers.call_scheduler("POST", "/v1/leases/release", body)
-                    break
-                except NotFoundError:
-                    break
+                    with contextlib.suppress(NotFoundError):
+                        await self._peers.call_scheduler("POST", "/v1/leases/release", body)
+                    await self._state.writer.apply(Change(delete_lease_row(lease_id)))
+                    return
                 except StokerError as error:
                     _log.debug("lease %s is not released yet: %s", lease_id, error)
                 await asyncio.sleep(min(0.1 * 2**attempt, 5.0))
-            await self._state.writer.apply(Change(delete_lease_row(lease_id)))
         finally:
             self._in_flight.discard(lease_id)
 

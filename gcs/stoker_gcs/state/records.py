@@ -32,6 +32,7 @@ from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.http.paging import bad_cursor
 from stoker_wire.messages.control import COUNTED, Order, Page, Sort
 from stoker_wire.messages.events import EventKind, RemovedRecords
+from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from stoker_gcs.ephemeral.protocol import EphemeralStore
@@ -82,7 +83,7 @@ class RecordTable(Generic[R]):
         self.label = label
         self.fences = fences
         self._columns = columns
-        self._decoder = msgspec.msgpack.Decoder(record)
+        self._decoder = TolerantDecoder(record)
 
     def encode(self, record: R, version: int) -> dict[str, Value]:
         """Return the row of a record."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stoker_gcs.store.protocol import Store
     from stoker_wire.data.spool import TaskRow
     from stoker_wire.messages.control import Event
+    from stoker_wire.process.pauses import Pauses
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,11 +33,16 @@ class BatchQueue(Generic[T, R]):
     """A queue whose callers put one item each and share a write, which returns one result per item."""
 
     def __init__(
-        self, write: Callable[[list[T]], Awaitable[Sequence[R]]], *, max_batch: int
+        self,
+        write: Callable[[list[T]], Awaitable[Sequence[R]]],
+        *,
+        max_batch: int,
+        pauses: Pauses | None = None,
     ) -> None:
         self._write = write
+        self._pauses = pauses
         self._max_batch = max_batch
-        self._queue: asyncio.Queue[tuple[T, asyncio.Future[R]]] = asyncio.Queue(QUEUE_SIZE)
+        self._queue: asyncio.Queue[tuple[T, asyncio.Future[R], float]] = asyncio.Queue(QUEUE_SIZE)
         self._closed = False
         self.batches = 0
         self.items = 0
@@ -45,8 +51,9 @@ class BatchQueue(Generic[T, R]):
         """Return the item's result once its batch is written."""
         if self._closed:
             raise UnavailableError("the gcs is stopping and takes no more writes")
-        done: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-        await self._queue.put((item, done))
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[R] = loop.create_future()
+        await self._queue.put((item, done, loop.time()))
         return await done
 
     async def close(self) -> None:
@@ -62,18 +69,33 @@ class BatchQueue(Generic[T, R]):
                 while len(batch) < self._max_batch and not self._queue.empty():
                     batch.append(self._queue.get_nowait())
                 try:
-                    await self._commit(batch)
+                    await self._commit(
+                        [(item, done) for item, done, at_s in batch if self._is_due(done, at_s)]
+                    )
                 finally:
                     for _ in batch:
                         self._queue.task_done()
         finally:
             self._closed = True
             while not self._queue.empty():
-                _, done = self._queue.get_nowait()
+                _, done, _ = self._queue.get_nowait()
                 if not done.done():
                     done.set_exception(UnavailableError("the gcs stopped before this write"))
 
+    def _is_due(self, done: asyncio.Future[R], at_s: float) -> bool:
+        """Return whether to write an item; what waited while this process was stopped is refused.
+
+        Its caller has asked another replica since.
+        """
+        if self._pauses is None or not self._pauses.since(at_s):
+            return True
+        if not done.done():
+            done.set_exception(UnavailableError("this gcs was stopped for a while\ntry again"))
+        return False
+
     async def _commit(self, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
+        if not batch:
+            return
         try:
             results = await self._write([item for item, _ in batch])
         except Exception as error:
@@ -91,14 +113,19 @@ class BatchQueue(Generic[T, R]):
 class GroupCommitWriter:
     """The queues in front of a store: one of changes, one of task history.
 
-    ``committed`` is called with the events of each commit, in order.
+    ``committed`` is called with the events of each commit, in order. ``pauses`` are those of a replica.
     """
 
-    def __init__(self, store: Store, committed: Callable[[Sequence[Event]], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        committed: Callable[[Sequence[Event]], None],
+        pauses: Pauses | None = None,
+    ) -> None:
         self._store = store
         self._committed = committed
         self.changes: BatchQueue[Change, tuple[Event, ...] | WriteConflict] = BatchQueue(
-            self._write_changes, max_batch=MAX_CHANGES
+            self._write_changes, max_batch=MAX_CHANGES, pauses=pauses
         )
         self.tasks: BatchQueue[Sequence[TaskRow], None] = BatchQueue(
             self._write_tasks, max_batch=MAX_TASK_BATCHES

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5.0
 COMMAND_TIMEOUT_S = 30.0
+IDLE_IN_TRANSACTION_MS = 800
+"""A replica that freezes within a transaction holds a lock that all others need. The server takes it back
+before clients ask another replica, so what the frozen one had begun does not happen as well."""
 _LOCK = "SELECT pg_advisory_xact_lock(7310577)"
 
 _text = lru_cache(maxsize=512)(text)
@@ -58,7 +61,13 @@ class PostgresStore(SqlReads):
             max_overflow=8,
             pool_timeout=CONNECT_TIMEOUT_S,
             pool_pre_ping=True,
-            connect_args={"timeout": CONNECT_TIMEOUT_S, "command_timeout": COMMAND_TIMEOUT_S},
+            connect_args={
+                "timeout": CONNECT_TIMEOUT_S,
+                "command_timeout": COMMAND_TIMEOUT_S,
+                "server_settings": {
+                    "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_MS)
+                },
+            },
         )
         # A read is one statement, so a transaction around it would only cost round trips.
         self._reading = self._engine.execution_options(isolation_level="AUTOCOMMIT")

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
 from stoker.exceptions import BadRequestError, ConflictError, StokerError
 from stoker.local.node_options import checked_node_options, checked_port
@@ -71,10 +72,11 @@ def init(
 
     Without ``address`` (and without ``STOKER_ADDRESS``) a cluster is started on this machine, with
     ``num_cpus``, ``num_gpus``, ``memory`` (bytes), ``resources`` and ``labels``; it ends with this
-    process. ``"http://host:port"`` joins one that runs (its token from ``token`` or
-    ``STOKER_TOKEN``), and ``"auto"`` that of ``STOKER_ADDRESS``, else the newest that ``stoker start
-    --head`` started here. All that this driver starts waits in ``queue`` (``stoker queue list``), with
-    ``priority`` added to its own. Raises UnavailableError where a cluster's scheduler cannot be reached.
+    process. ``"http://host:port"`` (of several replicas with commas between) joins one that runs (its
+    token from ``token`` or ``STOKER_TOKEN``), and ``"auto"`` that of ``STOKER_ADDRESS``, else the newest
+    that ``stoker start --head`` started here. All that this driver starts waits in ``queue``
+    (``stoker queue list``), with ``priority`` added to its own. Raises UnavailableError where a
+    cluster's scheduler cannot be reached.
     """
     with LIFECYCLE.lock:
         if (current := maybe_runtime()) is not None:
@@ -149,6 +151,7 @@ def _init_remote(address: str, token: str | None, driver_options: _DriverOptions
     from stoker.local.address import resolve
     from stoker.runtime.net.http import HttpClient
     from stoker_wire.http.auth import is_loopback
+    from stoker_wire.http.client.endpoints import urls_of
     from stoker_wire.messages.cluster import Node, NodeState
     from stoker_wire.messages.control import Page
     from stoker_wire.process import host_identity
@@ -164,16 +167,16 @@ def _init_remote(address: str, token: str | None, driver_options: _DriverOptions
         node = LocalNode(
             local_node.node_id, local_node.url, local_node.arena_dir, local_node.session_dir
         )
-    gcs_host = target.address.split("//", 1)[-1].rsplit(":", 1)[0]
-    tcp_host = None if is_loopback(gcs_host) else _local_address(target.address)
+    away = [url for url in urls_of(target.address) if not is_loopback(urlsplit(url).hostname or "")]
+    tcp_host = _local_address(away[0]) if away else None
     return _connect(target.address, target.token, node, driver_options, tcp_host=tcp_host)
 
 
 def _local_address(url: str) -> str:
     """Return the address by which this machine reaches ``url`` (no packet is sent)."""
-    host, _, port = url.split("//", 1)[-1].partition(":")
+    parts = urlsplit(url)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port.rstrip("/") or 80)))
+        probe.connect((parts.hostname or "", parts.port or 80))
         return str(probe.getsockname()[0])
 
 

@@ -33,7 +33,8 @@ def cluster_options(command: F) -> F:
     return click.option(
         "--address",
         metavar="URL",
-        help="URL of the cluster. [default: STOKER_ADDRESS, the newest cluster of this machine]",
+        help="URL of the cluster, or of its replicas with commas between. "
+        "[default: STOKER_ADDRESS, the newest cluster of this machine]",
     )(command)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from stoker.local.sessions import find_running, running_sessions, session_root, with_token
-from stoker.runtime.net.http import HttpClient, checked_url
+from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import (
     DeadlineExceededError,
     StartError,
@@ -20,6 +20,7 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.auth import load_token
+from stoker_wire.http.client.endpoints import checked_address, urls_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +55,7 @@ def resolve(
     if not address or address == AUTO:
         address = environ.get("STOKER_ADDRESS") or AUTO
     if address != AUTO:
-        url = checked_url(address)
+        url = checked_address(address)
         return Target(address=url, token=token or _token_for(url, environ))
     info = find_running(session_root(environ), embedded=embedded)
     if info is None:
@@ -91,4 +92,4 @@ def _check_reachable(url: str) -> None:
 
 
 def _is_same_url(known: str, url: str) -> bool:
-    return known == url.replace("//localhost:", "//127.0.0.1:")
+    return known in urls_of(url.replace("//localhost:", "//127.0.0.1:"))

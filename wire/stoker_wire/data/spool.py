@@ -24,6 +24,7 @@ import msgspec
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.common import ErrorInfo
+from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.messages.work import TaskRecord, TaskState
 from stoker_wire.process.host_identity import start_time
 
@@ -73,8 +74,8 @@ class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
 
 _facts_in = attrgetter(*TaskFacts.__struct_fields__)
 _pack = msgspec.msgpack.Encoder().encode
-_facts = msgspec.msgpack.Decoder(TaskFacts).decode
-_record = msgspec.msgpack.Decoder(TaskRecord).decode
+_facts = TolerantDecoder(TaskFacts).decode
+_record = TolerantDecoder(TaskRecord).decode
 _rows = msgspec.msgpack.Decoder(list[TaskRow]).decode
 
 

@@ -7,12 +7,13 @@ Called by the HTTP server and the clients. A body that does not decode becomes a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from stoker_wire.errors import BadRequestError
+from stoker_wire.messages.tolerant import UNKNOWN, TolerantDecoder, convert_known, steps_to
 from stoker_wire.suggestions import suggestion
 
 T = TypeVar("T")
@@ -27,9 +28,6 @@ PROBLEM = "application/problem+json"
 encode_json = msgspec.json.Encoder().encode
 encode_msgpack = msgspec.msgpack.Encoder().encode
 
-_PATH = re.compile(r" - at `(?:key` in `)?\$(.*)`$")
-_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|(\[\.\.\.\])")
-_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
 
@@ -40,12 +38,18 @@ class Codec(Generic[T]):
         self.type = type_
         self._json = msgspec.json.Decoder(type_)
         self._msgpack = msgspec.msgpack.Decoder(type_)
+        self._json_reply = TolerantDecoder(type_, json=True)
+        self._msgpack_reply = TolerantDecoder(type_)
 
-    def decode(self, raw: bytes, content_type: str) -> T:
-        """Decode a request body; BadRequestError names what is wrong with it."""
+    def decode(self, raw: bytes, content_type: str, *, newer: bool = False) -> T:
+        """Decode a request body; BadRequestError names what is wrong with it.
+
+        Of a ``newer`` sender fields are ignored that this version does not know.
+        """
         if MSGPACK in content_type or "x-msgpack" in content_type:
-            return self._decode(raw or b"\x80", self._msgpack, msgspec.msgpack.decode, "msgpack")
-        return self._decode(raw or b"{}", self._json, msgspec.json.decode, "JSON")
+            untyped: Callable[[bytes], Any] = msgspec.msgpack.decode
+            return self._decode(raw or b"\x80", self._msgpack, untyped, "msgpack", newer)
+        return self._decode(raw or b"{}", self._json, msgspec.json.decode, "JSON", newer)
 
     def _decode(
         self,
@@ -53,23 +57,30 @@ class Codec(Generic[T]):
         typed: msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T],
         untyped: Callable[[bytes], Any],
         name: str,
+        newer: bool,
     ) -> T:
         try:
             try:
                 return typed.decode(raw)
             except msgspec.ValidationError as error:
                 # A body may be invalid and, after that, malformed, which only this decoding finds.
-                raise explain_invalid(error, untyped(raw), self.type) from None
+                document = untyped(raw)
+                if not newer:
+                    raise explain_invalid(error, document, self.type) from None
+            try:
+                return convert_known(document, self.type)
+            except msgspec.ValidationError as error:
+                raise explain_invalid(error, document, self.type) from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise BadRequestError(f"the body is not {name}\n{error}") from None
         except RecursionError:
             raise BadRequestError("the body is nested too deeply") from None
 
     def decode_reply(self, raw: bytes, content_type: str) -> T:
-        """Decode a reply's body (of a peer that we trust to speak the same types)."""
+        """Decode a reply's body; fields that a newer peer adds are ignored."""
         if MSGPACK in content_type:
-            return self._msgpack.decode(raw)
-        return self._json.decode(raw)
+            return self._msgpack_reply.decode(raw)
+        return self._json_reply.decode(raw)
 
 
 def explain_invalid(
@@ -77,11 +88,9 @@ def explain_invalid(
 ) -> BadRequestError:
     """Return an error that names the member of ``document`` that does not fit ``type_``, and the fix."""
     text = str(error)
-    path = _PATH.search(text)
-    steps = _steps(path.group(1) if path else "", document, type_, text, lax)
-    reason = text[: path.start()] if path else text
+    reason, steps = steps_to(text, document, type_, lax=lax)
     field = ".".join(steps)
-    unknown = _UNKNOWN.search(text)
+    unknown = UNKNOWN.search(text)
     if unknown is not None:
         name = unknown.group(1)
         known = _fields_at(type_, steps)
@@ -93,53 +102,6 @@ def explain_invalid(
         return BadRequestError(f"the field {field!r} is required", field=field)
     where = f"{field}: " if field else "the body: "
     return BadRequestError(where + reason[:1].lower() + reason[1:], field=field or None)
-
-
-def _steps(path: str, document: object, type_: Any, text: str, lax: bool) -> list[str]:
-    """Read a msgspec path; ``[...]`` (some member of a mapping) is found by trying each alone."""
-    steps: list[str] = []
-    at: Any = document
-    for name, index, some in _STEP.findall(path):
-        if some:
-            if not isinstance(at, dict):
-                break
-            key = _culprit(document, steps, at, type_, text, lax)
-            if key is None:
-                break
-            steps.append(str(key))
-            at = at[key]
-            continue
-        step = name or index
-        steps.append(step)
-        try:
-            at = at[int(index)] if index else at[name]
-        except (KeyError, IndexError, TypeError):
-            at = None
-    return steps
-
-
-def _culprit(
-    document: object, steps: list[str], mapping: Mapping[Any, Any], type_: Any, text: str, lax: bool
-) -> Any:
-    for key in list(mapping)[:1000]:
-        alone = _with(document, steps, {key: mapping[key]})
-        try:
-            msgspec.convert(alone, type_, strict=not lax)
-        except msgspec.ValidationError as error:
-            if str(error) == text:
-                return key
-    return None
-
-
-def _with(document: Any, steps: list[str], value: object) -> Any:
-    """Copy ``document`` with the member at ``steps`` replaced by ``value``."""
-    if not steps:
-        return value
-    head, rest = steps[0], steps[1:]
-    if isinstance(document, list):
-        index = int(head)
-        return [_with(v, rest, value) if i == index else v for i, v in enumerate(document)]
-    return {k: _with(v, rest, value) if str(k) == head else v for k, v in document.items()}
 
 
 def _fields_at(type_: Any, steps: list[str]) -> list[str]:

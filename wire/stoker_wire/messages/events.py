@@ -20,6 +20,7 @@ from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Tok
 from stoker_wire.messages.groups import PlacementGroup
 from stoker_wire.messages.queues import Queue
 from stoker_wire.messages.schedules import Schedule
+from stoker_wire.messages.tolerant import convert_known
 from stoker_wire.messages.work import Actor, Job, SlowRank, TaskRecord
 
 R = TypeVar("R", bound=Record)
@@ -203,8 +204,7 @@ def payload_as(event: Event, type_: type[R]) -> R | None:
 
 
 def _record(event: Event, type_: type[R]) -> R:
-    # The keys of a mapping that came as JSON are text.
-    return msgspec.convert(event.payload, type_, str_keys=True)
+    return convert_known(event.payload, type_)
 
 
 class EventQuery(ListQuery):

@@ -16,6 +16,7 @@ from stoker_wire.errors import BadRequestError, NameTakenError, NotFoundError, U
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
+from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.messages.work import (
     Actor,
     ActorState,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 PLACED_WITHIN_S = 10.0
 END_AT_ONCE = 64
-_spec = msgspec.msgpack.Decoder(CreateActor)
+_spec = TolerantDecoder(CreateActor)
 _encode = msgspec.msgpack.Encoder().encode
 
 

@@ -20,6 +20,7 @@ from stoker_gcs.store.changes import Change, Delete, WriteConflict
 from stoker_wire.errors import StokerError
 from stoker_wire.messages.cluster import Node, NodeState, RegisteredNode
 from stoker_wire.messages.events import EventKind, payload_as
+from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
@@ -42,7 +43,7 @@ class LastHeartbeat(msgspec.Struct, frozen=True, array_like=True):
     usage: dict[str, float] = {}
 
 
-_decoder = msgspec.msgpack.Decoder(LastHeartbeat)
+_decoder = TolerantDecoder(LastHeartbeat)
 _encode = msgspec.msgpack.Encoder().encode
 
 

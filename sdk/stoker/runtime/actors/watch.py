@@ -11,12 +11,11 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from stoker.exceptions import StokerError
 from stoker_wire.errors import CompactedError
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.events import EventKind
+from stoker_wire.messages.tolerant import convert_known
 from stoker_wire.messages.work import Actor
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class ActorWatch:
                 stream = gcs.watch("/v1/events", page.seq, {"kind": _KINDS})
                 async with aclosing(stream) as events:
                     async for event in events:
-                        self._on_change(msgspec.convert(event.payload, Actor))
+                        self._on_change(convert_known(event.payload, Actor))
             except CompactedError:
                 continue
             except StokerError:

@@ -162,12 +162,14 @@ class Driver:
         while self._io.running:
             with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
                 path = f"/v1/jobs/{self._job.job_id}/session"
+                url = self._gcs.url
                 ws = await self._gcs.ws(path, heartbeat_s=None, timeout_s=_SESSION_SILENCE_S)
                 async with ws, asyncio.TaskGroup() as group:
                     beats = group.create_task(self._beat(ws))
-                    with contextlib.suppress(TimeoutError):
+                    with contextlib.suppress(TimeoutError, UnavailableError):
                         while not ws.closed:
-                            await ws.receive(_SESSION_SILENCE_S)
+                            async with self._gcs.attend(url):
+                                await ws.receive(_SESSION_SILENCE_S)
                     beats.cancel()
             await asyncio.sleep(_RECONNECT_S)
 
@@ -223,9 +225,9 @@ class Driver:
         if exits and not isinstance(error, KeyboardInterrupt):
             from stoker.runtime.driver.exit_code import report_exit_code
 
-            gcs_url, job_id = self._identity.gcs_url, self._job.job_id
+            job_id = self._job.job_id
             if report_exit_code(
-                gcs_url, token=self._identity.token, job_id=job_id, message=message
+                self._gcs.url, token=self._identity.token, job_id=job_id, message=message
             ):
                 return
         finish = FinishJob(state=JobState.SUCCEEDED, exit_code=0)

@@ -10,14 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import time
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 from urllib.parse import quote, urlencode, urlsplit
 
-import msgspec
-
-from stoker_wire.errors import BadRequestError, StokerError, UnavailableError
+from stoker_wire.errors import NotReadyError, StokerError, UnavailableError
+from stoker_wire.http.client.endpoints import (
+    HEDGE_S,
+    PROBE_S,
+    READY_PATH,
+    STEADY_S,
+    Endpoints,
+    checked_address,
+)
 from stoker_wire.http.client.exchange import (
     TIMEOUT_HEADER,
     ReplyReader,
@@ -29,8 +36,10 @@ from stoker_wire.http.client.exchange import (
     retry_pause_s,
 )
 from stoker_wire.http.codec import JSON, NDJSON
+from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
@@ -49,20 +58,16 @@ _SLACK_S = 2.0  # the server's answer "too late" says why, so it gets a little l
 class HttpClient:
     """A client of one server; every call opens a connection of its own, so threads may share it.
 
-    ``base_url`` is ``http://host:port`` (``https`` behind a proxy). ``timeout_s`` is the default
-    deadline of a call.
+    ``base_url`` is ``http://host:port`` (``https`` behind a proxy), or several of one cluster with
+    commas between. ``timeout_s`` is the default deadline of a call.
     """
 
     def __init__(self, base_url: str, *, token: str, timeout_s: float = TIMEOUT_S) -> None:
-        self.base_url = checked_url(base_url)
+        self.base_url = checked_address(base_url)
         self.timeout_s = timeout_s
         self._token = token
-        parts = urlsplit(self.base_url)
-        self._kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-        self._host = parts.hostname or ""
-        self._port = parts.port
-        self._prefix = parts.path
-        self._headers = client_headers(token, "client")
+        self._endpoints = Endpoints(self.base_url)
+        self._headers = client_headers(token, "client", replicas=len(self._endpoints.urls))
         self._replies = ReplyReader()
 
     def to(self, base_url: str) -> HttpClient:
@@ -120,12 +125,20 @@ class HttpClient:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline_s = time.monotonic() + timeout_s
         tries = 0
+        moves = 0
         while True:
+            base = self._endpoints.current
             try:
                 sending = data if data is None or on_sent is None else _ChunkedBody(data, on_sent)
                 return self._once(method, path, query, sending, headers, reply, deadline_s)
             except StokerError as error:
                 tries += 1
+                if isinstance(error, NotReadyError):
+                    self._endpoints.leave(base)
+                if self._endpoints.current != base and time.monotonic() < deadline_s:
+                    moves += 1
+                    if moves % len(self._endpoints.urls):
+                        continue  # another one is asked at once
                 pause_s = retry_pause_s(tries, initial_s=_RETRY_INITIAL_S, max_s=_RETRY_MAX_S)
                 if not error.retryable:
                     raise
@@ -155,7 +168,7 @@ class HttpClient:
         silence_s: float = SILENCE_S,
     ) -> Iterator[T]:
         """Yield the items of an NDJSON reply; UnavailableError when the connection breaks."""
-        decode = msgspec.json.Decoder(item).decode
+        decode = TolerantDecoder(item, json=True).decode
         headers = self._headers | {"Accept": NDJSON}
         with self._request("GET", path, query, None, headers, silence_s) as response:
             self._check(response, "GET", path)
@@ -234,27 +247,61 @@ class HttpClient:
         headers: dict[str, str],
         timeout_s: float,
     ) -> Iterator[HTTPResponse]:
-        target = self._prefix + quote(path, safe="/:@!$&'()*+,;=~-._%")
+        base = self._endpoints.current
+        parts = urlsplit(base)
+        target = parts.path + quote(path, safe="/:@!$&'()*+,;=~-._%")
         if query:
             target += "?" + urlencode(query_texts(query))
-        connection = self._kind(self._host, self._port, timeout=timeout_s)
+        kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
             try:
                 connection.request(method, target, body=data, headers=headers)
+                if self._endpoints.several:
+                    self._attend(base, connection.sock, timeout_s)
                 response = connection.getresponse()
             except TimeoutError:
                 raise UnavailableError(
-                    f"{method} {self.base_url}{path} got no answer within {timeout_s:.0f} s"
+                    f"{method} {base}{path} got no answer within {timeout_s:.0f} s"
                 ) from None
             except (OSError, HTTPException) as error:
+                if isinstance(error, StokerError):
+                    raise
+                self._endpoints.leave(base)
                 raise UnavailableError(
-                    f"{_CANNOT_REACH} at {self.base_url}\n"
+                    f"{_CANNOT_REACH} at {self._endpoints.tried()}\n"
                     f"{_reason(error)}\n"
                     "is it running? `stoker start --head` starts one, --address names another"
                 ) from None
             yield response
         finally:
             connection.close()
+
+    def _attend(self, base: str, line: socket.socket, timeout_s: float) -> None:
+        """Wait until an answer begins; UnavailableError once another replica is ready and ``base`` is not."""
+        poll = select.poll()
+        poll.register(line, select.POLLIN)
+        deadline_s = time.monotonic() + timeout_s
+        wait_s = HEDGE_S
+        while not poll.poll(1000 * min(wait_s, max(deadline_s - time.monotonic(), 0.0))):
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError
+            wait_s = STEADY_S
+            if self._is_ready(base):
+                continue
+            for other in self._endpoints.others:
+                if self._is_ready(other):
+                    if self._endpoints.current == base:
+                        self._endpoints.current = other
+                    raise UnavailableError(f"{base} did not answer\n{other} is asked now")
+
+    def _is_ready(self, url: str) -> bool:
+        probe = HttpClient(url, token=self._token)
+        try:
+            with probe._request("GET", READY_PATH, None, None, self._headers, PROBE_S) as response:
+                return response.status < 300
+        except UnavailableError:
+            return False
 
 
 class _ChunkedBody:
@@ -269,23 +316,6 @@ class _ChunkedBody:
             chunk = self._data[start : start + _CHUNK_NBYTES]
             yield chunk
             self._on_sent(start + len(chunk))
-
-
-def checked_url(url: str) -> str:
-    """Return ``url`` without a trailing slash; ``host:port`` is taken as http."""
-    if "://" not in url:
-        url = f"http://{url}"
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise BadRequestError(
-            f"{url!r} is not an address of a cluster\nwrite it like http://127.0.0.1:7600",
-            field="address",
-        )
-    return url.rstrip("/")
 
 
 def _reason(error: Exception) -> str:

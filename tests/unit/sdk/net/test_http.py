@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from stoker.runtime.net.http import HttpClient, checked_url
+from stoker.runtime.net.http import HttpClient
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
@@ -18,6 +18,7 @@ from stoker_wire.errors import (
     NotFoundError,
     UnavailableError,
 )
+from stoker_wire.http.client.endpoints import checked_url
 from stoker_wire.messages.control import LogLine
 
 if TYPE_CHECKING:

@@ -10,20 +10,27 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+)
 from typing import Any, Literal, Self, TypeVar, overload
 
 import aiohttp
-import msgspec
 from yarl import URL
 
 from stoker_wire.errors import (
     DeadlineExceededError,
     NotLeaderError,
+    NotReadyError,
     StokerError,
     UnavailableError,
     error_for,
 )
+from stoker_wire.http.client.endpoints import READY_PATH, Endpoints
 from stoker_wire.http.client.exchange import (
     TIMEOUT_HEADER,
     ReplyReader,
@@ -34,9 +41,11 @@ from stoker_wire.http.client.exchange import (
     query_texts,
     retry_pause_s,
 )
+from stoker_wire.http.client.replicas import Replicas
 from stoker_wire.http.codec import BYTES, MSGPACK, NDJSON, encode_msgpack
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.messages.control import Event
+from stoker_wire.messages.tolerant import TolerantDecoder
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.settings import Settings
 
@@ -45,7 +54,7 @@ T = TypeVar("T")
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError)
 """What aiohttp raises when a connection cannot be made or breaks."""
 
-_WS_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=1.0)
+_WS_TIMEOUT = aiohttp.ClientWSTimeout(ws_close=0.3)
 """A peer that does not answer, answers a close no better."""
 _SKIP = frozenset({"User-Agent", "Accept-Encoding"})
 _SILENCE = 3.5
@@ -58,6 +67,8 @@ _MAX_URLS = 256
 class Client:
     """A pooled session to ``base_url``; use as an async context manager, or ``close`` it.
 
+    With several URLs of one service, separated by commas, one is used until it fails
+    (:mod:`stoker_wire.http.client.endpoints`).
     ``peer`` is what this side calls itself (``"nodelet n_12"``), shown in the other's messages and
     logs. With ``unix_path`` the connection goes over that socket and ``base_url`` only names it.
     ``timeout_s`` is the deadline of a call that names none (default: the settings'). ``retries``
@@ -76,7 +87,12 @@ class Client:
         max_connections: int = 256,
     ) -> None:
         settings = settings or Settings()
-        self.base_url = base_url.rstrip("/")
+        self._endpoints = Endpoints(base_url)
+        self._replicas = (
+            Replicas(self._endpoints, self._is_ready) if self._endpoints.several else None
+        )
+        self.urls = self._endpoints.urls
+        self.base_url = ",".join(self.urls)
         self.timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
         self.retries = 0
         self._unix_path = unix_path
@@ -84,7 +100,7 @@ class Client:
         self._silence_s = _SILENCE * settings.bookmark_s
         self._retry_initial_s = settings.retry_initial_s
         self._retry_max_s = settings.retry_max_s
-        self._headers = client_headers(token, peer)
+        self._headers = client_headers(token, peer, replicas=len(self.urls))
         self._next_key = IdSource(Prefix.REQUEST)
         self._replies = ReplyReader()
         self._urls: dict[str, URL] = {}
@@ -100,6 +116,8 @@ class Client:
     async def close(self) -> None:
         """Close all connections, for good: a call that is tried again opens none."""
         self._closed = True
+        if self._replicas is not None:
+            await self._replicas.close()
         if self._session is not None:
             session, self._session = self._session, None
             await session.close()
@@ -185,12 +203,12 @@ class Client:
         request_id = REQUEST_ID.get()
         if request_id:
             headers["X-Request-Id"] = request_id
-        url = self.url_of(path, query)
         loop = asyncio.get_running_loop()
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         deadline_s = loop.time() + timeout_s
         cause: BaseException | None = None
-        tries = 0
+        tries = moves = 0
+        url = self.url_of(path, query)
         deadline = asyncio.timeout_at(deadline_s)
         try:
             async with deadline:
@@ -199,9 +217,15 @@ class Client:
                     # A little less than is left, so that the peer's answer "too late" (which says
                     # why) arrives before our own deadline passes.
                     headers[TIMEOUT_HEADER] = f"{max(left_s - min(0.2, left_s * 0.1), 0):.3f}"
+                    url = self.url_of(path, query)
+                    base = self._endpoints.current
                     try:
-                        return await self._once(method, url, data, headers, reply, raw)
+                        if self._replicas is None:
+                            return await self._once(method, url, data, headers, reply, raw)
+                        async with self._replicas.attend(base):
+                            return await self._once(method, url, data, headers, reply, raw)
                     except StokerError as error:
+                        moved = await self._moves(base, error)
                         again = retry and error.retryable and not self._closed
                         if not again or isinstance(error, NotLeaderError):
                             raise
@@ -210,19 +234,68 @@ class Client:
                         cause = cause if hurried and cause is not None else error
                     except _BROKEN as error:
                         cause = UnavailableError(f"{method} {url} got no answer\n{_text_of(error)}")
-                        if not retry:
-                            raise cause from error
+                        moved = await self._moves(base, error)
+                        refused = isinstance(error, aiohttp.ClientConnectorError)
+                        if not retry and not (moved and refused and tries < len(self.urls) - 1):
+                            raise self._unreachable(cause) from error
                     tries += 1
                     self.retries += 1
+                    moves += moved
+                    if moved and moves % len(self.urls):
+                        continue  # another one is asked at once
                     pause_s = self._pause_s(tries)
                     if loop.time() + pause_s >= deadline_s:
-                        raise deadline_error(method, url, timeout_s, tries, cause)
+                        raise self._too_late(method, url, timeout_s, tries, cause)
                     await asyncio.sleep(pause_s)
         except TimeoutError as error:
             # A StokerError may be a TimeoutError too, and says more than this one would.
             if isinstance(error, StokerError) or not deadline.expired():
                 raise
-            raise deadline_error(method, url, timeout_s, tries + 1, cause) from error
+            raise self._too_late(method, url, timeout_s, tries + 1, cause) from error
+
+    def _too_late(
+        self, method: str, url: URL, timeout_s: float, tries: int, cause: BaseException | None
+    ) -> DeadlineExceededError:
+        if isinstance(cause, UnavailableError):
+            cause = self._unreachable(cause)
+        return deadline_error(method, url, timeout_s, tries, cause)
+
+    async def _moves(self, base: str, error: Exception) -> bool:
+        """Use another URL than ``base``, which failed so, if it is not to be used; return whether."""
+        if self._replicas is None:
+            return False
+        if not isinstance(error, StokerError) or isinstance(error, NotReadyError):
+            self._endpoints.leave(base)
+            self._replicas.drop(base)
+        elif isinstance(error, UnavailableError) and self._endpoints.current == base:
+            await self._replicas.check()
+        return self._endpoints.current != base
+
+    def _unreachable(self, cause: UnavailableError) -> UnavailableError:
+        if self._replicas is None:
+            return cause
+        return UnavailableError(f"{cause.message}\nits replicas: {', '.join(self.urls)}")
+
+    @property
+    def url(self) -> str:
+        """The URL in use."""
+        return self._endpoints.current
+
+    def attend(self, url: str) -> AbstractAsyncContextManager[object]:
+        """Return a scope that ends with UnavailableError once ``url`` is not the one in use any more.
+
+        For each wait of what goes on at one URL, as a WebSocket does.
+        """
+        return nullcontext() if self._replicas is None else self._replicas.attend(url)
+
+    async def _is_ready(self, base: str) -> bool:
+        try:
+            async with self.session.get(
+                base + READY_PATH, headers={"Accept": MSGPACK}, allow_redirects=False
+            ) as response:
+                return response.status < 300
+        except (StokerError, aiohttp.ClientError, OSError):
+            return False
 
     async def _once(
         self,
@@ -291,18 +364,27 @@ class Client:
 
         No deadline but the caller's. Problems are raised like those of :meth:`call`.
         """
-        url = self.url_of(path, query)
-        session = self.session
-        try:
-            async with session.request(
-                method, url, data=data, headers=headers, allow_redirects=False
-            ) as response:
-                if response.status >= 300:
-                    content = await response.read()
-                    check_status(response.status, content, method=method, url=url)
+        url, base = self.url_of(path, query), self.url
+        async with AsyncExitStack() as stack:
+            try:
+                async with self.attend(base):
+                    response = await stack.enter_async_context(
+                        self.session.request(
+                            method, url, data=data, headers=headers, allow_redirects=False
+                        )
+                    )
+                    if response.status >= 300:
+                        content = await response.read()
+                        check_status(response.status, content, method=method, url=url)
                 yield response
-        except _BROKEN as error:
-            raise UnavailableError(f"{method} {url} got no answer\n{_text_of(error)}") from error
+            except _BROKEN as error:
+                await self._moves(base, error)
+                raise UnavailableError(
+                    f"{method} {url} got no answer\n{_text_of(error)}"
+                ) from error
+            except NotReadyError as error:
+                await self._moves(base, error)
+                raise
 
     async def stream(
         self,
@@ -318,8 +400,8 @@ class Client:
         UnavailableError when the connection breaks.
         """
         silence_s = self._silence_s if silence_s is None else silence_s
-        decoder = msgspec.json.Decoder(item)
-        url = self.url_of(path, query)
+        decoder = TolerantDecoder(item, json=True)
+        url, base = self.url_of(path, query), self.url
         headers, data = {"Accept": NDJSON}, None
         if body is not None:
             headers["Content-Type"], data = MSGPACK, encode_msgpack(body)
@@ -328,7 +410,7 @@ class Client:
             rest = b""
             while True:
                 try:
-                    async with asyncio.timeout(silence_s):
+                    async with self.attend(base), asyncio.timeout(silence_s):
                         part = await response.content.readany()
                 except TimeoutError:
                     raise UnavailableError(
@@ -351,12 +433,11 @@ class Client:
         timeout_s: float | None = None,
     ) -> aiohttp.ClientWebSocketResponse:
         """Open a WebSocket; ``max_msg_bytes`` 0 means no limit. UnavailableError if it fails."""
-        url = self.url_of(path, query)
-        session = self.session
+        url, base = self.url_of(path, query), self._endpoints.current
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                return await session.ws_connect(
+            async with self.attend(base), asyncio.timeout(timeout_s):
+                return await self.session.ws_connect(
                     url,
                     max_msg_size=max_msg_bytes,
                     heartbeat=heartbeat_s,
@@ -368,6 +449,7 @@ class Client:
                 f"opening a WebSocket to {url} passed its deadline of {timeout_s:g} s"
             ) from None
         except (aiohttp.WSServerHandshakeError, *_BROKEN) as error:
+            await self._moves(base, error)
             raise UnavailableError(
                 f"cannot open a WebSocket to {url}\n{_text_of(error)}"
             ) from error
@@ -394,11 +476,12 @@ class Client:
 
     def url_of(self, path: str, query: Mapping[str, object] | None) -> URL:
         """Return the URL of ``path``; query members that are None are left out."""
-        url = self._urls.get(path)
+        whole = self._endpoints.current + path
+        url = self._urls.get(whole)
         if url is None:
-            url = URL(self.base_url + path)
+            url = URL(whole)
             if len(self._urls) < _MAX_URLS:
-                self._urls[path] = url
+                self._urls[whole] = url
         if query:
             url = url.with_query(query_texts(query))
         return url

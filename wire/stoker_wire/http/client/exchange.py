@@ -19,11 +19,17 @@ from stoker_wire.http.problems import error_of
 from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, VERSION
 
 TIMEOUT_HEADER = "Stoker-Timeout-S"
+REPLICAS_HEADER = "Stoker-Replicas"
+"""Says that the caller asks another replica when this one is silent."""
 
 
-def client_headers(token: str, peer: str) -> dict[str, str]:
-    """Return the headers of every request of a client; ``peer`` is what it calls itself."""
-    return {
+def client_headers(token: str, peer: str, *, replicas: int = 1) -> dict[str, str]:
+    """Return the headers of every request of a client; ``peer`` is what it calls itself.
+
+    ``replicas`` is the number of URLs among which it chooses.
+    """
+    several = {REPLICAS_HEADER: str(replicas)} if replicas > 1 else {}
+    return several | {
         "Authorization": f"Bearer {token}",
         "User-Agent": f"stoker/{VERSION}",
         "Stoker-Peer": peer,

@@ -25,6 +25,7 @@ from stoker_wire.errors import (
     StokerError,
     UnavailableError,
 )
+from stoker_wire.http.client.exchange import REPLICAS_HEADER
 from stoker_wire.http.codec import BYTES, JSON, MSGPACK, encode_json, encode_msgpack
 from stoker_wire.http.problems import problem_response
 from stoker_wire.http.server.idempotency import IdempotencyStore, StoredReply, fingerprint
@@ -32,11 +33,12 @@ from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.ids import IdSource, Prefix
 from stoker_wire.process.log import REQUEST_ID
 from stoker_wire.suggestions import suggestion
-from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol
+from stoker_wire.version import PROTOCOL_HEADER, PROTOCOL_TEXT, check_protocol, is_newer
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.request_guard import RequestGuard
     from stoker_wire.process.metrics import Metrics
+    from stoker_wire.process.pauses import Pauses
     from stoker_wire.settings import Settings
 
 Endpoint = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -70,6 +72,7 @@ class Dispatcher:
         self.idle = asyncio.Event()
         self.idle.set()
         self.live: dict[int, Request] = {}
+        self.pauses: Pauses | None = None
         self._running = 0
         self._next_id = IdSource(Prefix.REQUEST)
         self._log_requests = log.isEnabledFor(logging.DEBUG)
@@ -141,6 +144,9 @@ class Dispatcher:
                 raise UnavailableError(f"{self.name} is stopping")
             if not self.is_ready and not route.before_ready:
                 raise NotReadyError(f"{self.name} has not finished starting")
+            if REPLICAS_HEADER in http.headers and self._was_stopped():
+                # Its caller has asked another replica meanwhile.
+                raise NotReadyError(f"{self.name} was stopped for a while, and asks to try again")
         request = Request(
             http,
             route,
@@ -155,6 +161,10 @@ class Dispatcher:
         )
         request.task = asyncio.current_task()
         return request
+
+    def _was_stopped(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        return self.pauses is not None and self.pauses.came_in_one(now_s)
 
     def _timeout_s(self, header: str | None) -> float:
         if header is None:
@@ -227,10 +237,14 @@ class Dispatcher:
     async def _call(self, request: Request) -> web.StreamResponse:
         """Decode the request, call the handler, encode its reply."""
         route, http = request.route, request.http
-        request.query = route.decode_query(http.query) if http.query_string or route.query else None
+        newer = is_newer(http.headers.get(PROTOCOL_HEADER))
+        asked = http.query_string or route.query
+        request.query = route.decode_query(http.query, newer=newer) if asked else None
         if route.codec is not None:
             raw = await request.read()
-            request.body = route.codec.decode(raw, http.headers.get("Content-Type", JSON))
+            request.body = route.codec.decode(
+                raw, http.headers.get("Content-Type", JSON), newer=newer
+            )
         value = await route.handler(request)
         if isinstance(value, web.StreamResponse):
             return value
@@ -270,6 +284,13 @@ class Dispatcher:
     def _of_aiohttp(self, error: web.HTTPException, http: web.Request) -> StokerError:
         if error.status == 404:
             known = {route.path for route in self.routes.values()}
+            theirs = http.headers.get(PROTOCOL_HEADER)
+            if is_newer(theirs):
+                return NotFoundError(
+                    f"{self.name} has no route {http.path}\n"
+                    f"the caller speaks protocol {theirs}, {self.name} {PROTOCOL_TEXT}: "
+                    f"upgrade {self.name}"
+                )
             return NotFoundError(
                 f"{self.name} has no route {http.path}\n{suggestion(http.path, known)}"
             )

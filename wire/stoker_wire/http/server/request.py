@@ -78,17 +78,20 @@ class BoundRoute:
             () if query is None else tuple(f.encode_name for f in msgspec.structs.fields(query))
         )
 
-    def decode_query(self, given: MultiMapping[str]) -> Any:
-        """Return a query string as the route's type; BadRequestError names an unknown or bad member."""
+    def decode_query(self, given: MultiMapping[str], *, newer: bool = False) -> Any:
+        """Return a query string as the route's type; BadRequestError names an unknown or bad member.
+
+        Of a ``newer`` sender unknown ones are ignored.
+        """
         for name in given:
-            if name not in self.query_names:
+            if name not in self.query_names and not newer:
                 raise BadRequestError(
                     f"unknown query field {name!r}\n{suggestion(name, self.query_names)}",
                     field=name,
                 )
         if self.query is None:
             return None
-        document: dict[str, Any] = {name: given[name] for name in given}
+        document: dict[str, Any] = {name: given[name] for name in given if name in self.query_names}
         for name, value in document.items():
             if not value and name not in _MAY_BE_EMPTY:
                 raise BadRequestError(

@@ -20,7 +20,7 @@ from stoker_wire.errors import (
 from stoker_wire.http.server.routes import Route, WebSocketRoute
 from stoker_wire.http.server.service import Reply, Request
 from stoker_wire.messages.common import Message
-from stoker_wire.version import PROTOCOL_TEXT
+from stoker_wire.version import PROTOCOL, PROTOCOL_TEXT
 from tests.unit.wire.orders import Order, Receipt, orders
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ class Filter(Message):
     limit: Annotated[int, msgspec.Meta(ge=1)] = 100
     verbose: bool = False
     name: str = ""
+
+
+class Price(Message):
+    cents: int
 
 
 async def test_messages_go_both_ways_in_msgpack_and_in_json(cluster: Cluster) -> None:
@@ -247,6 +251,26 @@ async def test_protocols_may_be_one_minor_version_apart(
         assert problem["detail"].endswith(f"upgrade {older}")
 
 
+async def test_only_a_newer_sender_may_send_fields_that_are_not_known(cluster: Cluster) -> None:
+    service = await cluster.start(orders(cluster))
+    session = cluster.client(service).session
+    major, minor = PROTOCOL
+    body = b'{"name":"x","new":1,"parts":[{"newer":{"a":1}}],"extra":{"tag":{"newest":2}}}'
+    for step, status in ((1, 200), (0, 400), (-1, 400)):
+        headers = {"Stoker-Protocol": f"{major}.{minor + step}"}
+        async with session.post(
+            f"{service.url}/v1/orders/7?later=1", data=body, headers=headers
+        ) as reply:
+            assert reply.status == status, await reply.text()
+        bad = b'{"name":3,"new":1}'
+        async with session.post(f"{service.url}/v1/orders/7", data=bad, headers=headers) as reply:
+            assert reply.status == 400
+        async with session.get(f"{service.url}/v1/later", headers=headers) as reply:
+            problem = await reply.json(content_type=None)
+            assert reply.status == 404
+            assert ("upgrade gcs" in problem["detail"]) is (step == 1)
+
+
 async def test_a_key_that_is_too_long_is_named(cluster: Cluster) -> None:
     client = cluster.client(await cluster.start(orders(cluster)))
     with pytest.raises(BadRequestError, match="1 to 255 characters, got 300"):
@@ -256,7 +280,7 @@ async def test_a_key_that_is_too_long_is_named(cluster: Cluster) -> None:
 async def test_a_reply_of_another_shape_is_an_error_that_says_so(cluster: Cluster) -> None:
     client = cluster.client(await cluster.start(orders(cluster)))
     with pytest.raises(InternalError, match="same version"):
-        await client.call("POST", "/v1/orders/1", Order(name="x"), reply=Filter)
+        await client.call("POST", "/v1/orders/1", Order(name="x"), reply=Price)
 
 
 async def test_a_table_of_routes_is_bound_to_its_owner(cluster: Cluster) -> None:

@@ -1,0 +1,184 @@
+"""Two replicas of the gcs on one PostgreSQL: one is killed, or frozen, under load, and nothing fails."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import stoker
+from stoker import kv
+from stoker.runtime.net.http import HttpClient
+from stoker_migrations.command import upgrade
+from tests.chaos._services import Apart, apart
+from tests.e2e._cluster import session_root
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# What is broken here on purpose is warned of; errors and tracebacks stay unexpected.
+pytestmark = pytest.mark.logs(
+    r'"level": "warning"', r"^this process: stoker[._]", "idle-in-transaction"
+)
+
+GET_S = 40.0
+ENOUGH = {"task": 500, "actor": 2, "count": 50, "log": 50, "cli": 50}
+"""Rounds of each kind of load that must succeed after a fault."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, postgres_url: str) -> Iterator[Apart]:
+    upgrade(postgres_url)
+    with (
+        session_root(tmp_path / "s"),
+        apart(tmp_path, cpus=4, database_url=postgres_url, replicas=2) as made,
+    ):
+        stoker.init(made.address, token=made.token, log_to_driver=False, namespace="load")
+        try:
+            yield made
+        finally:
+            for replica in made.replicas:
+                with contextlib.suppress(ProcessLookupError):
+                    replica.send(signal.SIGCONT)
+            stoker.shutdown()
+
+
+@stoker.remote(num_cpus=0.1)
+def double(number: int) -> int:
+    return 2 * number
+
+
+@stoker.remote(num_cpus=0)
+class Counter:
+    def add(self) -> int:
+        return 1
+
+
+class Load:
+    """Threads that call again and again; each notes how many calls succeeded and the slowest one."""
+
+    def __init__(self, **kinds: Callable[[int], None]) -> None:
+        self.counts = dict.fromkeys(kinds, 0)
+        self.slowest_s = dict.fromkeys(kinds, 0.0)
+        self.failures: list[str] = []
+        self._end = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=item, daemon=True) for item in kinds.items()
+        ]
+
+    def _run(self, kind: str, call: Callable[[int], None]) -> None:
+        while not self._end.is_set():
+            began_s = time.monotonic()
+            try:
+                call(self.counts[kind])
+            except Exception as error:
+                self.failures.append(f"{kind} {self.counts[kind]}: {error!r}")
+                return
+            self.slowest_s[kind] = max(self.slowest_s[kind], time.monotonic() - began_s)
+            self.counts[kind] += 1
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._end.set()
+        for thread in self._threads:
+            thread.join(GET_S)
+
+    def goes_on(self) -> None:
+        """Wait until each kind has done as many rounds again as are enough."""
+        before = dict(self.counts)
+
+        def done() -> bool:
+            return bool(self.failures) or all(
+                count >= before[kind] + ENOUGH[kind] for kind, count in self.counts.items()
+            )
+
+        try:
+            until(done, GET_S, "the load goes on")
+        except TimeoutError as error:
+            raise AssertionError(f"{error}: {before} became {self.counts}") from None
+        assert self.failures == []
+
+
+def _load(cluster: Apart, seen: list[bytes]) -> Load:
+    client = cluster.client
+    watch = kv.watch("log/", timeout=GET_S)
+
+    def task(number: int) -> None:
+        assert stoker.get(double.remote(number), timeout=GET_S) == 2 * number
+
+    def actor(_: int) -> None:
+        made = Counter.remote()
+        assert stoker.get(made.add.remote(), timeout=GET_S) == 1
+        stoker.kill(made)
+
+    def count(number: int) -> None:
+        assert kv.add("count") == number + 1, "each addition counts once"
+
+    def log(number: int) -> None:
+        kv.put(f"log/{number}", str(number))
+        change = next(watch)
+        assert change.value is not None
+        seen.append(change.value)
+
+    def cli(number: int) -> None:
+        client.call("PUT", f"/v1/kv/cli/{number}", b"v", reply=dict[str, Any])
+
+    return Load(task=task, actor=actor, count=count, log=log, cli=cli)
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_replica_that_is_gone_hurts_no_call(
+    cluster: Apart, fault: signal.Signals, record_property: Callable[[str, object], None]
+) -> None:
+    seen: list[bytes] = []
+    job_id = stoker.get_runtime_context().job_id
+    with _load(cluster, seen) as load:
+        load.goes_on()
+        for replica in cluster.replicas:
+            load.slowest_s = dict.fromkeys(load.slowest_s, 0.0)
+            replica.send(fault)
+            load.goes_on()
+            record_property("slowest", json.dumps(load.slowest_s))
+            if fault is signal.SIGKILL:
+                replica.kill()
+                replica.start()
+            else:
+                replica.send(signal.SIGCONT)
+                replica.until_ready()
+            load.goes_on()
+    assert load.failures == []
+    assert seen == [str(number).encode() for number in range(len(seen))], "each change, in order"
+    job = cluster.client.call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any])
+    assert job["state"] == "RUNNING"
+    assert all(node["state"] == "ALIVE" for node in cluster.nodes().values())
+
+
+def test_what_was_sent_to_a_frozen_replica_does_not_happen_after_what_came_since(
+    cluster: Apart,
+) -> None:
+    frozen, other = cluster.replicas
+    client = cluster.client
+    for number in range(3):
+        path = f"/v1/kv/late/{number}"
+        frozen.send(signal.SIGSTOP)
+        client.call("PUT", path, b"first", reply=dict[str, Any])
+        direct = HttpClient(other.url, token=cluster.token)
+        direct.call("PUT", path, b"second", reply=dict[str, Any])
+        frozen.send(signal.SIGCONT)
+        frozen.until_ready()
+        HttpClient(frozen.url, token=cluster.token).call(
+            "PUT", f"{path}/after", b"v", reply=dict[str, Any]
+        )
+        assert cluster.read(path) == b"second"
+        client = HttpClient(cluster.address, token=cluster.token)
