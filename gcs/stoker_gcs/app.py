@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stoker_gcs.controllers.leader_election import LeaderElection
+from stoker_gcs.controllers.objects import ObjectController
 from stoker_gcs.controllers.reconcile import Reconciler
 from stoker_gcs.controllers.retention import Retention, use_step_s
 from stoker_gcs.controllers.schedules import ScheduleController
@@ -36,6 +37,8 @@ from stoker_gcs.registry.kv.registry import KeyValues
 from stoker_gcs.registry.leases import LeaseReleaser
 from stoker_gcs.registry.nodes.probes import NodeProbes
 from stoker_gcs.registry.nodes.registry import NodeRegistry
+from stoker_gcs.registry.objects.copies import ObjectCopies
+from stoker_gcs.registry.objects.registry import DetachedObjects
 from stoker_gcs.registry.ownership import Ownership
 from stoker_gcs.registry.queues.registry import QueueRegistry
 from stoker_gcs.registry.schedules.registry import ScheduleRegistry
@@ -71,6 +74,9 @@ class GcsApp:
     probes: NodeProbes
     actors: ActorRegistry
     groups: GroupRegistry
+    objects: DetachedObjects
+    copies: ObjectCopies
+    object_controller: ObjectController
     queues: QueueRegistry
     schedules: ScheduleRegistry
     schedule_controller: ScheduleController
@@ -95,6 +101,7 @@ class GcsApp:
         await self.nodes.load()
         await self.jobs.load()
         await self.schedules.load()
+        await self.objects.load()
 
     async def follow_log(self) -> None:
         """Keep the views in step with the log, until cancelled."""
@@ -104,6 +111,7 @@ class GcsApp:
                 self.election.apply_event(event)
                 self.jobs.apply_event(event)
                 self.schedules.apply_event(event)
+                self.objects.apply_event(event)
                 self.tokens.apply_event(event)
             self.applied_seq = events[-1].seq
 
@@ -135,6 +143,8 @@ def build_app(
     )
     queues = QueueRegistry(state, nodes, jobs)
     schedules = ScheduleRegistry(state, jobs, queues)
+    objects = DetachedObjects(state, jobs, settings)
+    copies = ObjectCopies(objects, peers, nodes.view)
     blobs = Blobs(state, use_step_s(settings))
     snapshots = Snapshots(state, settings)
     driver_placement = DriverPlacement(state, peers, jobs, job_work, releaser)
@@ -169,6 +179,9 @@ def build_app(
         sessions=DriverSessions(state, jobs, DriverProcesses(peers), settings, replica_id),
         actors=actors,
         groups=groups,
+        objects=objects,
+        copies=copies,
+        object_controller=ObjectController(objects, copies, nodes.view),
         queues=queues,
         schedules=schedules,
         schedule_controller=ScheduleController(state, schedules),

@@ -107,6 +107,7 @@ async def serve(
             "probes": app.probes.run,
             "sessions": app.sessions.fail_lost,
             "reconcile": app.reconciler.run,
+            "objects": app.object_controller.run,
             "schedules": app.schedule_controller.run,
             "retention": app.retention.run,
             "snapshots": app.snapshots.run,

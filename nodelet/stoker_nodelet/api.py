@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_nodelet.objects.detached import DetachedCopies
 from stoker_nodelet.objects.eviction import ArenaEvictor
 from stoker_nodelet.objects.index import ObjectIndex
 from stoker_nodelet.telemetry.exits import Exits
@@ -81,6 +82,7 @@ class Api:
     spool: TaskSpool
     evictor: ArenaEvictor
     transfer: Transfer
+    detached: DetachedCopies
 
     async def start_lease(self, req: Request) -> StartedLease:
         req.waiting_for(f"the worker of {req.body.lease.lease_id} to start")
@@ -174,7 +176,11 @@ class Api:
         return Freed(freed=freed)
 
     async def adopt_objects(self, req: Request) -> AdoptedObjects:
-        return AdoptedObjects(objects=self.objects.adopt(req.body.object_ids))
+        adopted = self.objects.adopt(req.body.object_ids)
+        if req.body.disk:
+            req.waiting_for("the objects to be written to disk")
+            await self.detached.keep(one.object_id for one in adopted)
+        return AdoptedObjects(objects=adopted)
 
     async def list_objects(self, req: Request) -> Page[ObjectInfo]:
         query = req.query

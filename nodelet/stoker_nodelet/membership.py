@@ -18,6 +18,7 @@ import psutil
 from msgspec import structs
 
 from stoker_nodelet.core.events import NodeFenced, NodeRegistered
+from stoker_nodelet.objects.detached import DetachedCopies
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
     CompactedError,
@@ -43,6 +44,7 @@ _KINDS = ",".join(
         EventKind.JOB_DELETED,
         EventKind.ACTOR_DIED,
         EventKind.WORKER_EXITED,
+        EventKind.OBJECT_FREED,
     )
 )
 
@@ -56,6 +58,7 @@ class Membership:
     registration: RegisterNode
     gcs: Client
     workers: Workers
+    detached: DetachedCopies
     on_member: Callable[[bool], None]
     heartbeat_s: float = 1.0
     joined: asyncio.Event = field(default_factory=asyncio.Event)
@@ -196,6 +199,7 @@ class Membership:
             try:
                 page = await self.gcs.call("GET", "/v1/nodes", reply=Page[Node], query={"limit": 1})
                 await self._check_jobs()
+                await self.detached.report()
                 async for event in self.gcs.watch("/v1/events", page.seq, {"kind": _KINDS}):
                     self._on_event(event)
             except CompactedError:
@@ -216,6 +220,7 @@ class Membership:
                     self.workers.finish_job(job_id)
 
     def _on_event(self, event: Event) -> None:
+        self.detached.on_event(event)
         match event.kind:
             case EventKind.JOB_FINISHED:
                 self.workers.finish_job(event.subject)

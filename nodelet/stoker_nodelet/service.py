@@ -30,6 +30,7 @@ from stoker_nodelet.kernels.compiler import KernelCompiler
 from stoker_nodelet.kernels.tuning_tables import TuningTables
 from stoker_nodelet.membership import Membership
 from stoker_nodelet.objects import arena
+from stoker_nodelet.objects.detached import DetachedCopies
 from stoker_nodelet.objects.eviction import ArenaEvictor, create_arena
 from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import Exits
@@ -86,6 +87,7 @@ class Parts:
     spool: TaskSpool
     evictor: ArenaEvictor
     transfer: Transfer
+    detached: DetachedCopies
     log_retention: LogRetention
     monitor: GpuMonitor | None
 
@@ -114,6 +116,7 @@ class Nodelet:
         parts = self.parts
         workers = parts.workers
         parts.spool.open()
+        parts.detached.load()
         workers.forks.attach(forkserver)
         for name, work in (
             ("kernels", workers.kernels.run()),
@@ -122,6 +125,7 @@ class Nodelet:
             ("exits", parts.exits.run()),
             ("spool", parts.spool.run()),
             ("eviction", parts.evictor.run()),
+            ("detached", parts.detached.run()),
             ("memory", OomGuard(workers).run()),
             ("ticks", _tick(workers, parts.log_retention)),
             ("folders", workers.sweep_folders()),
@@ -286,7 +290,12 @@ def _build_parts(
         gcs=gcs,
         background=background,
     )
-    handlers = api.Api(workers, exits, evictor.objects, logs, spool, evictor, object_transfer)
+    detached = DetachedCopies(
+        evictor, Path(settings.detached_dir or identity.session_dir / "detached"), gcs
+    )
+    handlers = api.Api(
+        workers, exits, evictor.objects, logs, spool, evictor, object_transfer, detached
+    )
     service.add_routes(api.ROUTES, handlers)
     service.add_routes(TRANSFER_ROUTES, object_transfer)
     return Parts(
@@ -299,6 +308,7 @@ def _build_parts(
         spool=spool,
         evictor=evictor,
         transfer=object_transfer,
+        detached=detached,
         log_retention=LogRetention(
             identity.log_dir,
             logs,
@@ -365,7 +375,7 @@ def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
         service.ready(is_member)
         (workers.member.set if is_member else workers.member.clear)()
 
-    return Membership(registration, parts.gcs, workers, on_member)
+    return Membership(registration, parts.gcs, workers, parts.detached, on_member)
 
 
 async def _tick(workers: Workers, retention: LogRetention) -> None:

@@ -54,9 +54,8 @@ from stoker_wire.messages.control import (
     Page,
     QueueEntry,
 )
-from stoker_wire.messages.groups import RequestBundles
+from stoker_wire.messages.groups import PlanReply, PlanRequest, RequestBundles
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage
-from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.state import State

@@ -65,9 +65,9 @@ from stoker_wire.messages.control import (
     Verdict,
     WaitPhase,
 )
+from stoker_wire.messages.groups import PlannedBundle, PlannedLease, PlanOutcome
 from stoker_wire.messages.kernels import kernel_set
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage, QueueWaiter
-from stoker_wire.messages.scheduling import PlannedBundle, PlannedLease, PlanOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -37,6 +37,7 @@ from stoker.api.calls import (
     wait,
 )
 from stoker.api.init import ClusterInfo, init, shutdown
+from stoker.api.objects import free, get_ref
 from stoker.api.placement_groups import (
     PlacementGroup,
     get_current_placement_group,
@@ -75,11 +76,13 @@ __all__ = (
     "empty",
     "exceptions",
     "exit_actor",
+    "free",
     "get",
     "get_actor",
     "get_current_placement_group",
     "get_gpu_ids",
     "get_placement_group",
+    "get_ref",
     "get_runtime_context",
     "init",
     "is_initialized",

@@ -33,8 +33,13 @@ from stoker_wire.messages.control import (
     Leader,
     Verdict,
 )
-from stoker_wire.messages.groups import RequestBundles
-from stoker_wire.messages.scheduling import PlannedLease, PlanOutcome, PlanReply, PlanRequest
+from stoker_wire.messages.groups import (
+    PlannedLease,
+    PlanOutcome,
+    PlanReply,
+    PlanRequest,
+    RequestBundles,
+)
 from stoker_wire.messages.work import AttachDriver, Job
 from stoker_wire.settings import Settings
 

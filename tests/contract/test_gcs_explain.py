@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.control import Explanation, Holder, WaitPhase
-from stoker_wire.messages.scheduling import PlanOutcome, PlanReply, PlanRequest
+from stoker_wire.messages.groups import PlanOutcome, PlanReply, PlanRequest
 from stoker_wire.messages.work import Dependency, Job, SubmitJob
 from tests.contract.gcs_support import eventually, register
 

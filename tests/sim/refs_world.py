@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.objects.borrowing import GRACE_S
+from stoker.runtime.objects.detached import DetachedObjects
 from stoker.runtime.objects.refs import CURRENT, wire_ref
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import Entry, ObjectTable
@@ -156,9 +157,20 @@ class Process:
         self._count = 0
         this: Any = self
         values: Any = _NoValues()
+        table = _Table(self)
         unseen = UnseenErrors(self.loop, enabled=False)
         self.objects = ObjectStore(
-            self.address, this, this, this, this, _Table(self), values, unseen, this, Lineage(0)
+            self.address,
+            this,
+            this,
+            this,
+            this,
+            table,
+            values,
+            unseen,
+            this,
+            Lineage(0),
+            DetachedObjects(this, this, this, this, table, values),
         )
 
     # what the shell asks of loop thread and channels

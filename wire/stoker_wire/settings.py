@@ -286,6 +286,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     log_unseen_errors: Annotated[
         bool, Meta(description="say on stderr when a task failed and nobody got its error")
     ] = True
+    detached_max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="largest sum of all detached objects, copies counted; 0: no limit",
+        ),
+    ] = 64 << 30
+    keep_cache_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description='how long results of cache="cluster" are kept; 0: until they are freed',
+        ),
+    ] = 7 * 86_400.0
+    detached_dir: Annotated[
+        str,
+        Meta(
+            description="where a node keeps detached objects with disk=True; unset: the session's folder"
+        ),
+    ] = ""
     lineage_max_bytes: Annotated[
         int,
         Meta(

@@ -10,7 +10,6 @@ from stoker_gcs.api import (
     events,
     groups,
     jobs,
-    kv,
     logs,
     nodes,
     outputs,
@@ -18,6 +17,7 @@ from stoker_gcs.api import (
     scheduler_proxy,
 )
 from stoker_gcs.api.history import past, tasks
+from stoker_gcs.api.storage import kv, objects
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.routes import Route, WebSocketRoute
@@ -33,6 +33,7 @@ ROUTES: tuple[Route | WebSocketRoute, ...] = (
     *events.ROUTES,
     *control.ROUTES,
     *kv.ROUTES,
+    *objects.ROUTES,
     *scheduler_proxy.ROUTES,
     *logs.ROUTES,
     *outputs.ROUTES,

@@ -22,9 +22,9 @@ from stoker_wire.messages.control import (
     Page,
     QueueEntry,
 )
+from stoker_wire.messages.groups import PlanReply, PlanRequest
 from stoker_wire.messages.queries import ObjectQuery
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage
-from stoker_wire.messages.scheduling import PlanReply, PlanRequest
 from stoker_wire.messages.work import ObjectInfo
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import msgspec
 
 from stoker_wire.messages.events import EventKind, RemovedRecords
 
-TABLES = ("nodes", "jobs", "actors", "placement_groups", "queues", "schedules")
+TABLES = ("nodes", "jobs", "actors", "placement_groups", "detached_objects", "queues", "schedules")
 """The kinds of what is rebuilt, by the names of their tables."""
 TABLE_OF = {
     "node": "nodes",
@@ -22,6 +22,7 @@ TABLE_OF = {
     "job": "jobs",
     "actor": "actors",
     "placement_group": "placement_groups",
+    "object": "detached_objects",
     "queue": "queues",
     "schedule": "schedules",
 }
@@ -30,6 +31,7 @@ REMOVES = frozenset(
     {
         EventKind.NODE_DELETED.value,
         EventKind.JOB_DELETED.value,
+        EventKind.OBJECT_FREED.value,
         EventKind.QUEUE_REMOVED.value,
         EventKind.SCHEDULE_DELETED.value,
     }

@@ -18,6 +18,7 @@ from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.nodes.rules import NODES
+from stoker_gcs.registry.objects.rules import OBJECTS
 from stoker_gcs.registry.queues.rules import QUEUES
 from stoker_gcs.registry.schedules.rules import SCHEDULES
 from stoker_gcs.state import schema
@@ -39,6 +40,7 @@ _RECORDS: dict[str, RecordTable[Any]] = {
     "jobs": JOBS,
     "actors": ACTORS,
     "placement_groups": GROUPS,
+    "detached_objects": OBJECTS,
     "queues": QUEUES,
     "schedules": SCHEDULES,
 }

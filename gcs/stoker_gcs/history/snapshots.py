@@ -42,6 +42,7 @@ _SOURCES = {
     "jobs": schema.JOBS,
     "actors": schema.ACTORS,
     "placement_groups": schema.PLACEMENT_GROUPS,
+    "detached_objects": schema.DETACHED_OBJECTS,
     "queues": schema.QUEUES,
     "schedules": schema.SCHEDULES,
 }

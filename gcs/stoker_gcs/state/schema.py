@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-REVISION = "0008"
+REVISION = "0009"
 """The Alembic revision that this description equals. A change here needs a migration and a new one."""
 
 
@@ -70,8 +70,8 @@ def _float(name: str, *, null: bool = False) -> Column:
     return Column(name, Type.FLOAT, null)
 
 
-def _bytes(name: str) -> Column:
-    return Column(name, Type.BYTES)
+def _bytes(name: str, *, null: bool = False) -> Column:
+    return Column(name, Type.BYTES, null)
 
 
 _VERSION = _int("version")
@@ -150,6 +150,24 @@ PLACEMENT_GROUPS = Table(
     ),
     key=("group_id",),
     indexes=(("job_id",), ("state",)),
+    unique=(("live_name",),),
+    listed=True,
+)
+DETACHED_OBJECTS = Table(
+    "detached_objects",
+    (
+        _TEXT("object_id"),
+        _TEXT("job_id"),
+        _TEXT("state"),
+        _TEXT("namespace"),
+        _TEXT("name"),
+        Column("live_name", null=True),
+        _VERSION,
+        _RECORD,
+        _bytes("value", null=True),
+    ),
+    key=("object_id",),
+    indexes=(("namespace",),),
     unique=(("live_name",),),
     listed=True,
 )
@@ -246,6 +264,7 @@ TABLES: tuple[Table, ...] = (
     DELETED_JOBS,
     ACTORS,
     PLACEMENT_GROUPS,
+    DETACHED_OBJECTS,
     QUEUES,
     SCHEDULES,
     LEASES,

@@ -230,7 +230,7 @@ class ArenaEvictor:
         used += sum(nbytes for _, nbytes, _ in self.recycled())
         for path in orphans:
             if path.suffix != ".tmp":
-                self._index_again(path)
+                self.index_again(path)
             elif not self.arena.in_use(path):
                 self.arena.recycle_file(str(path))
         self.arena.quota.recount(used, counted)
@@ -243,9 +243,9 @@ class ArenaEvictor:
             if entry.name.endswith(".tmp"):
                 os.unlink(entry.path)
             elif entry.is_file(follow_symlinks=False):
-                self._index_again(Path(entry.path), spilled=True)
+                self.index_again(Path(entry.path), spilled=True)
 
-    def _index_again(self, path: Path, *, spilled: bool = False) -> None:
+    def index_again(self, path: Path, *, spilled: bool = False) -> None:
         """Add an object to the index by what its own head says."""
         try:
             with path.open("rb") as file:

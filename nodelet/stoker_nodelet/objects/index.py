@@ -98,9 +98,13 @@ class ObjectIndex:
             ]
         )
 
+    def of_owner(self, owner_id: str) -> list[ObjectInfo]:
+        """Return the objects of an owner."""
+        return [one for one in self._index.values() if one.owner_id == owner_id]
+
     def free_owner(self, owner_id: str) -> int:
         """Free the objects of an owner that is gone."""
-        return self.free([o.object_id for o in self._index.values() if o.owner_id == owner_id])
+        return self.free([one.object_id for one in self.of_owner(owner_id)])
 
     def get(self, object_id: str) -> ObjectInfo:
         """Return the entry of an object."""

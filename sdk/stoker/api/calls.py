@@ -79,9 +79,39 @@ def _refs(refs: Iterable[Any], what: str) -> list[ObjectRef[Any]]:
     return checked
 
 
-def put(value: T) -> ObjectRef[T]:
-    """Store a value and return its ref; large values go to shared memory, written once."""
-    return current.runtime().objects.put(value)
+def put(
+    value: T,
+    *,
+    lifetime: str | None = None,
+    name: str = "",
+    namespace: str | None = None,
+    copies: int = 1,
+    disk: bool = False,
+    path: str = "",
+) -> ObjectRef[T]:
+    """Store a value and return its ref; large values go to shared memory, written once.
+
+    With ``lifetime="detached"`` the cluster owns it: it outlives this process and its job, until
+    :func:`stoker.free`; ``get_ref(name)`` finds it, in this job's namespace unless another is given. So
+    many nodes keep ``copies`` of it, in memory or with ``disk`` in files that outlive the nodelets; ``path``
+    is a file besides, of any file system of fsspec, from which it is read when no node has it any more.
+
+    Raises ``NameTakenError``, ``ArenaFullError``, or ``PayloadTooLargeError`` if the quota
+    (``STOKER_DETACHED_MAX_BYTES``) has no room.
+    """
+    if lifetime is None:
+        if name or namespace or copies != 1 or disk or path:
+            raise BadRequestError(
+                "put(): name, namespace, copies, disk and path are for detached objects\n"
+                "say lifetime='detached' as well",
+                field="lifetime",
+            )
+        return current.runtime().objects.put(value)
+    from stoker.api.objects import put_detached
+
+    return put_detached(
+        value, lifetime, name=name, namespace=namespace, copies=copies, disk=disk, path=path
+    )
 
 
 def wait(

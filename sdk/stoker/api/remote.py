@@ -103,6 +103,7 @@ class RemoteFunction(Generic[P, R]):
         return inspect.signature(self._function)
 
     def _make_spec(self, runtime: Runtime) -> FunctionSpec:
+        from stoker.api.objects import durable
         from stoker.runtime.tasks.functions import (
             TEMPLATE_NUMBERS,
             is_generator,
@@ -114,7 +115,8 @@ class RemoteFunction(Generic[P, R]):
         from stoker_wire.messages.data import Template
 
         options = self._options
-        blob, digest, refs = pickled(self._function, what=f"function {self.name}")
+        function = durable(self._function, options, what=f"remote function {self.name}")
+        blob, digest, refs = pickled(function, what=f"function {self.name}")
         count, streaming = returns_of(options.num_returns, generates=is_generator(self._function))
         demand = demand_of(
             options,

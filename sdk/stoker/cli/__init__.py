@@ -34,7 +34,7 @@ _COMMANDS = {
     "list": (
         "lists",
         "list_group",
-        "List nodes, jobs, tasks, actors, placement groups, objects, leases, workers, events.",
+        "List nodes, jobs, tasks, actors, groups, objects, leases, workers, events.",
     ),
     "get": ("lists", "get", "Show everything known of one node, job, task, actor or group."),
     "explain": (

@@ -217,6 +217,23 @@ TABLES = {
         ("node_id", "job_id"),
         "no objects in shared memory",
     ),
+    "detached-objects": _Table(
+        "/v1/detached-objects",
+        "Objects that outlive the process that made them, until stoker.free().",
+        (
+            Column("object", "object_id"),
+            Column("state", "state"),
+            Column("name", "name", drop=1, shrink=12),
+            Column("size", lambda row: nbytes(row["nbytes"])),
+            Column("nodes", lambda row: "gcs" if row["inline"] else str(len(row["nodes"])), drop=4),
+            Column("namespace", "namespace", drop=3, shrink=12),
+            Column("created", _since("created_at_s"), drop=2),
+            Column("job", "job_id", drop=5),
+        ),
+        ("job_id", "state", "name", "namespace"),
+        "no detached objects",
+        ("CREATING", "READY", "LOST"),
+    ),
     "leases": _Table(
         "/v1/leases",
         "Who uses which worker with which resources.",
@@ -272,7 +289,7 @@ KINDS = {"n": "nodes", "job": "jobs", "t": "tasks", "a": "actors", "pg": "placem
 
 @click.group("list")
 def list_group() -> None:
-    """List nodes, jobs, tasks, actors, placement groups, objects, leases, workers, events.
+    """List nodes, jobs, tasks, actors, groups, objects, leases, workers, events.
 
     The newest come first.
     A terminal shows the columns that fit (ids are never cut); a pipe, --wide and --json show all.

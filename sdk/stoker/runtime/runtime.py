@@ -20,6 +20,7 @@ from stoker.runtime.net.channels import Channels
 from stoker.runtime.net.clients import ClusterClients
 from stoker.runtime.net.direct_reader import DirectReader
 from stoker.runtime.net.task_events import TaskEvents
+from stoker.runtime.objects.detached import DetachedObjects
 from stoker.runtime.objects.store import ObjectStore
 from stoker.runtime.objects.table import ObjectTable
 from stoker.runtime.objects.unseen_errors import UnseenErrors
@@ -97,10 +98,21 @@ class Runtime:
         values = ValueStore(
             identity, address, io, clients, arena, job, inline_max_bytes=settings.inline_max_bytes
         )
+        table = ObjectTable()
         unseen = UnseenErrors(io.loop, enabled=settings.log_unseen_errors)
         lineage = Lineage(settings.lineage_max_bytes)
         self.objects = objects = ObjectStore(
-            address, io, channels, reader, waits, ObjectTable(), values, unseen, clients, lineage
+            address,
+            io,
+            channels,
+            reader,
+            waits,
+            table,
+            values,
+            unseen,
+            clients,
+            lineage,
+            DetachedObjects(identity, io, clients, job, table, values),
         )
         status = TaskStatus(identity.peer_id, job, events)
         self.pending = pending = PendingCalls(io, channels, objects, status, pending_by_id, lineage)

@@ -31,12 +31,14 @@ KEYS = {
     "/v1/tokens": "token_id", "/v1/objects": "object_id node_id", "/v1/leases": "lease_id",
     "/v1/queue": "position", "/v1/placement-groups": "group_id", "/v1/queues": "name",
     "/v1/queue-usage": "name", "/v1/schedules": "name",
+    "/v1/detached-objects": "object_id",
 }  # fmt: skip
 """What tells the items of a list apart."""
 AT_LEAST = {
     "/v1/workers": 2, "/v1/jobs": 4, "/v1/actors": 3, "/v1/tasks": 5, "/v1/events": 20,
     "/v1/kv/{namespace}": 3, "/v1/tokens": 3, "/v1/objects": 3, "/v1/leases": 2, "/v1/queue": 2,
     "/v1/placement-groups": 2, "/v1/queues": 2, "/v1/queue-usage": 3, "/v1/schedules": 2,
+    "/v1/detached-objects": 2,
 }  # fmt: skip
 """So that the walk over pages of one has pages to walk."""
 
@@ -78,6 +80,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         keepers = [Keeper.options(name=f"k{i}", namespace="api").remote() for i in range(3)]
         assert stoker.get([k.ping.remote() for k in keepers], timeout=WAIT_S) == [1, 1, 1]
         assert stoker.get([double.remote(i) for i in range(5)], timeout=WAIT_S) == [0, 2, 4, 6, 8]
+        detached = [stoker.put(i, lifetime="detached") for i in range(3)]
         kept = [stoker.put(bytes(300_000)) for _ in range(3)]
         wide = double.options(num_cpus=64, on_infeasible="wait")
         waiting = [wide.options(resources={f"r{i}": 1}).remote(i) for i in range(2)]
@@ -102,12 +105,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         (actor,) = gcs.items("/v1/actors", name="k0")
         known.update(
             task_id=first["task_id"], actor_id=actor["actor_id"], name="k0", key="k0",
-            id=actor["worker_id"], object=kept[0].id,  # of the pool one may leave meanwhile
+            id=actor["worker_id"],  # of the pool one may leave meanwhile
+            object=kept[0].id, detached=detached[0].id,
         )  # fmt: skip
         yield made
         for ref in waiting:
             stoker.cancel(ref)
-        del kept, keepers
+        stoker.free(detached)
+        del kept, keepers, detached
 
 
 @pytest.fixture(params=("gcs", "scheduler", "nodelet"))
@@ -191,6 +196,8 @@ def test_one_record_is_as_declared(world: World, pair: tuple[str, BoundRoute]) -
         values["name"] = "scheduler"
     if "objects" in route.path:
         values["id"] = values["object"]
+    if "detached" in route.path:
+        values["id"] = values["detached"]
     if "queues" in route.path:
         values["name"] = "q0"
     if "story" in route.path:

@@ -51,6 +51,11 @@ ROWS: dict[str, dict[str, Any]] = {
         "object_id": "o_0c3d5ce55ce92d4c10.0", "nbytes": 2**30, "node_id": NODE, "job_id": JOB,
         "owner_id": "p_0c3d5ce55ce92d4c", "created_at_s": 1.0,
     },
+    "detached-objects": {
+        "object_id": "o_detached_0c3d5ce55ce92d4c", "state": "CREATING", "nbytes": 2**30,
+        "name": "the weights of a model", "inline": False, "nodes": [NODE] * 3, "job_id": JOB,
+        "namespace": "training", "created_at_s": 1.0,
+    },
     "leases": {
         "lease_id": f"l_{JOB}.driver.1.3", "kind": "driver", "job_id": JOB, "node_id": NODE,
         "resources": {"CPU": 1.0, "GPU": 0.5, "memory": 2.0**30}, "gpus": {0: 0.5},

@@ -43,7 +43,9 @@ def levels(caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
             kernels=SimpleNamespace(warm=()), dispatch=lambda event: None, state=State()
         )
         with caplog.at_level(logging.INFO, "stoker_nodelet.membership"):
-            node = Membership(NODE, Gcs(*script), workers, lambda there: None, heartbeat_s=0.01)  # type: ignore[arg-type]
+            node = Membership(
+                NODE, Gcs(*script), workers, None, lambda there: None, heartbeat_s=0.01
+            )  # type: ignore[arg-type]
             await node._register()
         assert node.joined.is_set()
         return [record.levelname for record in caplog.records]

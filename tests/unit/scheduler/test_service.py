@@ -31,8 +31,7 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
 from stoker_wire.messages.control import ConstraintKind, Explanation, Fit, Page, QueueEntry
-from stoker_wire.messages.groups import Bundle, GroupStrategy
-from stoker_wire.messages.scheduling import PlanOutcome, PlanReply, PlanRequest
+from stoker_wire.messages.groups import Bundle, GroupStrategy, PlanOutcome, PlanReply, PlanRequest
 from tests.unit.scheduler.fakes import BAD_ENV, FakeNodelet, a_job
 from tests.unit.scheduler.service_setup import SETTINGS, Setup, ids, until
 

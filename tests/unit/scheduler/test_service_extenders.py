@@ -12,7 +12,7 @@ import pytest
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.control import Explanation
-from stoker_wire.messages.scheduling import PlanReply, PlanRequest
+from stoker_wire.messages.groups import PlanReply, PlanRequest
 from tests.unit.scheduler.extender_server import ExtenderServer
 from tests.unit.scheduler.service_setup import Setup, until
 

@@ -11,8 +11,8 @@ from stoker_scheduler import jobs as job_directory
 from stoker_wire.errors import InfeasibleError, NotFoundError
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.control import Explanation, Page
+from stoker_wire.messages.groups import PlanOutcome, PlanReply, PlanRequest
 from stoker_wire.messages.queues import Queue, QueueExplanation, QueueUsage
-from stoker_wire.messages.scheduling import PlanOutcome, PlanReply, PlanRequest
 from tests.unit.scheduler.fakes import a_job
 from tests.unit.scheduler.service_setup import ids, until
 

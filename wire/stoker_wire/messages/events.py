@@ -18,6 +18,7 @@ from stoker_wire.messages.cluster import Node, WorkerExit
 from stoker_wire.messages.common import Message, Record
 from stoker_wire.messages.control import Event, Leader, ListQuery, Position, Token
 from stoker_wire.messages.groups import PlacementGroup
+from stoker_wire.messages.objects import DetachedObject
 from stoker_wire.messages.queues import Queue
 from stoker_wire.messages.schedules import Schedule
 from stoker_wire.messages.tolerant import convert_known
@@ -67,6 +68,12 @@ class EventKind(StrEnum):
     GROUP_PLACED = "placement_group.placed"
     GROUP_RESCHEDULING = "placement_group.rescheduling"
     GROUP_REMOVED = "placement_group.removed"
+    OBJECT_CREATED = "object.created"
+    """A detached object: its name and its bytes are reserved, or it is there."""
+    OBJECT_STORED = "object.stored"
+    """Other nodes than before have the detached object."""
+    OBJECT_LOST = "object.lost"
+    OBJECT_FREED = "object.freed"
     QUEUE_CREATED = "queue.created"
     """Subject: the queue's name."""
     QUEUE_CHANGED = "queue.changed"
@@ -128,6 +135,7 @@ Payload: TypeAlias = (
     | Job
     | Actor
     | PlacementGroup
+    | DetachedObject
     | Queue
     | Schedule
     | WorkerExit
@@ -166,6 +174,10 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.GROUP_PLACED: PlacementGroup,
     EventKind.GROUP_RESCHEDULING: PlacementGroup,
     EventKind.GROUP_REMOVED: PlacementGroup,
+    EventKind.OBJECT_CREATED: DetachedObject,
+    EventKind.OBJECT_STORED: DetachedObject,
+    EventKind.OBJECT_LOST: DetachedObject,
+    EventKind.OBJECT_FREED: DetachedObject,
     EventKind.QUEUE_CREATED: Queue,
     EventKind.QUEUE_CHANGED: Queue,
     EventKind.QUEUE_REMOVED: Queue,
@@ -231,6 +243,7 @@ class PastKind(StrEnum):
     JOBS = "jobs"
     ACTORS = "actors"
     PLACEMENT_GROUPS = "placement_groups"
+    DETACHED_OBJECTS = "detached_objects"
     QUEUES = "queues"
     SCHEDULES = "schedules"
     TASKS = "tasks"
@@ -272,6 +285,7 @@ class PastState(Record):
     jobs: tuple[Job, ...] = ()
     actors: tuple[Actor, ...] = ()
     placement_groups: tuple[PlacementGroup, ...] = ()
+    detached_objects: tuple[DetachedObject, ...] = ()
     queues: tuple[Queue, ...] = ()
     schedules: tuple[Schedule, ...] = ()
     tasks: tuple[TaskRecord, ...] = ()

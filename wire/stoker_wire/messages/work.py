@@ -499,6 +499,8 @@ class AdoptObjects(Message):
     """Request of an owner to a node to become the home of objects of which it has copies."""
 
     object_ids: tuple[str, ...]
+    disk: bool = False
+    """Whether it shall keep them, detached ones, in a folder that outlives the nodelet."""
 
 
 class AdoptedObjects(Record):

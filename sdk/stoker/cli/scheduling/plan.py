@@ -11,7 +11,7 @@ from stoker.cli.output import heading, plural, print_json, print_prose
 from stoker.cli.scheduling.explain import TO_CHANGE, print_holders, print_verdicts
 
 if TYPE_CHECKING:
-    from stoker_wire.messages.scheduling import PlannedLease
+    from stoker_wire.messages.groups import PlannedLease
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -60,8 +60,7 @@ def plan(
     """
     from stoker_wire.messages.cluster import Demand
     from stoker_wire.messages.common import SpreadPolicy, Strategy
-    from stoker_wire.messages.groups import Bundle, GroupStrategy
-    from stoker_wire.messages.scheduling import PlanReply, PlanRequest
+    from stoker_wire.messages.groups import Bundle, GroupStrategy, PlanReply, PlanRequest
 
     if job and queue:
         raise click.UsageError("--queue is that of the job: give --job or --queue")

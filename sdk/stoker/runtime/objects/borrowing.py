@@ -30,6 +30,7 @@ from stoker_wire.messages.data import (
     Resolve,
     Resolved,
 )
+from stoker_wire.messages.objects import is_detached
 
 if TYPE_CHECKING:
     from threading import Lock
@@ -48,10 +49,20 @@ _TRIES = 3
 _log = logging.getLogger(__name__)
 
 
+class _Detached(Protocol):
+    """The objects that no process owns."""
+
+    def import_ref(self, object_id: str) -> ObjectRef[Any]: ...
+    def resolve(self, entry: Entry) -> None: ...
+
+
 class _Objects(Protocol):
     """The object store whose objects are lent and borrowed."""
 
     lock: Lock
+
+    @property
+    def detached(self) -> _Detached: ...
 
     def settle(self, entry: Entry, location: Location) -> None: ...
     def free(self, entry: Entry) -> None: ...
@@ -86,6 +97,8 @@ class Borrowing:
 
     def import_ref(self, object_id: str, owner: Address) -> ObjectRef[Any]:
         """Return a ref to an object named by another process; borrow it unless this process owns it."""
+        if is_detached(object_id):
+            return self._objects.detached.import_ref(object_id)
         with self._objects.lock:
             if owner.peer_id != self._address.peer_id:
                 entry = self.borrows.borrow(object_id, owner)
@@ -185,6 +198,8 @@ class Borrowing:
         if self._to_resolve:
             to_ask: dict[Channel, list[str]] = {}
             for entry in drain(self._to_resolve):
+                if is_detached(entry.object_id) and entry.location is None:
+                    self._objects.detached.resolve(entry)
                 # An entry without a channel is resolved with its announcement.
                 if isinstance(entry.channel, Channel) and entry.location is None:
                     to_ask.setdefault(entry.channel, []).append(entry.object_id)

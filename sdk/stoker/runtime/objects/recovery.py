@@ -18,10 +18,11 @@ from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.data import Recover, Resolved, Stored
+from stoker_wire.messages.objects import is_detached
 from stoker_wire.messages.work import AdoptedObjects, AdoptObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.net.clients import ClusterClients
@@ -72,6 +73,7 @@ class Recovery:
         table: ObjectTable,
         relocate: Callable[[Entry, Location], None],
         free: Callable[[Location], None],
+        locate: Callable[[str, str], Awaitable[Location]],
     ) -> None:
         self.maker: Maker | None = None
         self._address = address
@@ -81,6 +83,7 @@ class Recovery:
         self._table = table
         self._relocate = relocate
         self._free = free
+        self._locate = locate
         self._underway: dict[str, asyncio.Task[None]] = {}
         self._asked: dict[str, tuple[Channel, asyncio.Future[Location]]] = {}
         """Borrowed objects whose owners recover them."""
@@ -125,7 +128,9 @@ class Recovery:
     async def _recover(self, entry: Entry, lost: Stored) -> None:
         location: Location
         try:
-            if entry.owner is not None:
+            if is_detached(lost.object_id):
+                location = await self._locate_detached(entry, lost)
+            elif entry.owner is not None:
                 location = await self._ask_owner(entry, entry.owner, lost)
             else:
                 location = await self._find_or_make(entry, lost)
@@ -135,6 +140,16 @@ class Recovery:
             return  # the cluster cannot be asked: the reader raises its own error, and may try again
         if location != lost:
             self._relocate(entry, location)
+
+    async def _locate_detached(self, entry: Entry, lost: Stored) -> Location:
+        """Ask the gcs where a detached object is; a task whose result it was can make it again."""
+        try:
+            return await self._locate(lost.object_id, lost.node_id)
+        except ObjectLostError as error:
+            if is_detached(entry.object_id) or entry.owner is not None:
+                raise
+            assert self.maker is not None
+            return await self.maker.make_again(entry, str(error))
 
     # -- the borrower ----------------------------------------------------------------------------
 

@@ -16,7 +16,13 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.exceptions import GetTimeoutError, ObjectLostError, SerializationError
+from stoker.exceptions import (
+    BadRequestError,
+    GetTimeoutError,
+    ObjectFreedError,
+    ObjectLostError,
+    SerializationError,
+)
 from stoker.runtime.objects.borrowing import Borrowing
 from stoker.runtime.objects.recovery import Recovery
 from stoker.runtime.objects.refs import ObjectRef
@@ -35,6 +41,7 @@ from stoker.runtime.serialization.exceptions import decode_error, encode_error
 from stoker.runtime.serialization.pickling import pack
 from stoker_wire.ids import IdSource, Prefix, task_of
 from stoker_wire.messages.data import Failed, Inline, Location, Resolved, Stored
+from stoker_wire.messages.objects import is_detached
 
 if TYPE_CHECKING:
     import concurrent.futures
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.net.direct_reader import DirectReader
+    from stoker.runtime.objects.detached import DetachedObjects
     from stoker.runtime.objects.table import ObjectTable
     from stoker.runtime.objects.unseen_errors import UnseenErrors
     from stoker.runtime.objects.values import ValueStore
@@ -78,6 +86,7 @@ class ObjectStore:
         unseen: UnseenErrors,
         clients: ClusterClients,
         lineage: _Lineage,
+        detached: DetachedObjects,
     ) -> None:
         self.address = address
         self.table = table
@@ -93,7 +102,18 @@ class ObjectStore:
         self._marks: dict[str, Callable[[str], object]] = {}
         self._lineage = lineage
         # Each settles and frees for the other, so these parts are made here.
-        self.recovery = Recovery(address, io, channels, clients, table, self.relocate, values.free)
+        self.detached = detached
+        detached.objects = self
+        self.recovery = Recovery(
+            address,
+            io,
+            channels,
+            clients,
+            table,
+            self.relocate,
+            values.free,
+            detached.locate,
+        )
         self.borrowing = Borrowing(address, io, channels, table, self)
         self.import_ref = self.borrowing.import_ref
         values.on_full(self._reclaim)
@@ -138,6 +158,32 @@ class ObjectStore:
             self.values.discard(entry.object_id)
             raise
         return ref
+
+    def free_now(self, ref: ObjectRef[Any]) -> None:
+        """Free a value though refs to it are left, which then raise ObjectFreedError."""
+        entry = ref._entry
+        if is_detached(entry.object_id):
+            self.detached.free(entry.object_id)
+            return
+        if entry.owner is not None:
+            raise BadRequestError(
+                f"free(): {ref!r} belongs to {entry.owner.peer_id}\n"
+                "only the process that owns an object can free it; a detached one any",
+                field="refs",
+            )
+        if entry.location is None:
+            raise BadRequestError(
+                f"free(): {ref!r} is not there yet\nstop the task that makes it with cancel()",
+                field="refs",
+            )
+        self._io.run(self._free_now(entry), _FLUSH_S)
+
+    async def _free_now(self, entry: Entry) -> None:
+        if type(entry.location) is not Failed:
+            self.values.free(entry.location, entry.object_id)
+            freed = ObjectFreedError(f"{entry.object_id} was freed by stoker.free()")
+            self.relocate(entry, encode_error(freed))
+            entry.children = ()
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout_s: float | None) -> list[Any]:
         """Return the values; raise the error of the first that fails, whatever the rest does."""

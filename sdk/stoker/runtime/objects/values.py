@@ -21,7 +21,8 @@ from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import capacity_for
 from stoker_wire.errors import ArenaFullError, DeadlineExceededError, UnavailableError
 from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Ref, Stored
-from stoker_wire.messages.work import FreeObjects, MakeRoom, ObjectInfo, SealObjects
+from stoker_wire.messages.objects import CLUSTER, is_detached
+from stoker_wire.messages.work import DETACHED_JOB, FreeObjects, MakeRoom, ObjectInfo, SealObjects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +67,7 @@ class ValueStore:
         self._io = io
         self._clients = clients
         self._job = job
-        self._inline_max_bytes = inline_max_bytes
+        self.inline_max_bytes = inline_max_bytes
         self._reclaim: Callable[[], bool] = _no_reclaim
         self._to_seal: deque[ObjectInfo] = deque()
         self._to_free: deque[tuple[str, str]] = deque()
@@ -87,6 +88,12 @@ class ValueStore:
         self.settle()
         return location
 
+    def store_detached(self, object_id: str, packed: Packed) -> Location:
+        """Store a value that belongs to the cluster, in shared memory or on this node's disk."""
+        location = self._store(object_id, packed, DETACHED_JOB, CLUSTER.peer_id)
+        self.settle()
+        return location
+
     def settle(self) -> None:
         """See to it that stored values do not change; call it before others can learn of them."""
         if self.arena is not None:
@@ -94,12 +101,17 @@ class ValueStore:
 
     def store_result(self, object_id: str, packed: Packed, owner_id: str) -> Location:
         """Store a value of which its maker may be about to let go; :meth:`settle` must follow."""
-        refs = tuple(wire_ref(ref, self._address) for ref in packed.refs)
-        if packed.nbytes <= self._inline_max_bytes or self.arena is None:
-            return _inline(packed, refs)
-        node, job_id = self._node, self._job.job_id
+        if packed.nbytes <= self.inline_max_bytes or self.arena is None:
+            return _inline(packed, self._wire_refs(packed))
+        return self._store(object_id, packed, self._job.job_id, owner_id or self._address.peer_id)
+
+    def _wire_refs(self, packed: Packed) -> tuple[Ref, ...]:
+        return tuple(wire_ref(ref, self._address) for ref in packed.refs)
+
+    def _store(self, object_id: str, packed: Packed, job_id: str, owner_id: str) -> Location:
+        """Store a value in the arena, or on disk where that is full."""
+        refs, node = self._wire_refs(packed), self._node
         assert node is not None
-        owner_id = owner_id or self._address.peer_id
         created_at_s = time.time()
         lengths = tuple(view.nbytes for view in packed.buffers)
         head = ObjectHead(job_id, owner_id, created_at_s, len(packed.data), lengths)
@@ -131,7 +143,7 @@ class ValueStore:
 
         None where such a value would not be in the arena, or that is full.
         """
-        if self.arena is None or nbytes <= self._inline_max_bytes:
+        if self.arena is None or nbytes <= self.inline_max_bytes:
             return None
         try:
             return self.arena.allocate(nbytes, self._reclaim)
@@ -232,6 +244,8 @@ class ValueStore:
         """Free the arena's bytes of a value that nobody needs any more, if it has any."""
         if isinstance(location, Stored):
             object_id = location.object_id or object_id
+            if is_detached(object_id):
+                return  # the cluster owns it
             arena = self._clients.seen_arena(location.node_id)
             if arena is not None and not arena.recycle(object_id):
                 arena.drop_from_disk(object_id)  # views of it keep what they have
@@ -242,6 +256,12 @@ class ValueStore:
         if (self._to_seal or self._to_free) and not self._reporting:
             self._reporting = True
             self._io.background.spawn(self._report_to_nodelets(), name="arena")
+
+    async def report(self) -> None:
+        """Report seals and frees to the nodelets; return when they know (loop thread)."""
+        while self._to_seal or self._to_free or self._reporting:
+            self.flush()
+            await asyncio.sleep(_BATCH_S)
 
     async def _report_to_nodelets(self) -> None:
         """Report seals and frees in their order, one batch at a time.

@@ -289,15 +289,38 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ] = None
     cache: Annotated[
-        bool,
+        bool | Literal["cluster"],
         Option(
-            "Return the ref of an earlier call of this process with equal function and pickled "
+            "True returns the ref of an earlier call of this process with equal function and pickled "
             "arguments that has not failed; the last 1000 are kept. Has no effect where arguments hold "
-            "refs or exceed 256 KiB, or results are not one.",
-            by="caller",
-            example="cache=True",
+            "refs or exceed 256 KiB, or results are not one. `cluster` keeps results for all jobs, as "
+            "detached objects, by the code of the function and the values of its arguments; the code of "
+            "functions that it calls does not count ([objects.md](objects.md)).",
+            by="caller, worker",
+            takes="True, False or 'cluster'",
+            example='cache="cluster"',
         ),
     ] = False
+    lifetime: Annotated[
+        Literal["detached"] | None,
+        Option(
+            "`detached`: the result is a detached object, which outlives the caller and its job until "
+            "`stoker.free`; `stoker.get_ref` finds it by the `name` of the task.",
+            by="worker, gcs",
+            default="that of its refs",
+            example='lifetime="detached"',
+        ),
+    ] = None
+    durability: Annotated[
+        dict[Literal["copies", "disk", "path"], int | bool | str] | None,
+        Option(
+            'The places that keep a result with `lifetime` or `cache="cluster"`, as in `stoker.put`: '
+            "how many nodes have `copies`, whether on `disk`, and the `path` of a file besides.",
+            by="worker, gcs",
+            default="one node, in memory",
+            example='durability={"copies": 2, "disk": True}',
+        ),
+    ] = None
     enable_task_events: Annotated[
         bool,
         Option(

@@ -93,7 +93,7 @@ class TaskSubmitter:
         values, address = self._objects.values, self._address
         location, deps, nested = pack_arguments(values, address, task_id, spec, args, kwargs)
         key = None
-        if spec.options.cache and isinstance(location, Inline) and not deps and not nested:
+        if spec.options.cache is True and isinstance(location, Inline) and not deps and not nested:
             key = self.cache.key(spec.function, location)
             cached = self.cache.get(key)
             if cached is not None:

@@ -26,6 +26,7 @@ from stoker.exceptions import (
     StokerError,
     TaskError,
 )
+from stoker.runtime.objects.detached import DetachedResult
 from stoker.runtime.objects.refs import REF_MARK, wire_ref
 from stoker.runtime.process.current_task import TaskInfo, current_task
 from stoker.runtime.serialization.exceptions import decode_error, encode_error, encode_exception
@@ -199,7 +200,10 @@ class Invoker:
         """Store results; return their locations, the refs inside them, and their bytes."""
         call = received.call
         # All are packed before the first is stored: one that does not pickle leaves no object behind.
-        packs = [pack(item, what=f"result of {received.template.name}") for item in values]
+        what = f"result of {received.template.name}"
+        if type(values[0]) is DetachedResult:
+            return (values[0].location,), (), values[0].nbytes
+        packs = [pack(item, what=what) for item in values]
         locations: list[Location] = []
         contained_refs: list[Any] = []
         nbytes = 0

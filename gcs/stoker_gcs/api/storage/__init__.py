@@ -1,0 +1,1 @@
+"""Routes of what users store: keys, blobs and detached objects."""

@@ -1,0 +1,75 @@
+"""The controller of detached objects: copies are made again when nodes die, and what is over is freed.
+
+Runs on the leading replica only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from stoker_wire.errors import NotFoundError, StokerError
+from stoker_wire.messages.cluster import NodeState
+from stoker_wire.messages.objects import DetachedState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from stoker_gcs.registry.objects.copies import ObjectCopies
+    from stoker_gcs.registry.objects.registry import DetachedObjects
+    from stoker_wire.messages.cluster import Node
+    from stoker_wire.messages.objects import DetachedObject
+
+_log = logging.getLogger(__name__)
+LOOK_S = 1.0
+AT_ONCE = 8
+
+
+class ObjectController:
+    """The loop over all detached objects."""
+
+    def __init__(
+        self, objects: DetachedObjects, copies: ObjectCopies, nodes: Mapping[str, Node]
+    ) -> None:
+        self._objects = objects
+        self._copies = copies
+        self._nodes = nodes
+
+    async def run(self) -> None:
+        """Mend what has fewer copies than it shall, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self._objects.view:
+                await self.mend()
+
+    async def mend(self) -> None:
+        """Free what is over, and make copies of what dead nodes had."""
+        slots = asyncio.Semaphore(AT_ONCE)
+
+        async def secure(one: DetachedObject) -> None:
+            async with slots:
+                try:
+                    await self._copies.secure(one.object_id)
+                except StokerError as error:
+                    _log.info("detached object %s: %s", one.object_id, error)
+
+        alive = sum(node.state is NodeState.ALIVE for node in self._nodes.values())
+        async with asyncio.TaskGroup() as group:
+            for one in list(self._objects.view.values()):
+                if self._objects.is_over(one):
+                    with contextlib.suppress(NotFoundError):
+                        await self._objects.free(one.object_id)
+                elif self._is_short(one, alive):
+                    group.create_task(secure(one))
+
+    def _is_short(self, one: DetachedObject, alive: int) -> bool:
+        """Return whether too few of the nodes that have it live, and more could."""
+        if one.state is not DetachedState.READY or one.inline:
+            return False
+        living = sum(
+            (node := self._nodes.get(node_id)) is not None and node.state is not NodeState.DEAD
+            for node_id in one.nodes
+        )
+        return living < min(one.copies, max(alive, 1))

@@ -1,0 +1,1 @@
+"""Detached objects: their records, and the copies of them on nodes."""
