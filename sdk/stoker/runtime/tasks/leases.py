@@ -42,6 +42,9 @@ _ANSWER_S = 1.2
 _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
 _RELEASE_AGAIN_S = 1.0
+_LIST_ON_S = 20.0
+"""For so long an owner without leases says so: a leader that is lost may take their release with it, and
+the next one, which has adopted them, must hear twice that they are gone."""
 _REPORT_IDLE_S = 0.03
 _EXAMPLES = 8
 _MAX_BACKOFF_S = 5.0
@@ -98,6 +101,7 @@ class Leases:
         """The scheduling class and the grant of each lease that this process holds."""
         self._numbers = itertools.count(1)
         self._polling = False
+        self._released_at_s = 0.0
         self._closing = False
         self._reporting_idle = False
         self._reported_idle: tuple[str, ...] = ()
@@ -189,18 +193,25 @@ class Leases:
         self._classes[key].failures, self._classes[key].connection_error = 0, ""
         self._granted[lease_id] = (key, granted)
         queue.add_slot(lease_id, channel, self._io.loop.time())
+        self._begin_polling()
+        self._tasks.dispatch(key)
+
+    def _begin_polling(self) -> None:
         if not self._polling:
             self._polling = True
             self._io.background.spawn(self._poll(), name="poll")
-        self._tasks.dispatch(key)
 
     async def _poll(self) -> None:
         try:
-            while self._granted and self._io.running:
+            listing = True
+            while listing and self._io.running:
+                began_s = self._io.loop.time()
                 try:
                     await self._poll_once(self._idle(_REPORT_IDLE_S), _POLL_WAIT_S)
                 except StokerError:
                     await asyncio.sleep(0.5)
+                else:
+                    listing = bool(self._granted) or began_s < self._released_at_s + _LIST_ON_S
         finally:
             self._polling = False
 
@@ -295,6 +306,9 @@ class Leases:
                 if again and not self._closing:
                     await asyncio.sleep(_RELEASE_AGAIN_S)
                     continue
+            if not self._closing:
+                self._released_at_s = self._io.loop.time()
+                self._begin_polling()
             return
 
     def tick(self, key: bytes, queue: ClassQueue[PendingTask], now_s: float) -> None:

@@ -126,6 +126,30 @@ def test_an_adopted_lease_is_the_answer_to_its_request_and_conflicts_are_ended()
     assert core.granted("r_old") == ("l_old.0.1",)
 
 
+def test_an_adopted_lease_that_its_owner_does_not_list_was_released_at_the_leader_before() -> None:
+    core = Core({"CPU": 1})
+    core.feed(
+        ev.LeaseAdopted(
+            at_s=0.0,
+            lease_id="l_old.0.1",
+            owner_id="p_1",
+            job_id="job_1",
+            kind=ev.Kind.TASK,
+            node_id="n_1",
+            incarnation=1,
+            requirements=make_requirements({"CPU": 1}),
+            gpus={},
+        )
+    )
+    core.wait(POLICY.lease_ttl_s + 1, renew=False)
+    assert list(core.state.leases) == ["l_old.0.1"]  # its owner may be stopped
+    core.poll("p_1")
+    core.wait(POLICY.lease_ttl_s + 1, renew=False)
+    assert list(core.state.leases) == ["l_old.0.1"]  # the answer that grants it may be on its way
+    out = core.poll("p_1")
+    assert [one.lease_id for one in of(cmd.ReleaseLease, out)] == ["l_old.0.1"]
+
+
 @pytest.mark.parametrize("count", [1, 7])
 def test_everything_given_back_leaves_nothing_behind(count: int) -> None:
     core = Core({"CPU": 4, "GPU": 2}, {"CPU": 4})

@@ -1,0 +1,103 @@
+"""The leases of an owner: what it says to the scheduler about those that it has, and no longer has."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from stoker.runtime.tasks.dispatch import ClassQueue
+from stoker.runtime.tasks.leases import Leases
+from stoker_wire.messages.cluster import (
+    Demand,
+    GrantedLease,
+    Lease,
+    LeaseKind,
+    LeaseReply,
+    LeaseUpdates,
+    OwnerPoll,
+)
+from stoker_wire.messages.common import Address
+from stoker_wire.messages.data import Inline
+from stoker_wire.process.background import Background
+
+KEY = b"class"
+
+
+class _Task:
+    """A call, as a queue sees it."""
+
+    task_id = "t_1"
+    fairness_key = ""
+    exclusive = False
+    expected_s = None
+    args = Inline(b"")
+    deps = ()
+
+
+class _Owner:
+    """What leases need of their process: a loop, channels, a scheduler, and the tasks that they are for."""
+
+    running = True
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.background = Background("owner")
+        self.queue: ClassQueue[Any] = ClassQueue()
+        self.queues = {KEY: self.queue}
+        self.calls: list[tuple[str, Any]] = []
+
+    async def channel(self, _: Address) -> Any:
+        return object()
+
+    def dispatch(self, _: bytes) -> None:
+        self.queue.ready.popleft()
+
+    async def scheduler_call(self, path: str, body: Any, *_: Any, **__: Any) -> Any:
+        await asyncio.sleep(0.001)
+        self.calls.append((path, body))
+        if path == "/v1/leases":
+            lease = Lease(
+                lease_id="l_1",
+                owner_id="p_1",
+                job_id="job_1",
+                kind=LeaseKind.TASK,
+                node_id="n_1",
+                node_incarnation=1,
+                resources={"CPU": 1.0},
+            )
+            granted = GrantedLease(lease=lease, worker_id="w_1", address=_address("w_1"))
+            return LeaseReply(granted=(granted,))
+        return LeaseUpdates()
+
+    async def until(self, path: str, after: int = 0) -> int:
+        """Wait for a call, and return how many there were up to it."""
+        async with asyncio.timeout(10.0):
+            while True:
+                for index, (asked, _) in enumerate(self.calls[after:]):
+                    if asked == path:
+                        return after + index + 1
+                await asyncio.sleep(0.001)
+
+
+def _address(peer_id: str) -> Address:
+    return Address(peer_id, "n_1", "h", "", "")
+
+
+async def test_an_owner_goes_on_to_list_its_leases_when_it_has_none_left() -> None:
+    owner: Any = _Owner()
+    leases = Leases(_address("p_1"), owner, owner, owner, owner, idle_s=0.1)
+    leases.add_class(KEY, Demand(job_id="job_1", resources={"CPU": 1.0}))
+    owner.queue.ready.append(_Task())
+    leases.request(KEY)
+    polled = await owner.until("/v1/owners/p_1/poll")
+    assert owner.calls[polled - 1][1].lease_ids == ("l_1",)
+
+    leases.tick(KEY, owner.queue, owner.loop.time() + 1.0)
+    released = await owner.until("/v1/leases/release")
+    # The leader that took the release may be lost with it: the next one has to hear that it is gone.
+    for _ in range(3):
+        released = await owner.until("/v1/owners/p_1/poll", after=released)
+    body = owner.calls[released - 1][1]
+    assert isinstance(body, OwnerPoll)
+    assert body.lease_ids == ()
+    await owner.background.close()
