@@ -189,6 +189,8 @@ class Engine:
         known = self.jobs.get(job_id)
         if known is None and job_id not in self.state.finished_jobs:
             known = await self.jobs.arrival(job_id)
+            if known is None:
+                self.apply(ev.JobFinished(at_s=self.now(), job_id=job_id))
         return known or JobFacts()
 
     async def _request(

@@ -13,6 +13,8 @@ from stoker_scheduler.core.model.queues import DEFAULT_QUEUE
 from stoker_wire.messages.work import DETACHED_JOB
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from stoker_scheduler.core.model.node_filters import NodeFilter
     from stoker_wire.messages.work import Job
 
@@ -31,9 +33,13 @@ class JobFacts(NamedTuple):
 
 
 class JobDirectory:
-    """The jobs that have not ended, by id."""
+    """The jobs that have not ended, by id.
 
-    def __init__(self) -> None:
+    ``has_ended`` asks the gcs about a job that is not known here: it may have ended before this term.
+    """
+
+    def __init__(self, has_ended: Callable[[str], Awaitable[bool]] | None = None) -> None:
+        self._has_ended = has_ended
         self._jobs: dict[str, JobFacts] = {DETACHED_JOB: JobFacts()}
         self._filters: dict[str, tuple[NodeFilter, ...]] = {}
         self._awaited: dict[str, asyncio.Event] = {}
@@ -70,8 +76,11 @@ class JobDirectory:
         """Replace the node filters of queues, by name: their own and those of the queues above them."""
         self._filters = filters
 
-    async def arrival(self, job_id: str) -> JobFacts:
-        """Wait for a job that is not known yet; what never comes is as a job of the default queue."""
+    async def arrival(self, job_id: str) -> JobFacts | None:
+        """Wait for a job that is not known yet; None if it has ended.
+
+        What never comes, and has not ended as far as is known, is as a job of the default queue.
+        """
         arrived = self._awaited.setdefault(job_id, asyncio.Event())
         try:
             async with asyncio.timeout(ARRIVAL_S):
@@ -80,7 +89,7 @@ class JobDirectory:
             pass
         finally:
             self._awaited.pop(job_id, None)
+        if job_id not in self._jobs and self._has_ended and await self._has_ended(job_id):
+            return None
         self._jobs.setdefault(job_id, JobFacts())
-        found = self.get(job_id)
-        assert found is not None
-        return found
+        return self.get(job_id)

@@ -21,11 +21,12 @@ from stoker_scheduler.gcs_feed import GcsFeed
 from stoker_scheduler.jobs import JobDirectory
 from stoker_scheduler.leadership import Leadership, not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients
-from stoker_wire.errors import NotReadyError
+from stoker_wire.errors import NotReadyError, StokerError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
+from stoker_wire.messages.work import Job
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 DEFAULT_PORT = 8266
+JOB_TIMEOUT_S = 2.0
 
 
 class SchedulerService:
@@ -106,7 +108,7 @@ class SchedulerService:
         engine = Engine(
             _policy(self._settings),
             epoch=leader.epoch,
-            jobs=JobDirectory(),
+            jobs=JobDirectory(self._has_ended),
             nodelets=nodelets,
             background=background,
             extenders=Extenders(self._extenders),
@@ -125,6 +127,16 @@ class SchedulerService:
         background.spawn(feed.follow(seq), name="follow the gcs")
         self._service.ready()
         self._leads.set()
+
+    async def _has_ended(self, job_id: str) -> bool:
+        """Return whether the gcs says that a job has ended."""
+        try:
+            job = await self._gcs.call(
+                "GET", f"/v1/jobs/{job_id}", reply=Job, timeout_s=JOB_TIMEOUT_S, retry=False
+            )
+        except StokerError:
+            return False
+        return job.state.terminal
 
     def _renewed(self, leader: Leader) -> None:
         if self._engine is not None:

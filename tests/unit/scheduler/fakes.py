@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_wire.errors import ConflictError, RuntimeEnvSetupError, StokerError, UnavailableError
+from stoker_wire.errors import (
+    ConflictError,
+    NotFoundError,
+    RuntimeEnvSetupError,
+    StokerError,
+    UnavailableError,
+)
 from stoker_wire.http.server.service import Request, Service, watch_response
 from stoker_wire.messages.cluster import (
     Device,
@@ -65,6 +71,7 @@ class FakeGcs:
         route = self.service.route
         route("GET", "/v1/nodes", self._nodes, reply=Page[Node], query=ListQuery, summary="nodes")
         route("GET", "/v1/jobs", self._jobs, reply=Page[Job], query=JobQuery, summary="jobs")
+        route("GET", "/v1/jobs/{job_id}", self._job, reply=Job, summary="job")
         route("GET", "/v1/events", self._events, query=EventQuery, summary="events", stream=True)
         route(
             "POST",
@@ -102,7 +109,14 @@ class FakeGcs:
         return Page(items=tuple(self.nodes.values()), seq=len(self.events))
 
     async def _jobs(self, req: Request) -> Page[Job]:
-        return Page(items=tuple(self.jobs.values()), seq=len(self.events))
+        living = tuple(job for job in self.jobs.values() if not job.state.terminal)
+        return Page(items=living, seq=len(self.events))
+
+    async def _job(self, req: Request) -> Job:
+        job = self.jobs.get(req.path["job_id"])
+        if job is None:
+            raise NotFoundError(f"no job {req.path['job_id']}")
+        return job
 
     async def _events(self, req: Request) -> Any:
         return await watch_response(req, self._since(req.query.since), since=req.query.since)

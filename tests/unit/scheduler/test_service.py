@@ -32,6 +32,7 @@ from stoker_wire.messages.cluster import (
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
 from stoker_wire.messages.control import ConstraintKind, Explanation, Fit, Page, QueueEntry
 from stoker_wire.messages.groups import Bundle, GroupStrategy, PlanOutcome, PlanReply, PlanRequest
+from stoker_wire.messages.work import JobState
 from tests.unit.scheduler.fakes import BAD_ENV, FakeNodelet, a_job
 from tests.unit.scheduler.service_setup import SETTINGS, Setup, ids, until
 
@@ -307,6 +308,17 @@ async def test_a_finished_job_frees_everything_it_held(setup: Setup) -> None:
 
     await until(all_free)
     assert all(order.kill for order in nodelet.released if order.lease_ids)
+
+
+async def test_requests_of_a_job_that_ended_before_this_leader_began_are_refused(
+    setup: Setup,
+) -> None:
+    await setup.node(CPU=2)
+    setup.gcs.jobs["job_3"] = msgspec.structs.replace(a_job("job_3"), state=JobState.FAILED)
+    await setup.lead()
+    with pytest.raises(StokerError, match="job_3 is finished"):
+        await setup.ask(CPU=1, job="job_3")
+    assert len((await setup.ask(CPU=1, job="job_that_the_gcs_tells_of_late")).granted) == 1
 
 
 async def test_the_driver_of_the_next_attempt_is_asked_for_before_the_event_of_it(
