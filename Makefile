@@ -37,7 +37,7 @@ test: services  ## run every test that needs no GPU (under 15 minutes on 2 cores
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-sim: env  ## 1,000 random clusters x 10,000 events through the scheduler's core (SIM_ARGS="--worlds 100")
+sim: env  ## Random clusters: 1,000 x 10,000 events of the scheduler's core, 5,000 of all parts under faults (SIM_ARGS="--clusters 100")
 	@$(PY) -m tests.sim $(SIM_ARGS)
 
 flakes: services  ## the suite 5 times with fresh seeds, once under load, once at nice 19 (FLAKES_ARGS="--runs 5")

@@ -1,0 +1,240 @@
+"""The invariants of a world: what must be true after every event, and what must be left at the end (nothing).
+
+Each check looks at the parts from outside, with counts of its own: what a part believes of itself is checked
+by its own invariants, which are called here as well.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stoker_gcs.state import event_log
+from stoker_nodelet.core import events as node_events
+from stoker_nodelet.core.commands import RefuseLease, RefuseOrder
+from stoker_wire.messages.cluster import LeaseKind, Node, NodeState
+from stoker_wire.messages.groups import GroupState, PlacementGroup
+from stoker_wire.messages.work import Actor, ActorState, Job, JobState
+
+if TYPE_CHECKING:
+    from tests.sim.world.node import Worker
+    from tests.sim.world.world import World
+
+SLACK = 1e-6
+NOTICED_WITHIN_S = 13.0
+"""A dead nodelet whose host refuses connections is known to be dead after so much time of a serving gcs."""
+WAIT_LIMIT_S = 60.0
+"""In calm nothing waits for longer than this, unless it says why."""
+LOOK_S = 0.5
+
+
+class BrokenInvariantError(AssertionError):
+    """What must never be."""
+
+
+class Checks:
+    """The invariants of one world, with what they remember."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._ended: dict[str, str] = {}
+        self._epochs: dict[int, int] = {}
+        self._began: dict[str, int] = {}
+        self._unnoticed_s: dict[str, float] = {}
+        self._to_check = False
+
+    def _require(self, holds: object, text: str) -> None:
+        """Note what is broken, and raise: the product's loops catch what is raised in them."""
+        if not holds:
+            self._world.fail(BrokenInvariantError(text))
+
+    # Nodelets
+
+    def nodelet_stepped(self, state: Any, event: Any, before: Any, commands: Any) -> None:
+        """Check a nodelet after an event of its lease machine; ``before`` is what it held."""
+        broken = state.violations()
+        self._require(not broken, f"nodelet: {broken[:1]}")
+        epoch = getattr(event, "epoch", None)
+        if epoch is not None:
+            seen = self._epochs.get(id(state), 0)
+            if epoch < seen:
+                after = (set(state.leases), set(state.bundles))
+                refused = all(isinstance(one, RefuseLease | RefuseOrder) for one in commands)
+                self._require(before == after and refused, "a zombie leader changed a node")
+            self._epochs[id(state)] = max(seen, epoch)
+        if isinstance(event, node_events.LeaseRequested | node_events.BundlesRequested):
+            self._to_check = True
+
+    def turn_ended(self) -> None:
+        """Check the nodes after a turn of the loop in which one was given a lease."""
+        if self._to_check:
+            self._to_check = False
+            for node in self._world.nodes:
+                self._check_capacity(node)
+
+    def _check_capacity(self, node: Any) -> None:
+        used: dict[str, float] = {}
+        for lease in node.held():
+            if lease.kind is not LeaseKind.BUNDLE and lease.group_id:
+                continue
+            for name, amount in lease.resources.items():
+                used[name] = used.get(name, 0.0) + amount
+        for name, amount in used.items():
+            self._require(
+                amount <= node.resources.get(name, 0.0) + SLACK,
+                f"{node.node_id} has leases of {amount} {name}",
+            )
+
+    def worker_leased(self, worker: Worker, gpus: dict[int, float]) -> None:
+        """Check that no other living process of the host has the GPUs of a lease."""
+        for index, share in gpus.items():
+            total = share + sum(
+                other.gpus.get(index, 0.0)
+                for other in self._world.workers.values()
+                if other is not worker
+                and not other.process.dead
+                and other.node.host == worker.node.host
+            )
+            self._require(total <= 1.0 + SLACK, f"GPU {index} of {worker.node.host} is held twice")
+
+    # Calls
+
+    def call_began(self, worker: Worker, task_id: str, retries: int, owner: str) -> None:
+        """Check the start of a call."""
+        began = self._began[task_id] = self._began.get(task_id, 0) + 1
+        self._require(retries != 0 or began == 1, f"{task_id} ran twice, and may not be retried")
+        lease = worker.lease
+        if lease is not None and lease.kind is LeaseKind.TASK:
+            self._require(
+                lease.owner_id == owner,
+                f"{task_id} of {owner} ran at a worker leased to {lease.owner_id}",
+            )
+
+    def settled(self, task_id: str, how: str, *, known: bool) -> None:
+        """Check that a call is settled once, and that one that did not run is not done."""
+        self._require(known, f"{task_id} was settled twice")
+        self._require(how != "done" or task_id in self._began, f"{task_id} is done and never ran")
+
+    # The database
+
+    def committed(self) -> None:
+        """Check the records after each commit."""
+        world, database = self._world, self._world.database
+        jobs = database._tables["jobs"]
+        for job_id in world.jobs:
+            self._require((job_id,) in jobs, f"accepted job {job_id} has vanished")
+        actors = database._tables["actors"]
+        for actor_id in world.actors:
+            self._require((actor_id,) in actors, f"accepted actor {actor_id} has vanished")
+        for kind, rows in (("job", jobs), ("actor", actors)):
+            for key, row in rows.items():
+                state, was = row["state"], self._ended.get(key[0])
+                self._require(was in (None, state), f"{kind} {key[0]} was {was} and is {state}")
+                if state in _TERMINAL and was is None:
+                    self._ended[key[0]] = state
+                    if kind == "job":
+                        self._job_ended(key[0], state)
+
+    def _job_ended(self, job_id: str, state: str) -> None:
+        driver = self._world.drivers_by_job.get(job_id)
+        if state != JobState.FAILED or driver is None or driver.process.dead:
+            return
+        host, network = driver.process.host, self._world.network
+        node = next(one for one in self._world.nodes if one.host == host)
+        # Only then can anybody tell that its process lives.
+        seen = not (node.process.dead or node.process.frozen or network.faults.loss)
+        if seen and all(network.reaches(gcs.process.host, host) for gcs in self._world.gcs):
+            message = next(
+                job.message
+                for job in self._world.database.rows("jobs", Job)
+                if job.job_id == job_id
+            )
+            self._require(False, f"the driver of {job_id} lives, and its job failed: {message}")
+
+    # As time passes
+
+    def look(self) -> None:
+        """Check what depends on time, twice a second."""
+        world = self._world
+        serving = [g for g in world.gcs if g.serves]
+        for gcs in serving:
+            self._check_bounds(gcs.app)
+        records = {n.node_id: n for n in world.database.rows("nodes", Node)}
+        for node in world.nodes:
+            record = records.get(node.node_id)
+            reached = any(world.network.reaches(g.process.host, node.host) for g in serving)
+            if (
+                record is None
+                or record.state is NodeState.DEAD
+                or not node.process.dead
+                or node.host in world.network.down
+            ):
+                self._unnoticed_s.pop(node.node_id, None)
+            elif reached:
+                lost_s = self._unnoticed_s.get(node.node_id, 0.0) + LOOK_S
+                self._unnoticed_s[node.node_id] = lost_s
+                self._require(
+                    lost_s < NOTICED_WITHIN_S,
+                    f"{node.node_id} is dead for {lost_s} s in which a gcs served, and {record.state}",
+                )
+
+    def _check_bounds(self, app: Any) -> None:
+        log = app.state.log
+        for name, value in vars(log).items():
+            if hasattr(value, "__len__"):
+                size = sum(
+                    len(one) if hasattr(one, "__len__") else 1
+                    for one in (value.values() if isinstance(value, dict) else value)
+                )
+                limit = event_log.RING_SIZE + 1000
+                self._require(size <= limit, f"the event log keeps {size} things in {name}")
+        for link in self._world.network.links:
+            for end in (link, link.other):
+                self._require(len(end._arrived) <= 2000, "a connection keeps more than it may")
+
+    # At the end
+
+    def left(self) -> list[str]:
+        """Return what has not ended, or is not given back."""
+        world, left = self._world, []
+        for job in world.database.rows("jobs", Job):
+            if not job.state.terminal:
+                left.append(f"job {job.job_id} is {job.state} ({job.message})")
+        for actor in world.database.rows("actors", Actor):
+            if actor.state is not ActorState.DEAD:
+                left.append(f"actor {actor.actor_id} is {actor.state} ({actor.pending_reason})")
+        for group in world.database.rows("placement_groups", PlacementGroup):
+            if group.state is not GroupState.REMOVED:
+                left.append(f"group {group.group_id} is {group.state} ({group.reason})")
+        left += [f"row of lease {key[0]}" for key in world.database._tables["leases"]]
+        for driver in world.drivers:
+            if not driver.process.dead:
+                waits = next(iter(driver.submitted), "")
+                left.append(f"driver {driver.name} of {driver.job_id} has not ended: {waits}")
+        for node in world.nodes:
+            state = node.workers.state
+            left += [
+                f"{node.node_id} has {lease_id}" for lease_id in (*state.leases, *state.bundles)
+            ]
+            left += [
+                f"{node.node_id} has {one.worker_id} of {one.lease_id}"
+                for one in state.workers.values()
+                if one.gpus
+            ]
+        leader = world.leader()
+        if leader is None or leader.state is None:
+            left.append("no scheduler leads")
+        else:
+            core = leader.state
+            left += [f"the scheduler has {i} {one.phase}" for i, one in core.leases.items()]
+            left += [f"the scheduler waits with {request_id}" for request_id in core.pending]
+            left += [f"usage of {account}" for account in core.usage]
+            left += [f"the scheduler knows group {group_id}" for group_id in core.groups]
+            for node in world.nodes:
+                if node.node_id not in core.nodes:
+                    left.append(f"the scheduler does not know {node.node_id}")
+        return left
+
+
+_TERMINAL = frozenset(
+    {JobState.SUCCEEDED, JobState.FAILED, JobState.STOPPED, ActorState.DEAD, GroupState.REMOVED}
+)
