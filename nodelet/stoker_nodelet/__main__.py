@@ -28,6 +28,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", type=int, help="bytes of memory to offer (default: 70 %% free)")
     parser.add_argument("--resources", type=json.loads, help="more of them: '{\"ssd\": 2}'")
     parser.add_argument("--labels", type=json.loads, help='labels: \'{"zone": "a"}\'')
+    parser.add_argument("--taints", help="taints: key=value:NoSchedule,key:NoExecute")
     parser.add_argument("--session-dir", type=Path, help="folder for logs, sockets and spool")
     parser.add_argument("--target", default=DEFAULT_TARGET, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -46,7 +47,9 @@ def main(argv: list[str] | None = None) -> None:
     from stoker_wire.ids import Prefix, new_id
     from stoker_wire.settings import Settings
 
-    settings = Settings.from_env(gcs_url=options.gcs_url, host=options.host, port=options.port)
+    settings = Settings.from_env(
+        gcs_url=options.gcs_url, host=options.host, port=options.port, taints=options.taints
+    )
 
     token_file = Path(settings.token_file).expanduser()
 

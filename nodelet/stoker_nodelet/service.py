@@ -42,12 +42,13 @@ from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.workers import Workers
-from stoker_wire.errors import NotFoundError
+from stoker_wire.errors import BadRequestError, NotFoundError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Device, Node, RegisterNode, WorkerExit, WorkersExited
 from stoker_wire.messages.groups import PREPARED_TTL_S
+from stoker_wire.messages.taints import Taint, parse_taint
 from stoker_wire.process.background import Background
 from stoker_wire.process.host_identity import host_id
 from stoker_wire.version import VERSION
@@ -425,10 +426,18 @@ def _registration(
         cuda_version=gpus.cuda_version,
         gpu_error=gpus.error,
         labels={**gpus.labels, **settings.labels, **(offer.labels or {})},
+        taints=_taints(settings.taints),
         version=VERSION,
         arena_dir=str(identity.arena_dir),
         session_dir=str(identity.session_dir),
     )
+
+
+def _taints(text: str) -> tuple[Taint, ...]:
+    try:
+        return tuple(parse_taint(one.strip()) for one in text.split(",") if one.strip())
+    except ValueError as error:
+        raise BadRequestError(f"STOKER_TAINTS cannot be read\n{error}", field="taints") from None
 
 
 def _offered_resources(

@@ -358,7 +358,12 @@ class GcsFeed:
             node_id=held.node_id,
             incarnation=held.incarnation,
             requirements=requirements_of(
-                Demand(job_id=lease.job_id, resources=lease.resources, background=lease.background)
+                Demand(
+                    job_id=lease.job_id,
+                    resources=lease.resources,
+                    background=lease.background,
+                    tolerations=lease.tolerations,
+                )
             ),
             group_id=lease.group_id,
             bundle=lease.bundle,

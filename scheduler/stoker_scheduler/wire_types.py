@@ -6,7 +6,7 @@ The core imports no messages, so that its tests and simulations need none of the
 from __future__ import annotations
 
 import hashlib
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -38,6 +38,7 @@ from stoker_scheduler.core.model.resources import (
     add,
     to_amounts,
 )
+from stoker_scheduler.core.model.taints import Taint, Toleration
 from stoker_scheduler.core.model.topology import make_topology
 from stoker_scheduler.core.placement.feasibility import NodeFit
 from stoker_scheduler.core.queueing.queue import GCS_OWNER
@@ -68,6 +69,7 @@ from stoker_wire.messages.control import (
 from stoker_wire.messages.groups import PlannedBundle, PlannedLease, PlanOutcome
 from stoker_wire.messages.kernels import kernel_set
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage, QueueWaiter
+from stoker_wire.messages.taints import Toleration as WireToleration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -88,6 +90,7 @@ _POLICIES = {
 _NO_ENV = RuntimeEnv()
 MAX_WAITERS = 100
 _encode = msgspec.msgpack.Encoder(order="sorted").encode
+_tolerations_of = partial(msgspec.convert, type=tuple[Toleration, ...], from_attributes=True)
 
 
 def requirements_of(
@@ -114,6 +117,7 @@ def requirements_of(
                 *_filters_of(demand.node_filter, strategy.group_id),
             ),
             background=demand.background,
+            tolerations=_tolerations_of(demand.tolerations),
         )
     except InvalidDemandError as error:
         raise BadRequestError(str(error), field=f"{at}{error.field}") from None
@@ -172,7 +176,12 @@ def gang_of(
             at = f"bundles.{index}."
             terms = terms_of(bundle.label_selector)
             both = (*filters, *_filters_of(bundle.node_filter))
-            requirements.append(make_requirements(bundle.resources, terms=terms, node_filters=both))
+            tolerated = _tolerations_of(bundle.tolerations)
+            requirements.append(
+                make_requirements(
+                    bundle.resources, terms=terms, node_filters=both, tolerations=tolerated
+                )
+            )
         at = ""
         return make_gang(requirements, GangStrategy(strategy.value), taken=taken)
     except InvalidDemandError as error:
@@ -254,6 +263,7 @@ def class_key(request: LeaseRequest) -> str:
         demand.preemptible,
         demand.preemption_grace_s,
         demand.background,
+        demand.tolerations,
         start,
     )
     return _encode(parts).hex()
@@ -316,6 +326,8 @@ def spec_of(node: Node) -> NodeSpec:
         health=Health(node.state.value),
         reason=node.reason,
         warm=node.warm_kernels,
+        cordon=node.cordon.text if node.cordon else "",
+        taints=msgspec.convert(node.taints, tuple[Taint, ...], from_attributes=True),
     )
 
 
@@ -341,6 +353,9 @@ def lease_of(lease: LeaseState) -> Lease:
         priority=lease.priority,
         background=lease.requirements.background,
         owner_node_id=lease.owner_node_id,
+        tolerations=msgspec.convert(
+            lease.requirements.tolerations, tuple[WireToleration, ...], from_attributes=True
+        ),
     )
 
 

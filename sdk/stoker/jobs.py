@@ -24,6 +24,7 @@ from urllib.parse import quote
 
 from stoker.local.address import resolve
 from stoker.runtime.net.http import HttpClient
+from stoker.runtime.options.checks import checked_tolerations
 from stoker.runtime.options.runtime_env import make_runtime_env, uploader
 from stoker_wire.errors import (
     BadRequestError,
@@ -132,6 +133,7 @@ class JobSubmissionClient:
         entrypoint_resources: Mapping[str, float] | None = None,
         label_selector: Mapping[str, str] | None = None,
         node_filter: str = "",
+        tolerations: Sequence[str | Mapping[str, Any]] = (),
         namespace: str | None = None,
         queue: str = "",
         priority: int = 0,
@@ -150,7 +152,8 @@ class JobSubmissionClient:
 
         ``runtime_env`` as for ``stoker.init``; folders are uploaded once, by content. The
         ``entrypoint_*`` are resources of the driver process itself (default: none; memory in bytes).
-        ``node_filter`` is a condition on its node, as ``"labels.rack != 'r7'"``.
+        ``node_filter`` is a condition on its node, as ``"labels.rack != 'r7'"``; ``tolerations`` are of
+        taints, as ``["dedicated=team-a:NoSchedule"]``.
         ``queue`` and ``priority`` are those of all that the job starts; it fails unless its driver has
         started within ``start_deadline_s``, and if it runs for longer than ``timeout_s``. It starts when
         the jobs in ``after`` have ended: ids, and how they must have (``"any"``, ``"ok"``, ``"failed"``).
@@ -183,6 +186,7 @@ class JobSubmissionClient:
             runtime_env=runtime_env,
             metadata=dict(take("metadata", None) or {}),
             label_selector=dict(take("label_selector", None) or {}),
+            tolerations=checked_tolerations(take("tolerations", ())),
             resources=resources,
             after=tuple(
                 Dependency(job_id=one, condition=_choice(After, how, "after"))

@@ -21,11 +21,11 @@ from stoker_scheduler.core.leases.lifecycle import request_id_of
 from stoker_scheduler.core.machine import step
 from stoker_scheduler.core.model.extenders import ExtenderAnswer
 from stoker_scheduler.core.model.nodes import Health, NodeSpec, make_node_spec
-from stoker_scheduler.core.model.resources import UNIT
 from stoker_scheduler.core.model.topology import make_topology
 from stoker_scheduler.core.state import SchedulingPolicy, State
 from tests.sim.late_messages import Faults
 from tests.sim.scheduler_groups import Groups
+from tests.sim.scheduler_nodes import check_gpus, check_open, openness
 from tests.sim.scheduler_preemptions import CheckedPreemptions
 from tests.sim.scheduler_queues import check_limits, random_queues
 from tests.sim.scheduler_runtimes import KERNEL_SETS, UNCONFIRMED_S, Owner
@@ -207,7 +207,9 @@ class World(Groups):
             case cmd.StopLease():
                 lease = self.state.leases[command.lease_id]
                 group = self.state.groups.get(lease.group_id)
-                assert lease.preemptible or (group is not None and group.closing), lease.lease_id
+                must_leave = self.state.nodes[lease.node_id].spec.evicts
+                is_closing = group is not None and group.closing
+                assert lease.preemptible or is_closing or must_leave, lease.lease_id
                 self.stops += 1
                 self._send_stop(command, epoch)
             case cmd.Lost(owner_id="gcs", lease_ids=lease_ids):
@@ -219,8 +221,9 @@ class World(Groups):
                     self.message(lambda: self._lose(owner, lease_ids))
 
     def _check_quarantine(self, lease_id: str) -> None:
-        """No lease gets a GPU that the scheduler knows to be quarantined."""
+        """No lease gets a GPU that the scheduler knows to be quarantined, nor a node that is closed to it."""
         lease = self.state.leases[lease_id]
+        check_open(self.state.nodes[lease.node_id].spec, lease)
         quarantined = self.state.nodes[lease.node_id].spec.gpu_facts.quarantined
         assert quarantined.keys().isdisjoint(lease.gpus), f"{lease_id} got {lease.gpus}"
 
@@ -344,7 +347,7 @@ class World(Groups):
             return ev.StartFailure.HERE
         node.held[facts.lease_id] = dict(facts.gpus)
         node.facts[facts.lease_id] = facts
-        _check_gpus(node, facts)
+        check_gpus(node, facts)
         return None
 
     def _expire(self, node: FakeNode, lease_id: str) -> None:
@@ -464,6 +467,12 @@ class World(Groups):
             node.spec = replace(node.spec, warm=sets)
             self.feed(ev.NodeChanged(at_s=self.at_s, spec=node.spec))
 
+    def close(self, node: FakeNode, *, calm: bool = False) -> None:
+        """An operator cordons, taints or drains the node, or opens it again."""
+        node.spec = replace(node.spec, **openness(self.random, self.at_s, calm=calm))
+        if node.up:
+            self.feed(ev.NodeChanged(at_s=self.at_s, spec=node.spec))
+
     def quarantine(self, node: FakeNode, *, none: bool = False) -> None:
         """Another set of the node's GPUs is quarantined; the scheduler hears of it later."""
         gpus = [index for index in node.spec.gpus if not none and self.random.random() < 0.4]
@@ -511,6 +520,8 @@ class World(Groups):
                 self.change_queues()
             elif roll < 0.97:
                 self.quarantine(random.choice(list(self.nodes.values())))
+            elif roll < 0.985:
+                self.close(random.choice(list(self.nodes.values())))
             self._groups_go_on(job, living)
             step_s = random.expovariate(3.0)
             if random.random() < step_s / faults.crash_every_s:
@@ -548,6 +559,7 @@ class World(Groups):
         self.calm = True
         for node in self.nodes.values():
             self.quarantine(node, none=True)
+            self.close(node, calm=True)
         if self.queues:
             self.change_queues(calm=True)
         for group in self.groups:
@@ -575,24 +587,6 @@ class World(Groups):
         back = all(node.up for node in self.nodes.values())
         removed = all(group.removed for group in self.groups)
         return served and back and removed and not self.state.leases and not self.state.pending
-
-
-def _check_gpus(node: FakeNode, started: ev.LeaseAdopted) -> None:
-    """Check that nothing shares a GPU, nor a bundle's part of one, with more than there is of it."""
-    used: dict[tuple[str, int, int], int] = {}
-    limits: dict[tuple[str, int, int], int] = {}
-    for lease_id, gpus in node.held.items():
-        if lease_id in node.prepared:
-            continue  # nothing is in it before it is committed
-        facts = node.facts[lease_id]
-        inside = facts.group_id and facts.kind is not ev.Kind.BUNDLE
-        for index, units in gpus.items():
-            key = (facts.group_id, facts.bundle, index) if inside else ("", -1, index)
-            used[key] = used.get(key, 0) + units
-            if facts.kind is ev.Kind.BUNDLE:
-                limits[facts.group_id, facts.bundle, index] = units
-    over = {key: units for key, units in used.items() if units > limits.get(key, UNIT)}
-    assert not over, f"{started.lease_id} uses a GPU of {started.node_id} that others hold: {over}"
 
 
 def _at(event: ev.Event, at_s: float) -> ev.Event:

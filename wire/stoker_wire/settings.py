@@ -202,6 +202,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, float], Meta(description="further resources of this node, as JSON")
     ] = {}
     labels: Annotated[dict[str, str], Meta(description="labels of this node, as JSON")] = {}
+    taints: Annotated[
+        str, Meta(description="taints of this node, as key=value:NoSchedule,key:NoExecute")
+    ] = ""
     fake_gpus: Annotated[
         int, Meta(ge=0, description="pretend that this node has so many GPUs (tests)")
     ] = 0

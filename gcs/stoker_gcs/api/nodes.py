@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.peer_clients import CALL_S
+from stoker_gcs.registry.tokens import user_of
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
+    ChangeTaints,
+    CordonNode,
     Heartbeat,
     Node,
     NodeState,
@@ -51,6 +54,18 @@ async def record_heartbeat(app: GcsApp, req: Request) -> None:
 
 async def deregister_node(app: GcsApp, req: Request) -> None:
     await app.nodes.leave(req.path["node_id"], req.body.incarnation)
+
+
+async def cordon_node(app: GcsApp, req: Request) -> Node:
+    return await app.nodes.cordon(req.path["node_id"], req.body, user=user_of(req.principal))
+
+
+async def uncordon_node(app: GcsApp, req: Request) -> Node:
+    return await app.nodes.uncordon(req.path["node_id"])
+
+
+async def taint_node(app: GcsApp, req: Request) -> Node:
+    return await app.nodes.taint(req.path["node_id"], req.body)
 
 
 async def release_gpu(app: GcsApp, req: Request) -> None:
@@ -115,6 +130,29 @@ ROUTES = (
         deregister_node,
         body=Leave,
         summary="Deregister node",
+    ),
+    Route(
+        "POST",
+        "/v1/nodes/{node_id}/cordon",
+        cordon_node,
+        body=CordonNode,
+        reply=Node,
+        summary="Place nothing more on a node",
+    ),
+    Route(
+        "POST",
+        "/v1/nodes/{node_id}/uncordon",
+        uncordon_node,
+        reply=Node,
+        summary="Place work on a node again",
+    ),
+    Route(
+        "POST",
+        "/v1/nodes/{node_id}/taints",
+        taint_node,
+        body=ChangeTaints,
+        reply=Node,
+        summary="Change the taints of a node",
     ),
     Route(
         "POST",

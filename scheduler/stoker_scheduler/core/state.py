@@ -80,6 +80,7 @@ class Timer(Enum):
 
     DEADLINE = "deadline"  # a request: its wait has passed
     LINGER = "linger"  # a request: it has some of its leases and waited a little for more
+    EVICT = "evict"  # a node: leases must leave it
     EXPIRY = "expiry"  # a lease: its owner does not say that it has it
     ORPHAN = "orphan"  # a lease: its request was not repeated
     BACKOFF = "backoff"  # a node: leases may start there again

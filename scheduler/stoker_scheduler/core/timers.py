@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from stoker_scheduler.core.commands import PreemptGroup
 from stoker_scheduler.core.events import Kind
+from stoker_scheduler.core.leases.evictions import evict
 from stoker_scheduler.core.leases.lease import Phase
 from stoker_scheduler.core.leases.lifecycle import end_wait, grant, must_kill, release
 from stoker_scheduler.core.model.gangs import Gang
@@ -32,6 +33,9 @@ def run_timers(state: State, outbox: Outbox) -> None:
                 _linger_passed(state, subject, outbox)
             case Timer.EXPIRY:
                 _expiry_due(state, subject, outbox)
+            case Timer.EVICT:
+                if subject in state.nodes:
+                    evict(state, state.nodes[subject], outbox)
             case Timer.ORPHAN:
                 _orphan_due(state, subject, outbox)
             case Timer.BACKOFF:

@@ -62,7 +62,7 @@ def node_of(node: NodeInfo) -> dict[str, Any]:
             "uid": spec.node_id,
             "labels": {"kubernetes.io/hostname": spec.hostname, **spec.labels},
         },
-        "spec": {"unschedulable": spec.draining},
+        "spec": {"unschedulable": bool(spec.cordon)},
         "status": {
             "capacity": amounts,
             "allocatable": amounts,

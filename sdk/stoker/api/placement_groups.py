@@ -130,6 +130,7 @@ def placement_group(
     preemption_grace: float | None = None,
     bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
     node_filter: str = "",
+    tolerations: Sequence[str | Mapping[str, Any]] = (),
 ) -> PlacementGroup:
     """Reserve ``bundles`` of resources, all or none, and return a handle at once.
 
@@ -137,7 +138,8 @@ def placement_group(
     share nodes: ``PACK`` on as few as can be, ``SPREAD`` on as many, ``STRICT_PACK`` on one,
     ``STRICT_SPREAD`` each on its own. ``bundle_label_selector`` has the conditions on each bundle's node,
     like ``label_selector`` of a task; ``node_filter`` is the condition on all of them, as
-    ``"labels.rack != 'r7'"``. A ``name`` is unique in the ``namespace`` (default: the job's). The group
+    ``"labels.rack != 'r7'"``, and ``tolerations`` are of the taints of any. A
+    ``name`` is unique in the ``namespace`` (default: the job's). The group
     ends with the actor or job that made it, unless ``lifetime="detached"``. When a node dies, its
     ``bundles`` are placed again, or with ``reschedule="group"`` all, which ends what runs in the others. A
     ``preemptible`` group gives way, as a whole, to work with a better claim: what runs in it gets notice, and
@@ -153,7 +155,7 @@ def placement_group(
     body = wire.CreatePlacementGroup(
         group_id=new_id(Prefix.GROUP),
         job_id=runtime.job.job_id,
-        bundles=_checked_bundles(bundles, bundle_label_selector, node_filter),
+        bundles=_checked_bundles(bundles, bundle_label_selector, node_filter, tolerations),
         strategy=wire.GroupStrategy(_one_of("strategy", strategy, STRATEGIES)),
         name=name or "",
         namespace=namespace or runtime.job.namespace,
@@ -229,10 +231,15 @@ def _call(
 
 
 def _checked_bundles(
-    bundles: Any, selectors: Sequence[Mapping[str, str]] | None, node_filter: str
+    bundles: Any,
+    selectors: Sequence[Mapping[str, str]] | None,
+    node_filter: str,
+    tolerations: Any,
 ) -> tuple[wire.Bundle, ...]:
+    from stoker.runtime.options.checks import checked_tolerations
     from stoker_wire.messages import groups as wire
 
+    tolerated = checked_tolerations(tolerations)
     if not isinstance(bundles, (list, tuple)):
         raise WrongTypeError(
             f"bundles: {type(bundles).__name__}\ngive a list of resources: [{{'CPU': 1}}, ...]",
@@ -266,6 +273,7 @@ def _checked_bundles(
             resources={name: float(amount) for name, amount in bundle.items() if amount},
             label_selector=dict(selectors[index]) if selectors is not None else {},
             node_filter=node_filter,
+            tolerations=tolerated,
         )
         for index, bundle in enumerate(bundles)
     )

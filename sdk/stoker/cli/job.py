@@ -89,6 +89,13 @@ def submission_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 help="A condition on the driver's node: \"labels.rack != 'r7' and free.gpu >= 2\".",
             ),
             click.option(
+                "--toleration",
+                "tolerations",
+                multiple=True,
+                metavar="KEY[=VALUE][:EFFECT]",
+                help="A taint that does not keep the driver from a node; repeatable.",
+            ),
+            click.option(
                 "--queue",
                 default="",
                 help="The queue of the job and all that it starts. [default: default]",

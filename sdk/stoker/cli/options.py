@@ -9,7 +9,7 @@ import click
 from stoker_wire.amounts import parse_amount
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from stoker.jobs import JobSubmissionClient
     from stoker.local.cluster import ClusterSpec
@@ -94,6 +94,13 @@ def node_options(command: F) -> F:
             click.option("--resources", metavar="JSON", help="""Such as '{"disk": 2}'."""),
             click.option("--labels", metavar="JSON", help="""Such as '{"zone": "a"}'."""),
             click.option(
+                "--taint",
+                "taints",
+                multiple=True,
+                metavar="KEY=VALUE:EFFECT",
+                help="Keep work away that does not tolerate it; repeatable.",
+            ),
+            click.option(
                 "--session-dir",
                 metavar="DIR",
                 help="Folder for logs, sockets, state. [default: a new one for each start]",
@@ -104,13 +111,22 @@ def node_options(command: F) -> F:
     return command
 
 
-def cluster_spec(*, resources: str | None, labels: str | None, **given: Any) -> ClusterSpec:
-    """Return what :func:`node_options` gave a command; a usage error for what is no JSON."""
+def cluster_spec(
+    *, resources: str | None, labels: str | None, taints: Sequence[str] = (), **given: Any
+) -> ClusterSpec:
+    """Return what :func:`node_options` gave a command; a usage error for what cannot be read."""
+    from stoker_wire.messages.taints import parse_taint
+
+    for text in taints:
+        try:
+            parse_taint(text)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--taint") from None
     amounts = {
         "resources": json_mapping(resources, "--resources"),
         "labels": json_mapping(labels, "--labels"),
     }
-    return cast("ClusterSpec", {**given, **amounts})
+    return cast("ClusterSpec", {**given, **amounts, "taints": ",".join(taints) or None})
 
 
 class Bytes(_IntType):

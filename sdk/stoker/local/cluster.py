@@ -184,6 +184,8 @@ class ClusterSpec(TypedDict, total=False):
     """In bytes."""
     resources: Mapping[str, float] | None
     labels: Mapping[str, str] | None
+    taints: str | None
+    """Of the node, separated by commas: key=value:NoSchedule."""
     host: str | None
     """Loopback unless given."""
     port: int

@@ -108,6 +108,7 @@ def _run(options: argparse.Namespace) -> None:
         memory=options.memory,
         resources=json_object("resources", options.resources),
         labels=json_object("labels", options.labels),
+        taints=options.taints,
     )
 
     from stoker_wire.process import log

@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
         each.add_argument("--memory", type=int, help="bytes")
         each.add_argument("--resources", help="JSON object: name -> amount, or @ and its file")
         each.add_argument("--labels", help="JSON object: name -> value, or @ and its file")
+        each.add_argument("--taints", help="key=value:Effect, separated by commas")
         each.add_argument("--session-dir", type=Path)
         each.add_argument("--ready-fd", type=int, help="where to write one JSON line when ready")
         each.add_argument("--lifeline-fd", type=int, help="stop when this reaches its end")

@@ -25,6 +25,7 @@ from stoker_wire.messages.common import (
     Selector,
     Strategy,
 )
+from stoker_wire.messages.taints import MAX_TAINTS, Taint, Toleration, Tolerations
 
 MAX_WARM_KERNELS = 64
 """Kernel sets that a node reports: the most recently used ones."""
@@ -99,6 +100,7 @@ class RegisterNode(Message):
     driver_version: str = ""
     cuda_version: str = ""
     gpu_error: str = ""
+    taints: Annotated[tuple[Taint, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
 
 
 class RegisteredNode(Record):
@@ -126,8 +128,35 @@ class Heartbeat(Message):
     devices: tuple[Device, ...] | None = None
 
 
+class Cordon(Record):
+    """The order that nothing more be placed on a node: who gave it, since when, and why."""
+
+    by: str
+    at_s: float
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The order in words."""
+        since = datetime.fromtimestamp(self.at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"cordoned by {self.by} since {since}" + (f": {self.reason}" if self.reason else "")
+
+
+class CordonNode(Message):
+    """Request to place nothing more on a node; what runs there goes on."""
+
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+class ChangeTaints(Message):
+    """Request to change a node's taints: ``remove`` those of a key (``key-``), then ``add``."""
+
+    add: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
+    remove: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
+
+
 class Node(Record):
-    """A node as the gcs knows it."""
+    """A node as the gcs knows it. ``cordon`` is there while nothing more is placed on it."""
 
     node_id: str
     incarnation: int
@@ -151,6 +180,8 @@ class Node(Record):
     driver_version: str = ""
     cuda_version: str = ""
     gpu_error: str = ""
+    taints: tuple[Taint, ...] = ()
+    cordon: Cordon | None = None
 
     @property
     def death(self) -> str:
@@ -198,6 +229,7 @@ class Demand(Message):
     preemptible: bool = False
     preemption_grace_s: GraceS | None = None
     background: bool = False
+    tolerations: Tolerations = ()
 
 
 class ActorSpec(Message):
@@ -273,6 +305,7 @@ class Lease(Record):
     priority: int = 0
     background: bool = False
     owner_node_id: str = ""
+    tolerations: tuple[Toleration, ...] = ()
 
 
 class GrantedLease(Record):

@@ -35,6 +35,11 @@ class EventKind(StrEnum):
     NODE_RECOVERED = "node.recovered"
     NODE_WARMED = "node.warmed"
     """The kernels in the node's cache changed."""
+    NODE_CORDONED = "node.cordoned"
+    """Nothing more is placed on it."""
+    NODE_UNCORDONED = "node.uncordoned"
+    NODE_TAINTED = "node.tainted"
+    """Its taints changed."""
     NODE_DIED = "node.died"
     NODE_DELETED = "node.deleted"
     """The record of a dead node is gone: none of it is in use any more."""
@@ -151,6 +156,9 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.NODE_SUSPECTED: Node,
     EventKind.NODE_RECOVERED: Node,
     EventKind.NODE_WARMED: Node,
+    EventKind.NODE_CORDONED: Node,
+    EventKind.NODE_UNCORDONED: Node,
+    EventKind.NODE_TAINTED: Node,
     EventKind.NODE_DIED: Node,
     EventKind.NODE_DELETED: Node,
     EventKind.GPU_QUARANTINED: Node,

@@ -15,6 +15,7 @@ import msgspec
 from stoker_wire.messages.cluster import Demand, GraceS, Lease
 from stoker_wire.messages.common import Asked, Message, NodeFilterText, Record, Selector
 from stoker_wire.messages.control import Constraint, Holder, Remedy, Verdict
+from stoker_wire.messages.taints import Tolerations
 from stoker_wire.messages.work import Owner
 
 MAX_BUNDLES = 1_000
@@ -61,6 +62,7 @@ class Bundle(Message):
     resources: Asked
     label_selector: Selector = {}
     node_filter: NodeFilterText = ""
+    tolerations: Tolerations = ()
 
 
 Bundles = Annotated[tuple[Bundle, ...], msgspec.Meta(min_length=1, max_length=MAX_BUNDLES)]

@@ -25,6 +25,7 @@ from stoker_wire.messages.common import (
     Selector,
 )
 from stoker_wire.messages.queues import DEFAULT_QUEUE
+from stoker_wire.messages.taints import Toleration, Tolerations
 
 DETACHED_JOB = "job_detached"
 """The job of detached actors and their tasks: it never ends, so nothing is cleaned up after it."""
@@ -111,6 +112,7 @@ class SubmitJob(Message):
     resources: Asked = {}
     label_selector: Selector = {}
     node_filter: NodeFilterText = ""
+    tolerations: Tolerations = ()
     namespace: str | None = None
     name: str = ""
     queue: str = ""
@@ -248,6 +250,7 @@ class Job(Record):
     created_at_s: float
     label_selector: Labels = {}
     node_filter: str = ""
+    tolerations: tuple[Toleration, ...] = ()
     started_at_s: float | None = None
     ended_at_s: float | None = None
     exit_code: int | None = None

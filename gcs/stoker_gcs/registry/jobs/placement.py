@@ -164,5 +164,6 @@ def demand_of(job: Job) -> Demand:
         if job.attempts and not job.only_node_id
         else OnInfeasible.ERROR,
         node_filter=job.node_filter,
+        tolerations=job.tolerations,
         name=job.name or "driver",
     )

@@ -98,6 +98,7 @@ def submitted(
         resources=body.resources,
         label_selector=body.label_selector,
         node_filter=body.node_filter,
+        tolerations=body.tolerations,
         created_at_s=now_s,
         message=WAITS_FOR_NODE,
         queue=body.queue or DEFAULT_QUEUE,

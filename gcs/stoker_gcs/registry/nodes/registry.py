@@ -18,14 +18,14 @@ from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Delete, WriteConflict
 from stoker_wire.errors import StokerError
-from stoker_wire.messages.cluster import Node, NodeState, RegisteredNode
+from stoker_wire.messages.cluster import Cordon, Node, NodeState, RegisteredNode
 from stoker_wire.messages.events import EventKind, payload_as
 from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Condition
-    from stoker_wire.messages.cluster import Heartbeat, RegisterNode
+    from stoker_wire.messages.cluster import ChangeTaints, CordonNode, Heartbeat, RegisterNode
     from stoker_wire.messages.control import Event, ListQuery, Page
     from stoker_wire.settings import Settings
 
@@ -165,6 +165,22 @@ class NodeRegistry:
         if incarnation is not None and node.state is not NodeState.DEAD:
             rules.check_incarnation(node, incarnation)
         await self._transition(node, NodeState.DEAD, "left the cluster", self._state.now())
+
+    async def cordon(self, node_id: str, body: CordonNode, *, user: str) -> Node:
+        """Have nothing more placed on a node; the first order counts."""
+        order = Cordon(by=user, at_s=self._state.now(), reason=body.reason)
+        return await self._state.change(NODES, node_id, lambda node: rules.cordoned(node, order))
+
+    async def uncordon(self, node_id: str) -> Node:
+        """Have work placed on a node again."""
+        return await self._state.change(NODES, node_id, rules.uncordoned)
+
+    async def taint(self, node_id: str, body: ChangeTaints) -> Node:
+        """Change a node's taints."""
+        now_s = self._state.now()
+        return await self._state.change(
+            NODES, node_id, lambda node: rules.tainted(node, body, now_s)
+        )
 
     async def lose(self, node: Node, reason: str) -> None:
         """Declare this incarnation of a node dead."""

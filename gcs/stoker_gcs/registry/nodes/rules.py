@@ -14,11 +14,13 @@ SUSPECT     leaves                      DEAD
 any living  silent, its URL registers   DEAD
 ==========  ==========================  =========
 
-Besides, a living node reports which kernels its cache holds, and which of its GPUs are quarantined.
+Besides, a living node reports which kernels its cache holds, and which of its GPUs are quarantined; an
+operator cordons it, and sets its taints. Both last when it registers again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,8 +29,16 @@ from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
 from stoker_wire.errors import BadRequestError, ConflictError, FencedError
 from stoker_wire.ids import Prefix, check_id
-from stoker_wire.messages.cluster import Device, Node, NodeState, RegisterNode
+from stoker_wire.messages.cluster import (
+    ChangeTaints,
+    Cordon,
+    Device,
+    Node,
+    NodeState,
+    RegisterNode,
+)
 from stoker_wire.messages.events import EventKind
+from stoker_wire.messages.taints import MAX_TAINTS, Taint, parse_removal, parse_taint
 
 NODES: RecordTable[Node] = RecordTable(
     schema.NODES,
@@ -82,8 +92,10 @@ def check(body: RegisterNode) -> None:
 def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
     """Return the node as of its registration: one incarnation after the one before."""
     given = {name: getattr(body, name) for name in body.__struct_fields__}
+    given["taints"] = with_taints(before.taints if before is not None else (), body.taints, now_s)
     return Node(
         **given,
+        cordon=None if before is None else before.cordon,
         incarnation=1 if before is None else before.incarnation + 1,
         state=NodeState.ALIVE,
         registered_at_s=now_s,
@@ -149,6 +161,57 @@ def with_devices(
     is_new = any(device.quarantine and device.index not in before for device in devices)
     kind = EventKind.GPU_QUARANTINED if is_new else EventKind.GPU_RELEASED
     return Transition(msgspec.structs.replace(node, devices=devices), kind)
+
+
+def cordoned(node: Node, cordon: Cordon) -> Transition[Node] | None:
+    """Have nothing more placed on it; None if that is so already. ConflictError if it is dead."""
+    _check_alive(node, "cordoned")
+    if node.cordon is not None:
+        return None
+    return Transition(msgspec.structs.replace(node, cordon=cordon), EventKind.NODE_CORDONED)
+
+
+def uncordoned(node: Node) -> Transition[Node] | None:
+    """Have work placed on it again; None if that is so already."""
+    if node.cordon is None:
+        return None
+    return Transition(msgspec.structs.replace(node, cordon=None), EventKind.NODE_UNCORDONED)
+
+
+def tainted(node: Node, body: ChangeTaints, now_s: float) -> Transition[Node] | None:
+    """Change its taints; None if nothing changes. BadRequestError for what is no taint."""
+    _check_alive(node, "tainted")
+    try:
+        removed = [parse_removal(text) for text in body.remove]
+        added = [parse_taint(text) for text in body.add]
+    except ValueError as error:
+        raise BadRequestError(f"taints: one cannot be read\n{error}", field="add") from None
+    kept = [
+        taint
+        for taint in node.taints
+        if not any(taint.key == key and effect in (None, taint.effect) for key, effect in removed)
+    ]
+    taints = with_taints(kept, added, now_s)
+    if len(taints) > MAX_TAINTS:
+        raise BadRequestError(f"taints: a node has {MAX_TAINTS} at most", field="add")
+    if taints == node.taints:
+        return None
+    return Transition(msgspec.structs.replace(node, taints=taints), EventKind.NODE_TAINTED)
+
+
+def with_taints(before: Iterable[Taint], added: Iterable[Taint], now_s: float) -> tuple[Taint, ...]:
+    """Return taints with others added; of one key and effect there is one, the latest."""
+    taints = {(one.key, one.effect): one for one in before}
+    for one in added:
+        known = taints.get((one.key, one.effect))
+        if known is None or known.value != one.value:
+            taints[one.key, one.effect] = msgspec.structs.replace(one, at_s=now_s)
+    return tuple(taints.values())
+
+
+def _check_alive(node: Node, what: str) -> None:
+    if node.state is NodeState.DEAD:
+        raise ConflictError(f"node {node.node_id} is dead ({node.reason}): it cannot be {what}")
 
 
 def verdict(

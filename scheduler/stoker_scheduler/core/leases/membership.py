@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.commands import Outbox, ReleaseLease
 from stoker_scheduler.core.events import Kind
+from stoker_scheduler.core.leases.evictions import evict
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.leases.lifecycle import (
     add_lease,
@@ -40,7 +41,7 @@ def node_joined(state: State, event: ev.NodeJoined, outbox: Outbox) -> None:
         if spec.incarnation < known.spec.incarnation:
             return
         if spec.incarnation == known.spec.incarnation:
-            _change_node(state, known, spec)
+            _change_node(state, known, spec, outbox)
             return
         _remove_node(state, known, outbox)
     if spec.health is Health.DEAD:
@@ -60,10 +61,10 @@ def node_changed(state: State, event: ev.NodeChanged, outbox: Outbox) -> None:
     if event.spec.health is Health.DEAD:
         _remove_node(state, node, outbox)
     else:
-        _change_node(state, node, event.spec)
+        _change_node(state, node, event.spec, outbox)
 
 
-def _change_node(state: State, node: NodeInfo, spec: NodeSpec) -> None:
+def _change_node(state: State, node: NodeInfo, spec: NodeSpec, outbox: Outbox) -> None:
     before = node.spec
     node.change(spec)
     for lease_id in node.leases:
@@ -72,6 +73,7 @@ def _change_node(state: State, node: NodeInfo, spec: NodeSpec) -> None:
             follow_node(bundle, spec)
     state.mark_dirty(node.node_id)
     state.node_changed(before, spec)
+    evict(state, node, outbox)
 
 
 def node_lost(state: State, event: ev.NodeLost, outbox: Outbox) -> None:
@@ -184,3 +186,4 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
         state, request_id, (*(known.lease_ids if known is not None else ()), lease.lease_id)
     )
     set_expiry(state, lease, state.policy.unconfirmed_ttl_s)
+    evict(state, node, outbox)

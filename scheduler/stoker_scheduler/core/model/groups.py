@@ -71,9 +71,18 @@ def make_place(node: NodeInfo, lease_id: str, bundle: Requirements, gpus: Shares
 
 def follow_node(place: NodeInfo, spec: NodeSpec) -> None:
     """Apply the changed spec of its node to a bundle's place."""
-    place.spec = replace(spec, total=place.spec.total, gpus=place.spec.gpus)
+    total, gpus = place.spec.total, place.spec.gpus
+    place.spec = replace(_open(spec), total=total, gpus=gpus)
     place.devices.learn(spec.gpu_facts)
 
 
 def _spec(spec: NodeSpec, bundle: Requirements, gpus: Shares) -> NodeSpec:
-    return replace(spec, total=dict(bundle.items), gpus=tuple(sorted(gpus)))
+    return replace(_open(spec), total=dict(bundle.items), gpus=tuple(sorted(gpus)))
+
+
+def _open(spec: NodeSpec) -> NodeSpec:
+    """Return a node's spec as its bundles have it: a cordon or taint keeps bundles away, not what is in them.
+
+    A drain does: what is there has to leave.
+    """
+    return replace(spec, taints=(), cordon=spec.cordon if spec.drain_until_s is not None else "")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.model.devices import NO_FACTS, DeviceFacts, Devices, Shares
 from stoker_scheduler.core.model.resources import GPU, UNIT, Units, to_units
+from stoker_scheduler.core.model.taints import DISCOURAGING, FORBIDDING, Effect, Taint
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.extenders import ExtenderAnswer
@@ -33,7 +34,8 @@ class NodeSpec:
     """The description of a node. ``total`` are units without GPUs; ``gpus`` are device indices.
 
     ``gpu_facts`` are what is known of them.
-    ``warm`` are the kernel sets that it need not compile.
+    ``warm`` are the kernel sets that it need not compile. ``cordon`` says why it takes no new work, empty
+    while it does; ``drain_until_s`` is when all that it has must have left, if that is so.
     """
 
     node_id: str
@@ -44,9 +46,24 @@ class NodeSpec:
     gpus: tuple[int, ...] = ()
     gpu_facts: DeviceFacts = NO_FACTS
     labels: Mapping[str, str] = field(default_factory=dict)
-    draining: bool = False
     reason: str = ""
     warm: tuple[str, ...] = ()
+    cordon: str = ""
+    drain_until_s: float | None = None
+    taints: tuple[Taint, ...] = ()
+    closed: bool = field(default=False, init=False, compare=False)
+    """Whether some work, or all, must not be placed here."""
+    shunned: bool = field(default=False, init=False, compare=False)
+    """Whether some work prefers other nodes."""
+    evicts: bool = field(default=False, init=False, compare=False)
+    """Whether some work must leave."""
+
+    def __post_init__(self) -> None:
+        effects = {taint.effect for taint in self.taints}
+        drains = self.drain_until_s is not None
+        object.__setattr__(self, "closed", bool(self.cordon) or not effects.isdisjoint(FORBIDDING))
+        object.__setattr__(self, "shunned", not effects.isdisjoint(DISCOURAGING))
+        object.__setattr__(self, "evicts", drains or Effect.NO_EXECUTE in effects)
 
     @property
     def total_units(self) -> Units:
@@ -67,9 +84,11 @@ def make_node_spec(
     quarantined: Mapping[int, str] | None = None,
     labels: Mapping[str, str] | None = None,
     health: Health = Health.ALIVE,
-    draining: bool = False,
     reason: str = "",
     warm: tuple[str, ...] = (),
+    cordon: str = "",
+    drain_until_s: float | None = None,
+    taints: tuple[Taint, ...] = (),
 ) -> NodeSpec:
     """Return the spec of a node whose ``resources`` are amounts as the nodelet reports them.
 
@@ -95,9 +114,11 @@ def make_node_spec(
             quarantined=dict(sorted((quarantined or {}).items())),
         ),
         labels=dict(labels or {}),
-        draining=draining,
         reason=reason,
         warm=warm,
+        cordon=cordon,
+        drain_until_s=drain_until_s,
+        taints=taints,
     )
 
 

@@ -24,6 +24,7 @@ from stoker_scheduler.core.model.resources import (
     to_units,
     units_text,
 )
+from stoker_scheduler.core.model.taints import Tolerations
 
 ANY_BUNDLE = -1
 """Stands for whichever bundle of a placement group has room."""
@@ -46,7 +47,7 @@ class Requirements:
     takes work with others. With a ``group_id`` the lease goes into a bundle of that placement group:
     number ``bundle``, or any. ``reads`` are the resources of which a node filter asks how much is free.
     ``extenders`` are the services outside that are asked about nodes for it. ``background`` work has what
-    other work leaves free, and is ended when that needs it.
+    other work leaves free, and is ended when that needs it. ``tolerations`` are of the taints of nodes.
     """
 
     items: tuple[tuple[str, int], ...] = ()
@@ -62,6 +63,7 @@ class Requirements:
     node_filters: tuple[NodeFilter, ...] = ()
     extenders: tuple[str, ...] = ()
     background: bool = False
+    tolerations: Tolerations = ()
     names: frozenset[str] = field(default=frozenset(), compare=False)
     without_cpu: tuple[tuple[str, int], ...] = field(default=(), compare=False)
     reads: frozenset[str] = field(default=frozenset(), compare=False)
@@ -71,7 +73,7 @@ class Requirements:
         # Requirements are dict keys on every step; hashing nested tuples each time cost a third of it.
         parts = (self.items, self.gpu, self.terms, self.node_id, self.soft, self.policy, self.env)
         where = (self.group_id, self.bundle, self.gpu_memory)
-        asked = (self.node_filters, self.extenders, self.background)
+        asked = (self.node_filters, self.extenders, self.background, self.tolerations)
         object.__setattr__(self, "_hash", hash((parts, where, asked)))
 
     def __hash__(self) -> int:
@@ -128,6 +130,7 @@ def make_requirements(
     node_filters: tuple[NodeFilter, ...] = (),
     extenders: tuple[str, ...] = (),
     background: bool = False,
+    tolerations: Tolerations = (),
 ) -> Requirements:
     """Return the requirements of a demand; raise :class:`InvalidDemandError` for what makes no sense.
 
@@ -160,6 +163,7 @@ def make_requirements(
         node_filters=node_filters,
         extenders=extenders,
         background=background,
+        tolerations=tolerations,
         names=frozenset(units) | ({GPU} if gpu or gpu_memory else set()),
         without_cpu=tuple((name, count) for name, count in items if name != CPU),
         reads=frozenset().union(*(one.reads for one in node_filters)),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stoker_scheduler.core.model.nodes import Health, NodeInfo
 from stoker_scheduler.core.model.resources import GPU, GPU_MEMORY, UNIT, amount_text, joined
+from stoker_scheduler.core.model.taints import FORBIDDING, Taint, untolerated
 
 if TYPE_CHECKING:
     from stoker_scheduler.core.model.devices import Devices
@@ -44,7 +45,8 @@ class Rule(StrEnum):
     """No extender has been asked about the node yet."""
     TOTAL = "insufficient_total"
     STATE = "node_state"
-    DRAINING = "node_draining"
+    CORDON = "node_cordoned"
+    TAINT = "node_taint"
     BACKOFF = "node_refused"
     RESERVED = "node_reserved"
     AVAILABLE = "insufficient_available"
@@ -74,7 +76,8 @@ _FILTER_NOW = (Obstacle(Rule.FILTER_NOW),)
 _EXTENDER = (Obstacle(Rule.EXTENDER),)
 _EXTENDER_PENDING = (Obstacle(Rule.EXTENDER_PENDING),)
 _STATE = (Obstacle(Rule.STATE),)
-_DRAINING = (Obstacle(Rule.DRAINING),)
+_CORDON = (Obstacle(Rule.CORDON),)
+_TAINT = (Obstacle(Rule.TAINT),)
 _BACKOFF = (Obstacle(Rule.BACKOFF),)
 _RESERVED = (Obstacle(Rule.RESERVED),)
 _AVAILABLE_GPU = (Obstacle(Rule.AVAILABLE, GPU),)
@@ -176,12 +179,19 @@ def check_gpus(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]
 
 
 def check_open(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
-    """Require that the node does not drain or back off; name one of these."""
-    if node.spec.draining:
-        return _DRAINING
+    """Require that the node takes new work: no cordon, no taint, no backoff; name one of these."""
+    if node.spec.closed:
+        if node.spec.cordon:
+            return _CORDON
+        if _forbidding(node, requirements):
+            return _TAINT
     if node.backoffs and node.backoff(requirements.env) is not None:
         return _BACKOFF
     return _NONE
+
+
+def _forbidding(node: NodeInfo, requirements: Requirements) -> tuple[Taint, ...]:
+    return untolerated(node.spec.taints, requirements.tolerations, FORBIDDING)
 
 
 def check_reserved(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
@@ -313,8 +323,11 @@ def detail(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> st
             return f"needs {_wanted(requirements, subject)}, the node has {_has(node, requirements, subject)}"
         case Rule.AVAILABLE:
             return f"needs {_wanted(requirements, subject)}, {_free(node, requirements, subject)}"
-        case Rule.DRAINING:
-            return "the node is draining: it takes no new work"
+        case Rule.CORDON:
+            return f"the node is {spec.cordon}"
+        case Rule.TAINT:
+            taints = joined([taint.text for taint in _forbidding(node, requirements)])
+            return f"the node has the taint {taints}, which is not tolerated"
         case Rule.BACKOFF:
             backoff = node.backoff(requirements.env)
             assert backoff is not None
@@ -351,8 +364,10 @@ def remedy(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> st
         case Rule.AVAILABLE:
             free = f"{_wanted(requirements, subject)} is free{_pieces(requirements, subject)}"
             return f"leases on the node must end until {free}{_put_back(node, subject)}"
-        case Rule.DRAINING:
-            return "stop draining the node"
+        case Rule.CORDON:
+            return f"open the node again: stoker node uncordon {spec.node_id}"
+        case Rule.TAINT:
+            return "give the work a toleration of it, or remove it with stoker node taint"
         case Rule.BACKOFF:
             return "none needed: the nodelet is tried again after a backoff; its log has the cause"
         case Rule.RESERVED:

@@ -158,7 +158,8 @@ def could_ever_be_placed(nodes: Mapping[str, NodeInfo], gang: Gang, policy: Scor
             replace(
                 node.spec,
                 health=Health.ALIVE,
-                draining=False,
+                cordon="",
+                taints=(),
                 gpu_facts=replace(node.spec.gpu_facts, quarantined={}),
             )
         )

@@ -22,7 +22,9 @@ def remember_lost(state: State, node: NodeInfo) -> None:
     for node_id in [i for i, lost in state.lost_nodes.items() if lost.at_s <= horizon_s]:
         del state.lost_nodes[node_id]
     state.lost_nodes.pop(node.node_id, None)  # the last one is the last in the table
-    idle = NodeInfo(replace(node.spec, health=Health.ALIVE, draining=False))
+    idle = NodeInfo(
+        replace(node.spec, health=Health.ALIVE, cordon="", drain_until_s=None, taints=())
+    )
     idle.answers = state.extender_answers
     state.lost_nodes[node.node_id] = LostNode(idle, state.at_s)
     state.set_timer(state.at_s + state.policy.node_return_s, Timer.CYCLE)

@@ -21,6 +21,7 @@ from stoker_scheduler.core.placement.scoring import (
     LOCALITY_FLOOR_BYTES,
     NODE_ORDERS,
     ScorePolicy,
+    taint_cost,
     terms_for,
 )
 from stoker_scheduler.core.placement.verdicts import with_locality
@@ -175,6 +176,8 @@ class Ranking:
         cost, kernels = 0.0, self.kernels
         for weight, value in self._terms:  # as cost_of does, without a call
             cost += weight * value(node, requirements, policy, kernels)
+        if node.spec.shunned:
+            cost += taint_cost(node, requirements)
         if cost == math.inf:
             self._entries.pop(node_id, None)
             return None

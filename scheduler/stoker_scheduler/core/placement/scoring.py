@@ -17,6 +17,7 @@ from functools import lru_cache
 from stoker_scheduler.core.model.nodes import NodeInfo
 from stoker_scheduler.core.model.requirements import PlacementPolicy, Requirements
 from stoker_scheduler.core.model.resources import UNIT
+from stoker_scheduler.core.model.taints import DISCOURAGING, untolerated
 from stoker_scheduler.core.model.topology import FARTHEST, NEAREST
 
 GPU_NODE_COST = 2.0
@@ -26,6 +27,8 @@ LOCALITY_GAIN = 3.0
 LOCALITY_FLOOR_BYTES = 1 << 20
 """Less than this is fetched faster than a decision pays."""
 PREFERRED_GAIN = 10.0
+TAINT_COST = 5.0
+"""Beats load, GPUs and arguments: a node with a PreferNoSchedule taint is taken when no other fits."""
 WARM_GAIN = 0.5
 """For a node that has compiled the kernels asked for. It decides among nodes below the default packing
 threshold and among equally loaded ones; a node that would pass the threshold gains nothing by it over
@@ -201,7 +204,9 @@ class NodeOrder:
         """Return how good a node is for requirements that run a set of kernels (or none, ``""``)."""
         terms = terms_for(self.terms, requirements, kernels)
         tie = self.tie.value(node) if self.tie.counts_for(requirements) else 0
-        return cost_of(terms, node, requirements, policy, kernels), tie
+        return cost_of(terms, node, requirements, policy, kernels) + taint_cost(
+            node, requirements
+        ), tie
 
     def words(
         self, node: NodeInfo, requirements: Requirements, policy: ScorePolicy, kernels: str
@@ -209,7 +214,9 @@ class NodeOrder:
         """Return what speaks for a node, or against it."""
         counting = [term for term in self.terms if term.counts_for(requirements, kernels)]
         values = [(term, term.value(node, requirements, policy, kernels)) for term in counting]
-        return [term.words.format(value) for term, value in values if value]
+        found = [term.words.format(value) for term, value in values if value]
+        shunned = untolerated(node.spec.taints, requirements.tolerations, DISCOURAGING)
+        return found + [f"it has the taint {taint.text}" for taint in shunned]
 
 
 @lru_cache(maxsize=4096)
@@ -232,6 +239,13 @@ def cost_of(
     for weight, value in terms:
         cost += weight * value(node, requirements, policy, kernels)
     return cost
+
+
+def taint_cost(node: NodeInfo, requirements: Requirements) -> float:
+    """Return the cost of a node's PreferNoSchedule taints, 0 if there are none that count."""
+    if not node.spec.shunned:
+        return 0.0
+    return TAINT_COST * len(untolerated(node.spec.taints, requirements.tolerations, DISCOURAGING))
 
 
 NODE_ORDERS: Mapping[PlacementPolicy, NodeOrder] = {

@@ -21,17 +21,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker_scheduler.core.commands import Outbox, Preempt, StopLease
 from stoker_scheduler.core.events import Kind
 from stoker_scheduler.core.leases.lease import LeaseState, Phase
 from stoker_scheduler.core.leases.lifecycle import release, set_expiry
+from stoker_scheduler.core.leases.stops import ask_back, stop_group, stop_lease
 from stoker_scheduler.core.model.gangs import Gang
 from stoker_scheduler.core.placement.feasibility import (
     RESOURCE_RULES,
     could_ever_fit,
     first_obstacle,
 )
-from stoker_scheduler.core.queueing.queue import GCS_OWNER, PendingRequest
+from stoker_scheduler.core.queueing.queue import PendingRequest
 from stoker_scheduler.core.queueing.reserve import reserve_room
 from stoker_scheduler.core.queueing.tenants import dominant_share
 from stoker_scheduler.core.queueing.victims import (
@@ -41,10 +41,10 @@ from stoker_scheduler.core.queueing.victims import (
     by_place,
     choose_victims,
 )
-from stoker_scheduler.core.state import Force, Timer
+from stoker_scheduler.core.state import Force
 
 if TYPE_CHECKING:
-    from stoker_scheduler.core.model.groups import PlacementGroup
+    from stoker_scheduler.core.commands import Outbox
     from stoker_scheduler.core.model.nodes import NodeInfo
     from stoker_scheduler.core.model.queues import Account
     from stoker_scheduler.core.model.requirements import Requirements
@@ -384,7 +384,7 @@ def _preempt(
         there[:] = [lease for lease in there if not lease.preempted]
         again = propose(place, trial, there)
         proposals[:0] = [again] if again is not None else []
-    _order(preempted, outbox)
+    ask_back(preempted, outbox)
     _stop(state, requirements, preempted, claims, outbox, room)
     return count
 
@@ -433,7 +433,7 @@ def _preempt_for_gang(
     if victims:
         room = tuple((state.nodes[node_id], gang.bundles[index]) for index, node_id in placement)
         _begin(state, gang, victims, room)
-        _order(victims, outbox)
+        ask_back(victims, outbox)
         _stop(state, gang, victims, claims, outbox, [node_id for _, node_id in placement])
     return victims
 
@@ -506,9 +506,10 @@ def _stop(
             reason = f"its room is for {claim.text}"
             release(state, lease, outbox, kill=True, reason=reason, notify=False)
         elif lease.kind is Kind.BUNDLE:
-            _stop_group(state, state.groups[lease.group_id], claim.text, grace_s, outbox)
+            reason_of = partial(_reason, claim)
+            stop_group(state, state.groups[lease.group_id], reason_of, grace_s, outbox)
         else:
-            _stop_lease(state, lease, claim.text, grace_s, outbox)
+            stop_lease(state, lease, _reason(claim, lease), grace_s, outbox)
     for lease, claim in stopped:
         if lease.requirements.background:
             continue  # it claims nothing back
@@ -520,41 +521,9 @@ def _stop(
     reserve_room(state, requirements, room, until_s)
 
 
-def _stop_lease(
-    state: State, lease: LeaseState, what_for: str, grace_s: float, outbox: Outbox
-) -> None:
-    lease.stop_reason = f"preempted on node {lease.node_id} for {what_for}"
-    due_s = state.at_s + grace_s + state.policy.stop_margin_s
-    state.set_timer(due_s, Timer.STOP, lease.lease_id)
-    outbox.append(
-        StopLease(
-            lease_id=lease.lease_id,
-            node_id=lease.node_id,
-            grace_s=grace_s,
-            reason=lease.stop_reason,
-        )
-    )
-
-
-def _stop_group(
-    state: State, group: PlacementGroup, what_for: str, grace_s: float, outbox: Outbox
-) -> None:
-    """Stop all that is in a group; its bundles end when that is over, or its time has passed."""
-    if group.closing:
-        return
-    group.closing = True
-    # One stands for all: with it the gcs gives up the whole group.
-    bundle = state.leases[next(iter(group.bundles.values())).bundle_lease_id]
-    bundle.stop_reason = f"preempted for {what_for}"
-    wait_s = 0.0 if group.is_empty else grace_s + state.policy.stop_margin_s
-    state.set_timer(state.at_s + wait_s, Timer.STOP, bundle.lease_id)
-    for place in group.bundles.values():
-        for lease_id in place.leases:
-            lease = state.leases[lease_id]
-            if lease.phase is Phase.HELD and not lease.stop_reason:
-                lease.preempted = True
-                state.idle.pop(lease_id, None)
-                _stop_lease(state, lease, what_for, grace_s, outbox)
+def _reason(claim: Claim, lease: LeaseState) -> str:
+    where = "" if lease.kind is Kind.BUNDLE else f" on node {lease.node_id}"
+    return f"preempted{where} for {claim.text}"
 
 
 def _stop_asked(
@@ -581,13 +550,3 @@ def _stop_asked(
 def _forget_oldest(remembered: dict[tuple[Account, str], Any]) -> None:
     if len(remembered) > REMEMBER_CLASSES:
         del remembered[next(iter(remembered))]
-
-
-def _order(victims: Iterable[LeaseState], outbox: Outbox) -> None:
-    by_owner: dict[str, list[str]] = {}
-    for lease in victims:
-        if lease.owner_id == GCS_OWNER or lease.phase is not Phase.HELD:
-            continue  # it holds what it has until that ends; or nobody has it yet
-        by_owner.setdefault(lease.owner_id, []).append(lease.lease_id)
-    for owner_id, owned in by_owner.items():
-        outbox.append(Preempt(owner_id=owner_id, lease_ids=tuple(owned)))

@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from stoker.cli.ids import Id, resolve_id
 from stoker.cli.options import cluster_options, http_client
 
+if TYPE_CHECKING:
+    from stoker.runtime.net.http import HttpClient
+    from stoker_wire.messages.cluster import Node
+
 
 @click.group()
 def node() -> None:
-    """Put GPUs of a node back to use."""
+    """Take nodes out of use and back: cordon, taint; put GPUs back to use."""
+
+
+@node.command("cordon")
+@cluster_options
+@click.argument("node_id", metavar="NODE", type=Id("node"))
+@click.option("--reason", default="", help="Why, for people; `stoker explain` shows it.")
+def cordon(
+    node_id: str, reason: str, address: str | None, token: str | None, as_json: bool
+) -> None:
+    """Place nothing more on a node. What runs there goes on."""
+    from stoker_wire.messages.cluster import CordonNode
+
+    client = http_client(address, token)
+    record = _post(client, node_id, "cordon", CordonNode(reason=reason))
+    assert record.cordon is not None
+    _show(record, record.cordon.text, as_json)
+
+
+@node.command("uncordon")
+@cluster_options
+@click.argument("node_id", metavar="NODE", type=Id("node"))
+def uncordon(node_id: str, address: str | None, token: str | None, as_json: bool) -> None:
+    """Place work on a node again."""
+    record = _post(http_client(address, token), node_id, "uncordon", None)
+    _show(record, "open to new work", as_json)
+
+
+@node.command("taint")
+@cluster_options
+@click.argument("node_id", metavar="NODE", type=Id("node"))
+@click.argument("taints", metavar="KEY=VALUE:EFFECT|KEY-", nargs=-1, required=True)
+def taint(
+    node_id: str, taints: tuple[str, ...], address: str | None, token: str | None, as_json: bool
+) -> None:
+    """Keep work away from a node that does not tolerate its taints, as in Kubernetes.
+
+    EFFECT is NoSchedule, PreferNoSchedule or NoExecute, which also ends what is there. `KEY-` and
+    `KEY:EFFECT-` remove taints.
+    """
+    from stoker_wire.messages.cluster import ChangeTaints
+
+    removed = tuple(text for text in taints if text.endswith("-"))
+    added = tuple(text for text in taints if not text.endswith("-"))
+    body = ChangeTaints(add=added, remove=removed)
+    record = _post(http_client(address, token), node_id, "taints", body)
+    _show(record, f"has {', '.join(one.text for one in record.taints) or 'no taints'}", as_json)
 
 
 @node.command("release-gpu")
@@ -34,3 +86,19 @@ def release_gpu(
         print_json({"node_id": node_id, "index": index})
     else:
         click.echo(f"GPU {index} of {node_id} is back in use")
+
+
+def _post(client: HttpClient, node_id: str, what: str, body: object) -> Node:
+    from stoker_wire.messages.cluster import Node
+
+    path = f"/v1/nodes/{resolve_id(client, node_id)}/{what}"
+    return client.call("POST", path, body, reply=Node)
+
+
+def _show(record: Node, text: str, as_json: bool) -> None:
+    from stoker.cli.output import print_json
+
+    if as_json:
+        print_json(record)
+    else:
+        click.echo(f"{record.node_id} ({record.hostname}): {text}")

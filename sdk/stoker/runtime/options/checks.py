@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import BadRequestError
+import msgspec
+
+from stoker.exceptions import BadRequestError, WrongTypeError
 from stoker_wire import node_filters
 from stoker_wire.amounts import parse_amount
 from stoker_wire.label_selectors import parse_value
 from stoker_wire.messages.cluster import MAX_GRACE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from stoker_wire.messages.taints import Toleration
 
 _MAX_SHOWN = 200
 
@@ -77,6 +80,35 @@ def checked_grace(grace_s: float | None, what: str) -> float | None:
             field="preemption_grace",
         )
     return grace_s
+
+
+def checked_tolerations(given: Any) -> tuple[Toleration, ...]:
+    """Return tolerations of texts such as ``gpu=a100:NoSchedule`` and of mappings."""
+    from stoker_wire.messages.taints import MAX_TAINTS, Toleration, parse_toleration
+
+    if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
+        raise WrongTypeError(
+            f"tolerations: {short_text(given)}\ngive a list, as ['key=value:NoSchedule']",
+            field="tolerations",
+        )
+    found = []
+    for one in given:
+        try:
+            found.append(
+                parse_toleration(one)
+                if isinstance(one, str)
+                else msgspec.convert(one, Toleration, from_attributes=True)
+            )
+        except ValueError as error:
+            raise BadRequestError(
+                f"tolerations: one cannot be read\n{error}", field="tolerations"
+            ) from None
+    if len(found) > MAX_TAINTS:
+        raise BadRequestError(
+            f"tolerations: {len(found)} are too many\ngive {MAX_TAINTS} at most",
+            field="tolerations",
+        )
+    return tuple(found)
 
 
 def check_node_filter(node_filter: str, what: str, *, in_group: bool) -> None:

@@ -19,6 +19,7 @@ from stoker.runtime.options.checks import (
     checked_gpu_memory,
     checked_gpus,
     checked_grace,
+    checked_tolerations,
     label_conditions,
     short_text,
 )
@@ -70,6 +71,7 @@ def _check_demand(options: CommonOptions, what: str) -> None:
     in_group = bool(strategy_of(options.scheduling_strategy).group_id)
     check_node_filter(options.node_filter or "", what, in_group=in_group)
     checked_grace(options.preemption_grace, what)
+    checked_tolerations(options.tolerations or ())
     if options.background and in_group:
         raise BadRequestError(
             f"option 'background' of {what} has no meaning in a placement group\n"
@@ -144,6 +146,7 @@ def demand_of(
         runtime_env=runtime_env,
         label_selector=label_conditions(options.label_selector, options.accelerator_type),
         node_filter=options.node_filter or "",
+        tolerations=checked_tolerations(options.tolerations or ()),
         strategy=strategy,
         priority=options.priority,
         on_infeasible=OnInfeasible(options.on_infeasible),

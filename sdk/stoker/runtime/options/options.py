@@ -117,6 +117,19 @@ class CommonOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             example="node_filter=\"labels.rack != 'r7' and free.gpu >= 2\"",
         ),
     ] = None
+    tolerations: Annotated[
+        Any,
+        Option(
+            "Taints of nodes that do not keep it away: `key=value:Effect`, or shorter for every value "
+            "(`key:Effect`) or every effect (`key`). A mapping has `key`, `value`, `effect` and "
+            "`toleration_seconds`, after which a `NoExecute` taint ends it all the same "
+            "([nodes.md](nodes.md)). A placement group has its own.",
+            by="scheduler",
+            default="none",
+            takes="list of texts or mappings",
+            example='tolerations=["dedicated=team-a:NoSchedule"]',
+        ),
+    ] = None
     name: Annotated[
         str | None,
         Option(

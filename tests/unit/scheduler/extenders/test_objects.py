@@ -22,7 +22,7 @@ def test_requirements_are_a_pod() -> None:
 
 
 def test_a_node_is_a_node() -> None:
-    node = node_of(a_node("n_1", labels={"zone": "a"}, hostname="host-1", draining=True))
+    node = node_of(a_node("n_1", labels={"zone": "a"}, hostname="host-1", cordon="cordoned"))
     assert node["metadata"]["name"] == "n_1"
     assert node["metadata"]["labels"] == {"zone": "a", "kubernetes.io/hostname": "host-1"}
     assert node["spec"] == {"unschedulable": True}

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from stoker_gcs.registry.nodes import rules as nodes
-from stoker_wire.errors import FencedError
-from stoker_wire.messages.cluster import Device, NodeState, RegisterNode
+from stoker_wire.errors import BadRequestError, ConflictError, FencedError
+from stoker_wire.messages.cluster import ChangeTaints, Cordon, Device, NodeState, RegisterNode
 from stoker_wire.messages.events import EventKind
+from stoker_wire.messages.taints import parse_taint
 
 
 @pytest.mark.parametrize(
@@ -63,3 +64,73 @@ def test_gpus_that_are_quarantined_or_come_back_are_events() -> None:
     assert back is not None and back.kind is EventKind.GPU_RELEASED
     dead = msgspec.structs.replace(node, state=NodeState.DEAD)
     assert nodes.with_devices(dead, stuck, incarnation=1) is None
+
+
+def a_body(**more: object) -> RegisterNode:
+    return RegisterNode(
+        **{  # type: ignore[arg-type]
+            "node_id": "n_1",
+            "url": "u",
+            "unix": "",
+            "hostname": "h",
+            "host_id": "h",
+            "pid": 1,
+            "resources": {},
+            **more,
+        }
+    )
+
+
+def test_a_cordon_lasts_until_it_is_lifted_and_over_a_new_registration() -> None:
+    node = nodes.registered(a_body(), None, 1.0)
+    assert nodes.uncordoned(node) is None
+    told = nodes.cordoned(node, Cordon(by="ada", at_s=0.0, reason="disk"))
+    assert told is not None and told.kind is EventKind.NODE_CORDONED
+    assert nodes.cordoned(told.record, Cordon(by="bob", at_s=9.0)) is None, "the first counts"
+    again = nodes.registered(a_body(), told.record, 5.0)
+    assert again.incarnation == 2 and again.cordon is not None
+    assert again.cordon.text == "cordoned by ada since 1970-01-01 00:00:00 UTC: disk"
+    opened = nodes.uncordoned(again)
+    assert opened is not None and opened.kind is EventKind.NODE_UNCORDONED
+    assert opened.record.cordon is None
+    dead = nodes.moved(node, NodeState.DEAD, incarnation=1, reason="r", heartbeat_at_s=1.0)
+    assert dead is not None
+    with pytest.raises(ConflictError, match="is dead"):
+        nodes.cordoned(dead.record, Cordon(by="ada", at_s=0.0))
+
+
+def test_taints_are_set_replaced_and_removed_by_key_and_effect() -> None:
+    own = parse_taint("gpu=a100:NoSchedule")
+    node = nodes.registered(a_body(taints=(own,)), None, 1.0)
+    assert [(one.text, one.at_s) for one in node.taints] == [("gpu=a100:NoSchedule", 1.0)]
+    assert nodes.tainted(node, ChangeTaints(add=("gpu=a100:NoSchedule",)), 5.0) is None
+    told = nodes.tainted(node, ChangeTaints(add=("gpu=h200:NoSchedule", "gone:NoExecute")), 5.0)
+    assert told is not None and told.kind is EventKind.NODE_TAINTED
+    node = told.record
+    assert {one.text: one.at_s for one in node.taints} == {
+        "gpu=h200:NoSchedule": 5.0,
+        "gone:NoExecute": 5.0,
+    }
+    assert nodes.registered(a_body(taints=(own,)), node, 9.0).taints[1].at_s == 5.0
+    told = nodes.tainted(node, ChangeTaints(remove=("gpu-", "gone:NoSchedule-")), 6.0)
+    assert told is not None
+    assert [one.text for one in told.record.taints] == ["gone:NoExecute"]
+
+
+@pytest.mark.parametrize(
+    ("add", "remove", "words"),
+    [
+        (("gpu",), (), "has no effect"),
+        (("gpu:Never",), (), "none of NoSchedule, PreferNoSchedule, NoExecute"),
+        (("=a:NoSchedule",), (), "the key ''"),
+        (("a=b c:NoSchedule",), (), "the value 'b c'"),
+        ((), ("gpu",), "removes nothing"),
+        ((), ("gpu=a-",), "by its key"),
+    ],
+)
+def test_what_is_no_taint_is_refused(
+    add: tuple[str, ...], remove: tuple[str, ...], words: str
+) -> None:
+    node = nodes.registered(a_body(), None, 1.0)
+    with pytest.raises(BadRequestError, match=words):
+        nodes.tainted(node, ChangeTaints(add=add, remove=remove), 2.0)

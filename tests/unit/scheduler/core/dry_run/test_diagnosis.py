@@ -72,7 +72,7 @@ def test_leases_that_were_asked_back_bind() -> None:
     assert kind_of(diagnosis(core, CPU=1, priority=3)) is ConstraintKind.PREEMPTION
 
 
-@pytest.mark.parametrize("change", [{"health": Health.SUSPECT}, {"draining": True}])
+@pytest.mark.parametrize("change", [{"health": Health.SUSPECT}, {"cordon": "cordoned"}])
 def test_a_node_that_takes_nothing_binds(change: dict[str, object]) -> None:
     core = Core({"CPU": 1})
     spec = core.state.nodes["n_1"].spec

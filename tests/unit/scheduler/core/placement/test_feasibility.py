@@ -113,12 +113,12 @@ POLICY = ScorePolicy()
             id="a suspect node",
         ),
         pytest.param(
-            a_node(draining=True),
+            a_node(cordon="cordoned by ada since noon: disk"),
             make_requirements({}),
             NodeFit.BUSY,
-            Rule.DRAINING,
-            "the node is draining: it takes no new work",
-            id="a draining node",
+            Rule.CORDON,
+            "the node is cordoned by ada since noon: disk",
+            id="a cordoned node",
         ),
     ],
 )
