@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from stoker_gcs.controllers.drains import Drains
 from stoker_gcs.controllers.leader_election import LeaderElection
 from stoker_gcs.controllers.objects import ObjectController
 from stoker_gcs.controllers.reconcile import Reconciler
@@ -72,6 +73,7 @@ class GcsApp:
     jobs: JobRegistry
     sessions: DriverSessions
     probes: NodeProbes
+    drains: Drains
     actors: ActorRegistry
     groups: GroupRegistry
     objects: DetachedObjects
@@ -176,6 +178,7 @@ def build_app(
         tokens=Tokens(state, token),
         jobs=jobs,
         probes=NodeProbes(nodes, settings),
+        drains=Drains(state, peers, nodes=nodes, actors=actors, groups=groups),
         sessions=DriverSessions(state, jobs, DriverProcesses(peers), settings, replica_id),
         actors=actors,
         groups=groups,

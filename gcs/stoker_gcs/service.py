@@ -105,6 +105,7 @@ async def serve(
         loops={
             "sweep": app.nodes.sweep,
             "probes": app.probes.run,
+            "drains": app.drains.run,
             "sessions": app.sessions.fail_lost,
             "reconcile": app.reconciler.run,
             "objects": app.object_controller.run,

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     # Before the imports below: the fork server's own imports run beside them.
     forkserver = start_forkserver(target=options.target)
 
-    from stoker_nodelet.service import Nodelet, serve
+    from stoker_nodelet.service import Nodelet, end_process, serve
     from stoker_wire.errors import BadRequestError
     from stoker_wire.http.auth import load_or_create_token
     from stoker_wire.http.server.service import run_service
@@ -72,6 +72,7 @@ def main(argv: list[str] | None = None) -> None:
             resources=options.resources,
             labels=options.labels,
             forkserver=forkserver,
+            end=end_process,
         )
 
     try:

@@ -6,9 +6,11 @@ The routes of objects between nodes are in :mod:`stoker_nodelet.transfer.service
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from stoker_nodelet.objects.detached import DetachedCopies
 from stoker_nodelet.objects.eviction import ArenaEvictor
@@ -21,6 +23,7 @@ from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
+    FencedError,
     NotFoundError,
     UnavailableError,
 )
@@ -43,9 +46,13 @@ from stoker_wire.messages.control import LogCursors, LogLine, Page
 from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 from stoker_wire.messages.node_api import (
     ArenaUsage,
+    DrainOrder,
     Freed,
+    HeldWork,
     KillWorker,
+    LeaveOrder,
     LogsQuery,
+    MoveWorker,
     ObjectsQuery,
     Process,
     WorkerExitQuery,
@@ -83,6 +90,8 @@ class Api:
     evictor: ArenaEvictor
     transfer: Transfer
     detached: DetachedCopies
+    end: Callable[[], None]
+    """Ends this nodelet in order, after the answer to the request that asked for it."""
 
     async def start_lease(self, req: Request) -> StartedLease:
         req.waiting_for(f"the worker of {req.body.lease.lease_id} to start")
@@ -146,6 +155,21 @@ class Api:
                 extra={"pid_namespace": pid_namespace()},
             )
         return Process(pid=int(text), started=started, pid_namespace=pid_namespace())
+
+    async def drain(self, _: Request) -> HeldWork:
+        held = self.workers.drained()
+        return msgspec.structs.replace(held, objects=len(self.transfer.to_hand_over()))
+
+    async def leave(self, req: Request) -> Empty:
+        here = self.workers.state.incarnation
+        if req.body.incarnation != here:
+            raise FencedError(f"this node is at incarnation {here}, not {req.body.incarnation}")
+        self.end()
+        return Empty()
+
+    async def move_worker(self, req: Request) -> Empty:
+        await self.workers.move(req.path["id"], req.body.reason)
+        return Empty()
 
     async def kill_worker(self, req: Request) -> Empty:
         self.workers.kill(req.path["id"], req.body.reason)
@@ -292,6 +316,18 @@ ROUTES = (
     Route(
         "GET", "/v1/processes/{pid}", Api.get_process,
         reply=Process, summary="Get whether a process runs here",
+    ),
+    Route(
+        "POST", "/v1/drain", Api.drain, body=DrainOrder, reply=HeldWork,
+        summary="Keep no idle workers, for a while, and list what is still on this node",
+    ),
+    Route(
+        "POST", "/v1/leave", Api.leave, body=LeaveOrder, reply=Empty,
+        summary="Leave the cluster, and end this nodelet",
+    ),
+    Route(
+        "POST", "/v1/workers/{id}/move", Api.move_worker, body=MoveWorker, reply=Empty,
+        summary="Have an actor end once its running calls have, to be started elsewhere",
     ),
     Route(
         "POST", "/v1/workers/{id}/kill", Api.kill_worker,

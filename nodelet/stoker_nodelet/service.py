@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,18 +43,20 @@ from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.workers import Workers
-from stoker_wire.errors import BadRequestError, NotFoundError
+from stoker_wire.constraints.taints import Taint, parse_taint
+from stoker_wire.errors import BadRequestError, ConflictError, NotFoundError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Service
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Device, Node, RegisterNode, WorkerExit, WorkersExited
 from stoker_wire.messages.groups import PREPARED_TTL_S
-from stoker_wire.messages.taints import Taint, parse_taint
 from stoker_wire.process.background import Background
 from stoker_wire.process.host_identity import host_id
 from stoker_wire.version import VERSION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stoker_nodelet.devices.inventory import GpuLibrary, Inventory
     from stoker_wire.settings import Settings
 
@@ -62,6 +65,7 @@ _STOP_S = 2.0
 _REPORT_S = 5.0
 _DOWNLOAD_S = 120.0
 _ARENA_SHARE = 0.3
+_ANSWER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +183,17 @@ async def serve(
     forkserver: ForkServerHandle | None = None,
     target: str = DEFAULT_TARGET,
     node_id: str | None = None,
+    end: Callable[[], None] | None = None,
 ) -> Nodelet:
     """Start a nodelet on ``host``:``port`` (0: a free one) that joins the gcs at ``gcs_url``.
 
     ``num_cpus``, ``num_gpus`` and ``memory`` (bytes) default to the settings, then to what the
     machine has. ``forkserver`` is one that was started earlier; ``target`` is the function that
-    workers run.
+    workers run. ``end`` ends the process that this nodelet is, when its node was drained; one that is part of
+    another stays, empty.
     """
     node_id = node_id or new_id(Prefix.NODE)
+    end = end or _stay
     session_dir, socket_dir = _make_folders(session_dir, node_id)
     kernel_cache = open_cache(settings, session_dir)
     if forkserver is None:
@@ -212,7 +219,7 @@ async def serve(
         triton_dir=str(kernel_cache.triton_dir),
     )
     parts = _build_parts(
-        settings, identity, service, forkserver.target, gpus, gpu_library, kernel_cache
+        settings, identity, service, forkserver.target, gpus, gpu_library, kernel_cache, end
     )
     try:
         await service.start(host, port, identity.unix)
@@ -236,6 +243,7 @@ def _build_parts(
     gpus: Inventory,
     gpu_library: GpuLibrary | None,
     kernel_cache: KernelCache,
+    end: Callable[[], None],
 ) -> Parts:
     """Make all parts but the membership, and the routes that lead to them."""
     node_id = identity.node_id
@@ -295,7 +303,7 @@ def _build_parts(
         evictor, Path(settings.detached_dir or identity.session_dir / "detached"), gcs
     )
     handlers = api.Api(
-        workers, exits, evictor.objects, logs, spool, evictor, object_transfer, detached
+        workers, exits, evictor.objects, logs, spool, evictor, object_transfer, detached, end
     )
     service.add_routes(api.ROUTES, handlers)
     service.add_routes(TRANSFER_ROUTES, object_transfer)
@@ -430,6 +438,17 @@ def _registration(
         version=VERSION,
         arena_dir=str(identity.arena_dir),
         session_dir=str(identity.session_dir),
+    )
+
+
+def end_process() -> None:
+    """End this process as SIGTERM does, once the request that asked for it is answered."""
+    asyncio.get_running_loop().call_later(_ANSWER_S, os.kill, os.getpid(), signal.SIGTERM)
+
+
+def _stay() -> None:
+    raise ConflictError(
+        "this node is part of the head, which stays\nit is empty: stop the head to end it"
     )
 
 

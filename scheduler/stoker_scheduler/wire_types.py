@@ -43,9 +43,10 @@ from stoker_scheduler.core.model.topology import make_topology
 from stoker_scheduler.core.placement.feasibility import NodeFit
 from stoker_scheduler.core.queueing.queue import GCS_OWNER
 from stoker_scheduler.core.queueing.tenants import dominant_share
-from stoker_wire import node_filters
+from stoker_wire.constraints import node_filters
+from stoker_wire.constraints.label_selectors import parse_value
+from stoker_wire.constraints.taints import Toleration as WireToleration
 from stoker_wire.errors import BadRequestError
-from stoker_wire.label_selectors import parse_value
 from stoker_wire.messages.cluster import (
     ClusterResources,
     Demand,
@@ -69,7 +70,6 @@ from stoker_wire.messages.control import (
 from stoker_wire.messages.groups import PlannedBundle, PlannedLease, PlanOutcome
 from stoker_wire.messages.kernels import kernel_set
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage, QueueWaiter
-from stoker_wire.messages.taints import Toleration as WireToleration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -326,7 +326,8 @@ def spec_of(node: Node) -> NodeSpec:
         health=Health(node.state.value),
         reason=node.reason,
         warm=node.warm_kernels,
-        cordon=node.cordon.text if node.cordon else "",
+        cordon=order.text if (order := node.drain or node.cordon) else "",
+        drain_until_s=node.drain.deadline_at_s if node.drain else None,
         taints=msgspec.convert(node.taints, tuple[Taint, ...], from_attributes=True),
     )
 

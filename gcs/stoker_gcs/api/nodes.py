@@ -16,6 +16,8 @@ from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
     ChangeTaints,
     CordonNode,
+    DrainNode,
+    DrainStatus,
     Heartbeat,
     Node,
     NodeState,
@@ -62,6 +64,14 @@ async def cordon_node(app: GcsApp, req: Request) -> Node:
 
 async def uncordon_node(app: GcsApp, req: Request) -> Node:
     return await app.nodes.uncordon(req.path["node_id"])
+
+
+async def drain_node(app: GcsApp, req: Request) -> Node:
+    return await app.nodes.drain(req.path["node_id"], req.body, user=user_of(req.principal))
+
+
+async def get_drain(app: GcsApp, req: Request) -> DrainStatus:
+    return await app.drains.status(req.path["node_id"])
 
 
 async def taint_node(app: GcsApp, req: Request) -> Node:
@@ -145,6 +155,21 @@ ROUTES = (
         uncordon_node,
         reply=Node,
         summary="Place work on a node again",
+    ),
+    Route(
+        "POST",
+        "/v1/nodes/{node_id}/drain",
+        drain_node,
+        body=DrainNode,
+        reply=Node,
+        summary="Empty a node, which then leaves",
+    ),
+    Route(
+        "GET",
+        "/v1/nodes/{node_id}/drain",
+        get_drain,
+        reply=DrainStatus,
+        summary="Get how a node's drain goes, and what is left there",
     ),
     Route(
         "POST",

@@ -55,6 +55,7 @@ _OWNER_ENDS = (
     EventKind.ACTOR_RESTARTING,
     EventKind.WORKER_EXITED,
     EventKind.NODE_DIED,
+    EventKind.NODE_DRAINED,
     EventKind.NODE_REGISTERED,
 )
 """Ends of processes that may own actors."""
@@ -131,8 +132,9 @@ class Reconciler:
                 self._close_attempts_after_grace(
                     work, subject, lambda: self._history.close_worker(exit_)
                 )
-            case EventKind.NODE_DIED:
-                reason = f"node {subject} died: {payload.get('reason', '')}"
+            case EventKind.NODE_DIED | EventKind.NODE_DRAINED:
+                how = "died" if event.kind == EventKind.NODE_DIED else "left"
+                reason = f"node {subject} {how}: {payload.get('reason', '')}"
                 self._end_leases_on_node(work, subject, int(payload["incarnation"]) + 1, reason)
                 self._close_attempts_on_node(work, event, reason)
             case EventKind.NODE_REGISTERED if payload["incarnation"] > 1:

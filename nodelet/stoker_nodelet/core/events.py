@@ -16,6 +16,13 @@ class NodeRegistered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrained:
+    """The gcs says that the node is drained; it says so again and again."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFenced:
     """The gcs declared this incarnation over: the work that ran here belongs to nobody."""
 
@@ -243,6 +250,7 @@ class Ticked:
 
 Event = (
     NodeRegistered
+    | NodeDrained
     | NodeFenced
     | LeaseRequested
     | BundlesRequested

@@ -40,6 +40,7 @@ from stoker_nodelet.core.events import (
     LeaseRequested,
     LeasesReleased,
     LeasesStopped,
+    NodeDrained,
     NodeFenced,
     NodeRegistered,
     RetireAnswered,
@@ -74,6 +75,8 @@ def step(state: State, event: Event) -> Outbox:
     match event:
         case NodeRegistered():
             state.incarnation = event.incarnation
+        case NodeDrained():
+            state.drained_until_s = event.at_s + state.policy.drain_order_s
         case NodeFenced():
             _fenced(state, event, outbox)
         case LeaseRequested():
@@ -526,8 +529,10 @@ def _fenced(state: State, event: NodeFenced, outbox: Outbox) -> None:
         kill(state, worker, event.at_s, reason, outbox)
 
 
-def _idle_limit_s(policy: Policy, worker: WorkerEntry) -> float:
+def _idle_limit_s(policy: Policy, worker: WorkerEntry, *, drained: bool) -> float:
     """Return how long an idle worker is left alone before it is asked to leave."""
+    if drained:
+        return policy.spent_retire_s
     if not worker.spent:
         return policy.worker_idle_s
     return min(
@@ -541,7 +546,8 @@ def _ticked(state: State, event: Ticked, outbox: Outbox) -> None:
         since_s = bundle.prepared_at_s
         if since_s is not None and event.at_s - since_s > policy.prepared_ttl_s:
             _end_bundle(state, bundle.lease_id)
-    warm = 0
+    drained = event.at_s < state.drained_until_s
+    warm = policy.warm_workers if drained else 0
     for worker in list(state.workers.values()):
         waited_s = event.at_s - worker.since_s
         if worker.stop is not None:
@@ -551,7 +557,9 @@ def _ticked(state: State, event: Ticked, outbox: Outbox) -> None:
             _end_worker(state, kill, worker.worker_id, event.at_s, reason, outbox)
         elif worker.fresh and worker.phase in (WorkerPhase.STARTING, WorkerPhase.IDLE):
             warm += 1
-        elif worker.phase is WorkerPhase.IDLE and waited_s >= _idle_limit_s(policy, worker):
+        elif worker.phase is WorkerPhase.IDLE and waited_s >= _idle_limit_s(
+            policy, worker, drained=drained
+        ):
             _retire(worker, event.at_s, outbox)
     unused = [worker_id for worker_id in event.worker_ids if worker_id not in state.workers]
     for worker_id in unused[: max(0, policy.warm_workers - warm)]:

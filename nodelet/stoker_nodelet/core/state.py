@@ -146,6 +146,8 @@ class Policy:
     gpu_free_s: float = 30.0
     """A GPU whose memory is not free by then after its last worker is quarantined."""
     warm_workers: int = 1
+    drain_order_s: float = 10.0
+    """An order to drain that is not repeated for so long is over."""
 
 
 @dataclass(slots=True)
@@ -162,6 +164,8 @@ class State:
     """Those that can be measured; the others are free as soon as their workers are gone."""
     ended_leases: dict[str, None] = field(default_factory=dict)
     finished_jobs: dict[str, None] = field(default_factory=dict)
+    drained_until_s: float = 0.0
+    """Until then the node is drained: no worker is kept for work to come. The order is repeated."""
 
     def gpu_use(self, *, with_ending: bool = True) -> dict[int, float]:
         """Return device index -> the fraction that workers hold, also those that end soon."""

@@ -88,6 +88,10 @@ class ObjectIndex:
             self.nbytes -= known.nbytes
         return True
 
+    def homes(self) -> list[ObjectInfo]:
+        """Return the objects whose home is here: those that are no copies."""
+        return [one for one in self._index.values() if not one.copy_of]
+
     def free_job(self, job_id: str, *, keep_owners: set[str]) -> int:
         """Free the job's objects, except those of owners that live on (detached actors)."""
         return self.free(

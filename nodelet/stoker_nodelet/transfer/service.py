@@ -24,8 +24,10 @@ from stoker_wire.http.server.routes import Route
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.common import Empty
-from stoker_wire.messages.node_api import ChunksQuery
+from stoker_wire.messages.node_api import ChunksQuery, TakenOver
 from stoker_wire.messages.work import (
+    AdoptedObjects,
+    AdoptObjects,
     FindSources,
     FreeObjects,
     ObjectInfo,
@@ -51,6 +53,9 @@ _SLOTS = 6
 """Chunks that are received at once, and as many that are sent; as many small ones besides."""
 _NOTIFY_S = 10.0
 _ASK_GCS_S = 5.0
+_COPY_S = 20.0
+_COPIES = 1000
+"""So many objects are taken over at once; the order is repeated while there are more."""
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +84,8 @@ class Transfer:
         self._clients = ClientPool(token=token, peer=f"nodelet {node_id}", settings=settings)
         self._pulls: dict[str, Pull] = {}
         self._tasks: dict[str, asyncio.Task[ObjectInfo]] = {}
+        self._taken_over: set[str] = set()
+        """Objects that have another home now, as this node is drained."""
         self._freed: set[str] = set()
         """Objects whose pulls are being cancelled because they were freed."""
         self._io_pool = IoPool(4 * _SLOTS, "transfer")
@@ -206,6 +213,54 @@ class Transfer:
         pull = self._pulls.get(object_id)
         return None if pull is None else pull.chunks
 
+    # -- the end of this node --------------------------------------------------------------------
+
+    def to_hand_over(self) -> list[ObjectInfo]:
+        """Return the objects whose home is here and that no other node has taken over."""
+        homes = self._objects.homes()
+        self._taken_over &= {one.object_id for one in homes}
+        return [one for one in homes if one.object_id not in self._taken_over]
+
+    async def hand_over(self, req: Request) -> TakenOver:
+        """Have another node become the home of this node's objects, as many as the time permits.
+
+        It pulls them as copies, and adopts what it has; their owners find them there (see the recovery of
+        objects), and until then what they free here is freed there too.
+        """
+        client, slots = self._clients.client(req.body.url), asyncio.Semaphore(_SLOTS)
+        refused: list[StokerError] = []
+        copied: list[str] = []
+
+        async def copy(one: ObjectInfo) -> None:
+            wanted = PullObject(node_id=self._node_id, url=self._endpoint.url, nbytes=one.nbytes)
+            path = f"/v1/objects/{one.object_id}/pull"
+            async with slots:
+                try:
+                    await client.call("POST", path, wanted, reply=ObjectInfo, timeout_s=_COPY_S)
+                    copied.append(one.object_id)
+                except StokerError as error:
+                    if one.object_id in self._objects:  # else it was freed meanwhile
+                        refused.append(error)
+
+        req.waiting_for(f"node {req.body.node_id} to take over the objects of this one")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_COPY_S), asyncio.TaskGroup() as group:
+                for one in self.to_hand_over()[:_COPIES]:
+                    group.create_task(copy(one))
+        if copied:
+            adopted = await client.call(
+                "POST",
+                "/v1/objects/adopt",
+                AdoptObjects(object_ids=tuple(copied)),
+                reply=AdoptedObjects,
+                timeout_s=_NOTIFY_S,
+            )
+            self._taken_over.update(one.object_id for one in adopted.objects)
+        left = len(self.to_hand_over())
+        if refused and left:
+            _log.info("%d objects were not taken over: %s", left, refused[0])
+        return TakenOver(left=left)
+
     # -- the end of objects ----------------------------------------------------------------------
 
     def on_freed(self, object_ids: Iterable[str]) -> None:
@@ -236,6 +291,11 @@ def _now_s() -> float:
 
 
 ROUTES = (
+    Route(
+        "POST", "/v1/objects/hand-over", Transfer.hand_over,
+        body=ObjectSource, reply=TakenOver,
+        summary="Have another node take over this node's objects",
+    ),
     Route(
         "GET", "/v1/objects/{id}", Transfer.send, before_ready=True, stream=True,
         summary="Read an object's bytes; takes Range, with the XXH3 of ranges up to a chunk",

@@ -33,6 +33,7 @@ from stoker_nodelet.workers.fork_client import ForkServer, ForkServerPool
 from stoker_nodelet.workers.launch_spec import LaunchSpec, driver_fork, worker_fork
 from stoker_wire.errors import (
     ConflictError,
+    NotFoundError,
     RuntimeEnvSetupError,
     StokerError,
     UnavailableError,
@@ -40,6 +41,7 @@ from stoker_wire.errors import (
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import StopNotice, StopReply, WorkerSetup
 from stoker_wire.messages.common import Address, Empty
+from stoker_wire.messages.node_api import MoveWorker
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -234,6 +236,15 @@ class Processes:
                 lease_id=command.lease_id,
                 callbacks=reply.callbacks,
             )
+        )
+
+    async def move(self, worker_id: str, reason: str) -> None:
+        """Ask an actor's worker to end in order; ConflictError if it hosts none that has started."""
+        process = self.living.get(worker_id)
+        if process is None:
+            raise NotFoundError(f"{worker_id} does not run on this node")
+        await self._client(process).call(
+            "POST", "/v1/move", MoveWorker(reason=reason), reply=Empty, timeout_s=_ASSIGN_S
         )
 
     def terminate(self, worker_id: str, *, force: bool) -> None:

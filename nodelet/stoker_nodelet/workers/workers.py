@@ -48,6 +48,7 @@ from stoker_nodelet.core.events import (
     LeaseRequested,
     LeasesReleased,
     LeasesStopped,
+    NodeDrained,
     Ticked,
     WorkerExited,
     WorkerKillRequested,
@@ -89,6 +90,7 @@ from stoker_wire.messages.cluster import (
     WorkerState,
 )
 from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
+from stoker_wire.messages.node_api import HeldWork
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
@@ -360,6 +362,26 @@ class Workers:
         """Let time pass: idle workers retire, a fresh one is forked ahead of need."""
         ids = tuple(new_id(Prefix.WORKER) for _ in range(self.state.policy.warm_workers))
         self.dispatch(Ticked(at_s=time.monotonic(), worker_ids=ids))
+
+    def drained(self) -> HeldWork:
+        """Keep no worker for work to come; return what is still here. Objects are counted by others."""
+        self.dispatch(NodeDrained(at_s=time.monotonic()))
+        return HeldWork(
+            leases=self.held_leases().leases,
+            workers=tuple(
+                worker.worker_id
+                for worker in self.state.workers.values()
+                if worker.phase is not WorkerPhase.TERMINATING
+                and not worker.fresh
+                and not worker.lease_id
+            ),
+        )
+
+    async def move(self, worker_id: str, reason: str) -> None:
+        """Have an actor's worker finish what runs and end, to be started again elsewhere."""
+        if worker_id not in self.state.workers:
+            raise NotFoundError(f"{worker_id} is not a worker of this node")
+        await self.processes.move(worker_id, reason)
 
     def held_leases(self) -> HeldLeases:
         """Return all leases, for a scheduler that rebuilds its view."""

@@ -33,7 +33,7 @@ from stoker.exceptions import (
 )
 from stoker.runtime import current
 from stoker.runtime.options.strategies import PlacementGroupSchedulingStrategy
-from stoker_wire import node_filters
+from stoker_wire.constraints import node_filters
 from stoker_wire.ids import Prefix, new_id
 
 if TYPE_CHECKING:

@@ -115,7 +115,7 @@ def cluster_spec(
     *, resources: str | None, labels: str | None, taints: Sequence[str] = (), **given: Any
 ) -> ClusterSpec:
     """Return what :func:`node_options` gave a command; a usage error for what cannot be read."""
-    from stoker_wire.messages.taints import parse_taint
+    from stoker_wire.constraints.taints import parse_taint
 
     for text in taints:
         try:

@@ -47,7 +47,7 @@ from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from stoker_nodelet.service import Nodelet
@@ -218,10 +218,12 @@ async def _serve_node(
     running: list[Running],
 ) -> LocalInfo:
     """Start a nodelet that joins the cluster at ``options.address``."""
+    from stoker_nodelet.service import end_process
+
     token = find_token(settings)
     _write_token(session, token)
     nodelet = await _start_nodelet(
-        settings, token, options.address, settings.port, session, forkserver
+        settings, token, options.address, settings.port, session, forkserver, end_process
     )
     running.append(nodelet)
     await _until_ready("nodelet", nodelet.url, token)
@@ -235,6 +237,7 @@ async def _start_nodelet(
     port: int,
     session: Path,
     forkserver: ForkServerHandle,
+    end: Callable[[], None] | None = None,
 ) -> Nodelet:
     from stoker_nodelet.service import serve
 
@@ -251,6 +254,7 @@ async def _start_nodelet(
         resources=settings.resources,
         labels=settings.labels,
         forkserver=forkserver,
+        end=end,
     )
 
 

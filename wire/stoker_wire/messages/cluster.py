@@ -12,6 +12,7 @@ from typing import Annotated
 
 import msgspec
 
+from stoker_wire.constraints.taints import MAX_TAINTS, Taint, Toleration, Tolerations
 from stoker_wire.messages.common import (
     Address,
     Asked,
@@ -25,7 +26,6 @@ from stoker_wire.messages.common import (
     Selector,
     Strategy,
 )
-from stoker_wire.messages.taints import MAX_TAINTS, Taint, Toleration, Tolerations
 
 MAX_WARM_KERNELS = 64
 """Kernel sets that a node reports: the most recently used ones."""
@@ -148,6 +148,50 @@ class CordonNode(Message):
     reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
 
 
+class Drain(Record):
+    """The order that a node be emptied, and then leave: who gave it, why, and by when."""
+
+    by: str
+    began_at_s: float
+    deadline_at_s: float
+    reason: str = ""
+    ended_at_s: float = 0.0
+    """When the node left, empty; 0 before that."""
+
+    @property
+    def text(self) -> str:
+        """The order in words."""
+        until = datetime.fromtimestamp(self.deadline_at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"drained by {self.by} until {until}" + (f": {self.reason}" if self.reason else "")
+
+
+class DrainNode(Message):
+    """Request to empty a node: what is there finishes, or is moved; at the deadline the rest is ended."""
+
+    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86_400)] = 300.0
+    reason: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+
+
+class Remainder(Record):
+    """A part of what keeps a node from being drained: a lease, a worker, or objects; and why it is there."""
+
+    kind: str
+    id: str = ""
+    name: str = ""
+    why: str = ""
+
+
+class DrainStatus(Record):
+    """The state of a node's drain, in a sentence, and what is left there."""
+
+    node_id: str
+    state: str
+    """NONE, DRAINING, DRAINED, or DEAD: it died before it was empty."""
+    summary: str
+    drain: Drain | None = None
+    left: tuple[Remainder, ...] = ()
+
+
 class ChangeTaints(Message):
     """Request to change a node's taints: ``remove`` those of a key (``key-``), then ``add``."""
 
@@ -182,6 +226,9 @@ class Node(Record):
     gpu_error: str = ""
     taints: tuple[Taint, ...] = ()
     cordon: Cordon | None = None
+    drain: Drain | None = None
+    objects_at: str = ""
+    """The node that takes over its objects when it is drained."""
 
     @property
     def death(self) -> str:

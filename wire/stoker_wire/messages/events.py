@@ -40,6 +40,10 @@ class EventKind(StrEnum):
     NODE_UNCORDONED = "node.uncordoned"
     NODE_TAINTED = "node.tainted"
     """Its taints changed."""
+    NODE_DRAINING = "node.draining"
+    """It is to be emptied; or another node takes over its objects."""
+    NODE_DRAINED = "node.drained"
+    """It was emptied, and has left."""
     NODE_DIED = "node.died"
     NODE_DELETED = "node.deleted"
     """The record of a dead node is gone: none of it is in use any more."""
@@ -159,6 +163,8 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.NODE_CORDONED: Node,
     EventKind.NODE_UNCORDONED: Node,
     EventKind.NODE_TAINTED: Node,
+    EventKind.NODE_DRAINING: Node,
+    EventKind.NODE_DRAINED: Node,
     EventKind.NODE_DIED: Node,
     EventKind.NODE_DELETED: Node,
     EventKind.GPU_QUARANTINED: Node,

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import msgspec
 
+from stoker_wire.constraints.taints import Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS, Lease
 from stoker_wire.messages.common import Asked, Message, NodeFilterText, Record, Selector
 from stoker_wire.messages.control import Constraint, Holder, Remedy, Verdict
-from stoker_wire.messages.taints import Tolerations
 from stoker_wire.messages.work import Owner
 
 MAX_BUNDLES = 1_000

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import msgspec
 
+from stoker_wire.messages.cluster import HeldLease
 from stoker_wire.messages.common import Message, Record
 from stoker_wire.messages.control import ListQuery, Position
 from stoker_wire.messages.work import ObjectInfo
@@ -39,6 +40,40 @@ class KillWorker(Message):
     """Request to kill a worker; its exit says ``reason``."""
 
     reason: str = "killed over the API"
+
+
+class DrainOrder(Message):
+    """Order of the gcs to a nodelet that is drained, given again and again: idle workers are to leave."""
+
+
+class HeldWork(Record):
+    """Leases, workers and objects that are on a node that is drained.
+
+    ``workers`` are processes without a lease that others still need: they own objects, calls or actors.
+    ``objects`` counts those whose home is here, and that no other node has taken over.
+    """
+
+    leases: tuple[HeldLease, ...] = ()
+    workers: tuple[str, ...] = ()
+    objects: int = 0
+
+
+class LeaveOrder(Message):
+    """Order of the gcs to a nodelet that is empty to leave the cluster, and to end; for one incarnation."""
+
+    incarnation: int
+
+
+class MoveWorker(Message):
+    """Request that an actor take no more calls, finish what runs, and end to be started elsewhere."""
+
+    reason: str
+
+
+class TakenOver(Record):
+    """Objects that are left on a node after others were taken over."""
+
+    left: int = 0
 
 
 class ObjectsQuery(ListQuery):

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from stoker_wire.constraints.taints import Toleration, Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS
 from stoker_wire.messages.common import (
     Address,
@@ -25,7 +26,6 @@ from stoker_wire.messages.common import (
     Selector,
 )
 from stoker_wire.messages.queues import DEFAULT_QUEUE
-from stoker_wire.messages.taints import Toleration, Tolerations
 
 DETACHED_JOB = "job_detached"
 """The job of detached actors and their tasks: it never ends, so nothing is cleaned up after it."""

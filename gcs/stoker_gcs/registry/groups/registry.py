@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.groups import rules
 from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, WriteConflict
-from stoker_wire import node_filters
+from stoker_wire.constraints import node_filters
 from stoker_wire.errors import BadRequestError, NameTakenError, NotFoundError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.events import EventKind
@@ -105,10 +106,20 @@ class GroupRegistry:
             GROUPS, group_id, lambda group: rules.preempted(group, body.lease_id, body.reason)
         )
 
-    async def node_lost(self, node_id: str, before_incarnation: int, reason: str) -> None:
-        """Have the bundles placed again that were on these incarnations of a node."""
+    async def node_lost(
+        self,
+        node_id: str,
+        before_incarnation: int,
+        reason: str,
+        *,
+        stay: Collection[PlacementGroup] = (),
+    ) -> None:
+        """Have the bundles placed again that were on these incarnations of a node; some groups ``stay``."""
+        kept = {group.group_id for group in stay}
         for group in await self.living():
-            if any(one.node_id == node_id for one in group.placements.values()):
+            if group.group_id not in kept and any(
+                one.node_id == node_id for one in group.placements.values()
+            ):
                 await self._state.change(
                     GROUPS,
                     group.group_id,

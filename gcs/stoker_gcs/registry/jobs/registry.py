@@ -17,7 +17,7 @@ from stoker_gcs.state import schema
 from stoker_gcs.state.records import MAX_TRIES
 from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
 from stoker_gcs.store.changes import Prefix as SqlPrefix
-from stoker_wire import node_filters
+from stoker_wire.constraints import node_filters
 from stoker_wire.errors import (
     BadRequestError,
     ConflictError,

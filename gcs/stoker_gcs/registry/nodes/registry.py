@@ -18,14 +18,20 @@ from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Delete, WriteConflict
 from stoker_wire.errors import StokerError
-from stoker_wire.messages.cluster import Cordon, Node, NodeState, RegisteredNode
+from stoker_wire.messages.cluster import Cordon, Drain, Node, NodeState, RegisteredNode
 from stoker_wire.messages.events import EventKind, payload_as
 from stoker_wire.messages.tolerant import TolerantDecoder
 
 if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
     from stoker_gcs.store.changes import Condition
-    from stoker_wire.messages.cluster import ChangeTaints, CordonNode, Heartbeat, RegisterNode
+    from stoker_wire.messages.cluster import (
+        ChangeTaints,
+        CordonNode,
+        DrainNode,
+        Heartbeat,
+        RegisterNode,
+    )
     from stoker_wire.messages.control import Event, ListQuery, Page
     from stoker_wire.settings import Settings
 
@@ -164,7 +170,8 @@ class NodeRegistry:
         node = await self._state.get(NODES, node_id)
         if incarnation is not None and node.state is not NodeState.DEAD:
             rules.check_incarnation(node, incarnation)
-        await self._transition(node, NodeState.DEAD, "left the cluster", self._state.now())
+        at_s, given = self._state.now(), node.incarnation
+        await self._state.change(NODES, node_id, lambda current: rules.left(current, given, at_s))
 
     async def cordon(self, node_id: str, body: CordonNode, *, user: str) -> Node:
         """Have nothing more placed on a node; the first order counts."""
@@ -174,6 +181,20 @@ class NodeRegistry:
     async def uncordon(self, node_id: str) -> Node:
         """Have work placed on a node again."""
         return await self._state.change(NODES, node_id, rules.uncordoned)
+
+    async def drain(self, node_id: str, body: DrainNode, *, user: str) -> Node:
+        """Have a node emptied; again changes the deadline."""
+        now_s = self._state.now()
+        order = Drain(
+            by=user, began_at_s=now_s, deadline_at_s=now_s + body.deadline_s, reason=body.reason
+        )
+        return await self._state.change(NODES, node_id, lambda node: rules.draining(node, order))
+
+    async def hand_over(self, node_id: str, to_node_id: str) -> Node:
+        """Note which node takes over the objects of one that is drained."""
+        return await self._state.change(
+            NODES, node_id, lambda node: rules.hands_over(node, to_node_id)
+        )
 
     async def taint(self, node_id: str, body: ChangeTaints) -> Node:
         """Change a node's taints."""

@@ -12,6 +12,7 @@ SUSPECT     silent for dead_after_s     DEAD
 ALIVE       leaves                      DEAD
 SUSPECT     leaves                      DEAD
 any living  silent, its URL registers   DEAD
+any living  leaves as it was drained    DEAD
 ==========  ==========================  =========
 
 Besides, a living node reports which kernels its cache holds, and which of its GPUs are quarantined; an
@@ -27,18 +28,19 @@ import msgspec
 
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
+from stoker_wire.constraints.taints import MAX_TAINTS, Taint, parse_removal, parse_taint
 from stoker_wire.errors import BadRequestError, ConflictError, FencedError
 from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import (
     ChangeTaints,
     Cordon,
     Device,
+    Drain,
     Node,
     NodeState,
     RegisterNode,
 )
 from stoker_wire.messages.events import EventKind
-from stoker_wire.messages.taints import MAX_TAINTS, Taint, parse_removal, parse_taint
 
 NODES: RecordTable[Node] = RecordTable(
     schema.NODES,
@@ -96,6 +98,7 @@ def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
     return Node(
         **given,
         cordon=None if before is None else before.cordon,
+        drain=None if before is None else _drain_left(before),
         incarnation=1 if before is None else before.incarnation + 1,
         state=NodeState.ALIVE,
         registered_at_s=now_s,
@@ -173,9 +176,57 @@ def cordoned(node: Node, cordon: Cordon) -> Transition[Node] | None:
 
 def uncordoned(node: Node) -> Transition[Node] | None:
     """Have work placed on it again; None if that is so already."""
-    if node.cordon is None:
+    if (node.cordon is None and node.drain is None) or node.state is NodeState.DEAD:
         return None
-    return Transition(msgspec.structs.replace(node, cordon=None), EventKind.NODE_UNCORDONED)
+    then = msgspec.structs.replace(node, cordon=None, drain=None, objects_at="")
+    return Transition(then, EventKind.NODE_UNCORDONED)
+
+
+def draining(node: Node, drain: Drain) -> Transition[Node] | None:
+    """Have it emptied; another order changes the deadline. ConflictError if it is dead."""
+    _check_alive(node, "drained")
+    if node.drain is not None:
+        known = node.drain
+        drain = msgspec.structs.replace(
+            known, deadline_at_s=drain.deadline_at_s, reason=drain.reason or known.reason
+        )
+    return Transition(msgspec.structs.replace(node, drain=drain), EventKind.NODE_DRAINING)
+
+
+def hands_over(node: Node, to_node_id: str) -> Transition[Node] | None:
+    """Note which node takes over its objects; None if it is drained no more, or that is known."""
+    if node.drain is None or node.state is NodeState.DEAD or node.objects_at == to_node_id:
+        return None
+    return Transition(msgspec.structs.replace(node, objects_at=to_node_id), EventKind.NODE_DRAINING)
+
+
+def left(node: Node, incarnation: int, at_s: float) -> Transition[Node] | None:
+    """End it as it leaves by itself: that is a drain's end if it is drained."""
+    if node.drain is None:
+        return moved(
+            node,
+            NodeState.DEAD,
+            incarnation=incarnation,
+            reason="left the cluster",
+            heartbeat_at_s=at_s,
+        )
+    if node.incarnation != incarnation or node.state is NodeState.DEAD:
+        return None
+    # A node that comes back later is open: the cordon was for the drain.
+    then = msgspec.structs.replace(
+        node,
+        state=NodeState.DEAD,
+        reason=node.drain.text,
+        heartbeat_at_s=max(node.heartbeat_at_s, at_s),
+        cordon=None,
+        drain=msgspec.structs.replace(node.drain, ended_at_s=at_s),
+    )
+    return Transition(then, EventKind.NODE_DRAINED)
+
+
+def _drain_left(before: Node) -> Drain | None:
+    """Return the order that still holds for a node that registers again: none if it was carried out."""
+    return None if before.drain is None or before.drain.ended_at_s else before.drain
 
 
 def tainted(node: Node, body: ChangeTaints, now_s: float) -> Transition[Node] | None:

@@ -14,7 +14,8 @@ import msgspec
 
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable
-from stoker_wire import node_filters, policies
+from stoker_wire import policies
+from stoker_wire.constraints import node_filters
 from stoker_wire.errors import BadRequestError
 from stoker_wire.messages.queues import DEFAULT_QUEUE, ChangeQueue, CreateQueue, Queue
 from stoker_wire.suggestions import suggestion

@@ -26,6 +26,7 @@ from stoker.cli.tables import Column
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from stoker_wire.messages.cluster import DrainStatus
     from stoker_wire.messages.control import Explanation, Holder, Verdict, WaitingGroup
     from stoker_wire.messages.queues import QueueExplanation
 
@@ -56,13 +57,21 @@ WAITERS = (
     Column("waited", "waited"),
     Column("held by", "held", prose=True),
 )
+LEFT = (
+    Column("kind", "kind"),
+    Column("id", "id"),
+    Column("name", "name", drop=1),
+    Column("why", "why", prose=True),
+)
 _LIKE_AN_ID = re.compile(r"^[a-z]{1,4}_[0-9a-f.]*$")
 """What looks so is meant as an id, whether there are such or not."""
 
 
 @click.command()
 @cluster_options
-@click.argument("id_", metavar="ID|QUEUE", type=Id("job", "actor", "task", "placement group"))
+@click.argument(
+    "id_", metavar="ID|QUEUE", type=Id("job", "actor", "task", "placement group", "node")
+)
 def explain(id_: str, address: str | None, token: str | None, as_json: bool) -> None:
     """Say why a task (t_), actor (a_), job (job_) or placement group (pg_) waits.
 
@@ -71,14 +80,13 @@ def explain(id_: str, address: str | None, token: str | None, as_json: bool) -> 
     The beginning of an id will do if no other begins so.
 
     Of a queue, named as it is: what it has, borrows and lends, who waits in it, and which limit binds.
+    Of a node (n_): whether it takes new work, and if it is drained, what is left there and why.
     """
     from stoker.cli.lists import KINDS, path_of
-    from stoker_wire.errors import BadRequestError
+    from stoker_wire.messages.cluster import DrainStatus
     from stoker_wire.messages.control import Explanation
     from stoker_wire.messages.queues import QueueExplanation
 
-    if id_.startswith("n_"):
-        raise BadRequestError("nodes wait for nothing\nsee `stoker get` for what a node is")
     is_id = _LIKE_AN_ID.match(id_) or id_.partition("_")[0] in KINDS
     if is_id:
         path_of(id_)
@@ -89,11 +97,23 @@ def explain(id_: str, address: str | None, token: str | None, as_json: bool) -> 
         print_json(of_queue) if as_json else print_queue(of_queue)
         return
     id_ = resolve_id(client, id_)
+    if id_.startswith("n_"):
+        status = client.call("GET", f"{path_of(id_)}/drain", reply=DrainStatus)
+        print_json(status) if as_json else print_drain(status)
+        return
     explanation = client.call("GET", f"{path_of(id_)}/explain", reply=Explanation)
     if as_json:
         print_json(explanation)
     else:
         print_explanation(id_, explanation)
+
+
+def print_drain(status: DrainStatus) -> None:
+    """Print how a node's drain goes, and what is left there."""
+    print_prose(status.summary)
+    if status.left:
+        rows = [{"kind": o.kind, "id": o.id, "name": o.name, "why": o.why} for o in status.left]
+        print_table(rows, LEFT, empty="")
 
 
 def print_explanation(id_: str, explanation: Explanation) -> None:

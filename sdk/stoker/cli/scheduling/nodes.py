@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -11,12 +12,15 @@ from stoker.cli.options import cluster_options, http_client
 
 if TYPE_CHECKING:
     from stoker.runtime.net.http import HttpClient
-    from stoker_wire.messages.cluster import Node
+    from stoker_wire.messages.cluster import DrainStatus, Node
+
+
+_POLL_S = 0.2
 
 
 @click.group()
 def node() -> None:
-    """Take nodes out of use and back: cordon, taint; put GPUs back to use."""
+    """Take nodes out of use and back: cordon, taint, drain; put GPUs back to use."""
 
 
 @node.command("cordon")
@@ -42,6 +46,67 @@ def uncordon(node_id: str, address: str | None, token: str | None, as_json: bool
     """Place work on a node again."""
     record = _post(http_client(address, token), node_id, "uncordon", None)
     _show(record, "open to new work", as_json)
+
+
+@node.command("drain")
+@cluster_options
+@click.argument("node_id", metavar="NODE", type=Id("node"))
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="End then what has not finished.",
+)
+@click.option("--reason", default="", help="Why, for people; `stoker explain` shows it.")
+@click.option("--wait", is_flag=True, help="Return when the node has left.")
+def drain(
+    node_id: str,
+    deadline_s: float,
+    reason: str,
+    wait: bool,
+    address: str | None,
+    token: str | None,
+    as_json: bool,
+) -> None:
+    """Empty a node: what runs finishes or is moved, then the node leaves.
+
+    Actors are started elsewhere once their running calls have finished, objects are taken over by another
+    node, tasks that the deadline ends run again. `stoker explain NODE` says what is left; `uncordon` cancels.
+    """
+    from stoker_wire.messages.cluster import DrainNode
+
+    client = http_client(address, token)
+    record = _post(client, node_id, "drain", DrainNode(deadline_s=deadline_s, reason=reason))
+    assert record.drain is not None
+    if not wait:
+        _show(record, record.drain.text, as_json)
+        return
+    status = _wait_for_drain(client, record.node_id, quiet=as_json)
+    if as_json:
+        from stoker.cli.output import print_json
+
+        print_json(status)
+    else:
+        click.echo(status.summary)
+    if status.state != "DRAINED":
+        raise SystemExit(1)
+
+
+def _wait_for_drain(client: HttpClient, node_id: str, *, quiet: bool) -> DrainStatus:
+    from stoker_wire.messages.cluster import DrainStatus
+
+    shown = ""
+    while True:
+        status = client.call("GET", f"/v1/nodes/{node_id}/drain", reply=DrainStatus)
+        if status.state != "DRAINING":
+            return status
+        if status.summary != shown and not quiet:
+            shown = status.summary
+            click.echo(shown)
+        time.sleep(_POLL_S)
 
 
 @node.command("taint")

@@ -335,9 +335,11 @@ class ObjectStore:
                 return self.values.load(location, entry.object_id)
             try:
                 return self.values.load(location, entry.object_id, timeout_s)
-            except ObjectLostError:
+            except ObjectLostError as error:
                 if attempt == _LOADS - 1 or self._io.is_current():
                     raise
+                # It may be in a cycle with the frames it came through, which have the refs of callers.
+                error.with_traceback(None)
             if deadline_s is not None:
                 timeout_s = max(0.0, deadline_s - time.monotonic())
             self._recover(entry, location, timeout_s, others)

@@ -7,6 +7,7 @@ nodelets in order, one batch at a time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
@@ -20,6 +21,7 @@ from stoker.runtime.serialization.pickling import Packed, unpack
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import capacity_for
 from stoker_wire.errors import ArenaFullError, DeadlineExceededError, UnavailableError
+from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Ref, Stored
 from stoker_wire.messages.objects import CLUSTER, is_detached
 from stoker_wire.messages.work import DETACHED_JOB, FreeObjects, MakeRoom, ObjectInfo, SealObjects
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
 _BATCH_S = 0.003
 """How long seals and frees are gathered: a reader on another node may wait that much longer."""
 _ROOM_S = 60.0
+_ASK_S = 5.0
+_AGAIN_S = 0.5
+_FREE_S = 60.0
+"""How long a silent node is told what to free there."""
 _MAX_PAUSE_S = 0.1
 """Between two tries to take the room that was made, which others may be faster to take."""
 _HEAD_ROOM = 1 << 16
@@ -70,7 +76,8 @@ class ValueStore:
         self.inline_max_bytes = inline_max_bytes
         self._reclaim: Callable[[], bool] = _no_reclaim
         self._to_seal: deque[ObjectInfo] = deque()
-        self._to_free: deque[tuple[str, str]] = deque()
+        self._to_free: deque[tuple[str, str, str]] = deque()
+        """The node of each object, that node's URL, and the object's id."""
         self._reporting = False
         self._remote = RemoteReader(identity, io, clients, arena)
 
@@ -155,7 +162,7 @@ class ValueStore:
         arena, node = self.arena, self._node
         if arena is not None and node is not None:
             if arena.recycle(object_id):
-                self._to_free.append((node.url, object_id))
+                self._to_free.append((node.node_id, node.url, object_id))
             else:
                 arena.drop_from_disk(object_id)
 
@@ -249,7 +256,7 @@ class ValueStore:
             arena = self._clients.seen_arena(location.node_id)
             if arena is not None and not arena.recycle(object_id):
                 arena.drop_from_disk(object_id)  # views of it keep what they have
-            self._to_free.append((location.node_url, object_id))
+            self._to_free.append((location.node_id, location.node_url, object_id))
 
     def flush(self) -> None:
         """Begin to report seals and frees to the nodelets (loop thread)."""
@@ -273,37 +280,57 @@ class ValueStore:
                 await asyncio.sleep(_BATCH_S)
                 seals, frees = drain(self._to_seal), drain(self._to_free)
                 short_lived = {info.object_id for info in seals} & {
-                    object_id for _, object_id in frees
+                    object_id for _, _, object_id in frees
                 }
                 to_seal = tuple(info for info in seals if info.object_id not in short_lived)
                 for info in seals:
                     if info.spilled and info.object_id in short_lived and self.arena is not None:
                         self.arena.drop_from_disk(info.object_id)
-                by_node: dict[str, list[str]] = {}
-                for url, object_id in frees:
+                by_node: dict[tuple[str, str], list[str]] = {}
+                for node_id, url, object_id in frees:
                     if object_id not in short_lived:
-                        by_node.setdefault(url, []).append(object_id)
+                        by_node.setdefault((node_id, url), []).append(object_id)
                 node = self._node
                 if to_seal and node is not None:
                     await self._post(node.url, "/v1/objects", SealObjects(objects=to_seal))
-                for url, object_ids in by_node.items():
+                for (node_id, url), object_ids in by_node.items():
                     free = FreeObjects(object_ids=tuple(object_ids))
                     if node is not None and url == node.url:
                         await self._post(url, "/v1/objects/free", free)
                     else:  # another node may be dead: nobody waits for it
-                        post = self._post(url, "/v1/objects/free", free)
-                        self._io.background.spawn(post, name="free")
+                        told = self._free_on(node_id, url, free)
+                        self._io.background.spawn(told, name="free")
         finally:
             self._reporting = False
 
-    async def _post(self, url: str, path: str, body: object) -> None:
+    async def _free_on(self, node_id: str, url: str, free: FreeObjects) -> None:
+        """Have objects freed at another node, or at the one that has taken them over from it."""
+        deadline_s = self._io.loop.time() + _FREE_S
+        while True:
+            if await self._post(url, "/v1/objects/free", free, timeout_s=_ASK_S, retry=False):
+                return
+            with contextlib.suppress(StokerError):
+                node = await self._clients.node_of(node_id)
+                if node.state is NodeState.DEAD:
+                    if node.objects_at:
+                        home = await self._clients.node_of(node.objects_at)
+                        await self._free_on(home.node_id, home.url, free)
+                    return
+            if self._io.loop.time() > deadline_s:
+                return
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _post(self, url: str, path: str, body: object, **options: Any) -> bool:
+        """Report to a nodelet; return whether it answered."""
         try:
-            await self._clients.client_of(url).call("POST", path, body)
+            await self._clients.client_of(url).call("POST", path, body, **options)
         except (UnavailableError, DeadlineExceededError) as error:
             _log.info("%s%s: %s", url, path, error)  # a node that is dead has nothing to free
+            return False
         except StokerError as error:
             # The nodelet frees by itself what belongs to a worker or job that has ended.
             _log.warning("%s%s: %s", url, path, error)
+        return True
 
 
 def _inline(packed: Packed, refs: tuple[Ref, ...]) -> Inline:

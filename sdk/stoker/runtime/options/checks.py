@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker.exceptions import BadRequestError, WrongTypeError
-from stoker_wire import node_filters
 from stoker_wire.amounts import parse_amount
-from stoker_wire.label_selectors import parse_value
+from stoker_wire.constraints import node_filters
+from stoker_wire.constraints.label_selectors import parse_value
 from stoker_wire.messages.cluster import MAX_GRACE_S
 
 if TYPE_CHECKING:
-    from stoker_wire.messages.taints import Toleration
+    from stoker_wire.constraints.taints import Toleration
 
 _MAX_SHOWN = 200
 
@@ -84,7 +84,7 @@ def checked_grace(grace_s: float | None, what: str) -> float | None:
 
 def checked_tolerations(given: Any) -> tuple[Toleration, ...]:
     """Return tolerations of texts such as ``gpu=a100:NoSchedule`` and of mappings."""
-    from stoker_wire.messages.taints import MAX_TAINTS, Toleration, parse_toleration
+    from stoker_wire.constraints.taints import MAX_TAINTS, Toleration, parse_toleration
 
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise WrongTypeError(

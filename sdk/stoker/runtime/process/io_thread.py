@@ -214,6 +214,8 @@ class IoThread:
             future.cancel()
             name = getattr(coroutine, "__qualname__", "a call")
             raise DeadlineExceededError(f"{name} passed its deadline of {timeout_s:g} s") from None
+        finally:
+            del future  # its error has this frame, and so would keep the refs of callers until a gc
 
     def on_wake(self, *flushes: Callable[[], object]) -> None:
         """Call these on the loop thread, in this order, after each :meth:`wake`."""

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.info import TERMINATE, ActorPayload, is_async
 from stoker.runtime.serialization.exceptions import decode_error, encode_exception, error_info
-from stoker.runtime.worker import actor_exit
 from stoker.runtime.worker.actor_exit import (
     ActorExit,
     ExitReason,
@@ -161,7 +160,7 @@ class ActorHost:
             threads.append(start_thread(self, self._loops[name], name))
         self._loops[""] = main
         await main.serve(self._begin_calls)
-        await asyncio.to_thread(_join_all, threads, actor_exit.FINISH_S + _JOIN_S)
+        await asyncio.to_thread(_join_all, threads, self.exit.finish_s + _JOIN_S)
         if (hook := self.exit.call_shutdown_hook()) is not None:
             await hook
 

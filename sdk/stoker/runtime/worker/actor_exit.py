@@ -19,7 +19,7 @@ import traceback
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.exceptions import StokerError
+from stoker.exceptions import PreemptedError, StokerError
 from stoker.runtime.actors.info import END_S, SHUTDOWN, TERMINATE
 from stoker.runtime.process.current_task import current_task
 from stoker.runtime.worker.output import flush_output
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 FINISH_S = 10.0
 """The time that calls in other threads or coroutines have to finish."""
 _POLL_S = 0.01
+_MOVE_S = 7 * 86_400.0
+"""The same for an actor that is moved: its nodelet ends it when its node must be empty."""
 _SEND_S = 5.0
 _REPORT_S = 60.0
 
@@ -46,12 +48,14 @@ _REPORT_S = 60.0
 class ExitReason:
     """The reason for which an actor exits: its process' exit code, and the cause for its callers.
 
-    ``restart``: it did not mean to end for good, so ``max_restarts`` applies.
+    ``restart``: it did not mean to end for good, so ``max_restarts`` applies. ``moves``: it is started
+    elsewhere, and what runs has all the time that its nodelet gives it.
     """
 
     exit_code: int
     cause: ErrorInfo
     restart: bool = False
+    moves: bool = False
 
 
 def system_exit_reason(leave: SystemExit, where: str, *, restart: bool) -> ExitReason:
@@ -82,6 +86,12 @@ def requested_reason(why: str) -> ExitReason:
     if not why:
         return self_exit_reason(f"{TERMINATE} was called")
     return ExitReason(0, ErrorInfo(code="actor_died", message=why))
+
+
+def moved_reason(why: str) -> ExitReason:
+    """Return the reason of an actor that is to leave its node."""
+    cause = ErrorInfo(code=PreemptedError.code, message=f"it was moved as {why}")
+    return ExitReason(0, cause, restart=True, moves=True)
 
 
 def calling_code() -> str:
@@ -131,6 +141,11 @@ class ActorExit:
         """The results of calls that asked for this exit: they are sent once the hooks have run."""
 
     @property
+    def finish_s(self) -> float:
+        """The time that running calls have to finish."""
+        return _MOVE_S if self.reason is not None and self.reason.moves else FINISH_S
+
+    @property
     def begun(self) -> bool:
         """Whether the exit has begun."""
         return self.reason is not None
@@ -141,7 +156,8 @@ class ActorExit:
             if self.reason is not None:
                 return False
             self.reason = reason
-        self._io.call_soon(self._limit_duration)
+        if not reason.moves:
+            self._io.call_soon(self._limit_duration)
         self._host.stop()
         return True
 
@@ -163,7 +179,8 @@ class ActorExit:
         asked for the exit is answered once the hooks have run.
         """
         terminates = outcome.received.template.function == TERMINATE
-        if not (outcome.failed or terminates):
+        moves = self.reason is not None and self.reason.moves
+        if not (terminates or (outcome.failed and not moves)):
             return False
         if not outcome.failed:
             self._withheld.append(outcome)
@@ -174,7 +191,7 @@ class ActorExit:
 
     def wait_for_calls(self) -> None:
         """Wait for the calls that run in other threads; their callers get their results."""
-        until_s = time.monotonic() + FINISH_S
+        until_s = time.monotonic() + self.finish_s
         while self._host.calls.running and time.monotonic() < until_s:
             time.sleep(_POLL_S)
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.exceptions import StokerError
-from stoker.runtime.worker import actor_exit
 from stoker.runtime.worker.actor_exit import self_exit_reason, system_exit_reason
 from stoker_wire.process.event_loop import new_loop
 
@@ -70,7 +69,7 @@ class ConcurrencyGroupLoop:
                 self._stopping.set()
             await self._stopping.wait()
             if self.tasks:
-                await asyncio.wait(self.tasks.values(), timeout=actor_exit.FINISH_S)
+                await asyncio.wait(self.tasks.values(), timeout=self._host.exit.finish_s)
             for task in self.tasks.values():
                 task.cancel()
 

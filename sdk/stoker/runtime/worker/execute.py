@@ -70,6 +70,7 @@ class _Actor(Protocol):
     spec: ActorSpec
     exit: ActorExit
     instance: Any
+    is_up: bool
 
     @property
     def record(self) -> Actor: ...

@@ -19,6 +19,7 @@ from stoker.runtime.process.identity import Identity, LocalNode
 from stoker.runtime.process.stops import STOPS
 from stoker.runtime.runtime import Runtime
 from stoker.runtime.worker.actor import ActorHost
+from stoker.runtime.worker.actor_exit import moved_reason
 from stoker.runtime.worker.output import mark_output
 from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
@@ -34,6 +35,7 @@ from stoker_wire.messages.cluster import (
     WorkerSetup,
 )
 from stoker_wire.messages.common import Empty
+from stoker_wire.messages.node_api import MoveWorker
 from stoker_wire.process import host_identity
 from stoker_wire.process.event_loop import loop_factory
 from stoker_wire.process.search_path import apply_path
@@ -83,6 +85,7 @@ def main(boot: WorkerBoot) -> None:
             ("POST", "/v1/assign"): worker.assign,
             ("POST", "/v1/notice"): worker.notice,
             ("POST", "/v1/retire"): worker.retire,
+            ("POST", "/v1/move"): worker.move,
         }
     )
     try:
@@ -132,6 +135,19 @@ class _Worker:
             count = await STOPS.give(notice.reason, notice.grace_s)
         reply = StopReply(callbacks=count)
         return web.Response(body=msgspec.msgpack.encode(reply), content_type=_MSGPACK)
+
+    async def move(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/move``: end the actor in order, so that it is started elsewhere."""
+        order = msgspec.msgpack.decode(await request.read(), type=MoveWorker)
+        actor = self._executor.actor
+        if actor is None or not actor.is_up:
+            error = ConflictError(
+                f"worker {self._runtime.identity.peer_id} hosts no actor that is up"
+            )
+            status, content_type, body = problem_response(error)
+            return web.Response(body=body, status=status, content_type=content_type)
+        actor.exit.begin(moved_reason(order.reason))
+        return web.Response(body=msgspec.msgpack.encode(Empty()), content_type=_MSGPACK)
 
     async def retire(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/retire``: end, unless others still need what this process owns."""

@@ -35,6 +35,7 @@ from stoker_nodelet.core.events import (
     LeaseRequested,
     LeasesReleased,
     LeasesStopped,
+    NodeDrained,
     NodeFenced,
     NodeRegistered,
     RetireAnswered,
@@ -280,6 +281,19 @@ def test_idle_workers_are_asked_to_leave_and_killed_if_they_linger() -> None:
     assert m.tick(20.0) == [RetireWorker(worker_id="w_1")]
     m(RetireAnswered(at_s=20.0, worker_id="w_1", leaves=True))
     assert m.tick(26.0) == [TerminateWorker(worker_id="w_1", force=True)]
+
+
+def test_a_node_that_is_drained_keeps_no_idle_worker_while_the_order_is_repeated() -> None:
+    m = Machine(Policy(worker_idle_s=60.0, warm_workers=1, spent_retire_s=2.0, drain_order_s=10.0))
+    m.ask(lease("l_1"))
+    m.up("w_1")
+    m.release("l_1")
+    m(NodeDrained(at_s=0.0))
+    assert m.tick(2.0) == [RetireWorker(worker_id="w_1")], "and none is forked for work to come"
+    m(RetireAnswered(at_s=2.0, worker_id="w_1", leaves=False))
+    assert m.tick(4.0) == [RetireWorker(worker_id="w_1")]
+    m(RetireAnswered(at_s=4.0, worker_id="w_1", leaves=False))
+    assert not any(isinstance(one, RetireWorker) for one in m.tick(10.0)), "the order is over"
 
 
 def test_a_spent_worker_serves_nobody_again_and_stays_while_it_is_needed() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import random
 import socket
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import pytest
@@ -218,6 +220,27 @@ def test_the_loop_thread_does_not_wait_for_itself(io: IoThread) -> None:
             io.run(asyncio.sleep(0), WAIT_S)
     finally:
         io.leave()
+
+
+def test_the_error_of_a_call_keeps_nothing_of_its_caller(io: IoThread) -> None:
+    class Held:
+        pass
+
+    async def fails() -> None:
+        raise ValueError("no")
+
+    def call(held: Held) -> weakref.ref[Held]:
+        with contextlib.suppress(ValueError):
+            io.run(fails(), 5.0)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        held = call(Held())
+        io.run(asyncio.sleep(0), 5.0)  # the loop lets go of the call, too
+        assert held() is None, "without a garbage collection"
+    finally:
+        gc.enable()
 
 
 def test_no_destructor_of_a_cycle_runs_in_a_turn(io: IoThread) -> None:

@@ -6,10 +6,17 @@ import msgspec
 import pytest
 
 from stoker_gcs.registry.nodes import rules as nodes
+from stoker_wire.constraints.taints import parse_taint
 from stoker_wire.errors import BadRequestError, ConflictError, FencedError
-from stoker_wire.messages.cluster import ChangeTaints, Cordon, Device, NodeState, RegisterNode
+from stoker_wire.messages.cluster import (
+    ChangeTaints,
+    Cordon,
+    Device,
+    Drain,
+    NodeState,
+    RegisterNode,
+)
 from stoker_wire.messages.events import EventKind
-from stoker_wire.messages.taints import parse_taint
 
 
 @pytest.mark.parametrize(
@@ -134,3 +141,34 @@ def test_what_is_no_taint_is_refused(
     node = nodes.registered(a_body(), None, 1.0)
     with pytest.raises(BadRequestError, match=words):
         nodes.tainted(node, ChangeTaints(add=add, remove=remove), 2.0)
+
+
+def test_a_drain_is_an_order_that_ends_with_the_node() -> None:
+    body = RegisterNode(
+        node_id="n_1", url="u", unix="", hostname="h", host_id="h", pid=1, resources={}
+    )
+    node = nodes.registered(body, None, 1.0)
+    order = Drain(by="ada", began_at_s=2.0, deadline_at_s=10.0, reason="disk")
+    begun = nodes.draining(node, order)
+    assert begun is not None and begun.kind == EventKind.NODE_DRAINING
+    sooner = Drain(by="bob", began_at_s=3.0, deadline_at_s=5.0)
+    again = nodes.draining(begun.record, sooner)
+    assert again is not None and again.record.drain == msgspec.structs.replace(
+        order, deadline_at_s=5.0
+    )
+    assert nodes.registered(body, again.record, 4.0).drain == again.record.drain, "it outlives that"
+    target = nodes.hands_over(begun.record, "n_2")
+    assert target is not None and target.record.objects_at == "n_2"
+    assert nodes.hands_over(target.record, "n_2") is None
+    assert nodes.left(target.record, 2, 6.0) is None, "of another life"
+    gone = nodes.left(target.record, 1, 6.0)
+    assert gone is not None and gone.kind == EventKind.NODE_DRAINED
+    assert gone.record.state is NodeState.DEAD and gone.record.objects_at == "n_2"
+    assert gone.record.drain is not None and gone.record.drain.ended_at_s == 6.0
+    assert nodes.left(gone.record, 1, 7.0) is None
+    with pytest.raises(ConflictError):
+        nodes.draining(gone.record, order)
+    assert nodes.registered(body, gone.record, 8.0).drain is None, "it was carried out"
+    spared = nodes.uncordoned(target.record)
+    assert spared is not None and spared.record.drain is None and spared.record.objects_at == ""
+    assert nodes.hands_over(spared.record, "n_2") is None, "nothing is drained any more"

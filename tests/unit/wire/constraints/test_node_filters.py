@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_wire.errors import BadRequestError
-from stoker_wire.node_filters import (
+from stoker_wire.constraints.node_filters import (
     MAX_DEPTH,
     MAX_LENGTH,
     AllOf,
@@ -19,6 +18,7 @@ from stoker_wire.node_filters import (
     check,
     parse,
 )
+from stoker_wire.errors import BadRequestError
 
 RACK = Field(Attribute.LABELS, "rack")
 FREE_GPU = Field(Attribute.FREE, "GPU")

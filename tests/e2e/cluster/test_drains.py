@@ -1,0 +1,248 @@
+"""Drains end to end: a node that has tasks, actors and objects is emptied and leaves, and nobody notices."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import stoker
+from stoker.cli.scheduling.explain import explain
+from stoker.cli.scheduling.nodes import drain
+from stoker.exceptions import ActorDiedError
+from stoker.local.cluster import LocalCluster, spawn_node
+from stoker.runtime.net.http import HttpClient
+from tests.e2e import _cluster
+from tests.e2e.conftest import Flags, get
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WAIT_S = 60.0
+HERE = {"num_cpus": 0, "resources": {"seat": 1}}
+
+
+class Site:
+    """A head for this driver, and nodes with seats that come and go."""
+
+    def __init__(self, cluster: LocalCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.nodes: dict[str, LocalCluster] = {}
+
+    def add(self, name: str) -> str:
+        """Start a node; return its id."""
+        node = spawn_node(
+            self.cluster.info.gcs_url,
+            token=self.cluster.info.token,
+            num_cpus=2,
+            num_gpus=0,
+            resources={"seat": 4},
+            labels={"name": name},
+            session_dir=self.folder / name,
+        )
+        self.nodes[name] = node
+        node.wait_ready()
+        (node_id,) = [one["node_id"] for one in stoker.nodes() if one["labels"]["name"] == name]
+        return str(node_id)
+
+    def call(self, method: str, path: str, **body: Any) -> Any:
+        return _cluster.http(self.cluster).call(method, path, body or None, reply=dict)
+
+    def drain(self, node_id: str, deadline_s: float = WAIT_S) -> None:
+        self.call("POST", f"/v1/nodes/{node_id}/drain", deadline_s=deadline_s, reason="a new disk")
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What names the cluster on the command line."""
+        return "--address", self.cluster.info.gcs_url, "--token", self.cluster.info.token
+
+    def objects(self, node_id: str) -> set[str]:
+        """The objects on a node."""
+        url = self.call("GET", f"/v1/nodes/{node_id}")["url"]
+        client = HttpClient(url, token=self.cluster.info.token)
+        page = client.call("GET", "/v1/objects", reply=dict[str, Any], query={"limit": 1000})
+        return {one["object_id"] for one in page["items"]}
+
+    def status(self, node_id: str) -> Any:
+        return self.call("GET", f"/v1/nodes/{node_id}/drain")
+
+    def until_gone(self, name: str, node_id: str) -> Any:
+        """Wait until a drained node has left in order; return its record."""
+        record = until(
+            lambda: next(
+                (
+                    one
+                    for one in [self.call("GET", f"/v1/nodes/{node_id}")]
+                    if one["state"] == "DEAD"
+                ),
+                None,
+            ),
+            WAIT_S,
+            f"{name} has left: {self.status(node_id)}",
+            interval_s=0.05,
+        )
+        code = self.nodes[name]._proc.wait(WAIT_S)
+        assert code == 0, f"its nodelet ended with {code}"
+        return record
+
+
+@pytest.fixture(scope="module", params=["shared", "apart"])
+def site(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    """``apart``: as if each node were a machine of its own."""
+    folder = tmp_path_factory.mktemp("drain")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_SHARE_ARENAS", str(int(request.param == "shared")))
+        patch.setenv("STOKER_LEASE_IDLE_S", "0.1")
+        with _cluster.head(folder, num_cpus=2, labels={"name": "head"}) as cluster:
+            stoker.init(cluster.info.gcs_url, token=cluster.info.token, log_to_driver=False)
+            made = Site(cluster, folder)
+            try:
+                yield made
+            finally:
+                stoker.shutdown()
+                for node in made.nodes.values():
+                    node.stop()
+
+
+@stoker.remote(**HERE, max_retries=0)
+def block(number: int) -> Any:
+    return np.full(1 << 18, number, dtype=np.int32)
+
+
+@stoker.remote(**HERE, max_retries=0)
+def slow(number: int) -> tuple[int, int]:
+    time.sleep(0.1)
+    return number, stoker.get_runtime_context().attempt
+
+
+@stoker.remote(**HERE, max_restarts=1, max_task_retries=0)
+class Counter:
+    def __init__(self, folder: str) -> None:
+        self.flags = Flags(Path(folder))
+
+    def where(self) -> str:
+        return str(stoker.get_runtime_context().node_id)
+
+    def count(self, number: int) -> int:
+        self.flags.note("counted", number)
+        time.sleep(0.02)
+        return number
+
+
+def test_a_node_under_load_is_emptied_and_nobody_notices(site: Site, flags: Flags) -> None:
+    old = site.add("old")
+    refs = [block.remote(number) for number in range(6)]
+    stoker.wait(refs, num_returns=len(refs), timeout=WAIT_S, fetch_local=False)
+    counter = Counter.remote(str(flags.folder))
+    assert get(counter.where.remote()) == old
+    new = site.add("new")
+    running = [slow.remote(number) for number in range(20)]
+    calls = [counter.count.remote(number) for number in range(60)]
+    until(lambda: len(flags.notes("counted")) > 3, WAIT_S, "the actor counts")
+    site.drain(old)
+    assert site.status(old)["state"] in ("DRAINING", "DRAINED")
+    calls += [counter.count.remote(number) for number in range(60, 90)]
+    assert get(running) == [(number, 0) for number in range(20)], "no attempt was lost"
+    assert get(calls) == list(range(90))
+    assert sorted(map(int, flags.notes("counted"))) == list(range(90)), "each ran once"
+    record = site.until_gone("old", old)
+    assert record["reason"].startswith("drained by cluster until"), record
+    home = record["objects_at"]
+    kept = site.objects(home)
+    assert {ref.id for ref in refs} <= kept, "sole copies were moved"
+    for number, ref in enumerate(refs[:3]):
+        assert int(get(ref)[-1]) == number
+    assert get(counter.where.remote()) == new
+    actor = _cluster.actor_record(counter._info.actor_id)
+    assert (actor["restarts"], actor["preemptions"]) == (0, 1), "it used up no restart"
+    del refs, ref
+    until(lambda: not kept & site.objects(home), WAIT_S, "what was moved is freed there")
+    site.drain(new, 0.0)
+    site.until_gone("new", new)
+
+
+def test_a_task_that_the_deadline_ends_is_told_and_runs_elsewhere(site: Site, flags: Flags) -> None:
+    old = site.add("late")
+
+    @stoker.remote(**HERE, max_retries=0)
+    def endless() -> list[str]:
+        notice = stoker.preemption_notice()
+        info = stoker.get_runtime_context()
+        flags.note("runs", info.node_id)
+        if info.attempt:
+            return flags.notes("told")
+        notice.wait(WAIT_S)
+        flags.note("told", notice.reason)
+        time.sleep(WAIT_S)
+        return []
+
+    ref = endless.remote()
+    until(lambda: flags.notes("runs"), WAIT_S, "it runs")
+    new = site.add("next")
+    site.drain(old, 3.0)
+    (told,) = get(ref)
+    assert told.startswith(f"node {old} is drained by cluster until") and "a new disk" in told
+    assert flags.notes("runs") == [old, new]
+    site.until_gone("late", old)
+    site.drain(new, 0.0)
+    site.until_gone("next", new)
+
+
+def test_what_cannot_be_moved_ends_at_the_deadline_and_says_why(site: Site) -> None:
+    node_id = site.add("deadline")
+
+    @stoker.remote(**HERE)
+    class Still:
+        def ping(self) -> int:
+            return 1
+
+    still = Still.remote()
+    assert get(still.ping.remote()) == 1
+    site.drain(node_id, 2.0)
+    status = until(
+        lambda: one if (one := site.status(node_id))["left"] else None,
+        WAIT_S,
+        "it says what is left",
+    )
+    (left,) = status["left"]
+    assert (left["kind"], left["id"]) == ("actor", still._info.actor_id)
+    assert "max_restarts=0" in left["why"]
+    assert "until" in status["summary"] and "1 thing is left" in status["summary"]
+    said = CliRunner().invoke(explain, [node_id, *site.options])
+    assert said.exit_code == 0 and left["why"] in said.output and left["id"] in said.output
+    assert get(still.ping.remote()) == 1, "it goes on meanwhile"
+    site.until_gone("deadline", node_id)
+    assert site.status(node_id)["state"] == "DRAINED"
+    error = _cluster.caught(lambda: get(still.ping.remote()), ActorDiedError)
+    assert "drained by cluster until" in str(error) and "max_restarts=0" in str(error)
+
+
+def test_uncordon_cancels_a_drain(site: Site, flags: Flags) -> None:
+    node_id = site.add("spared")
+
+    @stoker.remote(**HERE)
+    def patient() -> str:
+        flags.raise_("runs")
+        flags.wait("go")
+        return "done"
+
+    running = patient.remote()
+    flags.wait("runs")
+    done = CliRunner().invoke(drain, [node_id, "--reason", "a new disk", *site.options])
+    assert done.exit_code == 0 and "a new disk" in done.output, done.output
+    until(lambda: site.status(node_id)["left"], WAIT_S, "the task keeps it")
+    site.call("POST", f"/v1/nodes/{node_id}/uncordon")
+    assert site.status(node_id)["state"] == "NONE"
+    flags.raise_("go")
+    assert get(running) == "done" and get(patient.remote()) == "done"
+    done = CliRunner().invoke(drain, [node_id, "--deadline", "0", "--wait", *site.options])
+    assert done.exit_code == 0, done.output
+    site.until_gone("spared", node_id)
