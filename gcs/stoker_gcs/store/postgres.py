@@ -21,11 +21,11 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.state.schema import REVISION, TASKS
+from stoker_gcs.state.schema import REVISION, TASKS, Type
 from stoker_gcs.store import statements as sql
 from stoker_gcs.store.changes import WriteConflict
 from stoker_gcs.store.rows import numbered
-from stoker_gcs.store.sql_reads import KEYS_PER_SELECT, SqlReads, compaction, not_migrated
+from stoker_gcs.store.sql_reads import SqlReads, compaction, not_migrated
 from stoker_gcs.store.task_merge import merge_all, merge_rows
 from stoker_wire.errors import DatabaseError, UnavailableError
 
@@ -181,16 +181,22 @@ class PostgresStore(SqlReads):
         keys = sorted(merged)
         try:
             async with self._engine.begin() as connection:
-                for start in range(0, len(keys), KEYS_PER_SELECT):
-                    statement, parameters = sql.known_tasks(keys[start : start + KEYS_PER_SELECT])
-                    known = await connection.execute(_text(statement), _clean(parameters))
-                    for row in known:
-                        key = (row[0], row[1])
-                        if key in merged:
-                            merged[key] = merge_rows(tuple(row), merged[key])
-                if keys:
-                    named = [dict(zip(TASKS.names, merged[key], strict=True)) for key in keys]
-                    await connection.execute(_text(sql.UPSERT_TASKS), [_clean(n) for n in named])
+                if not keys:
+                    return
+                added = await connection.execute(
+                    _text(sql.ADD_TASKS_BY_COLUMN), _columns([merged[key] for key in keys])
+                )
+                if added.rowcount == len(keys):
+                    return
+                # Rare: most attempts are reported once, when they have ended.
+                wanted = {"task_id": list({task_id for task_id, _ in keys})}
+                for row in await connection.execute(_text(sql.KNOWN_TASKS_BY_COLUMN), wanted):
+                    key = (row[0], row[1])
+                    if key in merged:
+                        merged[key] = merge_rows(tuple(row), merged[key])
+                await connection.execute(
+                    _text(sql.UPSERT_TASKS_BY_COLUMN), _columns([merged[key] for key in keys])
+                )
         except (OSError, TimeoutError, DBAPIError) as error:
             raise self._translate(error) from error
 
@@ -201,6 +207,16 @@ def _clean(parameters: Mapping[str, object]) -> dict[str, object]:
         name: value.replace("\0", "\ufffd") if isinstance(value, str) and "\0" in value else value
         for name, value in parameters.items()
     }
+
+
+def _columns(rows: Sequence[TaskRow]) -> dict[str, list[object]]:
+    """Return rows as an array for each column: one statement for all, where each takes 0.1 ms."""
+    columns = {}
+    for column, values in zip(TASKS.columns, zip(*rows, strict=True), strict=True):
+        if column.type is Type.TEXT and any("\0" in value for value in values):
+            values = tuple(value.replace("\0", "\ufffd") for value in values)
+        columns[column.name] = list(values)
+    return columns
 
 
 def _conflict(change: Change, error: IntegrityError) -> WriteConflict:

@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from stoker_gcs.state.schema import ARRIVAL, EVENTS, TASKS, Table
+from stoker_gcs.state.schema import ARRIVAL, EVENTS, TASKS, Table, Type
 from stoker_gcs.store.changes import (
     Expired,
     Insert,
@@ -63,8 +63,25 @@ def _insert(table: Table, names: tuple[str, ...], replace: bool) -> str:
 
 
 UPSERT_TASKS = _insert(TASKS, TASKS.names, True) + f" WHERE excluded.rank >= {TASKS.name}.rank"
+ADD_TASKS = _insert(TASKS, TASKS.names, False)
 UPSERT_TASKS_BY_POSITION = re.sub(r":\w+", "?", UPSERT_TASKS)
-ADD_TASKS_BY_POSITION = re.sub(r":\w+", "?", _insert(TASKS, TASKS.names, False))
+ADD_TASKS_BY_POSITION = re.sub(r":\w+", "?", ADD_TASKS)
+_ARRAYS = {Type.TEXT: "text[]", Type.INT: "bigint[]", Type.BYTES: "bytea[]"}
+
+
+def _by_column(statement: str) -> str:
+    """Return the statement of PostgreSQL that writes many rows, given as an array for each column."""
+    arrays = ", ".join(f"CAST(:{one.name} AS {_ARRAYS[one.type]})" for one in TASKS.columns)
+    before, _, after = statement.partition("VALUES")
+    return f"{before}SELECT * FROM unnest({arrays}){after.partition(')')[2]}"
+
+
+UPSERT_TASKS_BY_COLUMN = _by_column(UPSERT_TASKS)
+KNOWN_TASKS_BY_COLUMN = (
+    f"SELECT {', '.join(TASKS.names)} FROM {TASKS.name} "
+    "WHERE task_id = ANY(CAST(:task_id AS text[]))"
+)
+ADD_TASKS_BY_COLUMN = _by_column(ADD_TASKS)
 
 
 def append(event: Append) -> dict[str, Value]:

