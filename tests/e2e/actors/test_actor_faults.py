@@ -317,6 +317,54 @@ def test_exceptions_that_a_method_asks_to_retry_are_tried_again() -> None:
     assert get(work.remote()) == 3
 
 
+def test_a_call_that_raised_pauses_before_its_retry_while_others_go_on() -> None:
+    @stoker.remote
+    class Flaky:
+        def __init__(self) -> None:
+            self.at: list[float] = []
+
+        def work(self) -> list[float]:
+            self.at.append(time.monotonic())
+            if len(self.at) < 3:
+                raise ConnectionError("not yet")
+            return self.at
+
+        def ping(self) -> int:
+            return len(self.at)
+
+    flaky = Flaky.remote()
+    again = flaky.work.options(max_task_retries=5, retry_exceptions=True, retry_delay=0.4)
+    ref = again.remote()
+    until(lambda: get(flaky.ping.remote()) == 1, GET_S, "it ran once")
+    first, second, third = get(ref)
+    assert second - first >= 0.4 * 0.75
+    assert third - second >= 0.8 * 0.75
+    slow = flaky.work.options(max_task_retries=-1, retry_exceptions=True, retry_delay=60)
+    get(flaky.__stoker_call__.remote(lambda self: self.at.clear()))
+    waiting, doomed = slow.remote(), slow.remote()
+    until(lambda: get(flaky.ping.remote()) == 2, GET_S, "both ran once")
+    stoker.cancel(waiting)
+    assert isinstance(caught(lambda: get(waiting)), exceptions.TaskCancelledError)
+    stoker.kill(flaky)
+    assert isinstance(caught(lambda: get(doomed)), exceptions.ActorDiedError)
+
+
+def test_a_restart_pauses_and_says_so() -> None:
+    mortal = Mortal.options(max_restarts=1, restart_delay=60).remote()
+    get(mortal.pid.remote())
+    stoker.kill(mortal, no_restart=False)
+
+    def pauses() -> bool:
+        record = actor_record(mortal._info.actor_id)
+        reason: str = record["pending_reason"]
+        return record["state"] == "RESTARTING" and reason.startswith("restarts after a pause")
+
+    until(pauses, GET_S, "it says why it waits")
+    waiting = mortal.pid.remote()
+    stoker.kill(mortal)
+    assert isinstance(caught(lambda: get(waiting)), exceptions.ActorDiedError)
+
+
 def test_kill_with_restart_brings_it_back_and_kill_without_does_not() -> None:
     mortal = Mortal.options(max_restarts=-1).remote()
     pids = {get(mortal.pid.remote())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import types
@@ -11,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker.exceptions import WorkerDiedError
+from stoker.exceptions import (
+    GetTimeoutError,
+    OutOfMemoryError,
+    TaskCancelledError,
+    WorkerDiedError,
+)
 from tests.e2e.conftest import Flags, get
 from tests.services import until
 
@@ -157,7 +163,7 @@ def test_retry_exceptions_that_a_worker_cannot_import_cost_only_the_retry(
 
 
 def test_retry_delay_waits_between_attempts(flags: Flags) -> None:
-    @stoker.remote(max_retries=1, retry_exceptions=True, retry_delay=0.3)
+    @stoker.remote(max_retries=2, retry_exceptions=True, retry_delay=0.3)
     def fail() -> int:
         import time
 
@@ -166,8 +172,52 @@ def test_retry_delay_waits_between_attempts(flags: Flags) -> None:
 
     with pytest.raises(ValueError, match="again"):
         get(fail.remote())
-    first, second = map(float, flags.notes("at"))
-    assert second - first >= 0.29
+    first, second, third = map(float, flags.notes("at"))
+    assert second - first >= 0.3 * 0.75
+    assert third - second >= 0.6 * 0.75, "twice as long, a quarter more or less"
+
+
+def test_what_waits_for_its_next_attempt_says_when_that_is(flags: Flags) -> None:
+    @stoker.remote(max_retries=4, retry_exceptions=True, retry_delay=60)
+    def fail() -> None:
+        flags.raise_("ran")
+        raise ValueError("again")
+
+    ref = fail.remote()
+    flags.wait("ran")
+
+    def said() -> str:
+        with pytest.raises(GetTimeoutError) as caught:
+            stoker.get(ref, timeout=0.1)
+        return str(caught.value)
+
+    until(lambda: re.search(r"its attempt 2 of at most 5 begins in \d\d\.\d s", said()), 20, "it")
+    stoker.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        get(ref)
+
+
+@pytest.mark.logs(r"memory=157286400")
+def test_deaths_for_want_of_memory_are_counted_apart(flags: Flags) -> None:
+    @stoker.remote(memory=150 << 20, max_retries=1, max_oom_retries=2)
+    def hungry(times: int) -> int:
+        import time
+
+        flags.note("ran")
+        attempt: int = stoker.get_runtime_context().attempt
+        if attempt < times:
+            taken = bytearray(os.urandom(1 << 20) * 300)
+            time.sleep(30)
+            del taken
+        return attempt
+
+    assert get(hungry.remote(2)) == 2
+    with pytest.raises(OutOfMemoryError):
+        get(hungry.remote(9))
+    assert len(flags.notes("ran")) == 3 + 3
+    with pytest.raises(OutOfMemoryError):
+        get(hungry.options(max_retries=0, max_oom_retries=None).remote(9))
+    assert len(flags.notes("ran")) == 6 + 1, "what must not run twice does not"
 
 
 def test_max_calls_renews_the_worker() -> None:

@@ -325,7 +325,8 @@ class CreateActor(Message):
     """Request to create an actor; ``payload`` (class, arguments, options) is opaque to the gcs.
 
     ``name`` is unique per namespace; with ``get_if_exists`` the living one is returned instead
-    of a conflict. ``max_restarts`` -1 means no limit. A ``detached`` actor outlives its job and its
+    of a conflict. ``max_restarts`` -1 means no limit; before the first of them ``restart_delay_s`` pass,
+    before the next twice as long, 300 s at most. A ``detached`` actor outlives its job and its
     ``owner``. With ``awaits_arguments`` it is registered, and started once :class:`SupplyArguments` gives
     the payload.
     """
@@ -340,6 +341,7 @@ class CreateActor(Message):
     detached: bool = False
     get_if_exists: bool = False
     max_restarts: Annotated[int, msgspec.Meta(ge=-1)] = 0
+    restart_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     max_task_retries: Annotated[int, msgspec.Meta(ge=-1)] = 0
     handle_info: bytes = b""
     awaits_arguments: bool = False
@@ -384,6 +386,9 @@ class Actor(Record):
     incarnation: int = 0
     restarts: int = 0
     max_restarts: int = 0
+    restart_delay_s: float = 0.0
+    restart_at_s: float | None = None
+    """When it may be placed again, if it is RESTARTING after a pause."""
     max_task_retries: int = 0
     resources: Resources = {}
     node_id: str = ""

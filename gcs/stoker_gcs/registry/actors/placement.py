@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 1024
 INFEASIBLE_RETRY_S = 0.5
+LOOK_S = 5.0
 
 
 class ActorPlacement:
@@ -50,7 +51,8 @@ class ActorPlacement:
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     async def place(self, actor_id: str) -> None:
-        """Put one actor on a worker, or end it with the scheduler's reason."""
+        """Put one actor on a worker, once its pause is over, or end it with the scheduler's reason."""
+        await self._pause(actor_id)
         async with self._slots:
             actor = await self._state.get(ACTORS, actor_id)
             if not rules.waits(actor):
@@ -74,6 +76,21 @@ class ActorPlacement:
                 await self._refused(actor, result)
             elif result is not None:
                 await self._record(actor, result)
+
+    async def _pause(self, actor_id: str) -> None:
+        """Wait until an actor that restarts may do so, or has ended."""
+        while True:
+            actor = await self._state.get(ACTORS, actor_id)
+            if not rules.waits(actor) or actor.restart_at_s is None:
+                return
+            left_s = actor.restart_at_s - self._state.now()
+            if left_s <= 0:
+                return
+            await self._delayed(actor_id, f"restarts after a pause: {_why(actor)}")
+            # It may be killed meanwhile, or the clock be set.
+            await self._state.wait_for(
+                ACTORS, actor_id, lambda one: not rules.waits(one), min(left_s, LOOK_S)
+            )
 
     async def _request(self, actor: Actor, spec: CreateActor) -> GrantedLease | Refused | None:
         async def still_wanted() -> bool:
@@ -138,3 +155,7 @@ class ActorPlacement:
             await self._registry.worker_exited(
                 msgspec.structs.replace(exit_, lease_id=granted.lease.lease_id)
             )
+
+
+def _why(actor: Actor) -> str:
+    return actor.death_cause.message if actor.death_cause is not None else "it died"

@@ -24,6 +24,7 @@ Each start has its own incarnation; whatever an older one reports is refused.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import msgspec
 
@@ -65,6 +66,9 @@ TRANSITIONS = {
     ActorState.RESTARTING: frozenset({ActorState.ALIVE, ActorState.RESTARTING, ActorState.DEAD}),
     ActorState.DEAD: frozenset[ActorState](),
 }
+MAX_PAUSE_S = 300.0
+"""The longest pause before a restart, unless ``restart_delay_s`` itself is longer."""
+_DOUBLINGS = 40
 SHOWN_LINES = 10
 """Lines of a process's last output in its cause of death; ``extra`` has all that were recorded."""
 LIVING = (ActorState.PENDING.value, ActorState.ALIVE.value, ActorState.RESTARTING.value)
@@ -89,6 +93,7 @@ def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
         namespace=namespace,
         detached=body.detached,
         max_restarts=body.max_restarts,
+        restart_delay_s=body.restart_delay_s,
         max_task_retries=body.max_task_retries,
         resources=body.demand.resources,
         created_at_s=now_s,
@@ -140,6 +145,7 @@ def placed(actor: Actor, granted: GrantedLease, incarnation: int) -> Transition[
         pid=granted.pid,
         address=granted.address,
         pending_reason="",
+        restart_at_s=None,
     )
     lease = _replace(granted.lease, kind=LeaseKind.ACTOR, actor_id=actor.actor_id)
     return Transition(
@@ -207,9 +213,11 @@ def worker_lost(
     may_restart = preempted or actor.max_restarts == -1 or actor.restarts < actor.max_restarts
     if not (restart and may_restart):
         return died(actor, cause, now_s, release=release)
+    pause_s = 0.0 if preempted else _pause_s(actor)
     then = _replace(
         actor,
         state=ActorState.RESTARTING,
+        restart_at_s=now_s + pause_s if pause_s else None,
         incarnation=actor.incarnation + 1,
         restarts=actor.restarts + (not preempted),
         preemptions=actor.preemptions + preempted,
@@ -224,6 +232,15 @@ def worker_lost(
         pending_reason=AWAITS_ARGUMENTS if actor.awaits_arguments else f"restarts: {cause.message}",
     )
     return Transition(then, EventKind.ACTOR_RESTARTING, operations=_end_lease(actor, release))
+
+
+def _pause_s(actor: Actor) -> float:
+    """Return how long a restart waits: twice as long each time, a quarter more or less for each actor."""
+    if not actor.restart_delay_s:
+        return 0.0
+    whole_s = actor.restart_delay_s * 2.0 ** min(actor.restarts, _DOUBLINGS)
+    part = crc32(f"{actor.actor_id} {actor.incarnation}".encode()) / 2**32
+    return min(whole_s, max(MAX_PAUSE_S, actor.restart_delay_s)) * (0.75 + part / 2)
 
 
 def exit_cause(exit_: WorkerExit) -> ErrorInfo:

@@ -33,6 +33,7 @@ from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
     Phase,
+    backoff_s,
     cancelled_error,
     failed_argument,
     overdue_error,
@@ -260,8 +261,13 @@ class ActorCalls:
 
     def fail_all(self, connection: ActorConnection, failed: Failed) -> None:
         """Fail all calls of a connection."""
-        tasks = [*connection.sent.values(), *connection.calls.drain()]
+        tasks = [
+            *connection.sent.values(),
+            *connection.paused.values(),
+            *connection.calls.drain(),
+        ]
         connection.sent.clear()
+        connection.paused.clear()
         for task in tasks:
             self.fail(task, failed)
 
@@ -286,13 +292,29 @@ class ActorCalls:
             connection = self._connections[task.spec.actor_id]
             connection.sent.pop(result.task_id, None)
             if result.retry and not task.cancelled and task.take_retry():
-                task.phase, task.channel = Phase.WAITING, None
-                connection.calls.requeue([task])
-                self.send(connection)
+                self._retry(connection, task)
             else:
                 self._pending.complete(task, result)
                 connection.unsettled.discard(task.task_id)
         return rest
+
+    def _retry(self, connection: ActorConnection, task: PendingTask) -> None:
+        """Send a call that raised once more, after its pause; other calls go on meanwhile."""
+        task.phase, task.channel = Phase.WAITING, None
+        delay_s = task.spec.options.retry_delay
+        if delay_s:
+            pause_s = backoff_s(delay_s, task.attempt)
+            task.retry_at_s = self._io.loop.time() + pause_s
+            connection.paused[task.task_id] = task
+            self._io.loop.call_later(pause_s, self._resume, connection, task)
+        else:
+            connection.calls.requeue([task])
+            self.send(connection)
+
+    def _resume(self, connection: ActorConnection, task: PendingTask) -> None:
+        if connection.paused.pop(task.task_id, None) is not None:
+            connection.calls.requeue([task])
+            self.send(connection)
 
     def cancel(self, task: PendingTask, *, force: bool, recursive: bool) -> None:
         """Stop a call (loop thread): drop it if it waits, tell its actor if it runs."""
@@ -302,7 +324,9 @@ class ActorCalls:
             task.channel.post(Cancel(task.task_id, False, recursive))
             self._overdue.watch(task, CANCEL_GRACE_S, self._abandon)
         elif task.phase is Phase.WAITING:
-            if connection.sent.pop(task.task_id, None) is None:
+            if connection.paused.pop(task.task_id, None) is not None:
+                pass
+            elif connection.sent.pop(task.task_id, None) is None:
                 connection.calls.drop(task)
             elif connection.channel is not None:
                 # Its worker may be busy for long: its answer is not waited for.
@@ -448,6 +472,8 @@ class ActorCalls:
             return "its actor is not known here"
         if task.phase is Phase.SENT and connection.channel is not None:
             return f"actor {connection.name} has it and has not finished"
+        if task.task_id in connection.paused:
+            return task.describe_retry(self._io.loop.time())
         if (missing := unready_argument(task)) is not None:
             return f"its argument waits for {self._describe_argument(missing)}"
         ahead = connection.calls.ahead_of(task)

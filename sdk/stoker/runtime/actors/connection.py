@@ -54,6 +54,8 @@ class ActorConnection:
         """Calls that are not under way."""
         self.sent: dict[str, PendingTask] = {}
         """Calls at the actor's worker; they wait there, and are in phase WAITING, until it is up."""
+        self.paused: dict[str, PendingTask] = {}
+        """Calls that raised, and are sent once more after a pause."""
         self.unsettled: set[str] = set()
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
         self.channel: Channel | None = None

@@ -184,7 +184,10 @@ class ActorMethod:
                 retry_exceptions=pickled_exception_types(options.retry_exceptions),
                 history=options.enable_task_events,
             ),
-            options=TaskOptions(max_retries=info.max_task_retries if retries is None else retries),
+            options=TaskOptions(
+                max_retries=info.max_task_retries if retries is None else retries,
+                retry_delay=options.retry_delay,
+            ),
             demand=Demand(job_id=runtime.job.job_id, resources={}),
             actor_id=info.actor_id,
             refs=() if self._handle._mark is None else (self._handle._mark,),

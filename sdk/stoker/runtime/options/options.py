@@ -15,6 +15,7 @@ Amount = Annotated[float, msgspec.Meta(ge=0)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Limit = Annotated[int, msgspec.Meta(ge=-1)]  # -1: without limit
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+OOM_RETRIES = 3
 MAX_OWN_NAMES = MAX_NAMES - 4
 """Options of their own add four to a request: CPU, GPU or gpu_memory, memory; accelerator_type."""
 
@@ -258,11 +259,22 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
             example="retry_exceptions=[ConnectionError]",
         ),
     ] = False
+    max_oom_retries: Annotated[
+        Limit | None,
+        Option(
+            "How often a call is tried again when its worker was ended because memory ran out, its own "
+            "or the node's: counted apart from `max_retries`, with a pause of a second at least.",
+            by="caller",
+            unit="tries after the first; -1: without limit",
+            default="3; 0 with `max_retries=0`",
+            example="max_oom_retries=10",
+        ),
+    ] = None
     retry_delay: Annotated[
         Amount,
         Option(
-            "Pause before a call is tried again: once as long before the first retry, twice before the "
-            "second, and so on.",
+            "Pause before the first retry of a call; before the next it is twice as long, and so on up to "
+            "300 s, each time a quarter more or less by chance.",
             by="caller",
             unit="seconds",
             example="retry_delay=0.5",
@@ -344,6 +356,13 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
         ),
     ] = True
 
+    @property
+    def oom_retries(self) -> int:
+        """The retries of a call whose worker ran out of memory."""
+        if self.max_oom_retries is not None:
+            return self.max_oom_retries
+        return OOM_RETRIES if self.max_retries else 0
+
 
 @documented
 class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -389,6 +408,16 @@ class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             example="max_restarts=3",
         ),
     ] = 0
+    restart_delay: Annotated[
+        Amount,
+        Option(
+            "Pause before the first restart; before the next it is twice as long, and so on up to 300 s, a "
+            "quarter more or less. Restarts after a preemption or a drain do not wait.",
+            by="gcs",
+            unit="seconds",
+            example="restart_delay=1",
+        ),
+    ] = 0.0
     max_task_retries: Annotated[
         Limit,
         Option(
@@ -495,6 +524,15 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             example="max_task_retries=1",
         ),
     ] = None
+    retry_delay: Annotated[
+        Amount,
+        Option(
+            "Pause before a call that raised is tried again, as for tasks; other calls go on meanwhile.",
+            by="caller",
+            unit="seconds",
+            example="retry_delay=0.5",
+        ),
+    ] = 0.0
     retry_exceptions: Annotated[
         Any,
         Option(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import PreemptedError, StokerError, UnavailableError
+from stoker.exceptions import OutOfMemoryError, PreemptedError, StokerError, UnavailableError
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.serialization.exceptions import encode_error
@@ -22,9 +22,11 @@ from stoker.runtime.tasks.leases import Leases
 from stoker.runtime.tasks.overdue import CANCEL_GRACE_S, TIMEOUT_GRACE_S, OverdueCalls
 from stoker.runtime.tasks.result_cache import ResultCache
 from stoker.runtime.tasks.task_spec import (
+    OOM_DELAY_S,
     FunctionSpec,
     PendingTask,
     Phase,
+    backoff_s,
     cancelled_error,
     error_for_task,
     failed_argument,
@@ -281,7 +283,9 @@ class TaskSubmitter:
         task.slot = task.channel = None
         task.phase = Phase.WAITING
         if delay_s:
-            self._io.loop.call_later(delay_s * task.attempt, self._requeue, task)
+            pause_s = backoff_s(delay_s, task.attempt)
+            task.retry_at_s = self._io.loop.time() + pause_s
+            self._io.loop.call_later(pause_s, self._requeue, task)
         else:
             self._requeue(task)
 
@@ -336,6 +340,7 @@ class TaskSubmitter:
         """
         queue = self.queues[key]
         lost = queue.drop_slot(lease_id)
+        oom = isinstance(cause, OutOfMemoryError)
         for task in lost:
             task.slot = None
             if task.cancelled:
@@ -347,9 +352,10 @@ class TaskSubmitter:
             elif len(lost) > 1:
                 task.isolate = True
                 self._retry(task)
-            elif task.take_retry():
+            elif task.take_retry(oom=oom):
                 self._pending.status.ended(task, encode_error(cause), attempt=task.attempt - 1)
-                self._retry(task, delay_s=task.spec.options.retry_delay)
+                delay_s = task.spec.options.retry_delay
+                self._retry(task, delay_s=max(delay_s, OOM_DELAY_S) if oom else delay_s)
             else:
                 self._pending.fail(task, encode_error(error_for_task(task, cause)))
         if queue.ready:
@@ -377,7 +383,7 @@ class TaskSubmitter:
             case Phase.WAITING:
                 missing = [d.id for d in task.deps if d._entry.location is None]
                 if not missing:
-                    return "it waits for its next attempt"
+                    return task.describe_retry(self._io.loop.time())
                 if len(missing) == 1:
                     return f"it waits for its argument {missing[0]}"
                 return f"it waits for {len(missing)} arguments, the first is {missing[0]}"

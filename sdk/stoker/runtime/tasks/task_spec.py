@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from enum import IntEnum
@@ -42,6 +43,12 @@ TEMPLATES = 1000
 """How many templates a caller assumes to be known at the far end, which keeps as many: the last ones."""
 
 _SMOOTHING = 0.2
+MAX_BACKOFF_S = 300.0
+"""The longest pause before a retry, unless ``retry_delay`` itself is longer."""
+OOM_DELAY_S = 1.0
+"""The first pause after a worker that had no memory left: others need time to give some back."""
+_DOUBLINGS = 40
+_JITTER = 0.25
 _NO_ARGUMENTS = Inline(pack(((), {}, ()), what="").data)
 
 
@@ -55,6 +62,17 @@ class Phase(IntEnum):
     QUEUED = 3
     SENT = 4
     ENDED = 5
+
+
+def backoff_s(delay_s: float, attempt: int) -> float:
+    """Return the pause before an attempt (1 is the first retry): twice as long each time, within a quarter.
+
+    The chance in it keeps calls that failed together from coming back together.
+    """
+    whole_s = min(
+        delay_s * 2.0 ** min(max(attempt, 1) - 1, _DOUBLINGS), max(delay_s, MAX_BACKOFF_S)
+    )
+    return whole_s * random.uniform(1 - _JITTER, 1 + _JITTER)
 
 
 class Submitter(Protocol):
@@ -126,6 +144,9 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
     channel: Channel | None = None
     attempt: int = 0
     retries_left: int = 0
+    oom_retries_left: int = 0
+    retry_at_s: float = 0.0
+    """When its next attempt may begin, by the clock of the loop; 0 if it need not wait."""
     submitted_at_s: float = 0.0
     cancelled: bool = False
     isolate: bool = False
@@ -133,7 +154,9 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
     waiting_deps: int = 0
 
     def __post_init__(self) -> None:
-        self.retries_left = self.spec.options.max_retries
+        options = self.spec.options
+        self.retries_left = options.max_retries
+        self.oom_retries_left = options.oom_retries
         self.submitted_at_s = time.time()
 
     @property
@@ -169,14 +192,27 @@ class PendingTask(msgspec.Struct, eq=False, gc=False):
         mean_s = spec.mean_s
         spec.mean_s = duration_s if mean_s is None else mean_s + _SMOOTHING * (duration_s - mean_s)
 
-    def take_retry(self) -> bool:
-        """Use up one retry; return False if none was left (-1 means without limit)."""
-        if self.retries_left == 0:
+    def take_retry(self, *, oom: bool = False) -> bool:
+        """Use up one retry; return False if none was left (-1 means without limit).
+
+        Those after a worker that had no memory left (``oom``) are counted apart.
+        """
+        left = self.oom_retries_left if oom else self.retries_left
+        if left == 0:
             return False
-        if self.retries_left > 0:
-            self.retries_left -= 1
+        if oom:
+            self.oom_retries_left = left - 1 if left > 0 else left
+        else:
+            self.retries_left = left - 1 if left > 0 else left
         self.attempt += 1
         return True
+
+    def describe_retry(self, now_s: float) -> str:
+        """Return when and as which attempt it goes on, in words."""
+        left = self.retries_left
+        of = "" if left < 0 else f" of at most {self.attempt + 1 + left}"
+        when = f" in {self.retry_at_s - now_s:.1f} s" if self.retry_at_s > now_s else ""
+        return f"its attempt {self.attempt + 1}{of} begins{when}"
 
 
 def pack_arguments(

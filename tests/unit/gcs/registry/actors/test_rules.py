@@ -71,6 +71,23 @@ def test_a_preempted_actor_comes_back_without_using_up_a_restart() -> None:
     assert "preempted for x" in record.pending_reason
 
 
+def test_pauses_before_restarts_double_and_a_preempted_actor_has_none() -> None:
+    pauses = []
+    for restarts in (0, 1, 2, 60):
+        actor = an_actor(
+            ActorState.ALIVE, lease_id="l", max_restarts=-1, restarts=restarts, restart_delay_s=4.0
+        )
+        transition = actors.worker_lost(actor, CAUSE, 2.0, lease_id="l")
+        assert transition is not None and transition.record.restart_at_s is not None
+        pauses.append(transition.record.restart_at_s - 2.0)
+        assert actors.waits(transition.record)
+    for pause_s, whole_s in zip(pauses, (4.0, 8.0, 16.0, actors.MAX_PAUSE_S), strict=True):
+        assert 0.75 * whole_s <= pause_s <= 1.25 * whole_s
+    preempted = ErrorInfo(code="preempted", message="for x")
+    transition = actors.worker_lost(actor, preempted, 2.0, lease_id="l")
+    assert transition is not None and transition.record.restart_at_s is None
+
+
 @pytest.mark.parametrize("state", [ActorState.PENDING, ActorState.RESTARTING])
 def test_a_process_lost_in_its_constructor_was_not_alive(state: ActorState) -> None:
     actor = an_actor(state, lease_id="l_1", max_restarts=1, last_alive=-1)
