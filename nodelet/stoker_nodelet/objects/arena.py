@@ -71,6 +71,15 @@ def remove_abandoned(path: Path) -> None:
         remove_owned(path)
 
 
+def remove_left(paths: list[Path]) -> None:
+    """Remove what a dead nodelet has left in folders; without any, the folders of all dead ones."""
+    for path in paths:
+        remove_abandoned(path)
+    if not paths:
+        sweep()
+        sweep(SOCKETS, "stoker-sock-*")
+
+
 def _remove_without_listener(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         try:

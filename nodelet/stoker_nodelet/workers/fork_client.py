@@ -109,7 +109,10 @@ class ForkServer:
             async with asyncio.timeout(6.0):
                 await asyncio.to_thread(self.handle.proc.wait)
         except TimeoutError:
-            self.handle.proc.kill()
+            # The reaper above it ends what it leaves, and itself.
+            for pid in process_tree.children(self.handle.proc.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def _send(self, message: dict[str, Any]) -> None:
         body = msgspec.msgpack.encode(message)

@@ -14,7 +14,8 @@ a child that is no known worker: that is killed. An exit is reported when nothin
 left, except resource trackers: they unlink what the worker had in shared memory, end by themselves,
 and are killed only if that takes long. When the control socket closes (the nodelet is gone, however
 it died) everything else is killed at once, and the folders of a killed nodelet in shared memory
-and of its sockets are removed.
+and of its sockets are removed. If this process itself is killed, the *reaper* above it does all that
+(:mod:`stoker_nodelet.workers.reaper`).
 
 It must never start a thread or initialise CUDA: neither survives a fork. For the same reason nothing
 here relies on a thread.
@@ -24,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -40,6 +40,15 @@ from typing import TYPE_CHECKING, Any
 
 from stoker_nodelet import process_tree
 from stoker_nodelet.objects import arena
+from stoker_nodelet.workers.reaper import (
+    PR_SET_CHILD_SUBREAPER,
+    PR_SET_PDEATHSIG,
+    Owner,
+    Reaper,
+    fork_below_reaper,
+    kill_descendants,
+    prctl,
+)
 from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:
@@ -49,11 +58,7 @@ DEFAULT_TARGET = "stoker.runtime.worker.main:main"
 HEAD = struct.Struct("!I")
 _ORPHANS_S = 1.0  # an exit is reported at the latest after this, even if its orphans do not die
 _TRACKER_S = 2.0  # the time that a dead worker's resource tracker may take to clean up
-_END_S = 4.0  # after this the fork server exits, whatever still lives
-_OWNER_S = 1.0  # the time in which a killed nodelet must count as dead
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM)
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +73,10 @@ class ForkedProcess:
             return os.waitpid(self.pid, 0)[1]
         return 0
 
-    def kill(self) -> None:
-        """Kill it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-
 
 @dataclass(frozen=True, slots=True)
 class ForkServerHandle:
-    """A started fork server: its process, and the nodelet's end of its control socket."""
+    """A started fork server: the reaper above it, which ends with it, and our end of its control socket."""
 
     proc: subprocess.Popen[bytes] | ForkedProcess
     sock: socket.socket
@@ -102,6 +102,8 @@ def start_forkserver(
     executable = python or sys.executable
     ours, theirs = socket.socketpair()
     command = [executable, "-P", "-m", "stoker_nodelet.workers.forkserver"]
+    owner = Owner.current()
+    command += ["--owner", str(owner.pid), str(owner.started)]
     command += ["--fd", str(theirs.fileno()), "--target", target]
     for module in preload:
         command += ["--preload", module]
@@ -125,12 +127,13 @@ def fork_forkserver(log_path: Path, *, target: str = DEFAULT_TARGET) -> ForkServ
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
+    owner = Owner.current()
     gc.freeze()  # else the first collection, here or there, would write to each shared page
     pid = os.fork()
     if pid == 0:
         try:
             _detach(theirs.fileno(), log_path)
-            _serve(theirs, target, ())
+            _serve(theirs, target, (), fork_below_reaper(owner), owner)
         finally:
             os._exit(1)
     theirs.close()
@@ -147,22 +150,29 @@ def _detach(kept_fd: int, log_path: Path) -> None:
     _close_all_but(kept_fd)
 
 
-def _close_all_but(fd: int) -> None:
-    os.closerange(3, fd)
-    os.closerange(fd + 1, os.sysconf("SC_OPEN_MAX"))
+def _close_all_but(*fds: int) -> None:
+    start = 3
+    for fd in (*sorted(fds), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(start, fd)
+        start = fd + 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the fork server until its control socket closes."""
     parser = argparse.ArgumentParser(prog="python -m stoker_nodelet.workers.forkserver")
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--owner", type=int, nargs=2, required=True)
     parser.add_argument("--target", default=DEFAULT_TARGET)
     parser.add_argument("--preload", action="append", default=[])
     options = parser.parse_args(argv)
-    _serve(socket.socket(fileno=options.fd), options.target, options.preload)
+    owner = Owner(*options.owner)
+    reaper = fork_below_reaper(owner)
+    _serve(socket.socket(fileno=options.fd), options.target, options.preload, reaper, owner)
 
 
-def _serve(sock: socket.socket, target: str, preload: Sequence[str]) -> None:
+def _serve(
+    sock: socket.socket, target: str, preload: Sequence[str], reaper: Reaper, owner: Owner
+) -> None:
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with sock:
@@ -176,7 +186,7 @@ def _serve(sock: socket.socket, target: str, preload: Sequence[str]) -> None:
             text = "".join(traceback.format_exception_only(error)).strip()
             _send(sock, {"ev": "import_failed", "error": text})
             raise
-        _ForkLoop(sock, function).serve(time.monotonic() - started_at_s)
+        _ForkLoop(sock, function, reaper, owner).serve(time.monotonic() - started_at_s)
 
 
 def _import_target(target: str, preload: Sequence[str]) -> Callable[[Any], None]:
@@ -203,9 +213,13 @@ def _send(sock: socket.socket, message: dict[str, Any]) -> None:
 class _ForkLoop:
     """The loop of the process: requests in, forks and exits out."""
 
-    def __init__(self, sock: socket.socket, target: Callable[[Any], None]) -> None:
+    def __init__(
+        self, sock: socket.socket, target: Callable[[Any], None], reaper: Reaper, owner: Owner
+    ) -> None:
         self._sock = sock
         self._target = target
+        self._reaper = reaper
+        self._owner = owner
         self._workers: dict[str, int] = {}
         self._names: dict[int, str] = {}
         self._exits: list[tuple[float, dict[str, Any]]] = []
@@ -219,7 +233,6 @@ class _ForkLoop:
         """The nodelet stops in good order, and removes its folders itself."""
         self._cleanup_paths: list[Path] = []
         """Folders that a killed nodelet leaves behind."""
-        self._owner = os.getppid()
         # A process that the imports started (a resource tracker) is not an orphan.
         self._helpers = set(process_tree.children(os.getpid()))
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -239,7 +252,9 @@ class _ForkLoop:
         while not self._ends:
             timeout_s = 0.05 if self._exits or self._trackers else None
             control = self._sock.fileno()
-            readable, _, _ = select.select([control, self._wake_r], [], [], timeout_s)
+            reaper = self._reaper.fd
+            readable, _, _ = select.select([control, self._wake_r, reaper], [], [], timeout_s)
+            self._ends |= reaper in readable
             if self._wake_r in readable:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_r, 4096)
@@ -273,7 +288,8 @@ class _ForkLoop:
             if request["op"] == "fork":
                 self._fork(request)
             elif request["op"] == "cleanup_path":
-                self._cleanup_paths.append(Path(request["path"]))
+                self._cleanup_paths.append(path := Path(request["path"]))
+                self._reaper.add_folder(path)
             elif request["op"] == "shutdown":
                 self._shutdown = True
             else:
@@ -298,6 +314,7 @@ class _ForkLoop:
             return
         if pid == 0:
             self._sock.close()
+            os.close(self._reaper.fd)
             os.close(self._wake_r)
             os.close(self._wake_w)
             _run_child(request, self._target, parent)
@@ -357,38 +374,15 @@ class _ForkLoop:
 
     def _end(self) -> None:
         signal.set_wakeup_fd(-1)
-        _close_all_but(self._sock.fileno())  # this ends a tracker that the imports started
-        started_at_s = time.monotonic()
-        while (passed_s := time.monotonic() - started_at_s) < _END_S:
-            alive = process_tree.descendants(os.getpid())
-            for pid in reversed(alive):
-                if passed_s < _TRACKER_S and process_tree.is_resource_tracker(pid):
-                    continue
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                while os.wait4(-1, os.WNOHANG)[0]:
-                    pass
-            if not alive:
-                break
-            time.sleep(0.005)
-        if not self._shutdown:
-            self._clean_up()
+        # This ends a tracker that the imports started.
+        _close_all_but(self._sock.fileno(), self._reaper.fd)
+        gone = kill_descendants()
+        self._sock.close()
+        if not self._shutdown and self._owner.is_dead():
+            arena.remove_left(self._cleanup_paths)
+        if gone:
+            self._reaper.dismiss()
         os._exit(0)
-
-    def _clean_up(self) -> None:
-        """Remove the folders of a nodelet that was killed, or that ended before it named them.
-
-        The socket closes a moment before its owner counts as dead; from then on we have another parent.
-        """
-        deadline_s = time.monotonic() + _OWNER_S
-        while os.getppid() == self._owner and time.monotonic() < deadline_s:
-            time.sleep(0.005)
-        for path in self._cleanup_paths:
-            arena.remove_abandoned(path)
-        if not self._cleanup_paths:
-            arena.sweep()
-            arena.sweep(arena.SOCKETS, "stoker-sock-*")
 
 
 def _signal_tree(pid: int, signum: int) -> set[int]:
@@ -403,14 +397,6 @@ def _signal_tree(pid: int, signum: int) -> set[int]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(member, signum)
     return set(below)
-
-
-def prctl(option: int, value: int) -> None:
-    """Call prctl(2)."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, value, 0, 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
 
 
 def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: int) -> None:

@@ -106,6 +106,17 @@ def test_a_killed_head_leaves_nothing(cluster: LocalCluster) -> None:
     gone(processes, cluster.info)
 
 
+def test_a_head_killed_with_its_fork_server_leaves_nothing(cluster: LocalCluster) -> None:
+    processes = tree(cluster.pid)
+    (reaper,) = processes[0].children()
+    both = [processes[0], *reaper.children()]
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        for process in both:
+            process.send_signal(signum)
+    cluster.stop()
+    gone(processes, cluster.info)
+
+
 def test_a_head_killed_while_it_starts_leaves_nothing() -> None:
     cluster = spawn_local(num_cpus=1, num_gpus=0)
     pattern = f"stoker-{cluster.session_dir.name}-*"

@@ -275,6 +275,13 @@ async def start_nodelet(
     return Nodelet(process, client, registration, gcs.incarnation)
 
 
+def fork_server_of(node: Nodelet) -> tuple[int, int]:
+    """The pids of a nodelet's reaper and of the fork server below it."""
+    (reaper,) = process_tree.children(node.process.pid)
+    (forkserver,) = process_tree.children(reaper)
+    return reaper, forkserver
+
+
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 

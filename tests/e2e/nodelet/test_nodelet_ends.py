@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -13,7 +14,14 @@ from stoker_wire.messages.cluster import DriverSpec, HeldLeases, LeaseKind
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import LogLine
 from stoker_wire.messages.work import EndAttempt, JobState
-from tests.e2e.nodelet.nodelet_harness import FakeGcs, eventually, is_alive, mode, there
+from tests.e2e.nodelet.nodelet_harness import (
+    FakeGcs,
+    eventually,
+    fork_server_of,
+    is_alive,
+    mode,
+    there,
+)
 
 
 async def test_a_killed_nodelet_leaves_nothing(start, gcs: FakeGcs) -> None:
@@ -29,6 +37,29 @@ async def test_a_killed_nodelet_leaves_nothing(start, gcs: FakeGcs) -> None:
     node.process.kill()
     await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone")
     await eventually(lambda: not there(arena), "its fork server removed the arena")
+
+
+async def test_a_nodelet_killed_with_its_fork_server_leaves_nothing(start, gcs: FakeGcs) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    seen = await node.do(worker, "spawn")
+    arena, socket = Path(gcs.nodes[0].arena_dir), Path(node.registration.unix)
+    (arena / "o_1").write_bytes(b"left")
+    tree = process_tree.descendants(node.process.pid)
+    assert {worker.pid, seen.child} <= set(tree)
+    # Like the task's own process in all but its descent.
+    stranger = await asyncio.create_subprocess_exec(
+        "setsid", "sleep", "1000", env={"PATH": os.environ["PATH"], **seen.env}
+    )
+    _, forkserver = fork_server_of(node)
+    for signum in (signal.SIGSTOP, signal.SIGKILL):  # neither may see the other's death
+        for pid in (node.process.pid, forkserver):
+            os.kill(pid, signum)
+    await eventually(lambda: not any(map(is_alive, tree)), "all descendants are gone")
+    await eventually(lambda: not there(arena) and not there(socket), "its folders are removed")
+    assert is_alive(stranger.pid)
+    stranger.kill()
+    await stranger.wait()
 
 
 async def test_a_nodelet_sweeps_the_arenas_of_dead_ones(start, gcs: FakeGcs) -> None:
@@ -54,7 +85,18 @@ async def test_a_stopped_nodelet_leaves_the_cluster_and_cleans_up(start, gcs: Fa
     assert not is_alive(worker.pid)
 
 
-@pytest.mark.parametrize("end", ["stop", "kill", "forkserver"])
+async def test_a_stopped_nodelet_leaves_nothing_though_its_fork_server_hangs(start) -> None:
+    node = await start()
+    _, worker = await node.start_lease()
+    child = (await node.do(worker, "spawn")).child
+    reaper, forkserver = fork_server_of(node)
+    os.kill(forkserver, signal.SIGSTOP)
+    await node.stop()
+    processes = (reaper, forkserver, worker.pid, child)
+    await eventually(lambda: not any(map(is_alive, processes)), "all are gone")
+
+
+@pytest.mark.parametrize("end", ["stop", "kill", "forkserver", "both"])
 async def test_workers_leave_no_shared_memory_however_they_end(
     start, gcs: FakeGcs, end: str
 ) -> None:
@@ -75,8 +117,10 @@ async def test_workers_leave_no_shared_memory_however_they_end(
     elif end == "kill":
         node.process.kill()
     else:
-        (forkserver,) = process_tree.children(node.process.pid)
+        _, forkserver = fork_server_of(node)
         os.kill(forkserver, signal.SIGKILL)
+        if end == "both":
+            node.process.kill()
     await eventually(lambda: not there(shared["node"]), "its resource tracker has cleaned up")
 
 
@@ -195,14 +239,14 @@ async def test_a_node_works_on_while_the_gcs_is_away(start, gcs: FakeGcs) -> Non
     assert len(gcs.nodes) == 1
 
 
+@pytest.mark.parametrize("which", [0, 1], ids=["reaper", "fork server"])
 async def test_a_dead_fork_server_is_replaced_and_its_workers_exits_are_told(
-    start, gcs: FakeGcs
+    start, gcs: FakeGcs, which: int
 ) -> None:
     node = await start()
     _, worker = await node.start_lease()
     child = (await node.do(worker, "spawn")).child
-    (forkserver,) = process_tree.children(node.process.pid)
-    os.kill(forkserver, signal.SIGKILL)
+    os.kill(fork_server_of(node)[which], signal.SIGKILL)
     one = await node.exit_of(worker.worker_id)
     assert one.signal == signal.SIGKILL
     await eventually(lambda: not is_alive(child) and not is_alive(worker.pid), "all are gone")
