@@ -1,4 +1,4 @@
-"""Real Redis and PostgreSQL servers for tests, each on its own port in its own directory.
+"""Real Redis and PostgreSQL servers for tests, each on its own port in its own directory; small disks.
 
 Fixtures in conftest.py and fault tests call this. Nothing here is a mock, nothing touches a server
 that the machine already runs, and every server dies with the test process even when that one is
@@ -9,6 +9,7 @@ killed. Run as a program, this prints the name of each server whose binary is mi
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import os
 import pwd
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterator
 
 T = TypeVar("T")
 START_TIMEOUT_S = 60.0
@@ -335,6 +336,45 @@ class PostgresServer:
         """Stops the server and deletes everything it wrote."""
         self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, nbytes: int) -> Iterator[Path]:
+    """``folder`` is an empty file system of that size; it is gone at the end, with all in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", os.fspath(folder)]
+    _run_or_skip(command)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", os.fspath(folder)], check=True, capture_output=True)
+
+
+def with_own_shm(nbytes: int) -> list[str]:
+    """A command prefix: what runs behind it, and its children, see a /dev/shm of that size of their own."""
+    script = f'mount -t tmpfs -o size={nbytes} tmpfs /dev/shm && exec "$@"'
+    prefix = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+    _run_or_skip([*prefix, "true"])
+    return prefix
+
+
+def fill(path: Path) -> None:
+    """Take all that is left of the file system, to the last byte; unlink the file to give it back."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        for nbytes in (1 << 20, 1 << 12, 1):
+            with contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(nbytes))
+
+
+def _run_or_skip(command: list[str]) -> None:
+    import pytest  # not at the top: `make test` runs this module before there is one
+
+    if os.geteuid() != 0 or shutil.which(command[0]) is None:
+        pytest.skip(f"needs root and {command[0]} to mount a small file system")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    if done.returncode:
+        pytest.skip(f"no small file system can be mounted here: {done.stderr.strip()}")
 
 
 def _run_in_thread(work: Coroutine[object, object, None]) -> None:

@@ -22,7 +22,7 @@ from stoker_nodelet.objects.index import ObjectIndex
 from stoker_wire.arena import Arena, ByteQuota, read_head
 from stoker_wire.arena.extents import FREE, QUOTA, SPILL
 from stoker_wire.arena.layout import id_of
-from stoker_wire.errors import ArenaFullError, ObjectLostError
+from stoker_wire.errors import ArenaFullError, ObjectLostError, StartError
 from stoker_wire.messages.work import ObjectInfo
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class ArenaEvictor:
     has_ended: Callable[[str, str], bool]
     """Whether a job (its id) or an owner (its id) is known to have ended."""
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _spill_fails: bool = False
+    """Whether the disk refused the last object: that is told once, not each second."""
 
     @property
     def arena(self) -> Arena:
@@ -69,12 +71,16 @@ class ArenaEvictor:
             try:
                 self.sweep()
                 self.trim()
-                target_bytes = int(self._limit_bytes() * self.spill_at)
-                if self.arena.quota.used_bytes > target_bytes:
-                    async with self._lock:
-                        await self._evict_to(target_bytes)
+                await self.spill()
             except OSError:
                 _log.exception("the arena's eviction failed; it is tried again")
+
+    async def spill(self) -> None:
+        """Spill the oldest objects as far as more than ``spill_at`` of the limit is in use."""
+        target_bytes = int(self._limit_bytes() * self.spill_at)
+        if self.arena.quota.used_bytes > target_bytes:
+            async with self._lock:
+                await self._evict_to(target_bytes)
 
     def _limit_bytes(self) -> int:
         """Return how much the arena may take now: less than its limit where others use the file system too.
@@ -143,8 +149,11 @@ class ArenaEvictor:
                     else:
                         await self._spill(one)
                 except OSError as error:
-                    _log.error("spilling %s: %s", one.object_id, error)
-                    return f"nothing can be spilled to {self.spill_dir}: {error.strerror}"
+                    obstacle = f"nothing can be spilled to {self.spill_dir}: {error.strerror}"
+                    if not self._spill_fails:
+                        _log.warning("%s; it is tried again", obstacle)
+                    self._spill_fails = True
+                    return obstacle
                 self._delete_recycled(lambda: quota.used_bytes > target_bytes)
         return "what is left is being read or written"
 
@@ -170,6 +179,9 @@ class ArenaEvictor:
             final.unlink(missing_ok=True)
             return
         self.arena.recycle(one.object_id)
+        if self._spill_fails:
+            self._spill_fails = False
+            _log.info("objects can be spilled to %s again", self.spill_dir)
         _log.info(
             "spilled %s, %d bytes, in %.2f s", one.object_id, one.nbytes, time.monotonic() - began
         )
@@ -285,10 +297,18 @@ def create_arena(
 ) -> ArenaEvictor:
     """Create an empty arena in a folder; its limit is at most the size of the file system."""
     status = os.statvfs(arena_dir)
-    (arena_dir / FREE).mkdir(mode=0o700)
-    spill_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    (arena_dir / SPILL).symlink_to(spill_dir)
-    ByteQuota(arena_dir / QUOTA, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
+    try:
+        (arena_dir / FREE).mkdir(mode=0o700)
+        spill_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (arena_dir / SPILL).symlink_to(spill_dir)
+        ByteQuota(arena_dir / QUOTA, min(limit_bytes, status.f_blocks * status.f_frsize)).close()
+    except OSError as error:
+        raise StartError(
+            f"the node's shared memory cannot be made in {arena_dir}\n{error.strerror}\n"
+            f"its file system has {status.f_bavail * status.f_frsize} of "
+            f"{status.f_blocks * status.f_frsize} bytes free: delete files of others there, or have "
+            "it enlarged (mount -o remount,size=)"
+        ) from None
     objects = ObjectIndex(Arena(arena_dir), node_id)
     return ArenaEvictor(
         objects, spill_dir, settings.arena_warm_bytes, settings.arena_spill_at, has_ended

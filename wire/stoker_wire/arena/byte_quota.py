@@ -33,9 +33,15 @@ class ByteQuota:
         self._fd = -1
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if limit_bytes is not None else 0)
         self._fd = os.open(path, flags, 0o600)
-        if limit_bytes is not None:
-            os.ftruncate(self._fd, _FORM.size)
-        self._map = mmap.mmap(self._fd, _FORM.size)
+        try:
+            if limit_bytes is not None:
+                # Not only its length: on a full file system a write to the map would be a SIGBUS.
+                os.posix_fallocate(self._fd, 0, _FORM.size)
+            self._map = mmap.mmap(self._fd, _FORM.size)
+        except BaseException:
+            os.close(self._fd)
+            self._fd = -1
+            raise
         self._thread_lock = threading.Lock()
         if limit_bytes is not None:
             _FORM.pack_into(self._map, 0, 0, limit_bytes)

@@ -43,6 +43,8 @@ _ASK_S = 5.0
 _AGAIN_S = 0.5
 _FREE_S = 60.0
 """How long a silent node is told what to free there."""
+_PATIENCE_S = 2.0
+"""How long a writer tries to be faster than others where the nodelet makes room; then it takes disk."""
 _MAX_PAUSE_S = 0.1
 """Between two tries to take the room that was made, which others may be faster to take."""
 _HEAD_ROOM = 1 << 16
@@ -169,19 +171,22 @@ class ValueStore:
     def _write(self, object_id: str, head: ObjectHead, packed: Packed) -> tuple[int, bool]:
         """Write into the arena, or to disk; return the length, and whether it is on disk.
 
-        Where the arena is full, the nodelet makes room first; disk is for when objects in use leave none.
+        Where the arena is full, the nodelet makes room first; disk is for when objects in use leave none,
+        or others take it as fast as it is made.
         """
         arena, node = self.arena, self._node
         assert arena is not None and node is not None
-        deadline_s = time.monotonic() + _ROOM_S
+        deadline_s = time.monotonic() + _PATIENCE_S
         pause_s = 0.0
         while True:
             try:
                 parts = packed.data, packed.buffers
                 return arena.write(object_id, head, *parts, self._reclaim), False
-            except ArenaFullError:
-                if self._io.is_current() or time.monotonic() > deadline_s:
+            except ArenaFullError as full:
+                if self._io.is_current():
                     raise
+                if time.monotonic() > deadline_s:
+                    return self._write_to_disk(object_id, head, packed, full), True
             # The nodelet says no where no room can be made; where it made some, others may be faster.
             time.sleep(pause_s)
             pause_s = min(_MAX_PAUSE_S, pause_s * 2 or _MAX_PAUSE_S / 64)

@@ -14,9 +14,10 @@ from stoker_nodelet.objects.arena import remove_owned
 from stoker_nodelet.objects.eviction import ArenaEvictor, create_arena
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import QUOTA
-from stoker_wire.errors import ArenaFullError
+from stoker_wire.errors import ArenaFullError, StartError
 from stoker_wire.messages.work import ObjectInfo
 from stoker_wire.settings import Settings
+from tests.services import fill, mounted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,17 +30,20 @@ MIB = 1 << 20
 @pytest.fixture
 def evictor(tmp_path: Path) -> Iterator[ArenaEvictor]:
     (tmp_path / "arena").mkdir()
-    settings = Settings(arena_warm_bytes=3 * MIB)
-    made = create_arena(
-        tmp_path / "arena",
+    made = make(tmp_path / "arena", tmp_path / "disk")
+    yield made
+    made.arena.close()
+
+
+def make(folder: Path, spill_dir: Path) -> ArenaEvictor:
+    return create_arena(
+        folder,
         "n_1",
-        settings,
-        spill_dir=tmp_path / "disk",
+        Settings(arena_warm_bytes=3 * MIB),
+        spill_dir=spill_dir,
         limit_bytes=LIMIT,
         has_ended=lambda job_id, owner_id: False,
     )
-    yield made
-    made.arena.close()
 
 
 def put(evictor: ArenaEvictor, object_id: str, nbytes: int = MIB, *, report: bool = True) -> None:
@@ -79,6 +83,52 @@ async def test_room_is_made_of_what_is_reported_a_moment_later(evictor: ArenaEvi
             evictor.objects.seal([ObjectInfo(object_id=one.name, nbytes=MIB)])
     await room
     assert evictor.objects.spilled_bytes > 0
+
+
+async def test_the_limit_is_what_others_leave(tmp_path: Path) -> None:
+    with mounted(tmp_path / "shm", 16 * MIB) as shm:
+        (shm / "arena").mkdir()
+        shared = make(shm / "arena", tmp_path / "disk")
+        for number in range(5):
+            put(shared, f"o_{number}")
+        await shared.spill()
+        assert shared.objects.spilled_bytes == 0
+        fill(shm / "other")
+        await shared.spill()
+        assert MIB < shared.objects.spilled_bytes < 4 * MIB
+        with pytest.raises(ArenaFullError, match=r"its file system has \d+ bytes free"):
+            await shared.make_room(8 * MIB)
+        (shm / "other").unlink()
+        await shared.make_room(8 * MIB)
+        assert bytes(shared.arena.read("o_0")[0]) == bytes(MIB)
+        shared.arena.close()
+
+
+def test_an_arena_on_a_full_file_system_is_a_named_error(tmp_path: Path) -> None:
+    with mounted(tmp_path / "shm", MIB) as shm:
+        (shm / "arena").mkdir()
+        fill(shm / "other")
+        with pytest.raises(StartError, match=r"cannot be made in .*/arena\nNo space"):
+            make(shm / "arena", tmp_path / "disk")
+
+
+async def test_a_disk_that_is_full_for_long_is_one_warning_and_is_used_again(
+    tmp_path: Path, evictor: ArenaEvictor, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mounted(evictor.spill_dir, 3 * MIB):
+        fill(evictor.spill_dir / "other")
+        for number in range(8):
+            put(evictor, f"o_{number}")
+        put(evictor, "o_8", MIB // 2)
+        for _ in range(3):
+            await evictor.spill()
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert f"nothing can be spilled to {evictor.spill_dir}: No space" in caplog.text
+        assert len(list(evictor.objects.in_memory())) == 9
+        (evictor.spill_dir / "other").unlink()
+        await evictor.spill()
+        assert evictor.objects.spilled_bytes > 0
+        assert all(bytes(evictor.arena.read(f"o_{n}")[0]) == bytes(MIB) for n in range(8))
 
 
 async def test_a_full_disk_is_named_with_the_holders(

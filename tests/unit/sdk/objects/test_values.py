@@ -7,8 +7,10 @@ from typing import Any, cast
 import pytest
 
 from stoker.exceptions import GetTimeoutError, ObjectLostError
+from stoker.runtime.objects import values as values_module
 from stoker.runtime.objects.values import ValueStore
-from stoker_wire.errors import DeadlineExceededError
+from stoker.runtime.serialization.pickling import Packed
+from stoker_wire.errors import ArenaFullError, DeadlineExceededError
 from stoker_wire.messages.data import Stored
 
 
@@ -48,3 +50,35 @@ def test_a_get_with_a_timeout_bounds_the_fetch_and_names_the_node() -> None:
     [(path, timeout_s)] = far.asked
     assert path == "/v1/objects/o_1/pull"
     assert 0 < timeout_s <= 0.25
+
+
+class CrowdedNode(FarAway):
+    """Stands for a node that makes room, which others are always faster to take; it has a disk."""
+
+    job_id = peer_id = "p_1"
+    node_id = "n_1"
+
+    def is_current(self) -> bool:
+        return False
+
+    def wake(self) -> None:
+        return
+
+    def run(self, work: Any, timeout_s: float) -> None:
+        work.close()
+        self.asked.append(("room", timeout_s))
+
+    def write(self, *_: object) -> int:
+        raise ArenaFullError("no room")
+
+    def write_to_disk(self, object_id: str, *_: object) -> int:
+        return 77
+
+
+def test_a_writer_that_others_keep_from_memory_takes_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values_module, "_PATIENCE_S", 0.05)
+    crowded = cast("Any", CrowdedNode())
+    values = ValueStore(crowded, crowded, crowded, crowded, crowded, crowded, inline_max_bytes=1)
+    place = values.store_result("o_1", Packed(bytes(100), [], []), "p_1")
+    assert isinstance(place, Stored) and place.nbytes == 77
+    assert len(crowded.asked) > 1
