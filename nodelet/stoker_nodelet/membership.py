@@ -18,8 +18,10 @@ import psutil
 from msgspec import structs
 
 from stoker_nodelet.core.events import NodeFenced, NodeRegistered
+from stoker_nodelet.core.memory import Watermarks
 from stoker_nodelet.objects.detached import DetachedCopies
 from stoker_nodelet.workers.workers import Workers
+from stoker_wire.constraints.conditions import ConditionKind, NodeCondition
 from stoker_wire.errors import (
     CompactedError,
     ConflictError,
@@ -28,7 +30,13 @@ from stoker_wire.errors import (
     StokerError,
 )
 from stoker_wire.http.client.client import Client
-from stoker_wire.messages.cluster import Device, Heartbeat, Node, RegisteredNode, RegisterNode
+from stoker_wire.messages.cluster import (
+    Device,
+    Heartbeat,
+    Node,
+    RegisteredNode,
+    RegisterNode,
+)
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import Job
@@ -61,6 +69,7 @@ class Membership:
     detached: DetachedCopies
     on_member: Callable[[bool], None]
     heartbeat_s: float = 1.0
+    watermarks: Watermarks = field(default_factory=lambda: Watermarks(0.0, 0))
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
 
@@ -83,7 +92,10 @@ class Membership:
     async def _register(self) -> None:
         warm = self.workers.kernels.warm
         self.registration = structs.replace(
-            self.registration, warm_kernels=warm, devices=self._devices()
+            self.registration,
+            warm_kernels=warm,
+            devices=self._devices(),
+            conditions=self._conditions(),
         )
         answer: RegisteredNode | None = None
         logged, began_s = "", time.monotonic()
@@ -116,13 +128,16 @@ class Membership:
             if self.leaving:
                 return
             warm, devices = self.workers.kernels.warm, self._devices()
+            conditions = self._conditions()
             changed = warm if warm != self.registration.warm_kernels else None
             new_devices = devices if devices != self.registration.devices else None
+            is_new = conditions != self.registration.conditions
             heartbeat = Heartbeat(
                 incarnation=self.incarnation,
                 usage=self.usage(),
                 warm_kernels=changed,
                 devices=new_devices,
+                conditions=conditions if is_new else None,
             )
             try:
                 # A late heartbeat is worthless: the next one follows.
@@ -135,11 +150,11 @@ class Membership:
                 _log.warning("heartbeat: %s", error)
                 continue
             self.registration = structs.replace(
-                self.registration, warm_kernels=warm, devices=devices
+                self.registration, warm_kernels=warm, devices=devices, conditions=conditions
             )
 
     async def _wait_for_heartbeat(self) -> None:
-        """Wait until the next heartbeat is due, or until GPUs are to be reported."""
+        """Wait until the next heartbeat is due, or until GPUs or conditions are to be reported."""
         to_report = self.workers.gpus.to_report
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.heartbeat_s):
@@ -155,6 +170,15 @@ class Membership:
             else one
             for one in self.registration.devices
         )
+
+    def _conditions(self) -> tuple[NodeCondition, ...]:
+        """Return why the node takes no new work, if that is so."""
+        marks = self.watermarks
+        found = (
+            (ConditionKind.MEMORY_PRESSURE, marks.memory),
+            (ConditionKind.DISK_PRESSURE, marks.disk),
+        )
+        return tuple(NodeCondition(kind=kind, reason=why) for kind, why in found if why)
 
     async def _abandon_work(self) -> None:
         exits = [process.exited for process in self.workers.processes.living.values()]

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from stoker_nodelet import api
 from stoker_nodelet.core import Policy, State
+from stoker_nodelet.core.memory import Watermarks
 from stoker_nodelet.core.state import GpuEntry
 from stoker_nodelet.devices import limits
 from stoker_nodelet.devices.discovery import find_gpus
@@ -37,7 +38,7 @@ from stoker_nodelet.telemetry.driver_reports import DriverReports
 from stoker_nodelet.telemetry.exits import Exits
 from stoker_nodelet.telemetry.log_retention import LogRetention
 from stoker_nodelet.telemetry.logs import Logs
-from stoker_nodelet.telemetry.oom_guard import OomGuard
+from stoker_nodelet.telemetry.memory_monitor import MemoryMonitor
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
@@ -94,6 +95,7 @@ class Parts:
     transfer: Transfer
     detached: DetachedCopies
     log_retention: LogRetention
+    memory_monitor: MemoryMonitor
     monitor: GpuMonitor | None
 
 
@@ -131,7 +133,7 @@ class Nodelet:
             ("spool", parts.spool.run()),
             ("eviction", parts.evictor.run()),
             ("detached", parts.detached.run()),
-            ("memory", OomGuard(workers).run()),
+            ("memory", parts.memory_monitor.run()),
             ("ticks", _tick(workers, parts.log_retention)),
             ("folders", workers.sweep_folders()),
         ):
@@ -325,6 +327,14 @@ def _build_parts(
             total_bytes=settings.log_total_bytes,
             max_files=settings.log_max_files,
         ),
+        memory_monitor=MemoryMonitor(
+            workers,
+            Watermarks(settings.memory_pressure_at, settings.disk_pressure_bytes),
+            threshold=settings.memory_threshold,
+            period_s=settings.memory_period_s,
+            disks=(identity.session_dir, evictor.spill_dir),
+            on_change=workers.gpus.to_report.set,
+        ),
         monitor=GpuMonitor(gpu_library, workers) if gpu_library is not None else None,
     )
 
@@ -384,7 +394,14 @@ def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:
         service.ready(is_member)
         (workers.member.set if is_member else workers.member.clear)()
 
-    return Membership(registration, parts.gcs, workers, parts.detached, on_member)
+    return Membership(
+        registration,
+        parts.gcs,
+        workers,
+        parts.detached,
+        on_member,
+        watermarks=parts.memory_monitor.watermarks,
+    )
 
 
 async def _tick(workers: Workers, retention: LogRetention) -> None:

@@ -329,6 +329,7 @@ def spec_of(node: Node) -> NodeSpec:
         cordon=order.text if (order := node.drain or node.cordon) else "",
         drain_until_s=node.drain.deadline_at_s if node.drain else None,
         taints=msgspec.convert(node.taints, tuple[Taint, ...], from_attributes=True),
+        pressure="; ".join(one.reason for one in node.conditions),
     )
 
 
@@ -582,7 +583,6 @@ def queue_of(
     state: State, requests: Mapping[str, LeaseRequest | RequestBundles], at_s: float
 ) -> list[QueueEntry]:
     """Return the waiting requests in the order of the queue."""
-    ordered = sorted(state.queue.pending(), key=lambda pending: pending.rank)
     return [
         QueueEntry(
             request_id=pending.request_id,
@@ -596,5 +596,5 @@ def queue_of(
             infeasible=state.is_infeasible(pending),
             demand=demand_of(requests[pending.request_id]),
         )
-        for position, pending in enumerate(ordered)
+        for position, pending in enumerate(sorted(state.queue.pending(), key=lambda one: one.rank))
     ]

@@ -198,6 +198,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     memory: Annotated[
         int | None, Meta(description="bytes of memory of this node; unset: as found")
     ] = None
+    memory_threshold: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of this node's memory above which a worker is stopped; 0: never "
+            "(docs/memory.md)",
+        ),
+    ] = 0.95
+    memory_period_s: Annotated[
+        float, Meta(gt=0, description="how often the memory of workers is measured")
+    ] = 0.25
+    memory_pressure_at: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="share of this node's memory above which it takes no new work; 0: never",
+        ),
+    ] = 0.93
+    disk_pressure_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="a node takes no new work while a disk that it writes to has less free (of a "
+            "small one, 5 %); 0: never",
+        ),
+    ] = 1 << 30
     resources: Annotated[
         dict[str, float], Meta(description="further resources of this node, as JSON")
     ] = {}

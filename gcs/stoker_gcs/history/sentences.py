@@ -55,6 +55,11 @@ def _node(kind: str, node: Node) -> _Sentence:
             return f"{name} on {node.hostname} registered{again}", ""
         case EventKind.NODE_WARMED:
             return f"{name} has {len(node.warm_kernels)} kernels in its cache", ""
+        case EventKind.NODE_PRESSED:
+            why = "; ".join(f"{one.kind}: {one.reason}" for one in node.conditions)
+            return f"{name} takes no new work", why
+        case EventKind.NODE_RELIEVED:
+            return f"{name} takes new work again", ""
         case EventKind.NODE_DELETED:
             return f"the record of {name} left by retention", ""
         case EventKind.GPU_QUARANTINED | EventKind.GPU_RELEASED:

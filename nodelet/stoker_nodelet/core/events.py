@@ -151,7 +151,7 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKillRequested:
-    """An operator, the OOM guard or the shell asked for the end of the worker; ``in_order``: with notice."""
+    """An operator, the memory monitor or the shell wants the worker to end; ``in_order``: with notice."""
 
     at_s: float
     worker_id: str

@@ -20,12 +20,12 @@ def usable_cpus() -> float:
 
 
 def _cpu_quota() -> float | None:
-    text = _read(_own_cgroup("cpu") / "cpu.max") or _read(_CGROUP / "cpu.max")
+    text = read(_own_cgroup("cpu") / "cpu.max") or read(_CGROUP / "cpu.max")
     if text:
         limit, _, period = text.partition(" ")
         return None if limit == "max" else max(1.0, float(limit) / float(period or 100_000))
-    limit_us = _read(_CGROUP / "cpu/cpu.cfs_quota_us")
-    period_us = _read(_CGROUP / "cpu/cpu.cfs_period_us")
+    limit_us = read(_CGROUP / "cpu/cpu.cfs_quota_us")
+    period_us = read(_CGROUP / "cpu/cpu.cfs_period_us")
     if limit_us and period_us and int(limit_us) > 0:
         return max(1.0, int(limit_us) / int(period_us))
     return None
@@ -35,20 +35,26 @@ def memory_limit_bytes() -> int:
     """Return the most memory that processes here can have: the cgroup's limit or the machine's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in (_own_cgroup("memory") / "memory.max", _CGROUP / "memory.max"):
-        text = _read(path)
+        text = read(path)
         if text and text != "max":
             total = min(total, int(text))
     for path in (_own_cgroup("memory") / "memory.limit_in_bytes",):
-        text = _read(path)
+        text = read(path)
         if text:
             total = min(total, int(text))
     return total
 
 
+def memory_cgroups() -> tuple[Path, ...]:
+    """Return the folders of the cgroups that may limit our memory, those above our own among them."""
+    own = _own_cgroup("memory")
+    return (own, *(folder for folder in own.parents if folder.is_relative_to(_CGROUP)))
+
+
 def schedulable_memory_bytes() -> int:
     """Return what tasks may declare by default: 70 % of what is available now."""
     available = memory_limit_bytes()
-    for line in (_read(Path("/proc/meminfo")) or "").splitlines():
+    for line in (read(Path("/proc/meminfo")) or "").splitlines():
         if line.startswith("MemAvailable:"):
             available = min(available, int(line.split()[1]) * 1024)
     return int(available * _MEMORY_SHARE)
@@ -77,7 +83,7 @@ def oom_kills() -> int:
     """Return how often the kernel killed for memory in our cgroup (v2 or v1)."""
     own = _own_cgroup("memory")
     for path in (own / "memory.events", _CGROUP / "memory.events", own / "memory.oom_control"):
-        for line in (_read(path) or "").splitlines():
+        for line in (read(path) or "").splitlines():
             name, _, count = line.partition(" ")
             if name == "oom_kill":
                 return int(count)
@@ -85,17 +91,18 @@ def oom_kills() -> int:
 
 
 def _own_cgroup(controller: str) -> Path:
-    for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
+    for line in (read(Path("/proc/self/cgroup")) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         if controller in controllers.split(","):
             return _CGROUP / controller / path.lstrip("/")
-    for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
+    for line in (read(Path("/proc/self/cgroup")) or "").splitlines():
         if line.startswith("0::"):
             return _CGROUP / line[3:].lstrip("/")
     return _CGROUP
 
 
-def _read(path: Path) -> str | None:
+def read(path: Path) -> str | None:
+    """Return a small file of the kernel without the spaces around; None if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

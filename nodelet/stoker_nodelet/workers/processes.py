@@ -40,7 +40,7 @@ from stoker_wire.errors import (
 )
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import StopNotice, StopReply, WorkerSetup
-from stoker_wire.messages.common import Address, Empty
+from stoker_wire.messages.common import Address, Empty, MemoryUse
 from stoker_wire.messages.node_api import MoveWorker
 from stoker_wire.process.background import Background
 
@@ -66,7 +66,8 @@ class Process:
     address: Address | None = None
     """The address at which the worker listens; a driver has none."""
     pid: int = 0
-    oom: bool = False
+    memory: MemoryUse | None = None
+    """The memory as it was when this was ended for want of it."""
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it holds no GPU any longer: it has exited, or stays without them."""

@@ -94,7 +94,7 @@ from stoker_wire.messages.node_api import HeldWork
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
-    from stoker_wire.messages.common import Address
+    from stoker_wire.messages.common import Address, MemoryUse
 
 _RELEASE_S = 5.0
 _REPORTED_STATE = {
@@ -288,15 +288,23 @@ class Workers:
         return self.processes.setup_of(worker, process)
 
     def kill(
-        self, worker_id: str, reason: str, *, oom: bool = False, in_order: bool = False
+        self,
+        worker_id: str,
+        reason: str,
+        *,
+        memory: MemoryUse | None = None,
+        in_order: bool = False,
     ) -> None:
-        """End a worker and all that it started, with notice if ``in_order``; its exit will say ``reason``."""
+        """End a worker and all that it started, with notice if ``in_order``; its exit will say ``reason``.
+
+        With ``memory`` it is ended for want of it.
+        """
         if worker_id not in self.state.workers:
             if self.exits.get(worker_id) is None:
                 raise NotFoundError(f"{worker_id} is not a worker of this node")
             return
-        if oom and worker_id in self.processes.living:
-            self.processes.living[worker_id].oom = True
+        if memory is not None and worker_id in self.processes.living:
+            self.processes.living[worker_id].memory = memory
         self.dispatch(
             WorkerKillRequested(
                 at_s=time.monotonic(), worker_id=worker_id, reason=reason, in_order=in_order
@@ -516,9 +524,10 @@ class Workers:
             self.driver_reports.report_exit(worker_exit, log.attempt)
 
     def _forensics(self, fork_exit: ForkExit, worker: WorkerEntry, process: Process) -> WorkerExit:
-        preempted = worker.stop is not None and worker.stop.preempted and not process.oom
+        oom = process.memory is not None
+        preempted = worker.stop is not None and worker.stop.preempted and not oom
         ending = worker.phase is WorkerPhase.TERMINATING or preempted
-        expected = ending and not process.oom
+        expected = ending and not oom
         killed_for = worker.reason if ending else ""
         kernel_oom = False
         if fork_exit.status == signal.SIGKILL and not killed_for:
@@ -534,13 +543,14 @@ class Workers:
             pid=fork_exit.pid,
             exit_code=how.exit_code,
             signal=how.signal,
-            oom=process.oom or kernel_oom,
+            oom=oom or kernel_oom,
             expected=expected,
             preempted=preempted,
             peak_rss_bytes=fork_exit.peak_rss_bytes,
             at_s=time.time(),
             cause=how.cause,
             last_log_lines=self.logs.tail(fork_exit.worker_id, LOG_LINES),
+            memory=process.memory,
         )
 
 

@@ -62,7 +62,7 @@ def node_of(node: NodeInfo) -> dict[str, Any]:
             "uid": spec.node_id,
             "labels": {"kubernetes.io/hostname": spec.hostname, **spec.labels},
         },
-        "spec": {"unschedulable": bool(spec.cordon)},
+        "spec": {"unschedulable": bool(spec.cordon or spec.pressure)},
         "status": {
             "capacity": amounts,
             "allocatable": amounts,

@@ -68,6 +68,11 @@ class _Table:
     usual: tuple[tuple[str, str], ...] = ()
 
 
+def node_state(row: Row) -> str:
+    """Return the state of a node, and under which conditions it takes no new work."""
+    return ", ".join((row["state"], *(one["kind"] for one in row.get("conditions") or ())))
+
+
 def gpus_of(row: Row) -> str:
     """Return the GPUs of a node as ``2 x NVIDIA H100 (1 quarantined)``; a dash for none."""
     devices = row.get("devices") or ()
@@ -117,7 +122,7 @@ TABLES = {
         "Machines that are alive; with --all or --filter state=DEAD also those that are gone.",
         (
             Column("node", "node_id"),
-            Column("state", "state"),
+            Column("state", node_state),
             Column("host", "hostname", drop=2, shrink=12),
             Column("resources", lambda row: resources(row["resources"]), drop=1, shrink=20),
             Column("gpus", gpus_of, drop=3, shrink=14),

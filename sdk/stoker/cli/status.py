@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from stoker.cli.lists import fetch, fetch_newest, gpus_of
+from stoker.cli.lists import fetch, fetch_newest, gpus_of, node_state
 from stoker.cli.options import cluster_options, http_client
 from stoker.cli.output import (
     ago,
@@ -169,7 +169,7 @@ def _print_nodes(shown: Status) -> None:
     click.echo(f"\n{heading('Nodes')} ({alive} alive, {shown.dead_nodes} dead{see})")
     columns = (
         Column("node", "node_id"),
-        Column("state", "state"),
+        Column("state", node_state),
         Column("host", "hostname", drop=1, shrink=10),
         Column("in use", lambda row: _in_use(shown.resources, row)),
         Column("gpus", gpus_of, drop=2, shrink=12),

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from stoker_nodelet import process_tree
-from stoker_wire.messages.cluster import DriverSpec, HeldLeases, LeaseKind
+from stoker_nodelet.devices.limits import memory_limit_bytes
+from stoker_wire.constraints.conditions import ConditionKind
+from stoker_wire.messages.cluster import ActorSpec, DriverSpec, HeldLeases, LeaseKind
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import LogLine
 from stoker_wire.messages.work import EndAttempt, JobState
@@ -163,7 +165,38 @@ async def test_the_memory_guard_kills_who_exceeds_its_memory(start, gcs: FakeGcs
     assert one.oom
     assert not one.expected
     assert one.cause.startswith("exceeded memory=209715200 bytes (used ")
+    memory = one.memory
+    assert memory is not None and memory.limit_bytes == 200 << 20 < memory.used_bytes
+    assert memory.used_bytes < memory.node_total_bytes > memory.node_used_bytes > 0
+    assert (memory.largest[0].pid, memory.largest[0].nbytes > 200 << 20) == (worker.pid, True)
     await node.do(modest, "see")
+
+
+async def test_a_node_out_of_memory_stops_a_task_before_an_actor(start, gcs: FakeGcs) -> None:
+    node = await start(env={"STOKER_MEMORY_THRESHOLD": "0.00001"})  # out of it from the start
+    size = str(memory_limit_bytes() // (64 << 20))  # a 64th of all, and so worth its end
+    spec = ActorSpec(actor_id="a_1", incarnation=1, class_name="A", payload=b"")
+    _, actor = await node.start_lease(kind=LeaseKind.ACTOR, actor=spec)
+    _, small = await node.start_lease()
+    _, task = await node.start_lease()
+    await node.do(task, "hoard", size)
+    one = await node.exit_of(task.worker_id)
+    assert one.oom and not one.expected and one.memory is not None
+    assert one.cause.startswith("the node is out of memory (")
+    assert (one.memory.limit_bytes, one.memory.used_bytes > 1 << 20) == (0, True)
+    await node.do(actor, "hoard", size)
+    assert (await node.exit_of(actor.worker_id)).oom, "no task is worth its end"
+    await node.do(small, "see")
+
+
+async def test_a_condition_of_the_node_is_reported(start, gcs: FakeGcs) -> None:
+    await start(env={"STOKER_MEMORY_PRESSURE_AT": "0.00001"})
+    seen = await eventually(
+        lambda: [one.conditions for one in (*gcs.nodes, *gcs.beats) if one.conditions],
+        "it is reported",
+    )
+    assert [one.kind for one in seen[0]] == [ConditionKind.MEMORY_PRESSURE]
+    assert "of memory are in use" in seen[0][0].reason
 
 
 async def test_a_fenced_node_kills_its_work_and_registers_anew(start, gcs: FakeGcs) -> None:

@@ -12,11 +12,13 @@ from typing import Annotated
 
 import msgspec
 
+from stoker_wire.constraints.conditions import NodeCondition
 from stoker_wire.constraints.taints import MAX_TAINTS, Taint, Toleration, Tolerations
 from stoker_wire.messages.common import (
     Address,
     Asked,
     Labels,
+    MemoryUse,
     Message,
     NodeFilterText,
     OnInfeasible,
@@ -101,6 +103,7 @@ class RegisterNode(Message):
     cuda_version: str = ""
     gpu_error: str = ""
     taints: Annotated[tuple[Taint, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
+    conditions: Annotated[tuple[NodeCondition, ...], msgspec.Meta(max_length=16)] = ()
 
 
 class RegisteredNode(Record):
@@ -116,8 +119,8 @@ class Heartbeat(Message):
 
     ``usage`` is measured: cpu_percent, memory_bytes, workers, object_bytes, load1, ...; of GPUs
     ``gpu0_held``, ``gpu0_percent``, ``gpu0_memory_bytes``, ``gpu0_ecc_errors``.
-    ``warm_kernels`` are the kernel sets in the node's cache, ``devices`` its GPUs; both None while they are
-    unchanged.
+    ``warm_kernels`` are the kernel sets in the node's cache, ``devices`` its GPUs, ``conditions`` why it
+    takes no new work; each None while it is unchanged.
     """
 
     incarnation: int
@@ -126,6 +129,7 @@ class Heartbeat(Message):
         None
     )
     devices: tuple[Device, ...] | None = None
+    conditions: Annotated[tuple[NodeCondition, ...], msgspec.Meta(max_length=16)] | None = None
 
 
 class Cordon(Record):
@@ -229,6 +233,7 @@ class Node(Record):
     drain: Drain | None = None
     objects_at: str = ""
     """The node that takes over its objects when it is drained."""
+    conditions: tuple[NodeCondition, ...] = ()
 
     @property
     def death(self) -> str:
@@ -286,6 +291,8 @@ class ActorSpec(Message):
     incarnation: int
     class_name: str
     payload: bytes
+    restartable: bool = False
+    """Whether another is started if its worker dies."""
 
 
 class DriverSpec(Message):
@@ -557,6 +564,7 @@ class WorkerExit(Record):
     at_s: float = 0.0
     cause: str = ""
     last_log_lines: tuple[str, ...] = ()
+    memory: MemoryUse | None = None
 
 
 class WorkersExited(Message):

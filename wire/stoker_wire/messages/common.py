@@ -136,3 +136,40 @@ class ErrorInfo(Record):
 
 class Empty(Record):
     """An empty reply."""
+
+
+class ProcessMemory(Record):
+    """The memory of one process, and its command."""
+
+    pid: int
+    nbytes: int
+    command: str = ""
+
+
+class MemoryUse(Record):
+    """The memory as it was when a worker was stopped for it, by the node's memory monitor.
+
+    ``used_bytes`` is what the worker had, with all that it started; ``limit_bytes`` what its lease declared,
+    0 for nothing. ``largest`` are the largest processes of the node's work.
+    """
+
+    used_bytes: int
+    limit_bytes: int
+    node_used_bytes: int
+    node_total_bytes: int
+    largest: tuple[ProcessMemory, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The numbers in words, two lines."""
+        limit = f" of memory={_mib(self.limit_bytes)}" if self.limit_bytes else ""
+        node = f"{_mib(self.node_used_bytes)} of {_mib(self.node_total_bytes)}"
+        largest = ", ".join(f"{one.command} {one.pid} ({_mib(one.nbytes)})" for one in self.largest)
+        return (
+            f"it used {_mib(self.used_bytes)}{limit}, the node {node}\n"
+            f"largest processes of the node's work: {largest or 'none'}"
+        )
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:.0f} MiB"

@@ -40,6 +40,10 @@ class EventKind(StrEnum):
     NODE_UNCORDONED = "node.uncordoned"
     NODE_TAINTED = "node.tainted"
     """Its taints changed."""
+    NODE_PRESSED = "node.pressed"
+    """It is short of memory or disk, or so in another way: nothing more is placed on it."""
+    NODE_RELIEVED = "node.relieved"
+    """It is short of nothing any more."""
     NODE_DRAINING = "node.draining"
     """It is to be emptied; or another node takes over its objects."""
     NODE_DRAINED = "node.drained"
@@ -163,6 +167,8 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.NODE_CORDONED: Node,
     EventKind.NODE_UNCORDONED: Node,
     EventKind.NODE_TAINTED: Node,
+    EventKind.NODE_PRESSED: Node,
+    EventKind.NODE_RELIEVED: Node,
     EventKind.NODE_DRAINING: Node,
     EventKind.NODE_DRAINED: Node,
     EventKind.NODE_DIED: Node,

@@ -120,6 +120,7 @@ class ActorPlacement:
                 incarnation=actor.incarnation,
                 class_name=actor.class_name,
                 payload=spec.payload,
+                restartable=actor.max_restarts < 0 or actor.restarts < actor.max_restarts,
             ),
         )
         return await request_lease(

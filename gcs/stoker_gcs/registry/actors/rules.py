@@ -247,6 +247,8 @@ def exit_cause(exit_: WorkerExit) -> ErrorInfo:
     """Return the forensics of a worker's exit as a cause of death."""
     how = f"exit code {exit_.exit_code}" if exit_.signal is None else f"signal {exit_.signal}"
     text = f"its worker {exit_.worker_id} ended: {exit_.cause or how}"
+    if exit_.memory is not None:
+        text += f".\n{exit_.memory.text}"
     if exit_.last_log_lines:
         lines = "".join(f"\n    {line}" for line in exit_.last_log_lines[-SHOWN_LINES:])
         text += f".\nlast output:{lines}"

@@ -160,6 +160,16 @@ class NodeRegistry:
                 lambda current: rules.with_devices(current, devices, incarnation=body.incarnation),
             )
 
+        conditions = body.conditions
+        if conditions is not None:
+            await self._state.change(
+                NODES,
+                node_id,
+                lambda current: rules.with_conditions(
+                    current, conditions, incarnation=body.incarnation, now_s=self._state.now()
+                ),
+            )
+
     def _record_heartbeat(self, node_id: str, heartbeat: LastHeartbeat) -> None:
         self._heartbeats[node_id] = heartbeat
         ttl_s = self._settings.dead_after_s * 2

@@ -21,7 +21,7 @@ operator cordons it, and sets its taints. Both last when it registers again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,6 +41,11 @@ from stoker_wire.messages.cluster import (
     RegisterNode,
 )
 from stoker_wire.messages.events import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from stoker_wire.constraints.conditions import NodeCondition
 
 NODES: RecordTable[Node] = RecordTable(
     schema.NODES,
@@ -94,6 +99,7 @@ def check(body: RegisterNode) -> None:
 def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
     """Return the node as of its registration: one incarnation after the one before."""
     given = {name: getattr(body, name) for name in body.__struct_fields__}
+    given["conditions"] = tuple(msgspec.structs.replace(one, at_s=now_s) for one in body.conditions)
     given["taints"] = with_taints(before.taints if before is not None else (), body.taints, now_s)
     return Node(
         **given,
@@ -164,6 +170,21 @@ def with_devices(
     is_new = any(device.quarantine and device.index not in before for device in devices)
     kind = EventKind.GPU_QUARANTINED if is_new else EventKind.GPU_RELEASED
     return Transition(msgspec.structs.replace(node, devices=devices), kind)
+
+
+def with_conditions(
+    node: Node, conditions: tuple[NodeCondition, ...], *, incarnation: int, now_s: float
+) -> Transition[Node] | None:
+    """Record under which conditions it takes no new work; None if that is nothing new."""
+    known = {(one.kind, one.reason): one for one in node.conditions}
+    then = tuple(
+        known.get((one.kind, one.reason)) or msgspec.structs.replace(one, at_s=now_s)
+        for one in conditions
+    )
+    if node.incarnation != incarnation or node.state is NodeState.DEAD or node.conditions == then:
+        return None
+    kind = EventKind.NODE_PRESSED if then else EventKind.NODE_RELIEVED
+    return Transition(msgspec.structs.replace(node, conditions=then), kind)
 
 
 def cordoned(node: Node, cordon: Cordon) -> Transition[Node] | None:

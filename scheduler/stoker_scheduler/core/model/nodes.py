@@ -51,6 +51,8 @@ class NodeSpec:
     cordon: str = ""
     drain_until_s: float | None = None
     taints: tuple[Taint, ...] = ()
+    pressure: str = ""
+    """What it is short of, with the numbers; empty while it takes new work."""
     closed: bool = field(default=False, init=False, compare=False)
     """Whether some work, or all, must not be placed here."""
     shunned: bool = field(default=False, init=False, compare=False)
@@ -61,7 +63,8 @@ class NodeSpec:
     def __post_init__(self) -> None:
         effects = {taint.effect for taint in self.taints}
         drains = self.drain_until_s is not None
-        object.__setattr__(self, "closed", bool(self.cordon) or not effects.isdisjoint(FORBIDDING))
+        is_closed = bool(self.cordon or self.pressure) or not effects.isdisjoint(FORBIDDING)
+        object.__setattr__(self, "closed", is_closed)
         object.__setattr__(self, "shunned", not effects.isdisjoint(DISCOURAGING))
         object.__setattr__(self, "evicts", drains or Effect.NO_EXECUTE in effects)
 
@@ -89,6 +92,7 @@ def make_node_spec(
     cordon: str = "",
     drain_until_s: float | None = None,
     taints: tuple[Taint, ...] = (),
+    pressure: str = "",
 ) -> NodeSpec:
     """Return the spec of a node whose ``resources`` are amounts as the nodelet reports them.
 
@@ -119,6 +123,7 @@ def make_node_spec(
         cordon=cordon,
         drain_until_s=drain_until_s,
         taints=taints,
+        pressure=pressure,
     )
 
 

@@ -47,6 +47,7 @@ class Rule(StrEnum):
     STATE = "node_state"
     CORDON = "node_cordoned"
     TAINT = "node_taint"
+    PRESSURE = "node_pressure"
     BACKOFF = "node_refused"
     RESERVED = "node_reserved"
     AVAILABLE = "insufficient_available"
@@ -78,6 +79,7 @@ _EXTENDER_PENDING = (Obstacle(Rule.EXTENDER_PENDING),)
 _STATE = (Obstacle(Rule.STATE),)
 _CORDON = (Obstacle(Rule.CORDON),)
 _TAINT = (Obstacle(Rule.TAINT),)
+_PRESSURE = (Obstacle(Rule.PRESSURE),)
 _BACKOFF = (Obstacle(Rule.BACKOFF),)
 _RESERVED = (Obstacle(Rule.RESERVED),)
 _AVAILABLE_GPU = (Obstacle(Rule.AVAILABLE, GPU),)
@@ -179,12 +181,14 @@ def check_gpus(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]
 
 
 def check_open(node: NodeInfo, requirements: Requirements) -> Sequence[Obstacle]:
-    """Require that the node takes new work: no cordon, no taint, no backoff; name one of these."""
+    """Require that the node takes new work: no cordon, taint, pressure or backoff; name one of these."""
     if node.spec.closed:
         if node.spec.cordon:
             return _CORDON
         if _forbidding(node, requirements):
             return _TAINT
+        if node.spec.pressure:
+            return _PRESSURE
     if node.backoffs and node.backoff(requirements.env) is not None:
         return _BACKOFF
     return _NONE
@@ -328,6 +332,8 @@ def detail(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> st
         case Rule.TAINT:
             taints = joined([taint.text for taint in _forbidding(node, requirements)])
             return f"the node has the taint {taints}, which is not tolerated"
+        case Rule.PRESSURE:
+            return f"the node takes no new work: {spec.pressure}"
         case Rule.BACKOFF:
             backoff = node.backoff(requirements.env)
             assert backoff is not None
@@ -368,6 +374,8 @@ def remedy(obstacle: Obstacle, node: NodeInfo, requirements: Requirements) -> st
             return f"open the node again: stoker node uncordon {spec.node_id}"
         case Rule.TAINT:
             return "give the work a toleration of it, or remove it with stoker node taint"
+        case Rule.PRESSURE:
+            return "work on the node must end, or others must free what they have (docs/memory.md)"
         case Rule.BACKOFF:
             return "none needed: the nodelet is tried again after a backoff; its log has the cause"
         case Rule.RESERVED:

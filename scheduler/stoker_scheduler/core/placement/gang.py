@@ -160,6 +160,7 @@ def could_ever_be_placed(nodes: Mapping[str, NodeInfo], gang: Gang, policy: Scor
                 health=Health.ALIVE,
                 cordon="",
                 taints=(),
+                pressure="",
                 gpu_facts=replace(node.spec.gpu_facts, quarantined={}),
             )
         )

@@ -23,7 +23,14 @@ def remember_lost(state: State, node: NodeInfo) -> None:
         del state.lost_nodes[node_id]
     state.lost_nodes.pop(node.node_id, None)  # the last one is the last in the table
     idle = NodeInfo(
-        replace(node.spec, health=Health.ALIVE, cordon="", drain_until_s=None, taints=())
+        replace(
+            node.spec,
+            health=Health.ALIVE,
+            cordon="",
+            drain_until_s=None,
+            taints=(),
+            pressure="",
+        )
     )
     idle.answers = state.extender_answers
     state.lost_nodes[node.node_id] = LostNode(idle, state.at_s)

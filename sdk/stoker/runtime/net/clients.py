@@ -229,6 +229,8 @@ def death_error(dead: WorkerExit) -> WorkerDiedError:
         f"worker {dead.worker_id} (pid {dead.pid}) on node {dead.node_id} died: {dead.cause}.\n"
         f"peak memory: {dead.peak_rss_bytes / 2**20:.0f} MiB"
     )
+    if dead.memory is not None:
+        text += f"\n{dead.memory.text}"
     if log:
         text += f"\nlast output:{log}"
     died = PreemptedError if dead.preempted else WorkerDiedError
@@ -239,6 +241,7 @@ def death_error(dead: WorkerExit) -> WorkerDiedError:
             "exit_code": dead.exit_code,
             "signal": dead.signal,
             "oom": dead.oom,
+            "memory": None if dead.memory is None else msgspec.to_builtins(dead.memory),
             "peak_rss_bytes": dead.peak_rss_bytes,
             "node_id": dead.node_id,
             "worker_id": dead.worker_id,

@@ -108,7 +108,7 @@ def test_an_arena_on_a_full_file_system_is_a_named_error(tmp_path: Path) -> None
     with mounted(tmp_path / "shm", MIB) as shm:
         (shm / "arena").mkdir()
         fill(shm / "other")
-        with pytest.raises(StartError, match=r"cannot be made in .*/arena\nNo space"):
+        with pytest.raises(StartError, match=r"cannot be made in .*/arena\.\nNo space"):
             make(shm / "arena", tmp_path / "disk")
 
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from stoker_gcs.registry.nodes import rules as nodes
+from stoker_wire.constraints.conditions import ConditionKind, NodeCondition
 from stoker_wire.constraints.taints import parse_taint
 from stoker_wire.errors import BadRequestError, ConflictError, FencedError
 from stoker_wire.messages.cluster import (
@@ -172,3 +173,19 @@ def test_a_drain_is_an_order_that_ends_with_the_node() -> None:
     spared = nodes.uncordoned(target.record)
     assert spared is not None and spared.record.drain is None and spared.record.objects_at == ""
     assert nodes.hands_over(spared.record, "n_2") is None, "nothing is drained any more"
+
+
+def test_conditions_are_recorded_since_when_and_cleared() -> None:
+    body = RegisterNode(
+        node_id="n_1", url="u", unix="", hostname="h", host_id="h", pid=1, resources={}
+    )
+    short = NodeCondition(kind=ConditionKind.DISK_PRESSURE, reason="no room")
+    node = nodes.registered(body, None, 1.0)
+    begun = nodes.with_conditions(node, (short,), incarnation=1, now_s=5.0)
+    assert begun is not None and begun.kind is EventKind.NODE_PRESSED
+    assert [(one.kind, one.at_s) for one in begun.record.conditions] == [("DiskPressure", 5.0)]
+    assert nodes.with_conditions(begun.record, (short,), incarnation=1, now_s=6.0) is None
+    assert nodes.with_conditions(begun.record, (), incarnation=2, now_s=6.0) is None
+    ended = nodes.with_conditions(begun.record, (), incarnation=1, now_s=7.0)
+    assert ended is not None and ended.kind is EventKind.NODE_RELIEVED
+    assert ended.record.conditions == ()

@@ -120,6 +120,14 @@ POLICY = ScorePolicy()
             "the node is cordoned by ada since noon: disk",
             id="a cordoned node",
         ),
+        pytest.param(
+            a_node(pressure="98% of memory are in use"),
+            make_requirements({}),
+            NodeFit.BUSY,
+            Rule.PRESSURE,
+            "the node takes no new work: 98% of memory are in use",
+            id="a node short of memory",
+        ),
     ],
 )
 def test_a_rule(
