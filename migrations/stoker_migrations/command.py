@@ -1,15 +1,8 @@
-"""Migrates the database of a gcs: what operators run before a new version, and containers at start.
-
-``upgrade`` brings any older schema to this version's, ``check`` says whether that is needed (exit
-status 1), ``history`` lists the revisions. The gcs itself never migrates: it refuses to start and
-names this command.
-"""
+"""Migrations of the database of a gcs, by Alembic. The gcs itself never migrates: it refuses to start."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,47 +14,13 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from stoker_gcs.state.schema import REVISION
 from stoker_wire.errors import DatabaseError, StokerError
-from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 CONNECT_TIMEOUT_S = 10.0
 _UPGRADE_LOCK = 7310578
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m stoker_migrations", description=__doc__)
-    parser.add_argument("command", choices=("upgrade", "check", "history"))
-    parser.add_argument("--database-url", help="default: STOKER_DATABASE_URL")
-    chosen = parser.parse_args(arguments)
-    out = sys.stdout.write
-    if chosen.command == "history":
-        for revision in reversed(list(scripts().walk_revisions())):
-            out(f"{revision.revision}  {revision.doc}\n")
-        return 0
-    url = chosen.database_url or Settings.from_env().database_url
-    if not url:
-        parser.error("name the database: --database-url URL, or STOKER_DATABASE_URL")
-    try:
-        if chosen.command == "upgrade":
-            upgrade(url)
-            out(f"the database is at {REVISION}\n")
-            return 0
-        found = revision_of(url)
-    except StokerError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    if found == REVISION:
-        out(f"the database is at {REVISION}: nothing to do\n")
-        return 0
-    out(
-        f"the database is at {found or 'no revision'}, this version needs {REVISION}: run upgrade\n"
-    )
-    return 1
 
 
 def upgrade(database_url: str, revision: str = "head") -> None:
@@ -77,7 +36,7 @@ def upgrade(database_url: str, revision: str = "head") -> None:
             connection.execute(text(f"SELECT pg_advisory_xact_lock({_UPGRADE_LOCK})"))
         command.upgrade(config, revision)
 
-    _with_connection(database_url, run)
+    connected(database_url, run)
 
 
 def revision_of(database_url: str) -> str | None:
@@ -87,7 +46,7 @@ def revision_of(database_url: str) -> str | None:
     def run(connection: Connection) -> None:
         found.append(MigrationContext.configure(connection).get_current_revision())
 
-    _with_connection(database_url, run)
+    connected(database_url, run)
     return found[0]
 
 
@@ -103,7 +62,9 @@ def _config() -> Config:
     return config
 
 
-def _with_connection(database_url: str, work: Callable[[Connection], None]) -> None:
+def connected(database_url: str, work: Callable[[Connection], object]) -> None:
+    """Do work in one transaction of a database; DatabaseError, which names the fix, if it cannot be used."""
+
     async def run() -> None:
         engine = create_async_engine(async_url(database_url))
         shown = engine.url.render_as_string(hide_password=True)
@@ -115,6 +76,8 @@ def _with_connection(database_url: str, work: Callable[[Connection], None]) -> N
                 await connection.commit()
             finally:
                 await connection.close()
+        except StokerError:
+            raise  # of the work; some are OSErrors too
         except (OSError, TimeoutError, SQLAlchemyError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise DatabaseError(

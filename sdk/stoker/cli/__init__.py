@@ -71,6 +71,12 @@ _COMMANDS = {
     ),
     "summary": ("history.activity", "summary", "Count tasks by name and state."),
     "timeline": ("history.activity", "timeline", "Write what ran where and when, for Perfetto."),
+    "backup": (
+        "history.backup",
+        "backup",
+        "Write the gcs's database, of a live cluster, to a file.",
+    ),
+    "restore": ("history.backup", "restore", "Fill an empty database of the gcs from a backup."),
     "kernels": ("kernels", "kernels", "Tune the training kernels to the GPUs, compile them ahead."),
     "config": ("about", "config", "Show every setting, its value and where that comes from."),
     "version": ("about", "version", "Show the version and the protocol."),

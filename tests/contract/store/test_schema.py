@@ -17,7 +17,8 @@ from stoker_gcs.state.schema import JOBS, KV, REVISION, Type
 from stoker_gcs.state.schema import TABLES as ALL_TABLES
 from stoker_gcs.state.tables import metadata
 from stoker_gcs.store.opening import open_store
-from stoker_migrations.command import main, scripts, upgrade
+from stoker_migrations.command import scripts, upgrade
+from stoker_migrations.command_line import main
 from stoker_wire.errors import DatabaseError
 from tests.contract.gcs_support import migrate
 from tests.services import ReservedPort
