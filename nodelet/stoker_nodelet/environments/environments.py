@@ -180,9 +180,11 @@ def _is_there(path: Path) -> bool:
 def _extract(content: bytes, target: Path, package: str) -> None:
     """Unpack a zip archive; members that would leave ``target`` or are links are refused."""
     shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
+    is_whole = False
     try:
+        target.mkdir(parents=True)
         _extract_members(content, target.resolve(), package)
+        is_whole = True
     except RuntimeEnvSetupError:
         raise
     except Exception as error:
@@ -192,6 +194,9 @@ def _extract(content: bytes, target: Path, package: str) -> None:
         raise RuntimeEnvSetupError(
             f"package {_short(package)} cannot be unpacked\n{why}\nits full hash is {package}"
         ) from error
+    finally:
+        if not is_whole:  # what is there of it would keep a full disk full
+            shutil.rmtree(target, ignore_errors=True)
 
 
 def _extract_members(content: bytes, root: Path, package: str) -> None:

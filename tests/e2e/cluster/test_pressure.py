@@ -1,15 +1,19 @@
-"""A node short of disk: it takes no new work, says so, and goes on by itself; nothing accepted is lost."""
+"""Work that takes too much memory, a node short of disk: what users are told, and that it goes on by itself."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 import stoker
+from stoker.exceptions import OutOfMemoryError
+from stoker_wire.messages.control import Page
+from stoker_wire.messages.work import TaskRecord
 from tests.e2e import _cluster
 from tests.e2e.conftest import get
 from tests.services import fill, mounted, until
@@ -83,3 +87,29 @@ def test_a_full_disk_stops_placement_until_there_is_room(
     os.unlink(spill_dir / "others")
     assert get(waits) == 16
     until(lambda: conditions() == [], WAIT_S, "the condition has ended")
+
+
+@pytest.mark.logs(r"exceeded memory=")
+def test_a_task_over_its_limit_says_so_with_the_numbers_also_in_the_history(
+    cluster: LocalCluster,
+) -> None:
+    @stoker.remote(memory=150 * MIB, max_retries=0)
+    def hoard() -> None:
+        kept = b"x" * (400 * MIB)
+        time.sleep(len(kept))
+
+    ref = hoard.remote()
+    with pytest.raises(OutOfMemoryError, match=r"exceeded memory=157286400 bytes") as caught:
+        stoker.get(ref, timeout=WAIT_S)
+    assert "of memory=150 MiB, the node " in str(caught.value)
+    memory = caught.value.extra["memory"]
+    assert memory["limit_bytes"] == 150 * MIB < memory["used_bytes"] < memory["node_total_bytes"]
+    assert memory["largest"][0]["nbytes"] > 150 * MIB
+
+    def codes() -> set[str]:
+        page = _cluster.http(cluster).call(
+            "GET", "/v1/tasks", reply=Page[TaskRecord], query={"state": "FAILED"}
+        )
+        return {one.error.code for one in page.items if one.error is not None}
+
+    until(lambda: codes() == {"out_of_memory"}, WAIT_S, "the attempt has the cause")

@@ -7,7 +7,9 @@ line goes into the file; the nodelet reads it as "from here on it is that one".
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,8 @@ class _OutputState:
         self.open_line = False
         self.nbytes = 0
         """Written since the last mark."""
+        self.lost_nbytes = 0
+        """Not written, because the disk was full; a line says so when there is room again."""
 
 
 class _MarkedFile(io.BufferedWriter):
@@ -51,14 +55,42 @@ class _MarkedFile(io.BufferedWriter):
             or printed.nbytes > _MARK_AGAIN_BYTES
         ):
             mark = f"{chr(10) * printed.open_line}{OUTPUT_MARK}{self._which}:{name}\n"
-            super().write(mark.encode(errors="replace"))
+            marked = mark.encode(errors="replace") + data
+        else:
+            marked = data
+        if self._put(marked) and marked is not data:
             printed.name, printed.stream, printed.nbytes = name, self._which, 0
         if data:
             printed.nbytes += len(data)
             printed.open_line = not data.endswith(b"\n")
-        super().write(data)
-        self.flush()
         return len(data)
+
+    def _put(self, data: bytes) -> bool:
+        """Write all; where the disk is full the rest is lost: that is no reason for a task to fail."""
+        printed = self._printed
+        try:
+            if printed.lost_nbytes:
+                note = f"\n[{printed.lost_nbytes} bytes of output were lost: the disk was full]\n"
+                self._put_raw(note.encode())
+                printed.lost_nbytes = 0
+            data = data[self._put_raw(data) :]
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+        printed.lost_nbytes += len(data)
+        return not data
+
+    def _put_raw(self, data: bytes) -> int:
+        """Write as much as the disk takes, and raise if that is nothing; return how much it was."""
+        done = os.write(self.fileno(), data)
+        while done < len(data):
+            try:
+                done += os.write(self.fileno(), data[done:])
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                break
+        return done
 
 
 class MarkedOutput(io.TextIOWrapper):

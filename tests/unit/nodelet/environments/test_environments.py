@@ -14,6 +14,7 @@ from stoker_nodelet.environments.job_folders import JobFolders
 from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.process.background import Background
+from tests.services import mounted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,6 +67,23 @@ def _broken_package(how: str) -> bytes:
 def test_a_package_that_cannot_be_unpacked_fails_its_environment(tmp_path: Path, how: str) -> None:
     with pytest.raises(RuntimeEnvSetupError, match="package p "):
         _extract(_broken_package(how), tmp_path / "p", "p")
+
+
+def test_a_package_that_fills_the_disk_is_named_leaves_nothing_and_fits_later(
+    tmp_path: Path,
+) -> None:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for number in range(4):
+            archive.writestr(f"file{number}", bytes(1 << 20))
+    with mounted(tmp_path / "disk", 6 << 20) as disk:
+        (disk / "others").write_bytes(bytes(3 << 20))
+        with pytest.raises(RuntimeEnvSetupError, match=r"(?s)cannot be unpacked.*No space left"):
+            _extract(content.getvalue(), disk / "p", "p")
+        assert [path.name for path in disk.iterdir()] == ["others"]
+        (disk / "others").unlink()
+        _extract(content.getvalue(), disk / "p", "p")
+        assert (disk / "p" / "file3").stat().st_size == 1 << 20
 
 
 async def test_a_package_that_nobody_uploaded_fails_its_environment(tmp_path: Path) -> None:
