@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from stoker_nodelet.core.memory import Watermarks
 from stoker_nodelet.core.state import GpuEntry
 from stoker_nodelet.devices import limits
 from stoker_nodelet.devices.discovery import find_gpus
+from stoker_nodelet.devices.memory import limited_cgroups, node_memory
 from stoker_nodelet.devices.monitor import GpuMonitor
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
@@ -334,6 +336,7 @@ def _build_parts(
             period_s=settings.memory_period_s,
             disks=(identity.session_dir, evictor.spill_dir),
             on_change=workers.gpus.to_report.set,
+            measure=partial(node_memory, limited_cgroups()),
         ),
         monitor=GpuMonitor(gpu_library, workers) if gpu_library is not None else None,
     )

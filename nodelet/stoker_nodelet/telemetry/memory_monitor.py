@@ -3,7 +3,7 @@
 The loop measures and carries out; :mod:`stoker_nodelet.core.memory` has the rule. A worker is measured
 with all that it started. Resident sizes are cheap and never too small; where one matters, the
 proportional sizes decide, which count shared pages once. With nothing at work only the node is measured,
-once a second: that reads four small files.
+once a second.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MemoryMonitor:
     """A folder in each file system that the node writes to."""
     on_change: Callable[[], None]
     """Called when a condition of the node begins or ends."""
-    measure: Callable[[], NodeMemory] = memory.node_memory
+    measure: Callable[[], NodeMemory]
     _stopped: str = ""
     _stopped_at_s: float = 0.0
     _disks_at_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Work that takes too much memory, a node short of disk: what users are told, and that it goes on by itself."""
+"""Work that takes too much memory, a node short of disk: what users are told; it goes on by itself."""
 
 from __future__ import annotations
 

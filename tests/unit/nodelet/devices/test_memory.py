@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stoker_nodelet.devices.memory import disk, node_memory
+from stoker_nodelet.devices.memory import disk, limited_cgroups, node_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +47,7 @@ def test_a_cgroup_of_version_1_counts_too(tmp_path: Path) -> None:
 
 
 def test_this_machine_and_its_disk_can_be_measured(tmp_path: Path) -> None:
-    seen = node_memory()
+    seen = node_memory(limited_cgroups())
     assert 0 < seen.used_bytes < seen.total_bytes
     free = disk(tmp_path)
     assert 0 < free.free_bytes <= free.total_bytes
