@@ -198,7 +198,7 @@ def _lease_requested(state: State, event: ev.LeaseRequested, outbox: Outbox) -> 
             # A leader before this one may have replaced leases that its nodes kept; those expire.
             again = tuple(held[: max(event.count, len(event.indices))])
             for lease_id in again:
-                state.leases[lease_id].adopted = False
+                state.leases[lease_id].unlisted_at_s = None
             outbox.append(Reply(request_id=event.request_id, lease_ids=again))
             return
     if event.job_id in state.finished_jobs and not outlives_job(event.kind, event.owner_id):
@@ -434,14 +434,12 @@ def _owner_polled(state: State, event: ev.OwnerPolled, outbox: Outbox) -> None:
         if lease.expires_at_s is None:
             # Its release is on its way, or was lost. A lost grant is asked for again.
             set_expiry(state, lease, state.policy.lease_ttl_s)
-        elif not lease.adopted:
-            continue
         elif lease.unlisted_at_s is None:
             lease.unlisted_at_s = state.at_s
         elif state.at_s - lease.unlisted_at_s >= state.policy.lease_ttl_s:
-            # An owner that speaks again after so long has no answer on its way: the leader before was
-            # lost with the release.
-            reason = f"its owner {lease.owner_id} released it at the leader before"
+            # An owner that speaks again after so long has no answer on its way: it released the lease at
+            # a leader that was lost, or a copy of its request came after the release.
+            reason = f"its owner {lease.owner_id} has released it, or never wanted it"
             release(state, lease, outbox, kill=True, reason=reason, notify=True)
     if lost:
         outbox.append(Lost(owner_id=event.owner_id, lease_ids=tuple(lost)))

@@ -62,10 +62,8 @@ class LeaseState:
     owner_node_id: str = ""
     expires_at_s: float | None = None
     """When it ends unless its owner says that it has it; None: with its owner."""
-    adopted: bool = False
-    """Whether the leader before granted it: its owner may have released it there."""
     unlisted_at_s: float | None = None
-    """When its owner first left an adopted lease out of its list."""
+    """When its owner, which has not listed it yet, first left it out of its list."""
     blocked: bool = False
     idle: bool = False
     preempted: bool = False

@@ -164,7 +164,6 @@ def lease_adopted(state: State, event: ev.LeaseAdopted, outbox: Outbox) -> None:
         place=place,
         phase=Phase.HELD,
         request_id=request_id,
-        adopted=True,
         blocked=event.blocked,
         actor_id=event.actor_id,
         name=event.name,

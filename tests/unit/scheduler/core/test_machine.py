@@ -150,6 +150,18 @@ def test_an_adopted_lease_that_its_owner_does_not_list_was_released_at_the_leade
     assert [one.lease_id for one in of(cmd.ReleaseLease, out)] == ["l_old.0.1"]
 
 
+def test_a_request_that_comes_again_after_its_leases_were_released_takes_nothing_for_long() -> None:
+    core = Core({"CPU": 1})
+    request = core.ask("p_1", CPU=1, request_id="r_1")
+    core.poll("p_1", *(core.granted(request) or ()))
+    core.release(*(core.granted(request) or ()))
+    core.ask("p_1", CPU=1, request_id="r_1")
+    (lease_id,) = core.state.leases
+    core.poll("p_1")
+    core.wait(POLICY.lease_ttl_s + 1, renew=False)
+    assert [one.lease_id for one in of(cmd.ReleaseLease, core.poll("p_1"))] == [lease_id]
+
+
 @pytest.mark.parametrize("count", [1, 7])
 def test_everything_given_back_leaves_nothing_behind(count: int) -> None:
     core = Core({"CPU": 4, "GPU": 2}, {"CPU": 4})
