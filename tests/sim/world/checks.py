@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from stoker_gcs.state import event_log
 from stoker_nodelet.core import events as node_events
 from stoker_nodelet.core.commands import RefuseLease, RefuseOrder
+from stoker_scheduler.core.events import LeaseRequested, LeaseStarted
+from stoker_scheduler.core.leases.lease import Phase
+from stoker_scheduler.core.leases.lifecycle import request_id_of
 from stoker_wire.messages.cluster import LeaseKind, Node, NodeState
 from stoker_wire.messages.groups import GroupState, PlacementGroup
 from stoker_wire.messages.work import Actor, ActorState, Job, JobState
@@ -25,6 +28,10 @@ NOTICED_WITHIN_S = 13.0
 WAIT_LIMIT_S = 60.0
 """In calm nothing waits for longer than this, unless it says why."""
 LOOK_S = 0.5
+GONE_S = 4.0
+"""So long a group may say that a bundle is on a node that is gone, while a gcs serves."""
+LOG_SLACK = 24
+"""So many waiters, and events of readers that lag, may be kept beside the log's ring."""
 
 
 class BrokenInvariantError(AssertionError):
@@ -38,9 +45,11 @@ class Checks:
         self._world = world
         self._ended: dict[str, str] = {}
         self._epochs: dict[int, int] = {}
+        self._asked: dict[str, int] = {}
         self._began: dict[str, int] = {}
+        self._gone_s: dict[str, float] = {}
         self._unnoticed_s: dict[str, float] = {}
-        self._to_check = False
+        self.has_new_leases = False
 
     def _require(self, holds: object, text: str) -> None:
         """Note what is broken, and raise: the product's loops catch what is raised in them."""
@@ -62,14 +71,13 @@ class Checks:
                 self._require(before == after and refused, "a zombie leader changed a node")
             self._epochs[id(state)] = max(seen, epoch)
         if isinstance(event, node_events.LeaseRequested | node_events.BundlesRequested):
-            self._to_check = True
+            self.has_new_leases = True
 
     def turn_ended(self) -> None:
         """Check the nodes after a turn of the loop in which one was given a lease."""
-        if self._to_check:
-            self._to_check = False
-            for node in self._world.nodes:
-                self._check_capacity(node)
+        self.has_new_leases = False
+        for node in self._world.nodes:
+            self._check_capacity(node)
 
     def _check_capacity(self, node: Any) -> None:
         used: dict[str, float] = {}
@@ -95,6 +103,25 @@ class Checks:
                 and other.node.host == worker.node.host
             )
             self._require(total <= 1.0 + SLACK, f"GPU {index} of {worker.node.host} is held twice")
+
+    # The scheduler
+
+    def scheduler_stepped(self, state: Any, event: Any) -> None:
+        """Check that no request has more leases than it asked for."""
+        if isinstance(event, LeaseRequested):
+            count = max(event.count, len(event.indices), self._asked.get(event.request_id, 0))
+            self._asked[event.request_id] = count
+        if not isinstance(event, LeaseRequested | LeaseStarted):
+            return
+        granted: dict[str, int] = {}
+        for lease_id, lease in state.leases.items():
+            # One of the leader before may have been replaced while its node was away.
+            if lease.phase is Phase.HELD and lease_id.split(".")[-2] == state.term:
+                request_id = request_id_of(lease_id)
+                granted[request_id] = granted.get(request_id, 0) + 1
+        for request_id, has in granted.items():
+            wanted = self._asked.get(request_id, has)
+            self._require(has <= wanted, f"{request_id} wants {wanted} leases and has {has}")
 
     # Calls
 
@@ -159,6 +186,8 @@ class Checks:
         for gcs in serving:
             self._check_bounds(gcs.app)
         records = {n.node_id: n for n in world.database.rows("nodes", Node)}
+        if len(serving) == len(world.gcs) and not (world.network.cuts or world.network.faults.loss):
+            self._look_at_groups(records)
         for node in world.nodes:
             record = records.get(node.node_id)
             reached = any(world.network.reaches(g.process.host, node.host) for g in serving)
@@ -177,6 +206,21 @@ class Checks:
                     f"{node.node_id} is dead for {lost_s} s in which a gcs served, and {record.state}",
                 )
 
+    def _look_at_groups(self, nodes: dict[str, Node]) -> None:
+        """Check that a group's bundles are not for long on nodes that are gone."""
+        gone_s, self._gone_s = self._gone_s, {}
+        for group in self._world.database.rows("placement_groups", PlacementGroup):
+            for index, place in group.placements.items():
+                node = nodes.get(place.node_id)
+                if node is None or (
+                    (node.state is not NodeState.DEAD)
+                    and node.incarnation == place.node_incarnation
+                ):
+                    continue
+                key = f"bundle {index} of {group.group_id}"
+                self._gone_s[key] = lost_s = gone_s.get(key, 0.0) + LOOK_S
+                self._require(lost_s < GONE_S, f"{key} is on {node.node_id}, which is gone")
+
     def _check_bounds(self, app: Any) -> None:
         log = app.state.log
         for name, value in vars(log).items():
@@ -185,7 +229,7 @@ class Checks:
                     len(one) if hasattr(one, "__len__") else 1
                     for one in (value.values() if isinstance(value, dict) else value)
                 )
-                limit = event_log.RING_SIZE + 1000
+                limit = event_log.RING_SIZE + LOG_SLACK
                 self._require(size <= limit, f"the event log keeps {size} things in {name}")
         for link in self._world.network.links:
             for end in (link, link.other):
@@ -218,7 +262,7 @@ class Checks:
             left += [
                 f"{node.node_id} has {one.worker_id} of {one.lease_id}"
                 for one in state.workers.values()
-                if one.gpus
+                if one.gpus or (one.lease_id and one.lease_id not in state.leases)
             ]
         leader = world.leader()
         if leader is None or leader.state is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -24,6 +25,7 @@ from tests.sim.world.wire import SimClient, SimClientPool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from random import Random
 
     from stoker_gcs.app import GcsApp
     from stoker_gcs.store.changes import Change, Condition, Row
@@ -31,6 +33,14 @@ if TYPE_CHECKING:
     from stoker_wire.process.pauses import Pauses
     from stoker_wire.settings import Settings
     from tests.sim.world.network import Network
+
+
+RING_SIZE = 16
+"""So few events are kept in memory, so that readers who lag read those in the database."""
+COMMIT_S = 0.002
+"""How long a commit takes at most."""
+LATE_ANSWERS = 0.3
+"""How often the answer of a commit comes later than what it wrote is seen."""
 
 
 class _Gauge:
@@ -101,17 +111,19 @@ class SimService:
 class Database(MemoryStore):
     """The SQL database of a world: it outlives every gcs, and takes a moment for each commit."""
 
-    def __init__(self, *, shared: bool, pause: Callable[[], float]) -> None:
+    def __init__(self, random: Random, *, shared: bool) -> None:
         super().__init__()
         self.shared = shared  # type: ignore[misc]
-        self._pause = pause
+        self._random = random
         self.after_commit: Callable[[], None] = lambda: None
 
     async def commit(self, changes: Sequence[Change]) -> Any:
-        await asyncio.sleep(self._pause())
+        random = self._random.random
+        await asyncio.sleep(random() * COMMIT_S)
         results = await super().commit(changes)
         self.after_commit()
-        await asyncio.sleep(self._pause())
+        if random() < LATE_ANSWERS:
+            await asyncio.sleep(random() * COMMIT_S)
         return results
 
     async def select(  # type: ignore[override]
@@ -130,8 +142,13 @@ class Database(MemoryStore):
 
     def rows(self, name: str, record: type[Any]) -> list[Any]:
         """Return all records of a table."""
-        decode = msgspec.msgpack.Decoder(record).decode
+        decode = _decoder(record).decode
         return [decode(row["record"]) for row in self._tables[name].values()]
+
+
+@functools.cache
+def _decoder(record: type[Any]) -> msgspec.msgpack.Decoder[Any]:
+    return msgspec.msgpack.Decoder(record)
 
 
 class Redis:
@@ -250,6 +267,7 @@ def on_world(world: Any, settings: Settings) -> Iterator[None]:
         "stoker_gcs.service.open_store": lambda _: world.database,
         "stoker_gcs.service._ephemeral_store": lambda _: world.ephemeral(_current()),
         "stoker_gcs.peer_clients.ClientPool": pool,
+        "stoker_gcs.state.event_log.RING_SIZE": RING_SIZE,
         "stoker_gcs.api.events.watch_response": watch_response,
         "stoker_gcs.registry.nodes.probes.refuses_connections": network.refuses,
         "stoker_gcs.controllers.leader_election.refuses_connections": network.refuses,

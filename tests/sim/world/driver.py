@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.actors.call_order import CallOrder
@@ -22,7 +23,7 @@ from stoker.runtime.tasks.task_spec import FunctionSpec, PendingTask
 from stoker_wire.data.channel import Channel
 from stoker_wire.errors import ConflictError, NotFoundError, StokerError, UnavailableError
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import Address
+from stoker_wire.messages.common import Address, OnInfeasible, Strategy
 from stoker_wire.messages.data import Call, Failed, Inline, Pong, Result, Returned, Run, Template
 from stoker_wire.messages.work import (
     Actor,
@@ -319,6 +320,7 @@ class Driver:
         """Calls that are not settled, and when they were submitted."""
         self.actors: dict[str, ActorCaller] = {}
         self.finished = False
+        self._numbers = itertools.count()
         world.pids[host, pid] = self.process
         self.process.context.run(self._build)
         self.process.spawn(self._live())
@@ -384,7 +386,7 @@ class Driver:
         )
         session.begin(follow_logs=False)
         self.process.spawn(self._tick())
-        await self.world.program(self)
+        await self.world.workload.program(self)
 
     async def _tick(self) -> None:
         while True:
@@ -394,10 +396,15 @@ class Driver:
     # What the program does
 
     def submit(
-        self, resources: dict[str, float], *, max_retries: int, timeout_s: float = 0.0
+        self,
+        resources: dict[str, float],
+        *,
+        max_retries: int,
+        quick: bool = False,
+        group_id: str = "",
     ) -> None:
         """Submit a call of a remote function."""
-        key = (tuple(resources.items()), max_retries, timeout_s)
+        key = (tuple(resources.items()), max_retries, quick, group_id)
         spec = self._specs.get(key)
         if spec is None:
             spec = self._specs[key] = FunctionSpec(
@@ -405,13 +412,18 @@ class Driver:
                 function=f"f{len(self._specs)}",
                 blob=b"",
                 name="f",
-                template=Template(len(self._specs) + 1, "f", "f", timeout_s=timeout_s),
+                template=Template(len(self._specs) + 1, "f", "f"),
                 options=TaskOptions(max_retries=max_retries),
-                demand=Demand(job_id=self.job_id, resources=resources),
+                demand=Demand(
+                    job_id=self.job_id,
+                    resources=resources,
+                    strategy=Strategy(group_id=group_id),
+                ),
             )
             spec.registered = True
-        number = len(self.results) + len(self.submitted)
-        task_id = f"t_{self.name}.{number}"
+        task_id = f"t_{self.name}.{next(self._numbers)}"
+        if quick:
+            self.world.quick_tasks.add(task_id)
         task = PendingTask(task_id, spec, _NO_ARGUMENTS, (), (), "", spec.function)
         self.submitted[task_id] = self.world.loop.now_s
         self.world.tasks[task_id] = max_retries
@@ -427,13 +439,18 @@ class Driver:
         retries: int,
         owner: Owner | None = None,
         awaits_arguments: bool = False,
+        waits: bool = False,
     ) -> ActorCaller | None:
         """Create an actor; None if its job has ended meanwhile."""
-        actor_id = f"a_{self.name}.{len(self.actors)}"
+        actor_id = f"a_{self.name}.{next(self._numbers)}"
         self.actors[actor_id] = caller = ActorCaller(self, actor_id, retries)
         body = CreateActor(
             actor_id=actor_id,
-            demand=Demand(job_id=self.job_id, resources=resources),
+            demand=Demand(
+                job_id=self.job_id,
+                resources=resources,
+                on_infeasible=OnInfeasible.WAIT if waits else OnInfeasible.ERROR,
+            ),
             class_name="A",
             payload=b"",
             max_restarts=max_restarts,
@@ -453,7 +470,7 @@ class Driver:
 
     def call(self, caller: ActorCaller, *, with_last: bool) -> None:
         """Call an actor."""
-        task_id = f"t_{self.name}.{len(self.results) + len(self.submitted)}"
+        task_id = f"t_{self.name}.{next(self._numbers)}"
         self.submitted[task_id] = self.world.loop.now_s
         self.world.tasks[task_id] = caller.retries
         caller.submit(task_id, with_last=with_last)

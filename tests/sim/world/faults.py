@@ -121,7 +121,9 @@ class FaultPlan:
 
     async def _noise(self) -> None:
         faults, random = self._world.network.faults, self._random
-        faults.loss, faults.double, faults.late = (random.random() ** 2 * 0.2 for _ in range(3))
+        faults.loss, faults.double, faults.late = (
+            random.random() ** 2 * self._world.plan.noise for _ in range(3)
+        )
         await asyncio.sleep(random.uniform(1.0, 10.0))
         faults.stop()
 

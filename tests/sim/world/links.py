@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from tests.sim.world.network import Network
 
 
+WINDOW = 4
+"""So many messages fit into the buffers of a connection."""
+DRAIN_S = 0.1
+
+
 class _Message:
     """A message on a WebSocket."""
 
@@ -39,7 +44,7 @@ class Link:
         self._wake: asyncio.Future[None] | None = None
         self._last_s = 0.0
         self.other: Link
-        self.closed = False
+        self.closed = self.is_broken = False
         self.stalled: list[Any] = []
         """What could not be delivered yet: the hosts are cut off each other."""
         self.gone_since_s: float | None = None
@@ -100,7 +105,7 @@ class Link:
 
     def close(self, code: int = 0, message: bytes = b"") -> Awaitable[None]:
         """Close this end; the other learns it."""
-        if not self.closed:
+        if not self.closed and not self._network.loop.is_closed():
             self._network.pass_on(self, None)
             self._end()
             self._wake_up()
@@ -111,6 +116,11 @@ class Link:
             self._network.pass_on(self, None)
             self.closed = True
             self._network.forget(self)
+
+    async def drain(self) -> None:
+        """Wait while the other end reads nothing, and the buffers between are full."""
+        while not self.closed and len(self.other._arrived) + len(self.stalled) > WINDOW:  # noqa: ASYNC110
+            await asyncio.sleep(DRAIN_S)
 
     async def send_str(self, text: str) -> None:
         """Send a message of a WebSocket."""

@@ -181,12 +181,15 @@ class Network:
         if server is not None and not self.reaches(process.host, server.process.host):
             pass  # no answer ever comes
         elif self._lost():
-            self.loop.call_later(self.latency(), broken, "the request was lost", context=_WORLD)
+            if self._random.random() < 0.5:  # the connection breaks while it is answered
+                self.loop.call_later(self.latency(), deliver, _ignored, False, context=_WORLD)
+            late_s = self.latency() + self._random.random() ** 2 * 0.05
+            self.loop.call_later(late_s, broken, "the connection broke", context=_WORLD)
         else:
             self.loop.call_later(self.latency(), deliver, reply, True, context=_WORLD)
             if self.faults.double and self._random.random() < self.faults.double:
                 self.count(url, "double", wire.path)
-                late_s = self.latency() + self._random.random()
+                late_s = self.latency() + self._random.random() ** 4
                 self.loop.call_later(late_s, deliver, _ignored, False, context=_WORLD)
         try:
             return await done
@@ -212,6 +215,8 @@ class Network:
 
     def pass_on(self, link: Link, item: Any) -> None:
         """Carry an item to the other end of a connection, or break it."""
+        if link.is_broken:
+            return  # nothing overtakes what was lost
         if link.stalled or not self.reaches(link._process.host, link.other._process.host):
             if not link.stalled:
                 self.loop.call_later(RETRANSMIT_S, self._retransmit, link, context=_WORLD)
@@ -251,8 +256,9 @@ class Network:
                     end.arrive(None)
 
     def break_link(self, link: Link) -> None:
-        """Reset a connection: both ends learn it."""
+        """Reset a connection: both ends learn it, and nothing more arrives."""
         for end in (link, link.other):
+            end.is_broken = True
             self.loop.call_later(self.latency(), end.arrive, None, context=_WORLD)
 
     def forget(self, link: Link) -> None:

@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from tests.sim.world.links import Link
 
 _TICK_S = 0.5
+PREPARE_S = 0.01
+"""How long an environment takes."""
 
 
 class _Nothing:
@@ -77,6 +79,7 @@ class _Nothing:
         return ""
 
     async def prepare(self, *_: Any) -> Environment:
+        await asyncio.sleep(PREPARE_S)
         return _PLAIN
 
     def _ignore(self, *_: Any, **__: Any) -> None:
@@ -139,7 +142,7 @@ class Worker:
         driver = launch.spec.driver
         assert driver is not None
         self.node.world.driver_began(driver.job_id, driver.attempt, self)
-        length_s, fails = self.node.world.plan_of(driver.job_id, driver.attempt)
+        length_s, fails = self.node.world.plan_of(driver)
         await asyncio.sleep(length_s)
         self.exit(256 if fails else 0)
 

@@ -210,6 +210,7 @@ class Server:
                         break
                     self._network.count(self.url, "event", event.kind)
                     link.send(event)
+                    await link.drain()
             finally:
                 beats.cancel()
                 await source.aclose()
@@ -229,17 +230,21 @@ class Server:
 def _bound(route: Any, owner: Any) -> BoundRoute:
     handler = functools.partial(route.handler, owner)
     if isinstance(route, WebSocketRoute):
-        return BoundRoute("GET", route.path, handler, summary="", query=route.query)
-    bound = BoundRoute(
-        route.method,
-        route.path,
-        handler,
-        summary="",
-        query=route.query,
-        idempotency=route.idempotency,
-    )
+        return BoundRoute("GET", route.path, handler, summary="")
+    bound = BoundRoute(route.method, route.path, handler, summary="", idempotency=route.idempotency)
     bound.codec = None if route.body is None else _codec(route.body)
+    if route.query is not None:
+        bound.query, bound.query_names = route.query, _query_names(route.query)
     return bound
+
+
+@functools.cache
+def _query_names(query: Any) -> tuple[str, ...]:
+    return BoundRoute("GET", "/", _no_handler, summary="", query=query).query_names
+
+
+async def _no_handler(_: Request) -> None:
+    """Nothing: only the type of a query is looked at."""
 
 
 def _encoded(value: object) -> bytes:

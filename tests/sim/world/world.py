@@ -20,25 +20,24 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from stoker_nodelet.core.machine import step as nodelet_step
-from stoker_wire.errors import ConflictError, NotFoundError, StokerError
-from stoker_wire.messages.groups import Bundle, CreatePlacementGroup, GroupStrategy, PlacementGroup
-from stoker_wire.messages.work import Actor, ActorState, Job, KillActor, Owner, SubmitJob
 from stoker_wire.settings import Settings
 from tests.sim.world import control
 from tests.sim.world.checks import LOOK_S, BrokenInvariantError, Checks
-from tests.sim.world.driver import Driver
 from tests.sim.world.faults import KINDS, FaultPlan
 from tests.sim.world.loop import CURRENT, Process, VirtualLoop, virtual
 from tests.sim.world.network import Network
 from tests.sim.world.node import Node
+from tests.sim.world.workload import ENDLESS, ROUNDS, Workload, WorldDriver
 
 if TYPE_CHECKING:
-    from tests.sim.world.driver import ActorCaller
+    from stoker_wire.messages.cluster import DriverSpec
+    from tests.sim.world.driver import Driver
     from tests.sim.world.node import Worker
 
 CHAOS_S = 25.0
-RELEASE_S = 4.0
-"""A driver that waits so long for its calls gives up what it does not need."""
+SLOW = 0.04
+"""How many of the quick tasks are not."""
+HOUR_S = 3600.0
 END_S = 200.0
 """So long after the chaos all must have ended."""
 
@@ -51,7 +50,11 @@ class Plan:
     faults: int | None = None
     replicas: int = 0
     drivers: int = 0
-    rounds: int = 0
+    rounds: tuple[str, ...] = ROUNDS
+    noise: float = 0.2
+    """The highest rate of each fault of the network while there is noise."""
+    messages: int = 1000
+    """The drivers go on until so many have crossed the network."""
     chaos_s: float = CHAOS_S
     check_scheduler: int = 1
     """Check the scheduler's state after every so many of its events."""
@@ -84,11 +87,13 @@ class World:
         self.checks = Checks(self)
         replicas = plan.replicas or random.choice((1, 1, 2))
         self.redis = control.Redis() if replicas > 1 or random.random() < 0.5 else None
-        self.database = control.Database(shared=replicas > 1, pause=lambda: random.random() * 0.001)
+        self.database = control.Database(random, shared=replicas > 1)
         self.database.after_commit = self.checks.committed
-        self.gcs_url = "http://gcs"
         self.gcs = [_Gcs(self, index) for index in range(replicas)]
-        self.network.balanced[self.gcs_url] = [one.url for one in self.gcs]
+        self.gcs_url = ",".join(one.url for one in self.gcs)
+        if random.random() < 0.5:
+            self.gcs_url = "http://gcs"
+            self.network.balanced[self.gcs_url] = [one.url for one in self.gcs]
         self.schedulers = [control.Scheduler(self, index) for index in range(2)]
         kinds = ({"CPU": 4.0}, {"CPU": 4.0, "GPU": 2.0}, {"CPU": 2.0, "GPU": 1.0})
         self.nodes = [_Node(self, index, dict(kinds[index])) for index in range(3)]
@@ -97,7 +102,9 @@ class World:
         self.tasks: dict[str, int] = {}
         self.jobs: dict[str, object] = {}
         self.actors: dict[str, object] = {}
-        self.drivers: list[_Driver] = []
+        self.drivers: list[WorldDriver] = []
+        self.quick_tasks: set[str] = set()
+        self.workload = Workload(self)
         self.drivers_by_job: dict[str, Driver] = {}
         self.calm = False
         self.failure: BaseException | None = None
@@ -143,12 +150,12 @@ class World:
         self.record(worker.worker_id, "exits", worker.lease_id)
         self.workers.pop(worker.address.url, None)
 
-    def plan_of(self, job_id: str, attempt: int) -> tuple[float, bool]:
+    def plan_of(self, driver: DriverSpec) -> tuple[float, bool]:
         """Return how long the driver of a submitted job runs, and whether it fails."""
         random = self.random
-        return self._plans.setdefault(
-            (job_id, attempt), (random.random() * 4.0, random.random() < 0.4)
-        )
+        length_s = HOUR_S if driver.entrypoint == ENDLESS else random.random() * 4.0
+        key = driver.job_id, driver.attempt
+        return self._plans.setdefault(key, (length_s, random.random() < 0.4))
 
     def driver_began(self, job_id: str, attempt: int, worker: Worker) -> None:
         """Note that a submitted job's driver runs."""
@@ -165,6 +172,8 @@ class World:
         owner = f"p_{task_id[2:].partition('.')[0]}"
         self.checks.call_began(worker, task_id, self.tasks[task_id], owner)
         raises = bool(worker.actor_id) and self.random.random() < 0.1
+        if task_id in self.quick_tasks:
+            return 0.0005 if self.random.random() > SLOW else 1.0, False
         return self.random.random() ** 4 * 3.0, raises
 
     def call_ended(self, worker: Worker, call: Any) -> None:
@@ -195,6 +204,7 @@ class World:
                 state.check()
             except AssertionError as error:
                 self.fail(error)
+            self.checks.scheduler_stepped(state, event)
 
     def stepped_nodelet(self, state: Any, event: Any) -> Any:
         """Step a nodelet's lease machine, and check it."""
@@ -227,167 +237,6 @@ class World:
             None,
         )
 
-    # The workload
-
-    async def program(self, driver: Any) -> None:
-        """Run what a driver does: rounds of calls, actors, jobs and groups; then wait, and end."""
-        random = self.random
-        rounds = self.plan.rounds or random.randrange(5, 10)
-        for _ in range(rounds):
-            await self._round(driver)
-            await asyncio.sleep(random.random() ** 2 * 5.0)
-        released_s = self.loop.now_s
-        while driver.submitted:
-            await asyncio.sleep(0.25)
-            if self.loop.now_s - released_s > RELEASE_S:
-                released_s = self.loop.now_s
-                await self._release(driver)
-        await driver.finish()
-
-    async def _release(self, driver: Any) -> None:
-        """Give up what keeps others waiting: groups, and actors without calls."""
-        for group_id in driver.groups:
-            await self._remove_group(driver, group_id)
-        driver.groups.clear()
-        for actor_id, caller in driver.actors.items():
-            if not caller.calls:
-                await self._kill_actor(driver, actor_id)
-
-    async def _round(self, driver: Any) -> None:
-        random = self.random
-        what = random.choice(("tasks", "tasks", "actor", "actor", "job", "group", "owned", "big"))
-        if what == "tasks":
-            resources = random.choice(
-                ({"CPU": 1.0}, {"CPU": 0.5}, {"GPU": 1.0}, {"CPU": 1.0, "GPU": 0.5})
-            )
-            retries = random.choice((0, 3, -1))
-            for _ in range(random.randrange(3, 15)):
-                driver.submit(resources, max_retries=retries)
-        elif what == "big":
-            driver.submit({"CPU": 100.0}, max_retries=0)
-        elif what == "actor":
-            await self._use_actor(driver)
-        elif what == "job":
-            await self._submit_job(driver)
-        elif what == "group":
-            await self._create_group(driver)
-        else:
-            await self._owned_actor(driver)
-
-    async def _use_actor(self, driver: Any) -> ActorCaller | None:
-        random = self.random
-        caller: ActorCaller | None = None
-        if driver.actors and random.random() < 0.5:
-            caller = random.choice(list(driver.actors.values()))
-        else:
-            caller = await driver.create_actor(
-                random.choice(({"CPU": 0.5}, {"GPU": 0.5}, {"CPU": 1.0})),
-                max_restarts=random.choice((0, 2, -1)),
-                retries=random.choice((0, 3)),
-            )
-        if caller is not None:
-            for _ in range(random.randrange(1, 8)):
-                driver.call(caller, with_last=random.random() < 0.4)
-        return caller
-
-    async def _owned_actor(self, driver: Any) -> None:
-        """Create an actor that belongs to another, and waits for arguments which may never come."""
-        random, gcs = self.random, driver.clients.gcs
-        parent = await self._use_actor(driver)
-        if parent is None:
-            return
-        try:
-            record = await gcs.call(
-                "GET", f"/v1/actors/{parent.actor_id}", reply=Actor, query={"wait_s": 3.0}
-            )
-        except StokerError:
-            return
-        node = next((n for n in self.nodes if n.node_id == record.node_id), None)
-        if record.state is not ActorState.ALIVE or node is None:
-            return
-        owner = Owner(
-            peer_id=record.worker_id,
-            node_id=record.node_id,
-            node_incarnation=node.workers.state.incarnation,
-            actor_id=record.actor_id,
-            incarnation=record.incarnation,
-        )
-        child = await driver.create_actor(
-            {"CPU": 0.5}, max_restarts=0, retries=0, owner=owner, awaits_arguments=True
-        )
-        if child is not None:
-            driver.call(child, with_last=False)
-            await asyncio.sleep(random.random())
-            await self._kill_actor(driver, parent.actor_id)
-
-    async def _kill_actor(self, driver: Any, actor_id: str) -> None:
-        while True:
-            with contextlib.suppress(StokerError):
-                await driver.clients.gcs.call(
-                    "POST", f"/v1/actors/{actor_id}/kill", KillActor(), reply=Actor
-                )
-                return
-            await asyncio.sleep(0.3)
-
-    async def _submit_job(self, driver: Any) -> None:
-        random = self.random
-        number = driver.jobs = driver.jobs + 1
-        body = SubmitJob(
-            entrypoint="true",
-            resources=random.choice(({"CPU": 1.0}, {"GPU": 1.0}, {})),
-            retries=random.choice((0, 2)),
-            retry_delay_s=1.0,
-        )
-        stop = random.random() < 0.4
-        key, job = f"{driver.name}.{number}", None
-        while job is None:
-            with contextlib.suppress(StokerError):
-                job = await driver.clients.gcs.call(
-                    "POST", "/v1/jobs", body, reply=Job, idempotency_key=key
-                )
-        self.accepted_job(job.job_id, None)
-        if stop:
-            await asyncio.sleep(random.random() ** 2 * 2.0)
-            while True:
-                with contextlib.suppress(StokerError):
-                    await driver.clients.gcs.call("POST", f"/v1/jobs/{job.job_id}/stop", reply=Job)
-                    return
-                await asyncio.sleep(0.3)
-
-    async def _create_group(self, driver: Any) -> None:
-        random, gcs = self.random, driver.clients.gcs
-        number = driver.jobs = driver.jobs + 1
-        bundle = Bundle(resources=random.choice(({"CPU": 1.0}, {"GPU": 1.0}, {"CPU": 2.0})))
-        body = CreatePlacementGroup(
-            group_id=f"pg_{driver.name}.{number}",
-            job_id=driver.job_id,
-            bundles=(bundle,) * random.randrange(1, 4),
-            strategy=random.choice(
-                (GroupStrategy.PACK, GroupStrategy.SPREAD, GroupStrategy.STRICT_SPREAD)
-            ),
-        )
-        removed_after_s = random.choice((0.01, 0.5, 3.0))
-        while True:
-            try:
-                await gcs.call("POST", "/v1/placement-groups", body, reply=PlacementGroup)
-                break
-            except (ConflictError, NotFoundError):
-                return
-            except StokerError:
-                await asyncio.sleep(0.2)
-        await asyncio.sleep(removed_after_s)
-        if random.random() < 0.7:
-            await self._remove_group(driver, body.group_id)
-        else:
-            driver.groups.append(body.group_id)
-
-    async def _remove_group(self, driver: Any, group_id: str) -> None:
-        path = f"/v1/placement-groups/{group_id}"
-        while True:
-            with contextlib.suppress(StokerError):
-                await driver.clients.gcs.call("DELETE", path, reply=PlacementGroup)
-                return
-
     # A run
 
     def start(self) -> None:
@@ -407,7 +256,7 @@ class World:
         count = self.plan.drivers or random.randrange(1, 3)
         for index in range(count):
             host = random.choice(self.nodes).host
-            driver = _Driver(self, f"d{index}", host, 100 + index)
+            driver = WorldDriver(self, f"d{index}", host, 100 + index)
             driver.may_die = index > 0
             self.drivers.append(driver)
         looking = asyncio.create_task(self._look())
@@ -423,7 +272,9 @@ class World:
         self.network.faults.stop()
         self.network.heal()
         self.calm = True
+        stopping = asyncio.create_task(self.workload.stop_endless_jobs())
         await self._end()
+        stopping.cancel()
         looking.cancel()
 
     async def _look(self) -> None:
@@ -466,17 +317,6 @@ class _Node(Node):
         return [one.lease for one in self.workers.held_leases().leases]
 
 
-class _Driver(Driver):
-    """A driver of the world; ``may_die`` is false for one that sees the run through."""
-
-    may_die = False
-    jobs = 0
-
-    def __init__(self, world: World, name: str, host: str, pid: int) -> None:
-        self.groups: list[str] = []
-        super().__init__(world, name, host, pid)
-
-
 def run(
     seed: int, plan: Plan | None = None, *, log: list[str] | None = None, script: Any = None
 ) -> Outcome:
@@ -485,6 +325,7 @@ def run(
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     collecting = gc.isenabled()
+    gc.freeze()  # only this world is looked through when it has ended
     gc.disable()
     try:
         with virtual(loop, seed), warnings.catch_warnings():
@@ -496,15 +337,19 @@ def run(
         if collecting:
             gc.enable()
         gc.collect()
+        gc.unfreeze()
 
 
 def _run(world: World, log: list[str] | None, script: Any) -> Outcome:
     loop = world.loop
     world.log = log
 
+    checks = world.checks
+
     def after_turn() -> None:
-        with contextlib.suppress(BrokenInvariantError):
-            world.checks.turn_ended()
+        if checks.has_new_leases:
+            with contextlib.suppress(BrokenInvariantError):
+                checks.turn_ended()
         if world.failure is not None and not main.done():
             main.cancel()
 

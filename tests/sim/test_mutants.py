@@ -1,0 +1,24 @@
+"""The simulator finds each of the planted bugs, and nothing where none is planted."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.world.checks import BrokenInvariantError
+from tests.sim.world.mutants import MUTANTS, Mutant
+from tests.sim.world.world import run
+
+SEEDS = 16
+"""Within so many seeds a bug is found."""
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_found_and_only_that(mutant: Mutant) -> None:
+    for seed in range(mutant.first, mutant.first + SEEDS):
+        run(seed, mutant.plan)
+        try:
+            with mutant.plant():
+                run(seed, mutant.plan)
+        except BrokenInvariantError:
+            return
+    pytest.fail(f"{mutant.name} is not found in {SEEDS} seeds")
