@@ -85,7 +85,10 @@ class _Nothing:
     def _ignore(self, *_: Any, **__: Any) -> None:
         return None
 
-    free_job = free_owner = ended = end = _ignore
+    free_job = free_owner = ended = end = on_event = _ignore
+
+    async def report(self) -> None:
+        return None
 
 
 _PLAIN = Environment(python="python")
@@ -404,7 +407,7 @@ class Node:
         )
         workers.processes = Processes(self)  # type: ignore[assignment]
         server = Server(world.network, process, self.url)
-        server.add_routes(ROUTES, Api(workers, exits, part, part, part, part, part))
+        server.add_routes(ROUTES, Api(workers, exits, part, part, part, part, part, part, part))
 
         def on_member(is_member: bool) -> None:
             server.is_ready = is_member
@@ -426,6 +429,7 @@ class Node:
             ),
             gcs,
             workers,
+            part,
             on_member,
         )
         for work in (membership.run(), membership.watch(), exits.run(), self._tick(workers)):
