@@ -43,8 +43,8 @@ _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
 _RELEASE_AGAIN_S = 1.0
 _LIST_ON_S = 20.0
-"""For so long an owner without leases says so: a leader that is lost may take their release with it, and
-the next one, which has adopted them, must hear twice that they are gone."""
+"""For so long an owner without leases says so, after a release or a request without an answer: a leader that
+is lost may take a release with it, and a request may be granted late. It must hear twice that they are gone."""
 _REPORT_IDLE_S = 0.03
 _EXAMPLES = 8
 _MAX_BACKOFF_S = 5.0
@@ -101,7 +101,7 @@ class Leases:
         """The scheduling class and the grant of each lease that this process holds."""
         self._numbers = itertools.count(1)
         self._polling = False
-        self._released_at_s = 0.0
+        self._lost_at_s = 0.0
         self._closing = False
         self._reporting_idle = False
         self._reported_idle: tuple[str, ...] = ()
@@ -159,6 +159,7 @@ class Leases:
                         self._tasks.fail_class(key, error)
                         return
                     unanswered = count
+                    self._list_on()
                     leases.connection_error = f"the scheduler does not answer: {error.one_line}"
                     await asyncio.sleep(0.2)
                     continue
@@ -211,7 +212,7 @@ class Leases:
                 except StokerError:
                     await asyncio.sleep(0.5)
                 else:
-                    listing = bool(self._granted) or began_s < self._released_at_s + _LIST_ON_S
+                    listing = bool(self._granted) or began_s < self._lost_at_s + _LIST_ON_S
         finally:
             self._polling = False
 
@@ -306,10 +307,14 @@ class Leases:
                 if again and not self._closing:
                     await asyncio.sleep(_RELEASE_AGAIN_S)
                     continue
-            if not self._closing:
-                self._released_at_s = self._io.loop.time()
-                self._begin_polling()
+            self._list_on()
             return
+
+    def _list_on(self) -> None:
+        """Say for a while what this process has: of what was lost on the way nobody else can tell."""
+        if not self._closing:
+            self._lost_at_s = self._io.loop.time()
+            self._begin_polling()
 
     def tick(self, key: bytes, queue: ClassQueue[PendingTask], now_s: float) -> None:
         """Return the leases that are idle, or closing and done; request more if tasks wait."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.leases import Leases
+from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.cluster import (
     Demand,
     GrantedLease,
@@ -100,4 +101,21 @@ async def test_an_owner_goes_on_to_list_its_leases_when_it_has_none_left() -> No
     body = owner.calls[released - 1][1]
     assert isinstance(body, OwnerPoll)
     assert body.lease_ids == ()
+    await owner.background.close()
+
+
+async def test_an_owner_whose_request_got_no_answer_says_that_it_has_nothing() -> None:
+    class Unanswered(_Owner):
+        async def scheduler_call(self, path: str, body: Any, *rest: Any, **more: Any) -> Any:
+            if path == "/v1/leases":
+                raise UnavailableError("the connection broke")
+            return await super().scheduler_call(path, body, *rest, **more)
+
+    owner: Any = Unanswered()
+    leases = Leases(_address("p_1"), owner, owner, owner, owner, idle_s=0.1)
+    leases.add_class(KEY, Demand(job_id="job_1", resources={"CPU": 1.0}))
+    owner.queue.ready.append(_Task())
+    leases.request(KEY)
+    polled = await owner.until("/v1/owners/p_1/poll")
+    assert owner.calls[polled - 1][1].lease_ids == ()
     await owner.background.close()
