@@ -43,8 +43,8 @@ _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
 _RELEASE_AGAIN_S = 1.0
 _LIST_ON_S = 20.0
-"""For so long an owner without leases says so, after a release or a request without an answer: a leader that
-is lost may take a release with it, and a request may be granted late. It must hear twice that they are gone."""
+"""For so long an owner without leases says so, after a release, or a request without an answer: a leader
+that is lost may take a release with it, and a request may be granted late. It must hear that twice."""
 _REPORT_IDLE_S = 0.03
 _EXAMPLES = 8
 _MAX_BACKOFF_S = 5.0
