@@ -74,7 +74,8 @@ class Manifest(NamedTuple):
 def backup(database_url: str, path: Path, progress: Progress | None = None) -> Manifest:
     """Write a backup to a file, which is there only when it is whole.
 
-    Raises ConflictError if the file exists, DatabaseError if the database cannot be used, or has tables of another version; OSError.
+    Raises ConflictError if the file exists, UnavailableError if it cannot be written, DatabaseError if the
+    database cannot be used or has tables of another version.
     """
     found = revision_of(database_url)
     if found != REVISION:

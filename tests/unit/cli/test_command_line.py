@@ -109,7 +109,6 @@ def test_a_wrong_call_is_one_line_with_the_fix_and_exit_code_2(args: list[str], 
         (["list", "nodes", "--address", "http://127.0.0.1:1"], "cannot reach the cluster at http"),
         (["status", "--address", "ftp://x", "--token", "t"], "is not an address of a cluster"),
         (["explain", "x_1", "--address", "http://127.0.0.1:1", "--token", "t"], "is no id of a"),
-        (["explain", "w_1", "--address", "http://127.0.0.1:1", "--token", "t"], "stoker get"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_the_fix_and_exit_code_1(
