@@ -74,7 +74,7 @@ def step(state: State, event: Event) -> Outbox:
     outbox: Outbox = []
     match event:
         case NodeRegistered():
-            state.incarnation = event.incarnation
+            state.incarnation, state.fenced = event.incarnation, False
         case NodeDrained():
             state.drained_until_s = event.at_s + state.policy.drain_order_s
         case NodeFenced():
@@ -144,7 +144,7 @@ def _requested(state: State, event: LeaseRequested, outbox: Outbox) -> None:
     def refuse(code: str, message: str) -> None:
         outbox.append(RefuseLease(lease_id=lease_id, code=code, message=message))
 
-    if terms.node_incarnation != state.incarnation:
+    if state.fenced or terms.node_incarnation != state.incarnation:
         refuse("fenced", _other_incarnation(state, terms))
         return
     if event.epoch < state.epoch:
@@ -192,7 +192,7 @@ def _bundles_requested(state: State, event: BundlesRequested, outbox: Outbox) ->
 
 def _bundles_refusal(state: State, event: BundlesRequested) -> RefuseOrder | None:
     for terms in event.leases:
-        if terms.node_incarnation != state.incarnation:
+        if state.fenced or terms.node_incarnation != state.incarnation:
             message = _other_incarnation(state, terms)
             return RefuseOrder(code="fenced", message=message)
         if terms.lease_id in state.ended_leases:
@@ -218,6 +218,8 @@ def _end_bundle(state: State, lease_id: str) -> None:
 
 
 def _other_incarnation(state: State, terms: LeaseTerms) -> str:
+    if state.fenced:
+        return f"{terms.lease_id} is for an incarnation of this node that is over"
     return (
         f"{terms.lease_id} is for incarnation {terms.node_incarnation} of this node, "
         f"which is now incarnation {state.incarnation}"
@@ -520,6 +522,7 @@ def _end_work(state: State, job_id: str, reason: str, at_s: float, outbox: Outbo
 
 
 def _fenced(state: State, event: NodeFenced, outbox: Outbox) -> None:
+    state.fenced = True
     reason = "the cluster gave this node up"
     for lease_id in list(state.bundles):
         _end_bundle(state, lease_id)

@@ -155,6 +155,8 @@ class State:
     """Everything that the machine decides from."""
 
     incarnation: int = 0
+    fenced: bool = False
+    """Whether its incarnation is over, and the next one has not begun."""
     epoch: int = 0
     policy: Policy = Policy()
     workers: dict[str, WorkerEntry] = field(default_factory=dict)

@@ -355,6 +355,9 @@ def test_a_fenced_node_holds_nothing() -> None:
     for index in (1, 2, 3):
         m.gone(f"w_{index}")
     assert m.state.workers == {}
+    (late,) = m.ask(lease("l_late"))  # it was on its way, or prepared, when the node was given up
+    assert isinstance(late, RefuseLease) and late.code == "fenced"
+    assert m.state.leases == {}
 
 
 def random_event(rng: random.Random, m: Machine) -> Event:
