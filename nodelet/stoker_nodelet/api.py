@@ -22,6 +22,7 @@ from stoker_nodelet.transfer import Transfer
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
     BadRequestError,
+    ConflictError,
     DeadlineExceededError,
     FencedError,
     NotFoundError,
@@ -66,6 +67,7 @@ from stoker_wire.messages.work import (
     MakeRoom,
     NodeOutput,
     ObjectInfo,
+    SealedObjects,
     SealObjects,
     TaskHistoryStatus,
 )
@@ -164,7 +166,13 @@ class Api:
         here = self.workers.state.incarnation
         if req.body.incarnation != here:
             raise FencedError(f"this node is at incarnation {here}, not {req.body.incarnation}")
+        if self.transfer.leaving:
+            return Empty()  # a second signal would have it end at once
+        left = len(self.transfer.to_hand_over())
+        if left:
+            raise ConflictError(f"{left} objects are still to be taken over by another node")
         self.end()
+        self.transfer.leaving = True
         return Empty()
 
     async def move_worker(self, req: Request) -> Empty:
@@ -190,11 +198,17 @@ class Api:
         self.workers.release_gpu(int(index))
         return Empty()
 
-    async def report_objects(self, req: Request) -> Empty:
+    async def report_objects(self, req: Request) -> SealedObjects:
         self.objects.seal(req.body.objects)
-        return Empty()
+        if self.transfer.leaving:
+            await self.transfer.hand_over_rest()
+        return SealedObjects(closed=self.transfer.closing)
 
     async def free_objects(self, req: Request) -> Freed:
+        if (
+            self.transfer.leaving
+        ):  # it might be gone before the node with the objects has heard of it
+            raise UnavailableError("this node leaves: free them where its objects are now")
         freed = self.objects.free(req.body.object_ids)
         self.transfer.on_freed(req.body.object_ids)
         return Freed(freed=freed)
@@ -347,7 +361,7 @@ ROUTES = (
     ),
     Route(
         "POST", "/v1/objects", Api.report_objects, before_ready=True,
-        body=SealObjects, reply=Empty, summary="Report objects that were written to the arena",
+        body=SealObjects, reply=SealedObjects, summary="Report objects that were written to the arena",
     ),
     Route(
         "POST", "/v1/objects/free", Api.free_objects, before_ready=True,

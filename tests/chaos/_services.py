@@ -65,23 +65,26 @@ class Service:
             assert self._process is not None
             if self._process.poll() is not None:
                 raise AssertionError(f"{self.name} ended:\n{self.said()}")
-            request = urllib.request.Request(
-                f"{self.url}/readyz",
-                headers={"Authorization": f"Bearer {self._env['STOKER_TOKEN']}"},
-            )
-            try:
-                with urllib.request.urlopen(request, timeout=10):
-                    return True
-            except urllib.error.HTTPError as error:
-                error.close()
-                return False
-            except OSError:
-                return False
+            return self.answers("/readyz")
 
         try:
             until(answers, timeout_s, f"{self.name} is ready", interval_s=0.03)
         except TimeoutError as error:
             raise AssertionError(f"{error}; it said:\n{self.said()}") from None
+
+    def answers(self, path: str) -> bool:
+        """Whether a GET succeeds."""
+        request = urllib.request.Request(
+            self.url + path, headers={"Authorization": f"Bearer {self._env['STOKER_TOKEN']}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10):
+                return True
+        except urllib.error.HTTPError as error:
+            error.close()
+            return False
+        except OSError:
+            return False
 
     def said(self) -> str:
         return self.log.read_text(errors="replace")[-4000:]
@@ -91,6 +94,14 @@ class Service:
         if self._process is not None:
             self._process.kill()
             self._process.wait(30)
+
+    def ended(self, timeout_s: float) -> int:
+        """Wait until it has ended by itself; return its exit code."""
+        assert self._process is not None
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{self.name} runs on; it said:\n{self.said()}") from None
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)

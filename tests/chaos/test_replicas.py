@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,9 +13,9 @@ import stoker
 from stoker import kv
 from stoker.runtime.net.http import HttpClient
 from stoker_migrations.command import upgrade
+from tests.chaos._load import GET_S, Load
 from tests.chaos._services import Apart, apart
 from tests.e2e._cluster import session_root
-from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,7 +26,6 @@ pytestmark = pytest.mark.logs(
     r'"level": "warning"', r"^this process: stoker[._]", "idle-in-transaction"
 )
 
-GET_S = 40.0
 ENOUGH = {"task": 500, "actor": 2, "count": 50, "log": 50, "cli": 50}
 """Rounds of each kind of load that must succeed after a fault."""
 
@@ -61,55 +58,6 @@ class Counter:
         return 1
 
 
-class Load:
-    """Threads that call again and again; each notes how many calls succeeded and the slowest one."""
-
-    def __init__(self, **kinds: Callable[[int], None]) -> None:
-        self.counts = dict.fromkeys(kinds, 0)
-        self.slowest_s = dict.fromkeys(kinds, 0.0)
-        self.failures: list[str] = []
-        self._end = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=item, daemon=True) for item in kinds.items()
-        ]
-
-    def _run(self, kind: str, call: Callable[[int], None]) -> None:
-        while not self._end.is_set():
-            began_s = time.monotonic()
-            try:
-                call(self.counts[kind])
-            except Exception as error:
-                self.failures.append(f"{kind} {self.counts[kind]}: {error!r}")
-                return
-            self.slowest_s[kind] = max(self.slowest_s[kind], time.monotonic() - began_s)
-            self.counts[kind] += 1
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._end.set()
-        for thread in self._threads:
-            thread.join(GET_S)
-
-    def goes_on(self) -> None:
-        """Wait until each kind has done as many rounds again as are enough."""
-        before = dict(self.counts)
-
-        def done() -> bool:
-            return bool(self.failures) or all(
-                count >= before[kind] + ENOUGH[kind] for kind, count in self.counts.items()
-            )
-
-        try:
-            until(done, GET_S, "the load goes on")
-        except TimeoutError as error:
-            raise AssertionError(f"{error}: {before} became {self.counts}") from None
-        assert self.failures == []
-
-
 def _load(cluster: Apart, seen: list[bytes]) -> Load:
     client = cluster.client
     watch = kv.watch("log/", timeout=GET_S)
@@ -134,7 +82,7 @@ def _load(cluster: Apart, seen: list[bytes]) -> Load:
     def cli(number: int) -> None:
         client.call("PUT", f"/v1/kv/cli/{number}", b"v", reply=dict[str, Any])
 
-    return Load(task=task, actor=actor, count=count, log=log, cli=cli)
+    return Load(ENOUGH, task=task, actor=actor, count=count, log=log, cli=cli)
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])

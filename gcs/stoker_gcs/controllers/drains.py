@@ -153,7 +153,8 @@ class Drains:
         await self._move_bundles(node, drain, held, late=late_s >= 0)
         if (held.leases or held.workers) and late_s < ENDED_S:
             return
-        if held.objects and not await self._move_objects(client, node) and late_s < ENDED_S:
+        moved = await self._move_objects(client, node, held)
+        if not moved and late_s < ENDED_S:
             return
         leave = LeaveOrder(incarnation=node.incarnation)
         await client.call("POST", "/v1/leave", leave, reply=Empty, timeout_s=CALL_S, retry=False)
@@ -201,14 +202,14 @@ class Drains:
                 stay=stay,
             )
 
-    async def _move_objects(self, client: Client, node: Node) -> bool:
-        """Have another node take over the objects; return whether all are there."""
+    async def _move_objects(self, client: Client, node: Node, held: HeldWork) -> bool:
+        """Have another node take over the objects, also those to come; return whether all are there."""
         target = self._nodes.view.get(node.objects_at)
         if target is None or not _takes_objects(target):
             others = [one for one in self._nodes.view.values() if one.node_id != node.node_id]
             fit = [self._nodes.with_heartbeat(one) for one in others if _takes_objects(one)]
             if not fit:
-                return False
+                return held.objects == 0
             target = min(fit, key=lambda one: (one.usage.get("object_bytes", 0.0), one.node_id))
             await self._nodes.hand_over(node.node_id, target.node_id)
         taken = await client.call(

@@ -43,8 +43,7 @@ class ObjectIndex:
         """
         for one in objects:
             object_id = check_id(one.object_id, Prefix.OBJECT, field="objects.object_id")
-            folder = self.arena.path / SPILL if one.spilled else self.arena.path
-            if not (folder / object_id).exists():
+            if not self._has_file(one):
                 continue
             self._remove(object_id, keep_file=one.spilled)
             self._index[object_id] = msgspec.structs.replace(
@@ -89,8 +88,12 @@ class ObjectIndex:
         return True
 
     def homes(self) -> list[ObjectInfo]:
-        """Return the objects whose home is here: those that are no copies."""
-        return [one for one in self._index.values() if not one.copy_of]
+        """Return the objects whose home is here: those that are no copies, and that no owner has freed."""
+        return [one for one in self._index.values() if not one.copy_of and self._has_file(one)]
+
+    def _has_file(self, one: ObjectInfo) -> bool:
+        folder = self.arena.path / SPILL if one.spilled else self.arena.path
+        return (folder / one.object_id).exists()
 
     def free_job(self, job_id: str, *, keep_owners: set[str]) -> int:
         """Free the job's objects, except those of owners that live on (detached actors)."""

@@ -18,7 +18,7 @@ from stoker_nodelet.transfer.io_pool import IoPool
 from stoker_nodelet.transfer.pull import Pull, PullContext
 from stoker_nodelet.transfer.range_server import RangeServer
 from stoker_wire.data.range_reader import CHUNK_NBYTES
-from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError
+from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError, UnavailableError
 from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.server.routes import Route
 from stoker_wire.ids import Prefix, check_id
@@ -54,6 +54,8 @@ _SLOTS = 6
 _NOTIFY_S = 10.0
 _ASK_GCS_S = 5.0
 _COPY_S = 20.0
+_CLOSING_S = 10.0
+"""So long nobody writes here after the order to hand over; it is repeated while the drain goes on."""
 _COPIES = 1000
 """So many objects are taken over at once; the order is repeated while there are more."""
 
@@ -86,6 +88,11 @@ class Transfer:
         self._tasks: dict[str, asyncio.Task[ObjectInfo]] = {}
         self._taken_over: set[str] = set()
         """Objects that have another home now, as this node is drained."""
+        self._heir: ObjectSource | None = None
+        """The node that takes the objects over."""
+        self._closing_until_s = 0.0
+        self.leaving = False
+        """Whether this node has been told to leave: what is still written here is taken over at once."""
         self._freed: set[str] = set()
         """Objects whose pulls are being cancelled because they were freed."""
         self._io_pool = IoPool(4 * _SLOTS, "transfer")
@@ -118,9 +125,14 @@ class Transfer:
             return self._objects.get(object_id)
         task = self._tasks.get(object_id)
         if task is None:
-            task = self._background.spawn(
-                self._pull(object_id, wanted), name=f"pull-{object_id}", report=False
-            )
+            try:
+                task = self._background.spawn(
+                    self._pull(object_id, wanted), name=f"pull-{object_id}", report=False
+                )
+            except RuntimeError:
+                raise UnavailableError(
+                    f"node {self._node_id} stops, and pulls nothing more"
+                ) from None
             self._tasks[object_id] = task
             task.add_done_callback(lambda task: self._on_pull_done(object_id, task))
         return await asyncio.shield(task)
@@ -221,13 +233,26 @@ class Transfer:
         self._taken_over &= {one.object_id for one in homes}
         return [one for one in homes if one.object_id not in self._taken_over]
 
+    @property
+    def closing(self) -> bool:
+        """Whether the objects are being taken over, so that nobody should make new ones here."""
+        return self.leaving or _now_s() < self._closing_until_s
+
     async def hand_over(self, req: Request) -> TakenOver:
         """Have another node become the home of this node's objects, as many as the time permits.
 
         It pulls them as copies, and adopts what it has; their owners find them there (see the recovery of
         objects), and until then what they free here is freed there too.
         """
-        client, slots = self._clients.client(req.body.url), asyncio.Semaphore(_SLOTS)
+        req.waiting_for(f"node {req.body.node_id} to take over the objects of this one")
+        self._heir, self._closing_until_s = req.body, _now_s() + _CLOSING_S
+        return await self.hand_over_rest()
+
+    async def hand_over_rest(self) -> TakenOver:
+        """Have the node that takes over have what it has not yet."""
+        if self._heir is None:
+            return TakenOver(left=len(self.to_hand_over()))
+        client, slots = self._clients.client(self._heir.url), asyncio.Semaphore(_SLOTS)
         refused: list[StokerError] = []
         copied: list[str] = []
 
@@ -235,14 +260,15 @@ class Transfer:
             wanted = PullObject(node_id=self._node_id, url=self._endpoint.url, nbytes=one.nbytes)
             path = f"/v1/objects/{one.object_id}/pull"
             async with slots:
+                if one.object_id not in self._objects:
+                    return  # it was freed meanwhile
                 try:
                     await client.call("POST", path, wanted, reply=ObjectInfo, timeout_s=_COPY_S)
                     copied.append(one.object_id)
                 except StokerError as error:
-                    if one.object_id in self._objects:  # else it was freed meanwhile
+                    if one.object_id in self._objects:
                         refused.append(error)
 
-        req.waiting_for(f"node {req.body.node_id} to take over the objects of this one")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_COPY_S), asyncio.TaskGroup() as group:
                 for one in self.to_hand_over()[:_COPIES]:

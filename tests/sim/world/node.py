@@ -115,7 +115,7 @@ class Worker:
         world = node.world
         self.node, self.worker_id, self.pid, self.launch = node, worker_id, pid, launch
         self.process = Process(worker_id, node.host)
-        self.oom = False
+        self.memory: None = None
         self.client = None
         self.server = self
         self.exited, self.gpus_free = asyncio.Event(), asyncio.Event()

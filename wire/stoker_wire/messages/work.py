@@ -491,6 +491,12 @@ class SealObjects(Message):
     objects: tuple[ObjectInfo, ...]
 
 
+class SealedObjects(Record):
+    """Answer to the report of objects; ``closed``: this node leaves, so write no more to its memory."""
+
+    closed: bool = False
+
+
 class MakeRoom(Message):
     """Request of a runtime for room for so many bytes in the node's full shared memory."""
 

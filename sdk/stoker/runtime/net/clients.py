@@ -148,6 +148,13 @@ class ClusterClients:
         self._arenas.setdefault(node_id, Arena(node.arena_dir) if is_local else None)
         return node
 
+    async def node_and_heir(self, node_id: str) -> tuple[Node, Node | None]:
+        """Return a node, and the one that has taken over its objects when it was drained, if it was."""
+        node = await self.node_of(node_id)
+        if node.state is not NodeState.DEAD or not node.objects_at:
+            return node, None
+        return node, await self.node_of(node.objects_at)
+
     def seen_arena(self, node_id: str) -> Arena | None:
         """Return a node's arena if it is known to be in this machine's memory (any thread)."""
         return self._arenas.get(node_id)

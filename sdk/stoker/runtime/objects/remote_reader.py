@@ -13,6 +13,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from stoker.exceptions import GetTimeoutError, ObjectLostError, ObjectNodeDiedError, StokerError
 from stoker_wire.arena import split
 from stoker_wire.data.range_reader import CHUNK_NBYTES, RangeReader
@@ -159,6 +161,18 @@ class RemoteReader:
                 time.sleep(_RETRY_S)
             else:
                 begin, moved_s = begin + chunk.nbytes, time.monotonic()
+
+    def heir_of(self, location: Stored) -> Stored | None:
+        """Return where an object is if its home was drained; None if it was not (user threads)."""
+        if self._io.is_current():
+            return None
+        try:
+            _, heir = self._io.run(self._clients.node_and_heir(location.node_id), _NODE_S)
+        except StokerError:
+            return None
+        if heir is None:
+            return None
+        return replace(location, node_id=heir.node_id, node_url=heir.url)
 
     def check_alive(self, node_id: str, object_id: str) -> None:
         """Raise ObjectNodeDiedError if the node of an object is dead, as far as the gcs knows."""

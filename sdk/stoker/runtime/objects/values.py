@@ -24,10 +24,17 @@ from stoker_wire.errors import ArenaFullError, DeadlineExceededError, Unavailabl
 from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Ref, Stored
 from stoker_wire.messages.objects import CLUSTER, is_detached
-from stoker_wire.messages.work import DETACHED_JOB, FreeObjects, MakeRoom, ObjectInfo, SealObjects
+from stoker_wire.messages.work import (
+    DETACHED_JOB,
+    FreeObjects,
+    MakeRoom,
+    ObjectInfo,
+    SealedObjects,
+    SealObjects,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
@@ -39,7 +46,8 @@ if TYPE_CHECKING:
 _BATCH_S = 0.003
 """How long seals and frees are gathered: a reader on another node may wait that much longer."""
 _ROOM_S = 60.0
-_ASK_S = 5.0
+_FREE = "/v1/objects/free"
+_ONCE: Mapping[str, Any] = {"timeout_s": 5.0, "retry": False}
 _AGAIN_S = 0.5
 _FREE_S = 60.0
 """How long a silent node is told what to free there."""
@@ -236,6 +244,18 @@ class ValueStore:
             return location.data, [b.view for b in location.buffers]
         assert isinstance(location, Stored)
         object_id = location.object_id or object_id
+        try:
+            return self._stored_bytes(location, object_id, timeout_s)
+        except ObjectLostError as error:
+            home = self._remote.heir_of(location)
+            if home is None:
+                raise
+            error.with_traceback(None)  # as in the store's load
+        return self.bytes_of(home, object_id, timeout_s)
+
+    def _stored_bytes(
+        self, location: Stored, object_id: str, timeout_s: float | None
+    ) -> tuple[Any, list[Any]]:
         arena = self.arena_of(location.node_id)
         if arena is not None:
             try:
@@ -297,12 +317,18 @@ class ValueStore:
                         by_node.setdefault((node_id, url), []).append(object_id)
                 node = self._node
                 if to_seal and node is not None:
-                    await self._post(node.url, "/v1/objects", SealObjects(objects=to_seal))
+                    sealed = await self._post(
+                        node.url, "/v1/objects", SealObjects(objects=to_seal), reply=SealedObjects
+                    )
+                    if isinstance(sealed, SealedObjects) and sealed.closed:
+                        self.arena = (
+                            None  # the node is drained: what it has, another takes over now
+                        )
                 for (node_id, url), object_ids in by_node.items():
                     free = FreeObjects(object_ids=tuple(object_ids))
-                    if node is not None and url == node.url:
-                        await self._post(url, "/v1/objects/free", free)
-                    else:  # another node may be dead: nobody waits for it
+                    is_here = node is not None and url == node.url
+                    if not (is_here and await self._post(url, _FREE, free, **_ONCE)):
+                        # That node may be dead: nobody waits for it.
                         told = self._free_on(node_id, url, free)
                         self._io.background.spawn(told, name="free")
         finally:
@@ -312,23 +338,23 @@ class ValueStore:
         """Have objects freed at another node, or at the one that has taken them over from it."""
         deadline_s = self._io.loop.time() + _FREE_S
         while True:
-            if await self._post(url, "/v1/objects/free", free, timeout_s=_ASK_S, retry=False):
+            if await self._post(url, _FREE, free, **_ONCE):
                 return
             with contextlib.suppress(StokerError):
-                node = await self._clients.node_of(node_id)
+                node, heir = await self._clients.node_and_heir(node_id)
+                if heir is not None:
+                    await self._free_on(heir.node_id, heir.url, free)
                 if node.state is NodeState.DEAD:
-                    if node.objects_at:
-                        home = await self._clients.node_of(node.objects_at)
-                        await self._free_on(home.node_id, home.url, free)
                     return
             if self._io.loop.time() > deadline_s:
                 return
             await asyncio.sleep(_AGAIN_S)
 
-    async def _post(self, url: str, path: str, body: object, **options: Any) -> bool:
-        """Report to a nodelet; return whether it answered."""
+    async def _post(self, url: str, path: str, body: object, **options: Any) -> object:
+        """Report to a nodelet; return its answer, which is true, or False where none came."""
         try:
-            await self._clients.client_of(url).call("POST", path, body, **options)
+            answer = await self._clients.client_of(url).call("POST", path, body, **options)
+            return answer or True
         except (UnavailableError, DeadlineExceededError) as error:
             _log.info("%s%s: %s", url, path, error)  # a node that is dead has nothing to free
             return False

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from stoker_wire.data.range_reader import CHUNK_NBYTES
-from stoker_wire.errors import ObjectLostError
-from stoker_wire.messages.work import FreeObjects
+from stoker_wire.errors import ObjectLostError, UnavailableError
+from stoker_wire.messages.node_api import TakenOver
+from stoker_wire.messages.work import FreeObjects, ObjectSource, PullObject
 from tests.unit.nodelet.transfer.transfer_support import Line, nodes, until
 
 if TYPE_CHECKING:
@@ -136,6 +137,38 @@ async def test_to_free_an_object_frees_its_copies_and_stops_its_pulls(tmp_path: 
         await until(lambda: made.object_id not in b.objects, "the copy is freed")
         assert not list(c.arena.path.glob("*.tmp"))
         assert made.object_id not in c.objects
+
+
+async def test_a_node_that_leaves_hands_its_objects_over(tmp_path: Path) -> None:
+    async with nodes(tmp_path, "a", "b", "c") as (_, a, b, c):
+        made = [a.put(nbytes) for nbytes in (1, 200_000, CHUNK_NBYTES)]
+        copy = await a.pull(foreign := c.put(1000), c)
+        await b.pull(made[0], a)
+        freed = a.put(1000)
+        a.arena.recycle(freed.object_id)  # by its owner, whose report comes later
+        assert not a.transfer.closing
+        heir = ObjectSource(node_id=b.node_id, url=b.url)
+        taken = await a.client.call("POST", "/v1/objects/hand-over", heir, reply=TakenOver)
+        assert taken.left == 0 and a.transfer.closing
+        for one in made:
+            assert b.objects.get(one.object_id).copy_of == "", "this is its home now"
+            assert b.bytes_of(one.object_id) == a.bytes_of(one.object_id)
+        assert copy.copy_of == "n_c" and foreign.object_id not in b.objects, "that has another home"
+        late = a.put(1000)
+        assert (await a.transfer.hand_over_rest()).left == 0
+        ids = (made[0].object_id, late.object_id)
+        await a.client.call("POST", "/v1/objects/free", FreeObjects(object_ids=ids))
+        await until(lambda: not {*ids} & {*b.objects._index}, "what is freed here is freed there")
+
+
+async def test_a_node_that_stops_says_that_it_pulls_no_more(tmp_path: Path) -> None:
+    async with nodes(tmp_path, "a", "b") as (_, a, b):
+        made = a.put(1000)
+        await b.background.close()
+        with pytest.raises(UnavailableError, match="n_b stops"):
+            await b.transfer.bring(
+                made.object_id, PullObject(node_id="n_a", url=a.url, nbytes=made.nbytes)
+            )
 
 
 async def test_further_pullers_get_it_from_those_who_are_getting_it(tmp_path: Path) -> None:

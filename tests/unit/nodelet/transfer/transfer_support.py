@@ -19,7 +19,13 @@ from stoker_wire.errors import NotFoundError, UnavailableError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Request, Service
 from stoker_wire.ids import Prefix, new_id
-from stoker_wire.messages.work import FreeObjects, ObjectInfo, PullObject
+from stoker_wire.messages.work import (
+    AdoptedObjects,
+    AdoptObjects,
+    FreeObjects,
+    ObjectInfo,
+    PullObject,
+)
 from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
 
@@ -77,6 +83,14 @@ class Node:
         self.service.route(
             "POST", "/v1/objects/free", self.free, body=FreeObjects, summary="Delete objects"
         )
+        self.service.route(
+            "POST",
+            "/v1/objects/adopt",
+            self.adopt,
+            body=AdoptObjects,
+            reply=AdoptedObjects,
+            summary="Become the home of copies",
+        )
         await self.service.start("127.0.0.1")
         self.service.ready()
         self.url = self.service.url
@@ -94,6 +108,9 @@ class Node:
     async def free(self, req: Request) -> None:
         self.objects.free(req.body.object_ids)
         self.transfer.on_freed(req.body.object_ids)
+
+    async def adopt(self, req: Request) -> AdoptedObjects:
+        return AdoptedObjects(objects=self.objects.adopt(req.body.object_ids))
 
     def put(self, nbytes: int, *, seal: bool = True) -> ObjectInfo:
         """Store an object of random bytes, as a runtime does."""

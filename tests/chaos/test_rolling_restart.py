@@ -1,0 +1,227 @@
+"""Drains and restarts of every service, one after the other, under a steady load that nothing of it hurts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import stoker
+from stoker.runtime.net.http import HttpClient
+from stoker_migrations.command import upgrade
+from tests.chaos._load import GET_S, Load
+from tests.chaos._services import Apart, Service, apart
+from tests.chaos._workload import Echo, block, count_to, double, last_of, sum_of_doubles
+from tests.e2e import _cluster
+from tests.e2e._cluster import session_root
+from tests.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+# Services that are away for a moment are warned of; errors and tracebacks stay unexpected.
+pytestmark = pytest.mark.logs(r'"level": "warning"', r"^this process: stoker[._]")
+
+ENOUGH = {
+    "task": 10,
+    "nested": 2,
+    "object": 10,
+    "put": 10,
+    "large": 10,
+    "stream": 3,
+    "call": 20,
+    "actor": 1,
+}
+"""Rounds of each kind of load that must succeed after each step."""
+KEPT = 30
+"""How many objects of a kind are kept, and read later."""
+PAUSE_S = 0.05
+DRAIN_S = 40.0
+
+
+@contextlib.contextmanager
+def _attached(folder: Path, *, share: bool, standby: bool = False, **given: Any) -> Iterator[Apart]:
+    """A cluster of which this process is a driver; unless nodes ``share`` memory, each is as a machine."""
+    shared = {"STOKER_SHARE_ARENAS": str(int(share))}
+    with (
+        session_root(folder / "s"),
+        pytest.MonkeyPatch.context() as patch,
+        apart(folder, **given, **shared) as made,
+    ):
+        patch.setenv(*next(iter(shared.items())))
+        if standby:
+            made.add_scheduler()
+        stoker.init(made.address, token=made.token, log_to_driver=False, namespace="load")
+        try:
+            yield made
+        finally:
+            stoker.shutdown()
+
+
+Kept = deque[tuple[int, Any]]
+
+
+def _load(actors: list[Any], blocks: Kept, puts: Kept) -> Load:
+
+    def get(refs: Any) -> Any:
+        return stoker.get(refs, timeout=GET_S)
+
+    def task(number: int) -> None:
+        numbers = range(number, number + 8)
+        assert get([double.remote(one) for one in numbers]) == [2 * one for one in numbers]
+
+    def nested(number: int) -> None:
+        assert get(sum_of_doubles.remote([number, 1, 2])) == 2 * (number + 3)
+
+    def keep(kept: Kept, number: int, ref: Any) -> None:
+        kept.append((number, ref))
+        if len(kept) > KEPT:
+            made, oldest = kept.popleft()
+            assert int(get(oldest)[-1]) == made
+
+    def object_(number: int) -> None:
+        keep(blocks, number, block.remote(number))
+
+    def put(number: int) -> None:
+        ref = stoker.put(np.full(1 << 16, number, dtype=np.int32))
+        assert get(last_of.remote(ref)) == number
+        keep(puts, number, ref)
+
+    def large(number: int) -> None:
+        assert get(last_of.remote(np.full(1 << 17, number, dtype=np.int32))) == number
+
+    def stream(number: int) -> None:
+        items = [int(get(ref)[-1]) for ref in count_to.remote(10)]
+        assert items == list(range(10)), number
+
+    def call(number: int) -> None:
+        assert get([one.echo.remote(number) for one in actors]) == [number] * len(actors)
+
+    def actor(number: int) -> None:
+        made = Echo.remote()
+        assert get(made.echo.remote(number)) == number
+        stoker.kill(made)
+
+    return Load(
+        ENOUGH,
+        pause_s=PAUSE_S,
+        task=task,
+        nested=nested,
+        object=object_,
+        put=put,
+        large=large,
+        stream=stream,
+        call=call,
+        actor=actor,
+    )
+
+
+class Steps:
+    """The steps that were taken under a load, how long each took, and its slowest calls meanwhile."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.seconds: dict[str, float] = {}
+        self.slowest_s: dict[str, dict[str, float]] = {}
+
+    def take(self, name: str, step: Callable[[], object]) -> None:
+        """Take a step; the load goes on after it."""
+        self.load.slowest_s = dict.fromkeys(self.load.slowest_s, 0.0)
+        began_s = time.monotonic()
+        step()
+        self.seconds[name] = round(time.monotonic() - began_s, 2)
+        self.load.goes_on()
+        self.slowest_s[name] = {
+            kind: round(took_s, 2) for kind, took_s in self.load.slowest_s.items()
+        }
+
+    def record(self, record_property: Callable[[str, object], None]) -> None:
+        """Check that nothing failed; put the numbers into the test's report."""
+        record_property("seconds", json.dumps(self.seconds))
+        record_property("slowest", json.dumps(self.slowest_s))
+        record_property("counts", json.dumps(self.load.counts))
+        assert not self.load.failures, "\n".join(self.load.failures)
+
+
+def _replace(cluster: Apart, old: Service) -> None:
+    """Start a node in the place of another, which is drained and leaves."""
+    names = {node["pid"]: node["node_id"] for node in cluster.nodes().values()}
+    cluster.add_nodelet()
+    path = f"/v1/nodes/{names[old.pid]}/drain"
+    body = {"deadline_s": DRAIN_S, "reason": "an upgrade"}
+    cluster.client.call("POST", path, body, reply=dict[str, Any])
+    assert old.ended(2 * DRAIN_S) == 0, old.said()
+
+
+def _restart(service: Service) -> None:
+    assert service.stop() == 0, service.said()
+    service.start()
+
+
+def _restart_scheduler(service: Service) -> None:
+    """Restart a scheduler; if it led, another leads then. One that stands by is not ready."""
+    assert service.stop() == 0, service.said()
+    service.start(ready=False)
+    until(lambda: service.answers("/healthz"), GET_S, f"{service.name} answers")
+
+
+def _objects(cluster: Apart) -> int:
+    """The number of objects whose home is a living node; copies stay until room is needed."""
+    nodes = [node for node in cluster.nodes().values() if node["state"] == "ALIVE"]
+    clients = [HttpClient(node["url"], token=cluster.token) for node in nodes]
+    pages = [one.call("GET", "/v1/objects", reply=dict[str, Any]) for one in clients]
+    return sum(not one["copy_of"] for page in pages for one in page["items"])
+
+
+def _check(cluster: Apart, actors: list[Any], *kept: Kept) -> None:
+    """Check what the drains have done: actors used up no restart, and objects that nobody needs are gone."""
+    for objects in kept:
+        objects.clear()
+    until(lambda: _objects(cluster) == 0, GET_S, "what was moved is freed", interval_s=0.1)
+    records = [_cluster.actor_record(one._info.actor_id) for one in actors]
+    assert [one["restarts"] for one in records] == [0] * len(actors), "none was used up"
+    assert any(one["preemptions"] for one in records), "some were moved"
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_drain_under_load_hurts_no_call(
+    tmp_path: Path, share: bool, record_property: Callable[[str, object], None]
+) -> None:
+    with _attached(tmp_path, share=share, nodelets=2) as cluster:
+        actors = [Echo.remote() for _ in range(6)]
+        blocks, puts = Kept(), Kept()
+        with _load(actors, blocks, puts) as load:
+            load.goes_on()
+            steps = Steps(load)
+            for nodelet in list(cluster.nodelets):  # one of them is the driver's own
+                steps.take(nodelet.name, lambda one=nodelet: _replace(cluster, one))
+        steps.record(record_property)
+        _check(cluster, actors, blocks, puts)
+
+
+def test_a_rolling_restart_of_the_whole_cluster_hurts_no_call(
+    tmp_path: Path, postgres_url: str, record_property: Callable[[str, object], None]
+) -> None:
+    upgrade(postgres_url)
+    with _attached(
+        tmp_path, share=False, nodelets=4, replicas=2, database_url=postgres_url, standby=True
+    ) as cluster:
+        actors = [Echo.remote() for _ in range(6)]
+        blocks, puts = Kept(), Kept()
+        with _load(actors, blocks, puts) as load:
+            load.goes_on()
+            steps = Steps(load)
+            for replica in cluster.replicas:
+                steps.take(replica.name, lambda one=replica: _restart(one))
+            for scheduler in (*cluster.standbys, cluster.scheduler):
+                steps.take(scheduler.name, lambda one=scheduler: _restart_scheduler(one))
+            for nodelet in list(cluster.nodelets):
+                steps.take(nodelet.name, lambda one=nodelet: _replace(cluster, one))
+        steps.record(record_property)
+        _check(cluster, actors, blocks, puts)
