@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stoker.launch import LocalCluster
 
 MAX_LOG = 1 << 20
-LINES = 40_000
+LINES = 20_000
 PRINTS = """
     import sys
 
