@@ -329,10 +329,12 @@ class GcsFeed:
                     continue
                 node = self._nodes.get(node_id)
                 if node is not None:
-                    self._join(node)
+                    # Nothing is placed there before what it holds is known.
+                    self._join(msgspec.structs.replace(node, state=NodeState.SUSPECT))
                     # Bundles first: other leases may be in them.
                     for lease in sorted(held.leases, key=lambda one: not _is_bundle(one)):
                         self._adopt(held, lease)
+                    self._join(node)
                     await self._lose_ended(one.lease for one in held.leases)
                 return
         finally:

@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
-from stoker_scheduler import api, engine
+from stoker_scheduler import api, engine, gcs_feed
+from stoker_scheduler.nodelet_clients import NodeletClients
 from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
@@ -25,9 +26,11 @@ from stoker_wire.messages.cluster import (
     ClusterResources,
     Demand,
     DriverSpec,
+    HeldLeases,
     LeaseKind,
     LeaseReply,
     LeaseRequest,
+    Node,
 )
 from stoker_wire.messages.common import OnInfeasible, RuntimeEnv
 from stoker_wire.messages.control import ConstraintKind, Explanation, Fit, Page, QueueEntry
@@ -319,6 +322,40 @@ async def test_requests_of_a_job_that_ended_before_this_leader_began_are_refused
     with pytest.raises(StokerError, match="job_3 is finished"):
         await setup.ask(CPU=1, job="job_3")
     assert len((await setup.ask(CPU=1, job="job_that_the_gcs_tells_of_late")).granted) == 1
+
+
+async def test_a_node_that_answers_late_takes_nothing_before_its_leases_are_adopted(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodelet = await setup.node(CPU=2)
+    await setup.lead()
+    held = ids(await setup.ask(2, CPU=1))
+    await setup.running.stop()
+    answers, real = asyncio.Event(), NodeletClients.held
+
+    async def late(self: NodeletClients, node: Node) -> HeldLeases:
+        await answers.wait()
+        return await real(self, node)
+
+    monkeypatch.setattr(NodeletClients, "held", late)
+    monkeypatch.setattr(gcs_feed, "ADOPTION_TIMEOUT_S", 0.05)
+    await setup.lead()
+    options = {"on_infeasible": OnInfeasible.WAIT}
+    waiting = asyncio.create_task(setup.ask(CPU=1, options=options))
+
+    async def queued() -> bool:
+        path = "/v1/queue"
+        return bool((await setup.client.call("GET", path, reply=Page[QueueEntry])).items)
+
+    async def adopted() -> bool:
+        return {one.lease_id for one in await setup.leases()} >= set(held)
+
+    await until(queued)
+    answers.set()
+    await until(adopted)
+    assert set(nodelet.held) == set(held)
+    await setup.release(held[0])
+    assert len((await waiting).granted) == 1
 
 
 async def test_the_driver_of_the_next_attempt_is_asked_for_before_the_event_of_it(
