@@ -171,19 +171,22 @@ def _restart_scheduler(service: Service) -> None:
     until(lambda: service.answers("/healthz"), GET_S, f"{service.name} answers")
 
 
-def _objects(cluster: Apart) -> int:
-    """The number of objects whose home is a living node; copies stay until room is needed."""
+def _objects(cluster: Apart) -> list[dict[str, Any]]:
+    """The objects whose home is a living node; copies stay until room is needed."""
     nodes = [node for node in cluster.nodes().values() if node["state"] == "ALIVE"]
     clients = [HttpClient(node["url"], token=cluster.token) for node in nodes]
     pages = [one.call("GET", "/v1/objects", reply=dict[str, Any]) for one in clients]
-    return sum(not one["copy_of"] for page in pages for one in page["items"])
+    return [one for page in pages for one in page["items"] if not one["copy_of"]]
 
 
 def _check(cluster: Apart, actors: list[Any], *kept: Kept) -> None:
     """Check what the drains have done: actors used up no restart, and objects that nobody needs are gone."""
     for objects in kept:
         objects.clear()
-    until(lambda: _objects(cluster) == 0, GET_S, "what was moved is freed", interval_s=0.1)
+    try:
+        until(lambda: not _objects(cluster), GET_S, "what was moved is freed", interval_s=0.1)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}: {_objects(cluster)}") from None
     records = [_cluster.actor_record(one._info.actor_id) for one in actors]
     assert [one["restarts"] for one in records] == [0] * len(actors), "none was used up"
     assert any(one["preemptions"] for one in records), "some were moved"

@@ -50,6 +50,8 @@ class Groups(Runtimes):
         self.groups: list[Group] = []
         self.placed_groups = 0
         self.preempted_groups = 0
+        self.emptied: set[str] = set()
+        """Nodes that an operator has had emptied."""
 
     def make_group(self, job_id: str) -> Group:
         random = self.random
@@ -77,7 +79,8 @@ class Groups(Runtimes):
     def preempt_group(self, group_id: str, lease_id: str) -> None:
         """The gcs writes down that all bundles are to be placed again, and asks for them."""
         group = next(one for one in self.groups if one.group_id == group_id)
-        assert group.preemptible, f"{group_id} is not preemptible"
+        nodes = {node_id for held, node_id, _ in group.held.values() if held == lease_id}
+        assert group.preemptible or nodes <= self.emptied, f"{group_id} is not preemptible"
         if lease_id in (held for held, _, _ in group.held.values()):
             group.attempt += 1
             group.held.clear()

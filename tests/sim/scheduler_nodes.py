@@ -30,6 +30,12 @@ def openness(random: Random, at_s: float, *, calm: bool) -> dict[str, Any]:
     return OPEN
 
 
+def must_empty(spec: NodeSpec) -> bool:
+    """Return whether what runs on a node has to leave it, preemptible or not."""
+    evicts = any(taint.effect is Effect.NO_EXECUTE for taint in spec.taints)
+    return spec.drain_until_s is not None or evicts
+
+
 def check_open(spec: NodeSpec, lease: LeaseState) -> None:
     """Check that what starts may be on its node; what is in a bundle only leaves when the node drains."""
     if lease.in_bundle:

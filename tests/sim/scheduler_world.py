@@ -25,7 +25,7 @@ from stoker_scheduler.core.model.topology import make_topology
 from stoker_scheduler.core.state import SchedulingPolicy, State
 from tests.sim.late_messages import Faults
 from tests.sim.scheduler_groups import Groups
-from tests.sim.scheduler_nodes import check_gpus, check_open, openness
+from tests.sim.scheduler_nodes import check_gpus, check_open, must_empty, openness
 from tests.sim.scheduler_preemptions import CheckedPreemptions
 from tests.sim.scheduler_queues import check_limits, random_queues
 from tests.sim.scheduler_runtimes import KERNEL_SETS, UNCONFIRMED_S, Owner
@@ -470,6 +470,8 @@ class World(Groups):
     def close(self, node: FakeNode, *, calm: bool = False) -> None:
         """An operator cordons, taints or drains the node, or opens it again."""
         node.spec = replace(node.spec, **openness(self.random, self.at_s, calm=calm))
+        if must_empty(node.spec):
+            self.emptied.add(node.spec.node_id)
         if node.up:
             self.feed(ev.NodeChanged(at_s=self.at_s, spec=node.spec))
 

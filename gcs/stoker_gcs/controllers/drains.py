@@ -205,7 +205,7 @@ class Drains:
     async def _move_objects(self, client: Client, node: Node, held: HeldWork) -> bool:
         """Have another node take over the objects, also those to come; return whether all are there."""
         target = self._nodes.view.get(node.objects_at)
-        if target is None or not _takes_objects(target):
+        if target is None or target.state is NodeState.DEAD or target.drain is not None:
             others = [one for one in self._nodes.view.values() if one.node_id != node.node_id]
             fit = [self._nodes.with_heartbeat(one) for one in others if _takes_objects(one)]
             if not fit:

@@ -60,6 +60,9 @@ def _node(kind: str, node: Node) -> _Sentence:
             return f"{name} takes no new work", why
         case EventKind.NODE_RELIEVED:
             return f"{name} takes new work again", ""
+        case EventKind.NODE_DRAINING if node.drain is not None:
+            heir = f"; {node.objects_at} takes over its objects" if node.objects_at else ""
+            return f"{name} is {node.drain.text}{heir}", ""
         case EventKind.NODE_DELETED:
             return f"the record of {name} left by retention", ""
         case EventKind.GPU_QUARANTINED | EventKind.GPU_RELEASED:

@@ -50,8 +50,11 @@ _NODE_TURNS = (
     EventKind.NODE_SUSPECTED.value,
     EventKind.NODE_RECOVERED.value,
     EventKind.NODE_DIED.value,
+    EventKind.NODE_DRAINING.value,
+    EventKind.NODE_DRAINED.value,
     EventKind.GPU_QUARANTINED.value,
 )
+_NODE_ENDS = (EventKind.NODE_DIED, EventKind.NODE_DRAINED, EventKind.NODE_REGISTERED)
 _ACTOR_TURNS = (
     EventKind.ACTOR_CREATED.value,
     EventKind.ACTOR_RESTARTING.value,
@@ -293,7 +296,7 @@ class Storyteller:
         of_actors = await self._events_of(*(row["actor_id"] for row in actors))
         lines.add(*(one for one in of_actors if one.payload.get("node_id") == node_id))
         for event in events:
-            if event.kind in (EventKind.NODE_DIED, EventKind.NODE_REGISTERED):
+            if event.kind in _NODE_ENDS:
                 await self._add_losses(lines, node_id, event)
         await self._add_failures(lines, {"node_id": node_id})
         return node.hostname, node.state.value, min((one.at_s for one in events), default=0.0)

@@ -156,6 +156,8 @@ def test_a_node_under_load_is_emptied_and_nobody_notices(site: Site, flags: Flag
     record = site.until_gone("old", old)
     assert record["reason"].startswith("drained by cluster until"), record
     home = record["objects_at"]
+    told = [line["text"] for line in site.call("GET", f"/v1/story/{old}")["lines"]]
+    assert any(f"{home} takes over its objects" in text for text in told), told
     kept = site.objects(home)
     assert {ref.id for ref in refs} <= kept, "sole copies were moved"
     for number, ref in enumerate(refs[:3]):
