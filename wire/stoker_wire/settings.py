@@ -346,6 +346,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 256 << 20
     task_history: Annotated[bool, Meta(description="keep a record of every task in the gcs")] = True
+    faults: Annotated[
+        str, Meta(description="requests that fail on purpose, by route (docs/faults.md)")
+    ] = ""
+    faults_seed: Annotated[int, Meta(description="seed by which those are drawn")] = 0
 
     keep_events: Annotated[
         int, Meta(ge=0, description="events kept, the newest of all; 0: all (docs/retention.md)")

@@ -28,6 +28,7 @@ from stoker_wire.errors import (
 from stoker_wire.http.client.exchange import REPLICAS_HEADER
 from stoker_wire.http.codec import BYTES, JSON, MSGPACK, encode_json, encode_msgpack
 from stoker_wire.http.problems import problem_response
+from stoker_wire.http.server.faults import Dispatch, parse_faults, with_faults
 from stoker_wire.http.server.idempotency import IdempotencyStore, StoredReply, fingerprint
 from stoker_wire.http.server.request import BoundRoute, Reply, Request
 from stoker_wire.ids import IdSource, Prefix
@@ -76,6 +77,11 @@ class Dispatcher:
         self._running = 0
         self._next_id = IdSource(Prefix.REQUEST)
         self._log_requests = log.isEnabledFor(logging.DEBUG)
+        self._answer_route: Dispatch = self._dispatch
+        if settings.faults:
+            rules, seed = parse_faults(settings.faults), f"{settings.faults_seed} {name}"
+            self._answer_route = with_faults(rules, seed, self._dispatch)
+            log.warning("requests fail on purpose", extra={"STOKER_FAULTS": settings.faults})
         metrics.gauge("http_in_flight", "Requests being answered.").set_function(
             lambda: float(self._running)
         )
@@ -100,7 +106,7 @@ class Dispatcher:
             else:
                 request = self._request(http, route, request_id, principal)
                 self.live[id(http)] = request
-                response = await self._dispatch(request)
+                response = await self._answer_route(request)
             status = response.status
         except asyncio.CancelledError:
             raise
