@@ -151,6 +151,7 @@ async def test_a_node_that_dies_has_its_bundles_asked_for_again(
     client: Client, fake: FakeScheduler, reschedule: Reschedule
 ) -> None:
     node = await register(client)
+    await register(client, "n_2")  # else the gcs takes it for a lost one, sooner or later
     job = await attach(client)
     await create(client, a_group(job.job_id, reschedule=reschedule))
     await get(client, wait_s=30)

@@ -62,7 +62,6 @@ def test_a_session_on_a_full_disk_goes_on(disk: Path) -> None:
 
     until(lambda: ended() == TASKS + 7, WAIT_S, "the history is complete")
     logs = "".join(path.read_text() for path in disk.glob("**/logs/worker-*.log"))
-    assert "bytes of output were lost: the disk was full]" in logs
     assert "line of 4 x" in logs
 
 

@@ -1,0 +1,58 @@
+"""Output of tasks on a disk that fills up and has room again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from stoker.runtime.worker.output import MarkedOutput, _OutputState
+from stoker_wire.messages.control import LogStream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_what_a_full_disk_did_not_take_is_counted_and_said_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    write, is_full = os.write, False
+
+    def writes(fd: int, data: bytes) -> int:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr("stoker.runtime.worker.output.os.write", writes)
+    with path.open("wb") as file:
+        output = MarkedOutput(file.fileno(), LogStream.STDOUT, _OutputState())
+        output.write("before\n")
+        is_full = True
+        output.write("12345678\n")
+        output.write("9\n")
+        is_full = False
+        output.write("after\n")
+        output.flush()
+        output.detach()
+    lines = path.read_text().splitlines()
+    assert lines[0] == "before"
+    assert lines[-1] == "after"
+    assert "[11 bytes of output were lost: the disk was full]" in lines
+
+
+def test_other_errors_of_a_log_are_those_of_the_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(fd: int, data: bytes) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("stoker.runtime.worker.output.os.write", broken)
+    with (tmp_path / "log").open("wb") as file:
+        output = MarkedOutput(file.fileno(), LogStream.STDOUT, _OutputState())
+        with pytest.raises(OSError, match="Input/output error"):
+            output.write("x\n")
+        monkeypatch.undo()
+        output.detach()
