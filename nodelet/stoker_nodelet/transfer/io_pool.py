@@ -36,6 +36,9 @@ class IoPool:
             if not future.cancel():
                 await _wait_for_end(waiter)
             raise
+        finally:
+            # They have the error, whose traceback has this frame: all its callers refer to would live on.
+            del future, waiter
 
     def close(self) -> None:
         """Start no more work; do not wait for what runs."""

@@ -405,7 +405,7 @@ class Arena:
         try:
             if not _try_lock(fd, fcntl.LOCK_EX):
                 return 0
-            nbytes = os.fstat(fd).st_size
+            status = os.fstat(fd)
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -414,8 +414,11 @@ class Arena:
             os.ftruncate(fd, 0)
         finally:
             os.close(fd)
-        self.quota.give(nbytes)
-        return nbytes
+        self.quota.give(status.st_size)
+        with self._lock:
+            self._filled.pop(status.st_ino, None)
+        self._views.forget((status.st_dev, status.st_ino))
+        return status.st_size
 
 
 def capacity_for(nbytes: int) -> int:

@@ -55,6 +55,11 @@ class Views:
         with self._lock:
             self._mappings.clear()
 
+    def forget(self, inode: tuple[int, int]) -> None:
+        """Drop the cached mapping of a file, (device, inode), that is deleted: it would keep it open."""
+        with self._lock:
+            self._mappings.pop(inode, None)
+
     def living(self) -> list[tuple[str, int]]:
         """Return (object id, bytes) of what this process has views of, the largest first."""
         sizes = [(object_id, array.nbytes) for object_id, array in list(self._living.items())]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import multiprocessing
 import os
 import random
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +21,6 @@ from tests.unit.wire.arena.conftest import LIMIT, free_names, laid_out, read, wr
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 def test_a_freed_extent_is_used_again_for_a_like_size_only(folder: Path) -> None:
@@ -49,6 +50,22 @@ def test_the_quota_bounds_what_is_taken(folder: Path) -> None:
     (name,) = free_names(folder)
     before = arena.quota.used_bytes
     assert arena.delete(folder / FREE / name) == before - arena.quota.used_bytes > 4 << 20
+
+
+def test_a_deleted_extent_is_not_kept_open(folder: Path) -> None:
+    arena = Arena(folder)
+    for again in range(3):  # it is mapped from its second filling on
+        write(arena, f"o_{again}", bytes(1 << 20))
+        read(arena, f"o_{again}")
+        arena.recycle(f"o_{again}")
+    (name,) = free_names(folder)
+    gc.collect()
+    assert arena.delete(folder / FREE / name) > 0
+    opened = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(link.readlink().name)
+    assert not [file for file in opened if file.startswith(name)]
 
 
 def test_a_full_file_system_is_an_error_without_effect(
