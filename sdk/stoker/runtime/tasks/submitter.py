@@ -335,22 +335,22 @@ class TaskSubmitter:
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None:
         """Retry or fail the calls of a lease's worker that died.
 
-        Where it had several, nobody knows which one ended it (results may have been lost as well):
-        all are retried, each alone, so that the next death has one cause.
+        Where it had several, nobody knows which one ended it, nor which had begun (results may have been lost
+        as well): all are tried again, each alone, so that the next death has one cause.
         """
         queue = self.queues[key]
         lost = queue.drop_slot(lease_id)
         oom = isinstance(cause, OutOfMemoryError)
+        preempted = isinstance(cause, PreemptedError)
         for task in lost:
             task.slot = None
             if task.cancelled:
                 self._pending.fail(task, encode_error(cancelled_error(task)))
-            elif isinstance(cause, PreemptedError):
-                task.attempt += 1  # it is not to blame: no retry is used up
+            elif preempted or len(lost) > 1:
+                # It is not known to blame: no retry is used up. It may have begun: another attempt.
+                task.isolate |= not preempted
+                task.attempt += 1
                 self._pending.status.ended(task, encode_error(cause), attempt=task.attempt - 1)
-                self._retry(task)
-            elif len(lost) > 1:
-                task.isolate = True
                 self._retry(task)
             elif task.take_retry(oom=oom):
                 self._pending.status.ended(task, encode_error(cause), attempt=task.attempt - 1)
