@@ -35,6 +35,8 @@ LOAD = (
     r'"event": "cut off"',
     # asyncpg's, where a connection is given up while it asks the server for TLS.
     r"unexpected connection_lost\(\) call",
+    # PostgreSQL takes its locks back from a replica that stood still within a transaction.
+    r"terminating connection due to idle-in-transaction timeout",
 )
 """What a healthy service says on a machine that is too busy to run it."""
 

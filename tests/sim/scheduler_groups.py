@@ -31,6 +31,8 @@ class Group:
     preemptible: bool = False
     attempt: int = 0
     held: dict[int, tuple[str, str, int]] = field(default_factory=dict)
+    was_on: set[str] = field(default_factory=set)
+    """The nodes that have ever held one of its bundles."""
     removed: bool = False
 
     @property
@@ -79,8 +81,8 @@ class Groups(Runtimes):
     def preempt_group(self, group_id: str, lease_id: str) -> None:
         """The gcs writes down that all bundles are to be placed again, and asks for them."""
         group = next(one for one in self.groups if one.group_id == group_id)
-        nodes = {node_id for held, node_id, _ in group.held.values() if held == lease_id}
-        assert group.preemptible or nodes <= self.emptied, f"{group_id} is not preemptible"
+        # It leaves as a whole, whichever of its bundles is on the node that is emptied.
+        assert group.preemptible or group.was_on & self.emptied, f"{group_id} is not preemptible"
         if lease_id in (held for held, _, _ in group.held.values()):
             group.attempt += 1
             group.held.clear()
@@ -154,6 +156,7 @@ class Groups(Runtimes):
         def arrive() -> None:
             if group.request_id == request_id and not group.removed and group.missing:
                 group.held.update(granted)
+                group.was_on.update(nodes)
                 self.placed_groups += 1
 
         self.message(arrive)
