@@ -19,7 +19,7 @@ NODES ?= 2
 # Chosen here so that a failing run can print it: order by hash must never reach a decision.
 export PYTHONHASHSEED ?= $(shell echo $$RANDOM)
 
-.PHONY: help env services demo test sim flakes check types format docs bench up down soak clean
+.PHONY: help env services demo test sim chaos flakes check types format docs bench up down soak clean
 
 help:  ## list the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test: services  ## run every test that needs no GPU (under 15 minutes on 2 cores
 
 sim: env  ## Random clusters: 1,000 x 10,000 events of the scheduler's core, 5,000 of all parts under faults (SIM_ARGS="--clusters 100")
 	@$(PY) -m tests.sim $(SIM_ARGS)
+
+chaos: services  ## 4 workloads through 24 faults of real processes, within an hour, and a report (CHAOS_ARGS="--faults 'gcs killed'")
+	@$(PY) -m tests.chaos.matrix $(CHAOS_ARGS)
 
 flakes: services  ## the suite 5 times with fresh seeds, once under load, once at nice 19 (FLAKES_ARGS="--runs 5")
 	@$(PY) -m tests.machine

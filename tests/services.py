@@ -193,6 +193,8 @@ class RedisServer:
 class PostgresServer:
     """One PostgreSQL cluster with fsync off, reached over loopback with a password of its own.
 
+    Without a sync it loses what it has committed when the machine dies, but not when it is killed.
+
     PostgreSQL refuses to run as root; then it runs as `postgres`, or as `nobody` without that user.
     """
 
@@ -266,7 +268,6 @@ class PostgresServer:
             "port": str(self.port),
             "unix_socket_directories": str(self.directory),
             "fsync": "off",
-            "synchronous_commit": "off",
             "full_page_writes": "off",
             "max_connections": "200",
             "shared_buffers": "32MB",

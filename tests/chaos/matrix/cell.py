@@ -1,0 +1,241 @@
+"""One cell of the matrix: a workload goes on through a fault, and what it did is checked to the end."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stoker.runtime.net.http import HttpClient
+from tests.chaos.matrix.faults import FAULTS
+from tests.chaos.matrix.world import World, link_is_possible, pause, world
+from tests.services import until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.chaos.matrix.world import Driver
+
+GOES_ON_S = 120.0
+AFTER_S = 2.0
+"""What a fault leaves behind must show before the end."""
+SETTLED_S = 40.0
+MORE_FILES = 32
+LONG_WAIT_S = 10.0
+CRASH = re.compile(r"Traceback \(most recent call last\)|never retrieved|was never awaited|^Fatal ")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a cell. ``gap_s`` is the longest time in which no call ended."""
+
+    workload: str
+    fault: str
+    seed: int
+    gap_s: float = 0.0
+    usual_gap_s: float = 0.0
+    calls: int = 0
+    attempts: int = 0
+    failed_once: dict[str, int] = field(default_factory=dict)
+    waits: dict[str, Any] = field(default_factory=dict)
+    broken: list[str] = field(default_factory=list)
+    skipped: str = ""
+    took_s: float = 0.0
+
+    @property
+    def verdict(self) -> str:
+        return "skipped" if self.skipped else "BROKEN" if self.broken else "right"
+
+
+def run_cell(workload: str, fault: str, seed: int, folder: Path) -> Outcome:
+    """Run one cell in ``folder``, which must not be there yet."""
+    outcome = Outcome(workload, fault, seed)
+    needs = FAULTS[fault].needs
+    if needs.link and (reason := link_is_possible()):
+        outcome.skipped = reason
+        return outcome
+    began_s = time.monotonic()
+    own = random.Random(f"{seed} {workload} {fault}").randrange(1 << 30)
+    folder.mkdir(parents=True)
+    try:
+        with world(folder, own, needs) as made:
+            _run(made, outcome)
+    except (AssertionError, TimeoutError) as error:
+        outcome.broken.append(f"{error}"[:3000])
+    outcome.broken += _crashes(folder)
+    outcome.took_s = round(time.monotonic() - began_s, 1)
+    return outcome
+
+
+def _run(made: World, outcome: Outcome) -> None:
+    fault = FAULTS[outcome.fault]
+    driver = made.start_driver(outcome.workload)
+    driver.goes_on(2, GOES_ON_S)
+    files = made.descriptors()
+    struck_s = time.monotonic()
+    fault.strike(made)
+    pause(AFTER_S)
+    if fault.ends_driver:
+        _check_nothing_left(made, driver, outcome)
+        driver = made.start_driver(outcome.workload)
+    driver.goes_on(2, GOES_ON_S)
+    verdict = driver.end()
+    outcome.failed_once = verdict["failed_once"]
+    outcome.waits = verdict["waits"]
+    lines = [line for one in made.drivers for line in one.progress()]
+    outcome.calls = sum(line["what"] == "began" for line in lines)
+    outcome.usual_gap_s = _gap([line for line in lines if line["at_s"] < struck_s])
+    outcome.gap_s = _gap(lines)
+    for what in ("wrong", "lost", "refused"):
+        outcome.broken += [f"{what}: {text}" for text in verdict[what]]
+    settled = verdict["right"] + sum(outcome.failed_once.values())
+    if settled != verdict["calls"] and not outcome.broken:
+        outcome.broken.append(f"{settled} of {verdict['calls']} calls ended")
+    for call, (waited_s, reason) in outcome.waits.items():
+        if not reason.strip():
+            outcome.broken.append(f"{call} waited {waited_s} s, and nobody says why")
+    for one in made.drivers:
+        attempts = _history(made, one, outcome)
+        _check_effects(one, attempts, outcome)
+        outcome.attempts += sum(len(known) for known in attempts.values())
+    _check_nothing_left(made, driver, outcome)
+    _check_descriptors(made, files, outcome)
+
+
+def _gap(lines: list[dict[str, Any]]) -> float:
+    times = sorted(line["at_s"] for line in lines if line["what"] != "began")
+    first = min((line["at_s"] for line in lines), default=0.0)
+    gaps = (late - early for early, late in zip([first, *times], times, strict=False))
+    return round(max(gaps, default=0.0), 2)
+
+
+# Effects and the history
+
+
+def _history(made: World, driver: Driver, outcome: Outcome) -> dict[str, dict[int, dict[str, Any]]]:
+    """The attempts of each of its tasks, once the history says how each call ended."""
+    ends = {line["task_id"]: line["what"] for line in driver.progress() if line["what"] != "began"}
+    known: dict[str, dict[int, dict[str, Any]]] = {}
+
+    def missing() -> list[str]:
+        known.clear()
+        known.update(_attempts(made, driver.job_id))
+        return [
+            f"history: {task_id} {what}, and its attempts are {_short(known.get(task_id, {}))}"
+            for task_id, what in ends.items()
+            if not _tells(known.get(task_id, {}), what)
+        ]
+
+    try:
+        until(lambda: not missing(), SETTLED_S, "the history is complete", interval_s=0.5)
+    except TimeoutError:
+        outcome.broken += missing()[:5]
+    return known
+
+
+def _attempts(made: World, job_id: str) -> dict[str, dict[int, dict[str, Any]]]:
+    found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    query: dict[str, Any] = {"job_id": job_id, "limit": 1000}
+    while True:
+        page = made.apart.client.call("GET", "/v1/tasks", reply=dict[str, Any], query=query)
+        for record in page["items"]:
+            found[record["task_id"]][record["attempt"]] = record
+        if not page["next_cursor"]:
+            return dict(found)
+        query["cursor"] = page["next_cursor"]
+
+
+def _tells(attempts: dict[int, dict[str, Any]], what: str) -> bool:
+    """Whether all attempts are there, the last one with the end that the driver saw."""
+    if not attempts:
+        return False
+    first, last = min(attempts), max(attempts)
+    states = [attempts[at]["state"] for at in sorted(attempts)]
+    complete = len(attempts) == last - first + 1 and first <= 1
+    return complete and (("FINISHED" in states) if what == "ended" else states[-1] != "FINISHED")
+
+
+def _short(attempts: dict[int, dict[str, Any]]) -> dict[int, str]:
+    return {at: attempts[at]["state"] for at in sorted(attempts)}
+
+
+def _check_effects(
+    driver: Driver, attempts: dict[str, dict[int, dict[str, Any]]], outcome: Outcome
+) -> None:
+    ended = {line["key"] for line in driver.progress() if line["what"] == "ended"}
+    effects = driver.folder / "effects"
+    if effects.exists():
+        runs = [line.split() for line in effects.read_text().splitlines()]
+        counts = Counter(key for key, *_ in runs)
+        again = Counter(map(tuple, runs))
+        outcome.broken += [f"doubled: {run}" for run, count in again.items() if count > 1]
+        for key, count in counts.items():
+            if key.startswith("once") and count > 1:
+                outcome.broken.append(f"doubled: {key} ran {count} times")
+        lost = sorted(key for key in ended - counts.keys() if key != "gil")
+        outcome.broken += [f"lost effect: {key}" for key in lost[:5]]
+        unknown = [run for run in runs if int(run[2]) not in attempts.get(run[1], {})]
+        outcome.broken += [f"history: ran, and is not there: {run}" for run in unknown[:5]]
+    for journal in driver.folder.glob("*journal-*"):
+        again = Counter(tuple(line.split()) for line in journal.read_text().splitlines())
+        outcome.broken += [f"doubled: {journal.name} {run}" for run, n in again.items() if n > 1]
+        calls = Counter(run[0] for run in again)
+        if journal.name.startswith("once"):
+            twice = [call for call, count in calls.items() if count > 1]
+            outcome.broken += [f"doubled: {journal.name} {call}" for call in twice]
+
+
+# What is left
+
+
+def _check_nothing_left(made: World, driver: Driver, outcome: Outcome) -> None:
+    """Nothing of a driver that has ended is held: leases, workers, objects."""
+    job_id = driver.job_id
+
+    def held() -> list[str]:
+        found = []
+        query = {"limit": 1000}
+        leases = made.apart.client.call("GET", "/v1/leases", reply=dict[str, Any], query=query)
+        found += [f"lease {one['lease_id']}" for one in leases["items"] if one["job_id"] == job_id]
+        for nodelet in made.apart.nodelets:
+            client = HttpClient(nodelet.url, token=made.apart.token)
+            for path in ("/v1/workers", "/v1/objects"):
+                page = client.call("GET", path, reply=dict[str, Any], query=query)
+                mine = [one for one in page["items"] if one["job_id"] == job_id]
+                found += [f"{nodelet.name}: {one}" for one in mine]
+        return found
+
+    try:
+        until(lambda: not held(), SETTLED_S, "leases end", interval_s=0.2)
+    except TimeoutError:
+        outcome.broken += [f"left: {what}"[:300] for what in held()[:5]]
+
+
+def _check_descriptors(made: World, before: dict[int, list[str]], outcome: Outcome) -> None:
+    def more() -> list[str]:
+        now = made.descriptors()
+        return [
+            f"open files of {pid} grew by {Counter(now[pid]) - Counter(files)}"[:500]
+            for pid, files in before.items()
+            if len(now.get(pid, ())) > len(files) + MORE_FILES
+        ]
+
+    try:
+        until(lambda: not more(), SETTLED_S, "files close", interval_s=0.5)
+    except TimeoutError:
+        outcome.broken += more()
+
+
+def _crashes(folder: Path) -> list[str]:
+    """Lines of services' logs that say that something of them broke."""
+    found = []
+    for log in folder.rglob("*.log"):
+        if log.name.startswith(("worker-", "job-", "redis", "driver")):
+            continue
+        for line in log.read_text(errors="replace").splitlines():
+            if CRASH.search(line) or '"level": "error"' in line:
+                found.append(f"{log.name}: {line[:1500]}")
+    return found[:5]
