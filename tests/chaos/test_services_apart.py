@@ -98,6 +98,30 @@ def test_the_scheduler_may_be_killed_in_the_middle_of_two_thousand_tasks(joined:
     until(lambda: states(joined) == {"ALIVE"}, GET_S, "the node is alive")
 
 
+def test_a_new_scheduler_learns_which_tasks_wait_without_their_cpu(joined: Apart) -> None:
+    @stoker.remote(num_cpus=2)
+    def innermost() -> str:
+        return "done"
+
+    @stoker.remote(num_cpus=2)
+    def middle(folder: Path) -> str:
+        (folder / "runs").touch()
+        while not (folder / "go").exists():
+            time.sleep(0.01)
+        return stoker.get(innermost.remote())
+
+    @stoker.remote(num_cpus=2)
+    def outermost(folder: Path) -> str:
+        return stoker.get(middle.remote(folder))
+
+    ref = outermost.remote(joined.folder)
+    until((joined.folder / "runs").exists, GET_S, "the task in the middle runs")
+    joined.scheduler.kill()
+    joined.scheduler.start()
+    (joined.folder / "go").touch()
+    assert get(ref) == "done"
+
+
 def test_the_gcs_may_be_killed_while_tasks_and_actors_run(joined: Apart) -> None:
     named = Counter.options(name="kept", namespace="n").remote()
     counter = Counter.remote()

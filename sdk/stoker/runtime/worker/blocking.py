@@ -1,7 +1,8 @@
 """The waits of a worker's task: others may have its CPU, and the calls behind it, meanwhile.
 
-The scheduler gets the latest state until it has it; flips in between are skipped. Any thread of the
-task waits, the loop thread reports.
+The scheduler gets the latest state until it has it; flips in between are skipped. A long wait is reported
+again and again, ever more rarely: a scheduler that takes over learns of it from nobody else. Any thread of
+the task waits, the loop thread reports.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _BRIEF_S = 0.002
 """A wait shorter than this does not give the CPU back: telling the scheduler would cost more."""
 _REPORT_S = 10.0
+_REPEAT_S = (2.0, 10.0)
+"""The first pause between reports of one wait, doubled each time, and the longest."""
 
 
 class WorkerWaits:
@@ -44,6 +47,8 @@ class WorkerWaits:
         """One member per wait of the running task: its main thread's, its threads', its coroutines'."""
         self._reported = False
         self._reporting = False
+        self._pause_s = _REPEAT_S[0]
+        self._repetition: asyncio.TimerHandle | None = None
         self._on_blocked: Callable[[], object] | None = None
 
     @property
@@ -127,13 +132,18 @@ class WorkerWaits:
     def _on_change(self) -> None:
         if self._waits and self._on_blocked is not None:
             self._on_blocked()
+        self._pause_s = _REPEAT_S[0]
+        self._begin_report()
+
+    def _begin_report(self, *, again: bool = False) -> None:
         if not self._reporting:
             self._reporting = True
-            self._io.background.spawn(self._report(), name="blocked")
+            self._io.background.spawn(self._report(again=again), name="blocked")
 
-    async def _report(self) -> None:
+    async def _report(self, *, again: bool) -> None:
         try:
-            while self._job.lease is not None and self._reported != (blocked := bool(self._waits)):
+            while self._job.lease is not None and (again or self._reported != bool(self._waits)):
+                again, blocked = False, bool(self._waits)
                 try:
                     await self._clients.scheduler_call(
                         f"/v1/leases/{self._job.lease.lease_id}/blocked",
@@ -146,3 +156,12 @@ class WorkerWaits:
                 self._reported = blocked
         finally:
             self._reporting = False
+            if self._repetition is not None:
+                self._repetition.cancel()
+            if self._waits or self._reported:
+                self._repetition = self._io.loop.call_later(self._pause_s, self._repeat)
+                self._pause_s = min(2 * self._pause_s, _REPEAT_S[1])
+
+    def _repeat(self) -> None:
+        """Report a wait that goes on; and its end, if that could not be reported."""
+        self._begin_report(again=bool(self._waits))
