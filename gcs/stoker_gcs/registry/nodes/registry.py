@@ -104,7 +104,7 @@ class NodeRegistry:
         for node in await self._state.all(NODES, {"state": states}):
             if node.url != body.url or node.node_id == body.node_id:
                 continue
-            last_heartbeat_s = self.with_heartbeat(node).heartbeat_at_s
+            last_heartbeat_s = self._last_heartbeat_s(node)
             # A gcs that has just started has received no heartbeat of nodes that were there before it.
             silent_s = self._state.now() - max(last_heartbeat_s, self._listening_since_s)
             reason = rules.superseded(
@@ -215,9 +215,7 @@ class NodeRegistry:
 
     async def lose(self, node: Node, reason: str) -> None:
         """Declare this incarnation of a node dead."""
-        await self._transition(
-            node, NodeState.DEAD, reason, self.with_heartbeat(node).heartbeat_at_s
-        )
+        await self._transition(node, NodeState.DEAD, reason, self._last_heartbeat_s(node))
 
     def silent_for(self, seconds: float) -> set[str]:
         """Return the nodes that live, as far as is known, and have sent no heartbeat for so long."""
@@ -225,8 +223,7 @@ class NodeRegistry:
         return {
             node.node_id
             for node in self.view.values()
-            if node.state is not NodeState.DEAD
-            and self.with_heartbeat(node).heartbeat_at_s < before_s
+            if node.state is not NodeState.DEAD and self._last_heartbeat_s(node) < before_s
         }
 
     async def delete(self, node: Node) -> bool:
@@ -264,8 +261,14 @@ class NodeRegistry:
         last = self._heartbeats.get(node.node_id)
         if last is None or last.incarnation != node.incarnation:
             return node
-        at_s = max(node.heartbeat_at_s, last.at_s)
+        at_s = self._last_heartbeat_s(node)
         return msgspec.structs.replace(node, heartbeat_at_s=at_s, usage=last.usage)
+
+    def _last_heartbeat_s(self, node: Node) -> float:
+        last = self._heartbeats.get(node.node_id)
+        if last is None or last.incarnation != node.incarnation:
+            return node.heartbeat_at_s
+        return max(node.heartbeat_at_s, last.at_s)
 
     async def page(self, query: ListQuery, state: str | tuple[str, ...]) -> Page[Node]:
         """Return a page of nodes, with their latest usage."""
@@ -318,7 +321,7 @@ class NodeRegistry:
         for node in list(self.view.values()):
             if node.state is NodeState.DEAD:
                 continue
-            at_s = self.with_heartbeat(node).heartbeat_at_s
+            at_s = self._last_heartbeat_s(node)
             silent_s = now - max(at_s, listening_at_s)
             to = rules.verdict(
                 node,
