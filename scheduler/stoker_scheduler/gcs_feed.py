@@ -148,6 +148,8 @@ class GcsFeed:
         for job in jobs:
             if self._engine.jobs.put(job):
                 self._engine.end_attempt(job.job_id)
+        for job_id in self._engine.jobs.ids() - {job.job_id for job in jobs}:
+            self._end_job(job_id)
         return seq
 
     async def _list_groups(self) -> int:
@@ -216,8 +218,7 @@ class GcsFeed:
                 del self._queues[queue.name]
             self._queues_changed()
         elif event.kind in (EventKind.JOB_FINISHED, EventKind.JOB_DELETED):
-            engine.jobs.drop(event.subject)
-            engine.apply(ev.JobFinished(at_s=engine.now(), job_id=event.subject))
+            self._end_job(event.subject)
         elif (job := payload_as(event, Job)) is not None:
             if engine.jobs.put(job):
                 engine.end_attempt(job.job_id)
@@ -313,6 +314,10 @@ class GcsFeed:
                 continue
             for exited in exits:
                 engine.apply(ev.OwnerLost(at_s=engine.now(), owner_id=exited.subject))
+
+    def _end_job(self, job_id: str) -> None:
+        self._engine.jobs.drop(job_id)
+        self._engine.apply(ev.JobFinished(at_s=self._engine.now(), job_id=job_id))
 
     async def _adopt_leases(self, node_id: str) -> None:
         """Ask a nodelet for its leases until it answers; then its node joins with them."""

@@ -62,6 +62,10 @@ class JobDirectory:
         self._jobs[job_id] = known._replace(attempt=attempt)
         return True
 
+    def ids(self) -> set[str]:
+        """Return the ids of the jobs that are known, but that of detached actors, which never ends."""
+        return self._jobs.keys() - {DETACHED_JOB}
+
     def drop(self, job_id: str) -> None:
         """Remove a job that has ended."""
         self._jobs.pop(job_id, None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_wire.errors import (
+    CompactedError,
     ConflictError,
     NotFoundError,
     RuntimeEnvSetupError,
@@ -66,6 +67,8 @@ class FakeGcs:
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[str, Job] = {job.job_id: job for job in map(a_job, ("job_1", "job_2"))}
         self.events: list[Event] = []
+        self.floor = 0
+        """What came before this event is not told any more."""
         self.leader: Leader | None = None
         self._news = asyncio.Condition()
         route = self.service.route
@@ -101,6 +104,15 @@ class FakeGcs:
             )
             self._news.notify_all()
 
+    async def forget(self) -> None:
+        """Let one event be gone before anybody was told of it."""
+        async with self._news:
+            self.events.append(
+                Event(seq=len(self.events) + 1, at_s=time.time(), kind="x", subject="x")
+            )
+            self.floor = len(self.events)
+            self._news.notify_all()
+
     async def register(self, node: Node) -> None:
         self.nodes[node.node_id] = node
         await self.tell("node.registered", node.node_id, node)
@@ -126,6 +138,8 @@ class FakeGcs:
             async with self._news:
                 while len(self.events) <= seq:
                     await self._news.wait()
+            if seq < self.floor:
+                raise CompactedError(f"events before {self.floor} are gone")
             for event in self.events[seq:]:
                 seq = event.seq
                 yield event

@@ -296,6 +296,19 @@ async def test_a_blocked_lease_lends_its_cpu(setup: Setup) -> None:
     assert (await setup.resources()).available["CPU"] == -1
 
 
+async def test_a_job_whose_end_was_not_told_frees_what_it_held(setup: Setup) -> None:
+    await setup.node(CPU=2)
+    await setup.lead()
+    await setup.ask(2, CPU=1)
+    del setup.gcs.jobs["job_1"]
+    await setup.gcs.forget()
+
+    async def all_free() -> bool:
+        return (await setup.resources()).available["CPU"] == 2
+
+    await until(all_free)
+
+
 async def test_a_finished_job_frees_everything_it_held(setup: Setup) -> None:
     nodelet = await setup.node(CPU=2)
     await setup.lead()
