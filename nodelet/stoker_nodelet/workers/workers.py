@@ -14,7 +14,6 @@ import time
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
-from stoker_nodelet import process_tree
 from stoker_nodelet.core import (
     LeaseTerms,
     State,
@@ -91,6 +90,7 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 from stoker_wire.messages.node_api import HeldWork
+from stoker_wire.process import process_tree
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
