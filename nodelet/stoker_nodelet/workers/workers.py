@@ -97,6 +97,8 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import Address, MemoryUse
 
 _RELEASE_S = 5.0
+_EXIT_S = 1.0
+_EXIT_POLL_S = 0.02
 _REPORTED_STATE = {
     WorkerPhase.STARTING: WorkerState.STARTING,
     WorkerPhase.IDLE: WorkerState.IDLE,
@@ -157,6 +159,26 @@ class Workers:
         """Accept no more leases."""
         self.leaving = True
         self.member.set()
+
+    async def end_in_order(self) -> None:
+        """End the drivers, and whose code wants notice of its end; return when they have ended."""
+        policy, at_s = self.state.policy, time.monotonic()
+        told = [
+            worker
+            for worker in self.state.workers.values()
+            if worker.has_callbacks or worker.kind is WorkKind.DRIVER
+        ]
+        for worker in told:
+            self.dispatch(
+                WorkerKillRequested(
+                    at_s=at_s, worker_id=worker.worker_id, reason="its node stops", in_order=True
+                )
+            )
+        until_s = at_s + policy.notice_grace_s + policy.term_grace_s + _EXIT_S
+        while any(one.worker_id in self.state.workers for one in told):
+            if time.monotonic() > until_s:
+                return
+            await asyncio.sleep(_EXIT_POLL_S)
 
     async def start_lease(self, request: StartLease) -> StartedLease:
         """Return the worker for a lease; a repeated request returns the same one."""
