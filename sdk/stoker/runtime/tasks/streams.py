@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.runtime.objects.waiters import LoopWaiter, ThreadWaiter
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Credit, Failed, Inline, Location
+from stoker_wire.messages.data import Credit, Failed, Inline, Item
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +26,8 @@ _NONE = Inline(b"\x80\x05N.")
 class ItemSink(Protocol):
     """The receiver of what a generator yields (loop thread)."""
 
-    def add_item(self, channel: Channel, index: int, location: Location) -> None:
-        """Take the ``index``-th value that the task yielded."""
+    def add_item(self, channel: Channel, item: Item) -> bool:
+        """Take a value that the task yielded; return whether it is a new one of this owner's."""
 
     def finish(self, nitems: int | None, failed: Failed | None) -> None:
         """Note that the task ended."""
@@ -49,29 +49,42 @@ class Stream:
         self._taken = 0
         self._ended = False
         self._abandoned = False
+        self._last = 0, -1
+        """The attempt and the index of the last item that came."""
         self._channel: Channel | None = None
         self._lock = threading.Lock()
         self._waiter: ThreadWaiter | LoopWaiter | None = None
 
     # -- the loop thread -------------------------------------------------------------------------
 
-    def add_item(self, channel: Channel, index: int, location: Location) -> None:
-        """Add the ``index``-th value that the task yielded. A retry yields old ones again: skip them."""
-        self._channel = channel
-        objects = self._objects
+    def add_item(self, channel: Channel, item: Item) -> bool:
+        """Add a value that the task yielded; return whether it is a new one.
+
+        A retry yields old ones again: they are not given twice, but may take the places of the old.
+        """
+        self._channel, self._last = channel, (item.attempt, item.index)
+        objects, index, location = self._objects, item.index, item.location
         if index == 0 and self._taken:
             # Another attempt starts without credit, and the consumer grants none before it takes the
             # first new item.
             channel.post(Credit(self.task_id, self._taken))
-        if index < self._count or self._abandoned:
+        if self._abandoned:
             objects.discard([location])
-            return
+            return False
+        if index < self._count:
+            objects.replace(return_id(self.task_id, index), location)
+            return False
         ref = objects.new_ref(return_id(self.task_id, index))
         objects.settle(ref._entry, location)
         with self._lock:
             self._count = index + 1
             self._items.append(ref)
         self._wake()
+        return True
+
+    def is_past(self, attempt: int, index: int) -> bool:
+        """Return whether an attempt has yielded its ``index``-th value."""
+        return self._last >= (attempt, index)
 
     def finish(self, nitems: int | None, failed: Failed | None) -> None:
         """Note that the task ended. The last ref raises its error, if any."""
