@@ -117,9 +117,9 @@ class Cancellation:
         if received is None:
             return
         error = TaskCancelledError(f"task {received.template.name} ({task_id}) was cancelled")
-        if message.recursive:
-            self._pending.cancel_children(task_id, force=message.force)
         self._interrupt(received, error, grace_s=0.0 if message.force else None)
+        if message.recursive:  # then, or their errors come to its code before the interrupt
+            self._pending.cancel_children(task_id, force=message.force)
 
     def on_timeout(self, received: ReceivedCall) -> None:
         """Stop a call that has run for its timeout; wait on if it started later."""
