@@ -6,9 +6,11 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import structs
+
 from stoker.runtime.objects.waiters import LoopWaiter, ThreadWaiter
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Credit, Failed, Inline, Item
+from stoker_wire.messages.data import Credit, Failed, Inline, Item, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +53,10 @@ class Stream:
         self._abandoned = False
         self._last = 0, -1
         """The attempt and the index of the last item that came."""
+        self._home: Stored | None = None
+        """Where that attempt stores its items, if it has stored any."""
+        self._cut: list[tuple[Stored, int]] = []
+        """Where attempts that were lost stored theirs, and the first one that did not come."""
         self._channel: Channel | None = None
         self._lock = threading.Lock()
         self._waiter: ThreadWaiter | LoopWaiter | None = None
@@ -62,7 +68,11 @@ class Stream:
 
         A retry yields old ones again: they are not given twice, but may take the places of the old.
         """
+        if item.attempt > self._last[0]:
+            self._cut_off()
         self._channel, self._last = channel, (item.attempt, item.index)
+        if type(item.location) is Stored:
+            self._home = item.location
         objects, index, location = self._objects, item.index, item.location
         if index == 0 and self._taken:
             # Another attempt starts without credit, and the consumer grants none before it takes the
@@ -88,6 +98,9 @@ class Stream:
 
     def finish(self, nitems: int | None, failed: Failed | None) -> None:
         """Note that the task ended. The last ref raises its error, if any."""
+        if nitems is None:
+            self._cut_off()
+        self._free_unreported()
         if failed is not None:
             ref = self._objects.new_ref(return_id(self.task_id, self._count))
             self._objects.settle(ref._entry, failed)
@@ -97,6 +110,19 @@ class Stream:
         with self._lock:
             self._ended = True
         self._wake()
+
+    def _cut_off(self) -> None:
+        """Note that the last attempt was lost with its worker."""
+        if self._home is not None:
+            self._cut.append((self._home, self._last[1] + 1))
+            self._home = None
+
+    def _free_unreported(self) -> None:
+        """Free what workers stored just before they died, and could not report: nobody else knows of it."""
+        for home, first in self._cut:
+            for index in range(first, first + AHEAD):
+                lost = structs.replace(home, object_id=return_id(self.task_id, index), refs=())
+                self._objects.discard([lost])
 
     def _wake(self) -> None:
         with self._lock:
