@@ -154,6 +154,7 @@ class Nodelet:
         parts = self.parts
         parts.service.ready(False)
         parts.workers.leave()
+        await parts.workers.end_in_order()  # before others start again what it has saved
         await self.membership.leave()
         await parts.workers.forks.stop()
         # From here on nobody else flushes: two at once would count a batch twice.

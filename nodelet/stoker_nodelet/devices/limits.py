@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from stoker_nodelet import process_tree
+from stoker_wire.process import process_tree
 
 _CGROUP = Path("/sys/fs/cgroup")
 _MEMORY_SHARE = 0.7

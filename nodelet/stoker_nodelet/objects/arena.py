@@ -13,8 +13,8 @@ import shutil
 import socket
 from pathlib import Path
 
-from stoker_nodelet import process_tree
 from stoker_wire.arena.extents import SPILL
+from stoker_wire.process import process_tree
 
 SHM = Path("/dev/shm")
 SOCKETS = Path("/tmp")

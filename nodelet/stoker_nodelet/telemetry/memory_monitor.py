@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stoker_nodelet import process_tree
 from stoker_nodelet.core import WorkKind
 from stoker_nodelet.core.memory import (
     Consumer,
@@ -29,6 +28,7 @@ from stoker_nodelet.core.memory import (
 from stoker_nodelet.devices import memory
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.messages.common import MemoryUse, ProcessMemory
+from stoker_wire.process import process_tree
 
 _LARGEST = 5
 _DISKS_S = 1.0

@@ -24,7 +24,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stoker_nodelet import process_tree
 from stoker_wire.data.spool import (
     HEAD,
     SPOOL,
@@ -36,6 +35,7 @@ from stoker_wire.data.spool import (
     writer_lives,
 )
 from stoker_wire.errors import BadRequestError, StokerError
+from stoker_wire.process import process_tree
 
 POLL_S = 0.2
 BATCH_BYTES = 1 << 20

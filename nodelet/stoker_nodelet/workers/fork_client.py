@@ -18,9 +18,9 @@ from typing import Any
 
 import msgspec
 
-from stoker_nodelet import process_tree
 from stoker_nodelet.workers.forkserver import HEAD, ForkServerHandle, start_forkserver
 from stoker_wire.errors import RuntimeEnvSetupError, UnavailableError
+from stoker_wire.process import process_tree
 from stoker_wire.process.background import Background
 
 _FORK_S = 60.0  # covers the import of the target and of the preloaded modules

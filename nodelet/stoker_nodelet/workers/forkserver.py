@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker_nodelet import process_tree
 from stoker_nodelet.objects import arena
 from stoker_nodelet.workers.reaper import (
     PR_SET_CHILD_SUBREAPER,
@@ -49,6 +48,7 @@ from stoker_nodelet.workers.reaper import (
     kill_descendants,
     prctl,
 )
+from stoker_wire.process import process_tree
 from stoker_wire.process.search_path import apply_path
 
 if TYPE_CHECKING:

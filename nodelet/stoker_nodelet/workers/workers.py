@@ -14,7 +14,6 @@ import time
 from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
-from stoker_nodelet import process_tree
 from stoker_nodelet.core import (
     LeaseTerms,
     State,
@@ -91,12 +90,15 @@ from stoker_wire.messages.cluster import (
 )
 from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
 from stoker_wire.messages.node_api import HeldWork
+from stoker_wire.process import process_tree
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from stoker_wire.messages.common import Address, MemoryUse
 
 _RELEASE_S = 5.0
+_EXIT_S = 1.0
+_EXIT_POLL_S = 0.02
 _REPORTED_STATE = {
     WorkerPhase.STARTING: WorkerState.STARTING,
     WorkerPhase.IDLE: WorkerState.IDLE,
@@ -157,6 +159,26 @@ class Workers:
         """Accept no more leases."""
         self.leaving = True
         self.member.set()
+
+    async def end_in_order(self) -> None:
+        """End the drivers, and whose code wants notice of its end; return when they have ended."""
+        policy, at_s = self.state.policy, time.monotonic()
+        told = [
+            worker
+            for worker in self.state.workers.values()
+            if worker.has_callbacks or worker.kind is WorkKind.DRIVER
+        ]
+        for worker in told:
+            self.dispatch(
+                WorkerKillRequested(
+                    at_s=at_s, worker_id=worker.worker_id, reason="its node stops", in_order=True
+                )
+            )
+        until_s = at_s + policy.notice_grace_s + policy.term_grace_s + _EXIT_S
+        while any(one.worker_id in self.state.workers for one in told):
+            if time.monotonic() > until_s:
+                return
+            await asyncio.sleep(_EXIT_POLL_S)
 
     async def start_lease(self, request: StartLease) -> StartedLease:
         """Return the worker for a lease; a repeated request returns the same one."""

@@ -152,12 +152,14 @@ def cancel(
 ) -> None:
     """Stop the task that makes ``ref``: its ``get`` then raises ``TaskCancelledError``.
 
-    A waiting task never starts; in a running one ``TaskCancelledError`` is raised at the next
-    bytecode, and with ``force`` its worker ends at once. ``recursive`` stops the tasks that it
-    submitted as well. A finished task is left alone.
+    A waiting task never starts. A running one is interrupted as by Ctrl-C, once: its code and the processes
+    that it has started in the foreground get SIGINT, which is ``KeyboardInterrupt`` unless it has set a
+    handler. Whatever it raises then is ``TaskCancelledError`` at ``get``; one that returns has finished. With
+    ``force`` its worker ends at once. ``recursive`` stops the tasks that it submitted as well. A finished
+    task is left alone.
 
     A running call of an actor is told to stop: a coroutine by ``asyncio.CancelledError``, a sync
-    actor's method by ``TaskCancelledError``, and all by ``get_runtime_context().is_cancelled()``,
+    actor's method as a task, and all by ``get_runtime_context().is_cancelled()``,
     which is what a method in a thread of its own must look at. If its code does not stop within a
     second, ``get`` raises ``TaskCancelledError`` that says that it still runs. ``force`` is refused
     for it with ``BadRequestError``: the process is that of all its callers, and ``kill`` ends it.

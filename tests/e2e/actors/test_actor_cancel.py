@@ -108,7 +108,7 @@ class Deaf:
         while not self.event.wait(0.02):
             try:
                 time.sleep(60)
-            except Exception:
+            except (KeyboardInterrupt, exceptions.TaskTimeoutError):
                 self.event.wait(GET_S)
         return "late"
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from stoker_nodelet import process_tree
 from stoker_wire.data.spool import record_of, rows_in
 from stoker_wire.errors import FencedError, NotFoundError, UnavailableError
 from stoker_wire.http.client.client import Client
@@ -38,6 +37,7 @@ from stoker_wire.messages.cluster import (
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import Event, Page
 from stoker_wire.messages.work import FinishJob, TaskHistoryStatus, TaskRecord
+from stoker_wire.process import process_tree
 from stoker_wire.settings import Settings
 from tests.e2e.nodelet.worker_target import Do, Seen
 

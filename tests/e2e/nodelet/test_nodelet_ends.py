@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from stoker_nodelet import process_tree
 from stoker_nodelet.devices.limits import memory_limit_bytes
 from stoker_wire.constraints.conditions import ConditionKind
 from stoker_wire.messages.cluster import ActorSpec, DriverSpec, HeldLeases, LeaseKind
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import LogLine
 from stoker_wire.messages.work import EndAttempt, JobState
+from stoker_wire.process import process_tree
 from tests.e2e.nodelet.nodelet_harness import (
     FakeGcs,
     eventually,

@@ -223,6 +223,44 @@ def test_items_of_a_generator_are_made_again(nodes: Nodes, tmp_path: Path) -> No
     assert executions(log) == 2
 
 
+@stoker.remote(num_cpus=0.1)
+def gated(length: int, log: str) -> Iterator[Any]:
+    """Yield all but the last item, and that once there is a gate; note each attempt."""
+    import time
+
+    import numpy as np
+
+    note(log)
+    for number in range(length - 1):
+        yield np.full(LENGTH, number)
+    while not Path(f"{log}.gate").exists():
+        time.sleep(0.01)
+    yield np.full(LENGTH, length - 1)
+
+
+@pytest.mark.parametrize("read", ["as they come", "late"])
+def test_items_that_are_lost_with_a_running_generator_come_from_its_next_attempt(
+    read: str, nodes: Nodes, tmp_path: Path
+) -> None:
+    """They were yielded, and not read, when their node died: the generator never ends meanwhile."""
+    far = nodes.add("far")
+    log = tmp_path / "log"
+    stream = gated.options(scheduling_strategy=on(far)).remote(12, str(log))
+    refs = [next(stream) for _ in range(8)]  # three more are there, and nobody took them
+    first = float(get(refs[0])[0])
+    kill(far)
+    if read == "late":
+        until(lambda: executions(log) == 2, 60, "another attempt runs")
+    values = [float(v[0]) for v in get(refs)]
+    values += [float(get(next(stream))[0]) for _ in range(3)]
+    assert (first, values) == (0.0, [float(number) for number in range(11)])
+    assert stoker.wait([stream.completed()], timeout=0)[0] == [], "it still runs"
+    Path(f"{log}.gate").touch()
+    assert [float(get(ref)[0]) for ref in stream] == [11.0]
+    assert executions(log) == 2
+    assert [float(v[0]) for v in get(refs)] == [float(number) for number in range(8)]
+
+
 def test_a_task_that_fails_when_it_is_executed_again_says_so(nodes: Nodes, tmp_path: Path) -> None:
     far = nodes.add("far")
     ref = once.options(scheduling_strategy=on(far)).remote(str(tmp_path / "log"))

@@ -99,6 +99,10 @@ class Recovery:
             isinstance(location, Stored) and location.node_id in self._dead
         )
 
+    def is_dead(self, node_id: str) -> bool:
+        """Return whether a node that had objects of this process is known to be dead."""
+        return node_id in self._dead
+
     def begin(self, entry: Entry, lost: Stored, done: Callable[[], None]) -> None:
         """Recover an object that could not be read at ``lost``; then call ``done``."""
         task = self._start(entry, lost)
@@ -138,7 +142,7 @@ class Recovery:
             location = encode_error(error)
         except StokerError:
             return  # the cluster cannot be asked: the reader raises its own error, and may try again
-        if location != lost:
+        if location != lost and entry.location == lost:  # else it has come by other means
             self._relocate(entry, location)
 
     async def _locate_detached(self, entry: Entry, lost: Stored) -> Location:

@@ -464,8 +464,27 @@ class ObjectStore:
         for location in locations:
             if isinstance(location, Stored):
                 entry = self.table.get(location.object_id)
-                if entry is None or isinstance(entry.location, Failed):
+                held = entry.location if entry is not None else None
+                if entry is None or isinstance(held, Failed) or _is_elsewhere(held, location):
                     self.values.free(location)
+
+    def replace(self, object_id: str, location: Location) -> None:
+        """Take a value that another attempt of its task has made again (loop thread).
+
+        It takes the place of one on another node, which may be lost with the attempt that made it, and of
+        one with refs in it, whose owner may have been that attempt's worker.
+        """
+        entry = self.table.get(object_id)
+        held = entry.location if entry is not None else None
+        if entry is None or held is None or isinstance(held, Failed):
+            self.values.free(location, object_id)
+        elif _is_elsewhere(held, location):
+            self.values.free(held, object_id)
+            self.relocate(entry, location)
+        elif location.refs and type(location) is type(held):
+            self.relocate(entry, location)
+        elif not isinstance(held, Stored):
+            self.values.free(location, object_id)
 
     def flush(self) -> None:
         """Do the work that user threads and dropped refs left to the loop thread."""
@@ -501,6 +520,15 @@ class ObjectStore:
             self.values.free(entry.location, entry.object_id)
             if type(entry.location) is Stored:
                 self._release_lineage(entry)
+
+
+def _is_elsewhere(held: Location | None, location: Location) -> bool:
+    """Return whether two locations of a value are in the memory of different nodes."""
+    return (
+        isinstance(held, Stored)
+        and isinstance(location, Stored)
+        and held.node_id != location.node_id
+    )
 
 
 def _nothing() -> None:

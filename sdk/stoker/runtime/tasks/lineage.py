@@ -65,7 +65,7 @@ class Record:
     executions: int = 0
     """How often it was executed again."""
     running: bool = False
-    """Whether it is being executed again."""
+    """Whether its task runs: it is a generator that goes on, or is being executed again."""
     holders: int = 0
     """The stored results that are referenced, and the records that need one."""
 
@@ -118,17 +118,23 @@ class Lineage:
         return Dependency(entry.object_id, entry.owner, inline, ref.task_id if known else "")
 
     def keep_item(self, task: Finished) -> None:
-        """Record how a stored item of a generator, which may go on, was made."""
-        if task.task_id not in self.records:
-            self.keep(task, ())
+        """Record how a stored item of a generator that goes on was made.
+
+        The record stays while the generator runs, though no item may be referenced: another attempt needs
+        its arguments.
+        """
+        if task.task_id not in self.records and self.keep(task, ()):
+            self.records[task.task_id].running = True
+            self.hold(task.task_id)
         self.hold(task.task_id)
 
-    def end_items(self, task: Finished) -> bool:
-        """Note that a generator has ended; return whether its arguments are kept for its items."""
+    def end_items(self, task: Finished) -> Sequence[Location]:
+        """Note that a generator has ended; return the arguments that are not kept for its items."""
         record = self.records.get(task.task_id)
-        if record is not None:
-            record.attempt = task.attempt
-        return record is not None
+        if record is None:
+            return (task.args,)
+        record.attempt, record.running = task.attempt, False
+        return self.release(task.task_id)
 
     def hold(self, task_id: str) -> None:
         """Note that one more stored result of a task is referenced."""

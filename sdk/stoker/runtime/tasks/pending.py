@@ -97,8 +97,7 @@ class PendingCalls:
             self._end_again(task, locations)
             return
         if task.stream is not None:
-            if not self._lineage.end_items(task):
-                self._objects.values.free(task.args)
+            self._end_items(task)
             self._forget(task)
             failure = locations[0] if locations and isinstance(locations[0], Failed) else None
             task.stream.finish(result.nitems, failure)
@@ -126,13 +125,20 @@ class PendingCalls:
         if self._again and task.task_id in self._again:
             self._end_again(task, (failed,))
             return
-        if task.stream is None or not self._lineage.end_items(task):
+        if task.stream is not None:
+            self._end_items(task)
+        else:
             self._objects.values.free(task.args)
         self._forget(task)
         if task.stream is not None:
             task.stream.finish(None, failed)
         for entry in task.entries:
             self._objects.settle(entry, failed)
+
+    def _end_items(self, task: PendingTask) -> None:
+        """Free the arguments of a generator that has ended, unless its items may be made again."""
+        for args in (*self._lineage.end_items(task), *self._lineage.evict()):
+            self._objects.values.free(args)
 
     def _keep_lineage(self, task: PendingTask, locations: Sequence[Location]) -> None:
         """Note how stored results were made; free the arguments that are not kept for that."""
@@ -156,9 +162,9 @@ class PendingCalls:
         """Handle a value that a streaming task or method yielded."""
         task = self.by_id.get(message.task_id)
         if task is not None and task.stream is not None and task.attempt == message.attempt:
-            if type(message.location) is Stored and task.task_id not in self._again:
+            is_new = task.stream.add_item(channel, message)
+            if is_new and type(message.location) is Stored:
                 self._lineage.keep_item(task)
-            task.stream.add_item(channel, message.index, message.location)
         else:
             self._objects.discard([message.location])
         if message.location.refs:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from stoker.exceptions import ObjectLostError, StokerError
 from stoker.runtime.objects.refs import ObjectRef
 from stoker.runtime.serialization.exceptions import encode_error
-from stoker.runtime.tasks.streams import AHEAD
+from stoker.runtime.tasks.streams import AHEAD, Stream
 from stoker.runtime.tasks.task_spec import PendingTask
 from stoker_wire.ids import return_id, task_of
-from stoker_wire.messages.data import Credit, Failed, Stored
+from stoker_wire.messages.data import Credit, Failed, Item, Stored
 from stoker_wire.messages.work import TaskState
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.data import Location
+
+
+_POLL_S = 0.05
 
 
 class Reconstruction:
@@ -58,6 +61,12 @@ class Reconstruction:
         Raises ObjectLostError if that cannot be.
         """
         task_id, lost = task_of(entry.object_id), entry.location
+        while entry.location is lost:
+            if not self._yields_again(task_id, entry.object_id):
+                break
+            await asyncio.sleep(_POLL_S)
+        if isinstance(entry.location, Stored) and entry.location is not lost:
+            return entry.location
         record = self._lineage.records.get(task_id)
         if record is None:
             raise ObjectLostError(self._why_not(entry.object_id))
@@ -68,6 +77,22 @@ class Reconstruction:
         if entry.location is lost or entry.location is None:
             raise ObjectLostError(f"{again}, and did not make it")
         return entry.location
+
+    def _yields_again(self, task_id: str, object_id: str) -> bool:
+        """Return whether a generator that has not ended will yield a lost item once more.
+
+        It does in each attempt after the one that made it, and its worker may have died with the item.
+        """
+        task = self._pending.by_id.get(task_id)
+        if task is None or not isinstance(task.stream, Stream):
+            return False
+        channel = task.channel
+        if channel is None or channel.closed:
+            return True
+        if self._objects.recovery.is_dead(channel.peer.node_id):
+            return True
+        index = object_id.rpartition(".")[2]
+        return index.isdigit() and not task.stream.is_past(task.attempt, int(index))
 
     def _why_not(self, object_id: str) -> str:
         task_id = task_of(object_id)
@@ -97,7 +122,7 @@ class Reconstruction:
         name = f"{record.spec.name} ({record.task_id})"
         if record.task_id in self._pending.by_id:
             raise ObjectLostError(
-                f"{name} still yields: it is executed again only once it has ended"
+                f"{name} still yields, and goes on behind it: it is executed again only once it has ended"
             )
         if not record.left:
             raise ObjectLostError(
@@ -215,11 +240,12 @@ class _Items:
         self.task_id = task_id
         self._take = take
 
-    def add_item(self, channel: Channel, index: int, location: Location) -> None:
-        """Take the ``index``-th value that the task yielded, and let it go on."""
-        if index % (AHEAD // 4) == 0:
-            channel.post(Credit(self.task_id, index + 1))
-        self._take(index, location)
+    def add_item(self, channel: Channel, item: Item) -> bool:
+        """Take a value that the task yielded, and let it go on."""
+        if item.index % (AHEAD // 4) == 0:
+            channel.post(Credit(self.task_id, item.index + 1))
+        self._take(item.index, item.location)
+        return False  # `_take` knows which of them are
 
     def finish(self, nitems: int | None, failed: Failed | None) -> None:
         """Do nothing: the end of the task is told by its result."""

@@ -6,9 +6,11 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from msgspec import structs
+
 from stoker.runtime.objects.waiters import LoopWaiter, ThreadWaiter
 from stoker_wire.ids import return_id
-from stoker_wire.messages.data import Credit, Failed, Inline, Location
+from stoker_wire.messages.data import Credit, Failed, Inline, Item, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,8 +28,8 @@ _NONE = Inline(b"\x80\x05N.")
 class ItemSink(Protocol):
     """The receiver of what a generator yields (loop thread)."""
 
-    def add_item(self, channel: Channel, index: int, location: Location) -> None:
-        """Take the ``index``-th value that the task yielded."""
+    def add_item(self, channel: Channel, item: Item) -> bool:
+        """Take a value that the task yielded; return whether it is a new one of this owner's."""
 
     def finish(self, nitems: int | None, failed: Failed | None) -> None:
         """Note that the task ended."""
@@ -49,32 +51,56 @@ class Stream:
         self._taken = 0
         self._ended = False
         self._abandoned = False
+        self._last = 0, -1
+        """The attempt and the index of the last item that came."""
+        self._home: Stored | None = None
+        """Where that attempt stores its items, if it has stored any."""
+        self._cut: list[tuple[Stored, int]] = []
+        """Where attempts that were lost stored theirs, and the first one that did not come."""
         self._channel: Channel | None = None
         self._lock = threading.Lock()
         self._waiter: ThreadWaiter | LoopWaiter | None = None
 
     # -- the loop thread -------------------------------------------------------------------------
 
-    def add_item(self, channel: Channel, index: int, location: Location) -> None:
-        """Add the ``index``-th value that the task yielded. A retry yields old ones again: skip them."""
-        self._channel = channel
-        objects = self._objects
+    def add_item(self, channel: Channel, item: Item) -> bool:
+        """Add a value that the task yielded; return whether it is a new one.
+
+        A retry yields old ones again: they are not given twice, but may take the places of the old.
+        """
+        if item.attempt > self._last[0]:
+            self._cut_off()
+        self._channel, self._last = channel, (item.attempt, item.index)
+        if type(item.location) is Stored:
+            self._home = item.location
+        objects, index, location = self._objects, item.index, item.location
         if index == 0 and self._taken:
             # Another attempt starts without credit, and the consumer grants none before it takes the
             # first new item.
             channel.post(Credit(self.task_id, self._taken))
-        if index < self._count or self._abandoned:
+        if self._abandoned:
             objects.discard([location])
-            return
+            return False
+        if index < self._count:
+            objects.replace(return_id(self.task_id, index), location)
+            return False
         ref = objects.new_ref(return_id(self.task_id, index))
         objects.settle(ref._entry, location)
         with self._lock:
             self._count = index + 1
             self._items.append(ref)
         self._wake()
+        return True
+
+    def is_past(self, attempt: int, index: int) -> bool:
+        """Return whether an attempt has yielded its ``index``-th value."""
+        return self._last >= (attempt, index)
 
     def finish(self, nitems: int | None, failed: Failed | None) -> None:
         """Note that the task ended. The last ref raises its error, if any."""
+        if nitems is None:
+            self._cut_off()
+        self._free_unreported()
         if failed is not None:
             ref = self._objects.new_ref(return_id(self.task_id, self._count))
             self._objects.settle(ref._entry, failed)
@@ -84,6 +110,19 @@ class Stream:
         with self._lock:
             self._ended = True
         self._wake()
+
+    def _cut_off(self) -> None:
+        """Note that the last attempt was lost with its worker."""
+        if self._home is not None:
+            self._cut.append((self._home, self._last[1] + 1))
+            self._home = None
+
+    def _free_unreported(self) -> None:
+        """Free what workers stored just before they died, and could not report: nobody else knows of it."""
+        for home, first in self._cut:
+            for index in range(first, first + AHEAD):
+                lost = structs.replace(home, object_id=return_id(self.task_id, index), refs=())
+                self._objects.discard([lost])
 
     def _wake(self) -> None:
         with self._lock:

@@ -1,10 +1,13 @@
-"""Cancellation and timeout of running calls: by an error in the user's code, else with its process.
+"""Cancellation and timeout of running calls: by an interrupt of the user's code, else with its process.
 
-The loop thread decides; a signal brings the error into user code on the main thread, where it is
-raised only inside :meth:`Cancellation.interruptible`. A task that does not stop ends with its worker. A call
-of an actor does not, for its state is also that of other callers: it is asked to stop (a coroutine by
-``CancelledError``, a sync actor's method by the error itself, a thread by ``is_cancelled()``), and if it
-still runs after a while, its caller gets an error that says so.
+A call on the main thread is cancelled as Ctrl-C would do it: the processes that it has started in the
+foreground get SIGINT, and so does its own code, whatever handler it has for it (``KeyboardInterrupt``, if
+none). A timeout raises its error there instead. The loop thread decides; a signal of our own (SIGUSR1) tells
+the main thread, which raises SIGINT only inside :meth:`Cancellation.interruptible`: neither the runtime nor
+the next task is ever hit. A task that does not stop by force or timeout ends with its worker. A call of an
+actor does not, for its state is also that of other callers: it is asked to stop (a coroutine by
+``CancelledError``, a thread by ``is_cancelled()``), and if it still runs after a while, its caller gets an
+error that says so.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ import os
 import signal
 import threading
 import time
+from _signal import getsignal as _get_handler  # type: ignore[import-not-found]
 from typing import TYPE_CHECKING, Protocol
 
 from stoker.exceptions import StokerError, TaskCancelledError, TaskTimeoutError
 from stoker.runtime.process.stops import STOPS
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.data import Cancel, Failed, Retire
+from stoker_wire.process import process_tree
 
 if TYPE_CHECKING:
     from stoker.runtime.net.task_events import TaskEvents
@@ -91,9 +96,17 @@ class Cancellation:
 
     def _on_signal(self, signum: int, frame: object) -> None:
         received = self._calls.running.get(self._user_code_of or "")
-        if received is not None and received.stop_error is not None:
-            self._user_code_of = None
+        if received is None or received.stop_error is None:
+            return
+        self._user_code_of = None
+        if isinstance(received.stop_error, TaskTimeoutError):
             raise received.stop_error
+        signal.raise_signal(signal.SIGINT)
+
+    def task_ended(self) -> None:
+        """Forget the handler of SIGINT that a task has set: it is not for the next one (main thread)."""
+        if _get_handler(signal.SIGINT) is not signal.default_int_handler:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     # -- the loop thread -------------------------------------------------------------------------
 
@@ -104,9 +117,9 @@ class Cancellation:
         if received is None:
             return
         error = TaskCancelledError(f"task {received.template.name} ({task_id}) was cancelled")
-        if message.recursive:
-            self._pending.cancel_children(task_id, force=message.force)
         self._interrupt(received, error, grace_s=0.0 if message.force else None)
+        if message.recursive:  # then, or their errors come to its code before the interrupt
+            self._pending.cancel_children(task_id, force=message.force)
 
     def on_timeout(self, received: ReceivedCall) -> None:
         """Stop a call that has run for its timeout; wait on if it started later."""
@@ -139,13 +152,13 @@ class Cancellation:
         actor = self._worker.actor
         if actor is not None:
             if not actor.interrupt(received):
-                self._signal(received)
+                self._interrupt_main(received)
             self._io.loop.call_later(_ACTOR_GRACE_S, self._abandon, received)
             return
         if grace_s == 0.0:
             self._kill_worker(received)
             return
-        self._signal(received)
+        self._interrupt_main(received)
         if grace_s is not None:
             self._io.loop.call_later(grace_s, self._kill_worker_if_running, received)
 
@@ -165,6 +178,21 @@ class Cancellation:
         )
         self._worker.fail_early(received, encode_error(type(error)(text)))
         received.abandoned = True
+
+    def _interrupt_main(self, received: ReceivedCall) -> None:
+        """Interrupt a call on the main thread, and before it the processes that it has started.
+
+        They come first, for the main thread may be in C code that waits for one (``os.system``).
+        """
+        if self._user_code_of == received.call.task_id:
+            age_s = time.time() - received.started_at_s
+            since_s = time.clock_gettime(time.CLOCK_BOOTTIME) - age_s
+            pids = process_tree.foreground(os.getpid(), since_s)
+            if self._user_code_of == received.call.task_id:  # else some may be of the next task
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGINT)
+        self._signal(received)
 
     def _signal(self, received: ReceivedCall) -> None:
         """Signal the main thread until it has raised.

@@ -158,6 +158,7 @@ class CallExecutor:
     def _finish_task(self, outcome: Outcome) -> Outcome:
         """Count a task that ended; after the last one of ``max_calls``, start nothing more."""
         self._waits.task_ended()
+        self.cancellation.task_ended()
         if STOPS.registered:
             STOPS.task_ended(outcome.received.call.task_id)
         template = outcome.received.template

@@ -113,6 +113,31 @@ def test_the_oldest_record_goes_when_there_are_too_many() -> None:
     assert (lineage.records, lineage.nbytes) == ({}, 0)
 
 
+def test_a_generator_that_goes_on_keeps_its_record_and_its_arguments() -> None:
+    lineage = Lineage(500)
+    call = Call("t_1", args=stored("o_1.args"))
+    for _ in range(3):
+        lineage.keep_item(call)
+        assert lineage.release("t_1") == [], "another attempt needs its arguments"
+    lineage.keep_item(call)
+    assert lineage.evict() == [] and set(lineage.records) == {"t_1"}
+    call.attempt = 2
+    assert lineage.end_items(call) == [], "an item is left"
+    assert lineage.records["t_1"].attempt == 2
+    assert lineage.release("t_1") == [call.args]
+    assert (lineage.records, lineage.nbytes) == ({}, 0)
+
+
+def test_the_arguments_of_a_generator_without_items_go_with_its_end() -> None:
+    lineage = Lineage(1 << 20)
+    small, large = Call("t_1", args=stored("o_1.args")), Call("t_2", args=stored("o_2.args"))
+    lineage.keep_item(large)
+    lineage.release("t_2")
+    assert lineage.end_items(small) == (small.args,)
+    assert lineage.end_items(large) == [large.args]
+    assert (lineage.records, lineage.nbytes) == ({}, 0)
+
+
 def test_what_must_not_run_twice_has_no_record() -> None:
     lineage = Lineage(1 << 20)
     assert not lineage.keep(Call("t_1", max_retries=0), [stored()])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.exceptions import TaskCancelledError
+from stoker.exceptions import TaskCancelledError, TaskTimeoutError
 from stoker.runtime.worker.cancellation import Cancellation
 
 
@@ -66,3 +67,35 @@ def test_the_nodelet_knows_before_the_caller_that_a_worker_leaves(
     with pytest.raises(Left):
         asyncio.run(work.pop())
     assert told == ["retires", "t_1 failed", "['t_2'] returned", "Retire", "closed"]
+
+
+def test_a_signal_interrupts_the_call_that_it_is_for_and_nothing_after_it() -> None:
+    received: Any = SimpleNamespace(call=SimpleNamespace(task_id="t_1"), stop_error=None)
+    calls: Any = SimpleNamespace(running={"t_1": received}, queued={})
+    nothing: Any = None
+    cancellation = Cancellation(nothing, nothing, nothing, calls, nothing)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with cancellation.interruptible(received):
+            cancellation._on_signal(signal.SIGUSR1, None)  # of a call before
+            received.stop_error = TaskCancelledError("it was cancelled")
+            with pytest.raises(KeyboardInterrupt):
+                cancellation._on_signal(signal.SIGUSR1, None)
+            cancellation._on_signal(signal.SIGUSR1, None)  # once, for its cleanup takes time
+        cancellation._on_signal(signal.SIGUSR1, None)  # it came late
+        with pytest.raises(TaskCancelledError), cancellation.interruptible(received):
+            raise AssertionError("it does not begin")
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_timeout_raises_its_own_error() -> None:
+    received: Any = SimpleNamespace(
+        call=SimpleNamespace(task_id="t_1"), stop_error=TaskTimeoutError("it ran too long")
+    )
+    calls: Any = SimpleNamespace(running={"t_1": received}, queued={})
+    nothing: Any = None
+    cancellation = Cancellation(nothing, nothing, nothing, calls, nothing)
+    cancellation._user_code_of = "t_1"
+    with pytest.raises(TaskTimeoutError, match="too long"):
+        cancellation._on_signal(signal.SIGUSR1, None)
