@@ -9,10 +9,12 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from stoker.runtime.net.http import HttpClient
 from tests.chaos.matrix.faults import FAULTS
 from tests.chaos.matrix.world import World, link_is_possible, pause, world
-from tests.services import until
+from tests.services import ServerUnavailable, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,6 +65,8 @@ def run_cell(workload: str, fault: str, seed: int, folder: Path) -> Outcome:
     try:
         with world(folder, own, needs) as made:
             _run(made, outcome)
+    except (ServerUnavailable, pytest.skip.Exception) as error:
+        outcome.skipped = f"{error}"
     except (AssertionError, TimeoutError) as error:
         outcome.broken.append(f"{error}"[:3000])
     outcome.broken += _crashes(folder)

@@ -24,6 +24,8 @@ FROZEN_S = 5.0
 """Longer than a node may be silent here."""
 AWAY_S = 2.0
 """How long it takes until whoever supervises a service starts it anew."""
+LONG_AWAY_S = 70.0
+"""Longer than the deadline of any single request."""
 WAIT_S = 60.0
 
 
@@ -102,11 +104,27 @@ def _freeze_redis(world: World) -> None:
         world.redis.resume()
 
 
-def _kill_postgres(world: World) -> None:
+def _kill_postgres(away_s: float) -> Strike:
+    def strike(world: World) -> None:
+        assert world.postgres is not None
+        world.postgres.stop()
+        pause(away_s)
+        world.postgres.start()
+
+    return strike
+
+
+def _fill_postgres(world: World) -> None:
+    """Fill its disk. It may end itself by that, until somebody has made room and starts it again."""
     assert world.postgres is not None
-    world.postgres.stop()
-    pause(AWAY_S)
-    world.postgres.start()
+    ballast = world.postgres.directory / "ballast"
+    fill(ballast)
+    try:
+        pause(FROZEN_S)
+    finally:
+        ballast.unlink()
+        world.postgres.stop()
+        world.postgres.start()
 
 
 def _freeze_postgres(world: World) -> None:
@@ -179,7 +197,9 @@ FAULTS: dict[str, Fault] = {
     "driver frozen": Fault(_freeze_driver),
     "Redis killed": Fault(_kill_redis, Needs(redis=True)),
     "Redis frozen": Fault(_freeze_redis, Needs(redis=True)),
-    "PostgreSQL killed": Fault(_kill_postgres, Needs(postgres=True)),
+    "PostgreSQL killed": Fault(_kill_postgres(AWAY_S), Needs(postgres=True)),
+    "PostgreSQL gone for long": Fault(_kill_postgres(LONG_AWAY_S), Needs(postgres=True)),
+    "PostgreSQL full": Fault(_fill_postgres, Needs(postgres=True, small_database_disk=True)),
     "PostgreSQL frozen": Fault(_freeze_postgres, Needs(postgres=True)),
     "HTTP dropped": _http("drop 0.05"),
     "HTTP delayed": _http("delay 0.2@0.2"),

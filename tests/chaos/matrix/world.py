@@ -31,6 +31,7 @@ END_S = 200.0
 """A driver ends within this once it is told to: beyond, one of its calls is lost."""
 SHM_BYTES = 256 << 20
 DISK_BYTES = 128 << 20
+DATABASE_DISK_BYTES = 192 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Needs:
     redis: bool = False
     small_shm: bool = False
     small_disk: bool = False
+    """For sessions: logs, spool, spilled objects, SQLite."""
+    small_database_disk: bool = False
     link: bool = False
     faults: str = ""
 
@@ -185,6 +188,9 @@ def world(folder: Path, seed: int, needs: Needs, *, nodelets: int = 2) -> Iterat
         if needs.postgres:
             postgres = PostgresServer()
             held.callback(postgres.remove)
+            if needs.small_database_disk:
+                held.enter_context(mounted(postgres.directory, DATABASE_DISK_BYTES))
+            held.callback(postgres.stop)  # before its disk is gone
             postgres.start()
             given["database_url"] = postgres.url(postgres.create_database())
             upgrade(given["database_url"])
