@@ -14,7 +14,7 @@ import pytest
 from stoker_wire.errors import StokerError, UnavailableError
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import Demand, Heartbeat, Node, NodeState
-from stoker_wire.messages.control import Event, KvEntry, Page
+from stoker_wire.messages.control import Campaign, Event, KvEntry, Leader, Page
 from stoker_wire.messages.work import Actor, CreateActor, Job, JobState, SubmitJob
 from tests.contract.gcs_support import (
     PATIENT,
@@ -236,9 +236,12 @@ async def test_postgres_may_go_and_come_back(own_postgres: PostgresServer) -> No
     await migrate(url)
     async with gcs(url, settings=SUSPICIOUS) as (running, client):
         await client.call("PUT", "/v1/kv/ns/before", b"v", reply=KvEntry)
-        # The test's server does not wait for its disk, so it must be told to before it is cut off.
-        await asyncio.to_thread(own_postgres.execute, "CHECKPOINT")
+        candidate = Campaign(holder="p_1", url="http://127.0.0.1:9", ttl_s=0.1)
+        elected = await client.call("POST", "/v1/leaders/scheduler", candidate, reply=Leader)
         await asyncio.to_thread(own_postgres.stop)
+        # Nobody can be elected meanwhile: it leads on, and is found by those who look for it.
+        found = await client.call("GET", "/v1/leaders/scheduler", reply=Leader, retry=False)
+        assert (found.holder, found.epoch) == ("p_1", elected.epoch)
         for method, body in (("PUT", b"v"), ("GET", None)):
             with pytest.raises(UnavailableError, match="does not answer"):
                 await client.call(method, "/v1/kv/ns/during", body, raw=True, retry=False)

@@ -37,6 +37,7 @@ GCS = "gcs"
 TTL_S = 2.0
 STANDBY_PAUSE_S = 0.3
 RESTART_S = 0.5
+_LOOKUP_S = 1.0
 RESIGNED = 0.0
 """The expiry of a leader that resigned."""
 
@@ -138,8 +139,17 @@ class LeaderElection:
         return self._view.get(name)
 
     async def current(self, name: str) -> Leader:
-        """Return the leader from SQL; UnavailableError (retryable) while there is none."""
-        row = await self._state.store.get(schema.LEADERS, {"name": name})
+        """Return the leader from SQL; UnavailableError (retryable) while there is none.
+
+        Where the database does not answer it is the last one known: it leads on, for nobody can be elected.
+        """
+        try:
+            async with asyncio.timeout(_LOOKUP_S):
+                row = await self._state.store.get(schema.LEADERS, {"name": name})
+        except (UnavailableError, TimeoutError):
+            if name not in self._view:
+                raise
+            return self._view[name]
         if row is None or row["expires_at_s"] <= self._state.now():
             raise UnavailableError(
                 f"no {name} leads now\n"
