@@ -89,6 +89,8 @@ class ConcurrencyGroupLoop:
                 if host.exit.begun or not calls.take(received):
                     return
                 outcome = await host.invoker.invoke_async(received, host.callable_of(received))
+                if host.saved is not None:
+                    await host.save_after_call_async()
         except asyncio.CancelledError as error:
             if host.exit.begun or not calls.take(received):
                 return
