@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker.exceptions import BadRequestError
+from stoker.exceptions import ActorDiedError, BadRequestError
+from stoker.runtime.current import runtime
 from tests.e2e._cluster import embedded
 from tests.services import until
 
@@ -85,10 +86,8 @@ def test_the_hooks_of_an_async_actor_are_awaited() -> None:
     stoker.kill(counter)
 
 
-def test_an_actor_killed_for_good_leaves_no_state(cluster: Any) -> None:
-    from stoker.runtime.net.http import HttpClient
-
-    client = HttpClient(cluster.gcs_url, token=cluster.token)
+def test_an_actor_killed_for_good_leaves_no_state() -> None:
+    client = runtime().job.http
 
     def states() -> list[Any]:
         query = {"namespace": "stoker.actors"}
@@ -109,3 +108,35 @@ def test_a_class_with_one_hook_is_refused_with_the_name_of_the_other() -> None:
 
     with pytest.raises(BadRequestError, match="Half has no __stoker_restore__"):
         stoker.remote(Half)
+
+
+@stoker.remote(max_restarts=-1)
+class Picky(Counter.cls):
+    """Its hooks raise."""
+
+    def __init__(self, fails: str) -> None:
+        super().__init__()
+        self.fails = fails
+
+    def __stoker_save__(self) -> Any:
+        if self.fails == "save":
+            raise ValueError("not now")
+        return self.count
+
+    def __stoker_restore__(self, state: Any) -> None:
+        raise ValueError("no such count")
+
+
+def test_a_save_that_raises_does_not_end_the_actor() -> None:
+    picky = Picky.remote("save")
+    assert stoker.get([picky.add.remote() for _ in range(3)], timeout=GET_S) == [1, 2, 3]
+    stoker.kill(picky)
+
+
+def test_a_restore_that_raises_ends_the_actor_and_is_named() -> None:
+    picky = Picky.options(max_task_retries=-1).remote("restore")
+    os.kill(stoker.get(picky.pid.remote(), timeout=GET_S), signal.SIGKILL)
+    with pytest.raises(
+        ActorDiedError, match=r"(?s)no such count.*__stoker_restore__|__stoker_restore__"
+    ):
+        stoker.get(picky.add.remote(), timeout=GET_S)

@@ -190,7 +190,7 @@ class ActorHost:
         return self.is_up and self.saved is not None and reason is not None and reason.moves
 
     def _restore(self) -> Coroutine[Any, Any, None] | None:
-        """Give ``__stoker_restore__`` what an earlier incarnation saved; return its coroutine, if it is one."""
+        """Give ``__stoker_restore__`` an earlier state; return its coroutine, if it is one."""
         restore = self.method(RESTORE)
         if restore is None:
             return None
