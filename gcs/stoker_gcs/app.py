@@ -184,7 +184,7 @@ def build_app(
         groups=groups,
         objects=objects,
         copies=copies,
-        object_controller=ObjectController(objects, copies, nodes.view),
+        object_controller=ObjectController(objects, actors, copies, nodes.view),
         queues=queues,
         schedules=schedules,
         schedule_controller=ScheduleController(state, schedules),

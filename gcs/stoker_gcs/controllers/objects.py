@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from stoker_wire.errors import NotFoundError, StokerError
 from stoker_wire.messages.cluster import NodeState
-from stoker_wire.messages.objects import DetachedState
+from stoker_wire.messages.objects import ACTOR_NAMESPACE, DetachedState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from stoker_gcs.registry.actors.registry import ActorRegistry
     from stoker_gcs.registry.objects.copies import ObjectCopies
     from stoker_gcs.registry.objects.registry import DetachedObjects
     from stoker_wire.messages.cluster import Node
@@ -25,14 +27,21 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 LOOK_S = 1.0
 AT_ONCE = 8
+UNREPORTED_S = 60.0
+"""How long a saved state may be there that its actor's record does not name: it is not reported yet."""
 
 
 class ObjectController:
     """The loop over all detached objects."""
 
     def __init__(
-        self, objects: DetachedObjects, copies: ObjectCopies, nodes: Mapping[str, Node]
+        self,
+        objects: DetachedObjects,
+        actors: ActorRegistry,
+        copies: ObjectCopies,
+        nodes: Mapping[str, Node],
     ) -> None:
+        self._actors = actors
         self._objects = objects
         self._copies = copies
         self._nodes = nodes
@@ -58,11 +67,18 @@ class ObjectController:
         alive = sum(node.state is NodeState.ALIVE for node in self._nodes.values())
         async with asyncio.TaskGroup() as group:
             for one in list(self._objects.view.values()):
-                if self._objects.is_over(one):
+                if self._objects.is_over(one) or await self._is_spent(one):
                     with contextlib.suppress(NotFoundError):
                         await self._objects.free(one.object_id)
                 elif self._is_short(one, alive):
                     group.create_task(secure(one))
+
+    async def _is_spent(self, one: DetachedObject) -> bool:
+        """Return whether an object is the saved state of an actor that needs it no more."""
+        if one.namespace != ACTOR_NAMESPACE:
+            return False
+        needs = await self._actors.needs_state(one.name.partition(":")[0], one.object_id)
+        return needs is False or (needs is None and time.time() - one.created_at_s > UNREPORTED_S)
 
     def _is_short(self, one: DetachedObject, alive: int) -> bool:
         """Return whether too few of the nodes that have it live, and more could."""

@@ -118,6 +118,8 @@ def _actor(kind: str, actor: Actor) -> _Sentence:
             return f"{name} was placed on {where}, under lease {actor.lease_id}", ""
         case EventKind.ACTOR_STARTED:
             return f"{name} is ALIVE on node {actor.node_id}", ""
+        case EventKind.ACTOR_SAVED:
+            return f"{name} saved its state", actor.state_object
         case EventKind.ACTOR_RESTARTING:
             preempted = actor.death_cause is not None and actor.death_cause.code == "preempted"
             left = "unlimited" if actor.max_restarts < 0 else actor.max_restarts - actor.restarts

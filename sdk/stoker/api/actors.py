@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from stoker.exceptions import BadRequestError
 from stoker.runtime import current
-from stoker.runtime.actors.info import METHOD_OPTIONS, checked_groups
+from stoker.runtime.actors.info import METHOD_OPTIONS, check_hooks, checked_groups
 from stoker.runtime.options.demands import check_options, merged
 from stoker.runtime.options.documentation import with_options
 from stoker.runtime.options.options import ActorOptions, MethodOptions
@@ -66,6 +66,7 @@ class ActorClass(Generic[C]):
         self.__qualname__ = cls.__qualname__
         self.__doc__ = cls.__doc__
         self.__module__ = cls.__module__
+        check_hooks(cls)
         if options.concurrency_groups is not None:
             checked_groups(cls, options)
 

@@ -227,6 +227,40 @@ def test_what_cannot_be_moved_ends_at_the_deadline_and_says_why(site: Site) -> N
     assert "drained by cluster until" in str(error) and "max_restarts=0" in str(error)
 
 
+@stoker.remote(max_restarts=1, max_task_retries=-1, save_interval_s=None, **HERE)
+class Keeper:
+    """Saves what it has only when it is moved."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def take(self, data: bytes) -> None:
+        self.data = data
+
+    def read(self) -> tuple[int, str]:
+        return len(self.data), stoker.get_runtime_context().get_node_id()
+
+    def __stoker_save__(self) -> bytes:
+        return self.data
+
+    def __stoker_restore__(self, state: bytes) -> None:
+        self.data = state
+
+
+@pytest.mark.parametrize("nbytes", [10, 1 << 20])
+def test_an_actor_that_is_moved_takes_its_state_along(site: Site, nbytes: int) -> None:
+    first = site.add(f"from{nbytes}")
+    keeper = Keeper.remote()
+    get(keeper.take.remote(b"x" * nbytes))
+    second = site.add(f"to{nbytes}")
+    site.drain(first)
+    site.until_gone(f"from{nbytes}", first)
+    assert get(keeper.read.remote()) == (nbytes, second)
+    stoker.kill(keeper)
+    site.drain(second, 0.0)
+    site.until_gone(f"to{nbytes}", second)
+
+
 def test_uncordon_cancels_a_drain(site: Site, flags: Flags) -> None:
     node_id = site.add("spared")
 

@@ -73,6 +73,7 @@ class EventKind(StrEnum):
     """It waits for a lease, for another reason than before."""
     ACTOR_PLACED = "actor.placed"
     ACTOR_STARTED = "actor.started"
+    ACTOR_SAVED = "actor.saved"
     ACTOR_RESTARTING = "actor.restarting"
     ACTOR_DIED = "actor.died"
     GROUP_CREATED = "placement_group.created"
@@ -187,6 +188,7 @@ PAYLOADS: dict[EventKind, type[Payload]] = {
     EventKind.ACTOR_DELAYED: Actor,
     EventKind.ACTOR_PLACED: Actor,
     EventKind.ACTOR_STARTED: Actor,
+    EventKind.ACTOR_SAVED: Actor,
     EventKind.ACTOR_RESTARTING: Actor,
     EventKind.ACTOR_DIED: Actor,
     EventKind.GROUP_CREATED: PlacementGroup,

@@ -19,6 +19,8 @@ CLUSTER = Address("cluster", "", "", "", "")
 _MARK = f"{Prefix.OBJECT.value}_detached_"
 CACHE_NAMESPACE = "stoker.cache"
 """The namespace of cached results: their names say of which function."""
+ACTOR_NAMESPACE = "stoker.actors"
+"""The namespace of saved states of actors: their names begin with the actor's id and a colon."""
 MAX_NAME = 256
 MAX_COPIES = 100
 MAX_INLINE = 1 << 20

@@ -364,6 +364,8 @@ class ReportActor(Message):
     worker_id: str = ""
     error: ErrorInfo | None = None
     restart: bool = False
+    state_object: str = ""
+    """The detached object with the state that it has saved, if that is what it reports."""
 
 
 class KillActor(Message):
@@ -410,6 +412,9 @@ class Actor(Record):
     awaits_arguments: bool = False
     preemptions: int = 0
     """How often its worker was ended for other work; not counted in ``restarts``."""
+    state_object: str = ""
+    """The detached object with what its ``__stoker_save__`` returned last."""
+    saved_at_s: float | None = None
 
 
 class TaskState(StrEnum):

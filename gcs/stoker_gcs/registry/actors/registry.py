@@ -118,6 +118,13 @@ class ActorRegistry:
             ACTORS, actor_id, lambda actor: rules.supplied(actor, spec, body.payload)
         )
 
+    async def needs_state(self, actor_id: str, object_id: str) -> bool | None:
+        """Return whether an actor may go on with this saved state; None if it saved another."""
+        found = await self._state.find(ACTORS, actor_id)
+        if found is None or found.record.state is ActorState.DEAD:
+            return False
+        return True if found.record.state_object == object_id else None
+
     async def get(self, actor_id: str, wait_s: float) -> Actor:
         """Return the actor; with ``wait_s``, once it is ALIVE or DEAD, or the time is over."""
         settled = (ActorState.ALIVE, ActorState.DEAD)

@@ -170,6 +170,11 @@ def reported(actor: Actor, body: ReportActor, now_s: float) -> Transition[Actor]
         )
     if actor.state is ActorState.DEAD:
         raise FencedError(f"actor {actor.actor_id} is dead\nend this worker")
+    if body.state_object:
+        if actor.state_object == body.state_object:
+            return None
+        saved = _replace(actor, state_object=body.state_object, saved_at_s=now_s)
+        return Transition(saved, EventKind.ACTOR_SAVED)
     if ActorState.ALIVE not in TRANSITIONS[actor.state]:
         return None
     then = _replace(

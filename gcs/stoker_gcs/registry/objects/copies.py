@@ -170,5 +170,5 @@ class ObjectCopies:
         return tuple(unknown)
 
 
-def _load(node: Node) -> tuple[float, str]:
-    return node.usage.get("object_bytes", 0.0), node.node_id
+def _load(node: Node) -> tuple[bool, float, str]:
+    return node.drain is not None, node.usage.get("object_bytes", 0.0), node.node_id

@@ -255,7 +255,9 @@ class _Creation:
         frame = FrameCodec().encode([run])
         concurrency = self._options.max_concurrency
         return msgspec.msgpack.encode(
-            ActorPayload(frame, concurrency, self._groups, self._inline_class)
+            ActorPayload(
+                frame, concurrency, self._groups, self._inline_class, self._options.save_interval_s
+            )
         )
 
 

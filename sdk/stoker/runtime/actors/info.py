@@ -19,6 +19,8 @@ METHOD_OPTIONS = "__stoker_method__"
 """The attribute of a method that holds its options."""
 SHUTDOWN = "__stoker_shutdown__"
 TERMINATE = "__stoker_terminate__"
+SAVE = "__stoker_save__"
+RESTORE = "__stoker_restore__"
 END_S = 30.0
 """How long an actor may take to end: the calls that run, ``__stoker_shutdown__`` and ``atexit``."""
 
@@ -32,6 +34,7 @@ class ActorPayload(msgspec.Struct, frozen=True):
     concurrency_groups: dict[str, int] = {}
     blob: bytes = b""
     """The pickled class, unless it is large and the gcs has it."""
+    save_interval_s: float | None = 0.0
 
 
 class MethodInfo(NamedTuple):
@@ -108,6 +111,18 @@ def methods_of(cls: type) -> dict[str, MethodInfo]:
         options = getattr(member, METHOD_OPTIONS, MethodOptions())
         methods[name] = MethodInfo(options, generates, parameters_of(cls, name))
     return methods
+
+
+def check_hooks(cls: type) -> None:
+    """Raise if a class has one of the two hooks that carry its state over a restart, and not the other."""
+    missing = [hook for hook in (SAVE, RESTORE) if not callable(getattr(cls, hook, None))]
+    if len(missing) == 1:
+        (has,) = {SAVE, RESTORE} - set(missing)
+        raise BadRequestError(
+            f"class {cls.__qualname__} has no {missing[0]}\n"
+            f"it has {has}, and a state is carried over a restart by both: define {missing[0]} too",
+            field=missing[0],
+        )
 
 
 def checked_groups(cls: type, options: ActorOptions) -> dict[str, int]:

@@ -61,11 +61,15 @@ _decode = msgspec.msgpack.Decoder(tuple[bytes, list[bytes]]).decode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durability:
-    """The places that keep a detached object: so many nodes, in memory or on disk, and a file if not ''."""
+    """The places that keep a detached object: so many nodes, in memory or on disk, and a file if not ''.
+
+    Without ``wait`` nodes that are missing now get their copies when they come.
+    """
 
     copies: int = 1
     disk: bool = False
     path: str = ""
+    wait: bool = True
 
 
 class DetachedResult(NamedTuple):
@@ -185,12 +189,12 @@ class DetachedObjects:
                 _write_file(durability.path, value)
             if inline:
                 return Inline(packed.data, tuple(Buffer(view) for view in views))
-            return self._store_on_nodes(object_id, packed, durability.copies)
+            return self._store_on_nodes(object_id, packed, durability)
         except BaseException:
             self.free(object_id)
             raise
 
-    def _store_on_nodes(self, object_id: str, packed: Packed, copies: int) -> Location:
+    def _store_on_nodes(self, object_id: str, packed: Packed, durability: Durability) -> Location:
         """Store a value on this node, and have the gcs see to its copies."""
         node = self._identity.node
         assert node is not None
@@ -199,7 +203,8 @@ class DetachedObjects:
         commit = CommitDetachedObject(node_id=node.node_id)
         path = f"/v1/detached-objects/{object_id}/commit"
         stored = self._call("POST", path, commit, DetachedObject, _COPY_S)
-        if len(stored.nodes) < copies:
+        copies = durability.copies
+        if durability.wait and len(stored.nodes) < copies:
             raise BadRequestError(
                 f"copies: {copies} copies were asked for, and only {len(stored.nodes)} nodes could take "
                 "one\nask for fewer, or add nodes",

@@ -418,6 +418,18 @@ class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             example="restart_delay=1",
         ),
     ] = 0.0
+    save_interval_s: Annotated[
+        Amount | None,
+        Option(
+            "How often an actor with `__stoker_save__` and `__stoker_restore__` saves its state: at "
+            "the end of the first call that ends so long after the last save. 0: after every call, "
+            "before its result is sent, so no call that was answered is lost. None: only when the "
+            "actor is moved (a drain).",
+            by="worker",
+            unit="seconds",
+            example="save_interval_s=10",
+        ),
+    ] = 0.0
     max_task_retries: Annotated[
         Limit,
         Option(

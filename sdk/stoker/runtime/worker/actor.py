@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from stoker.exceptions import BadRequestError
-from stoker.runtime.actors.info import TERMINATE, ActorPayload, is_async
+from stoker.runtime.actors.info import RESTORE, SAVE, TERMINATE, ActorPayload, is_async
 from stoker.runtime.serialization.exceptions import decode_error, encode_exception, error_info
 from stoker.runtime.worker.actor_exit import (
     ActorExit,
@@ -30,6 +30,7 @@ from stoker.runtime.worker.actor_exit import (
     system_exit_reason,
 )
 from stoker.runtime.worker.event_loops import ConcurrencyGroupLoop, run_loop, start_thread
+from stoker.runtime.worker.saved_state import SavedState
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.common import ErrorInfo
@@ -37,9 +38,10 @@ from stoker_wire.messages.data import Failed, Run
 from stoker_wire.messages.work import Actor, ActorState, ReportActor
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Coroutine
 
     from stoker.runtime.job import JobContext
+    from stoker.runtime.objects.store import ObjectStore
     from stoker.runtime.process.io_thread import IoThread
     from stoker.runtime.worker.call import Outcome, ReceivedCall
     from stoker.runtime.worker.execute import CallExecutor
@@ -52,6 +54,7 @@ _JOIN_S = 2.0
 """How long the other groups of an async actor may take to cancel what has not finished."""
 _POLL_S = 0.02
 _ABSENT = object()
+_RESTORING = f"in {RESTORE}, with the state that an earlier incarnation saved"
 
 
 class ActorHost:
@@ -67,6 +70,7 @@ class ActorHost:
         job: JobContext,
         peer_id: str,
         leave: Callable[[], Awaitable[object]],
+        objects: ObjectStore,
     ) -> None:
         self.spec = spec
         self.path = f"/v1/actors/{spec.actor_id}/report"
@@ -82,6 +86,9 @@ class ActorHost:
         self._job = job
         self._peer_id = peer_id
         self._payload = payload
+        self._objects = objects
+        self.saved: SavedState | None = None
+        """The state that it saves, if its class has the hooks."""
         self.is_up = False
         """Whether its constructor has returned."""
         self._early: list[ReceivedCall] | None = []
@@ -106,6 +113,8 @@ class ActorHost:
             else:
                 self._serve_calls(cls, args, kwargs)
                 self.exit.wait_for_calls()
+                if self._saves_at_exit:
+                    self._save()
                 if self.is_up and (hook := self.exit.call_shutdown_hook()) is not None:
                     asyncio.run(hook)
         if self.exit.begun:
@@ -114,6 +123,8 @@ class ActorHost:
     def _serve_calls(self, cls: type, args: Any, kwargs: dict[str, Any]) -> None:
         try:
             self.instance = cls(*args, **kwargs)
+            if (restoring := self._restore()) is not None:
+                asyncio.run(restoring)
         except BaseException as error:
             self._constructor_failed(error)
         if self.exit.begun:
@@ -121,8 +132,11 @@ class ActorHost:
         self._start_pools()
         self._begin_calls()
         while (received := self._executor.next_call()) is not None:
-            self.report(self.invoker.invoke(received, self.callable_of(received)))
-            del received  # idle workers hold no arguments and no refs
+            outcome = self.invoker.invoke(received, self.callable_of(received))
+            if self.saved is not None and self.saved.is_due:
+                self._save()
+            self.report(outcome)
+            del received, outcome  # idle workers hold no arguments and no refs
 
     def _load_constructor(self) -> tuple[type, Any, dict[str, Any]]:
         (run,) = FrameCodec().decode(self._payload.frame)
@@ -147,6 +161,8 @@ class ActorHost:
                 await self.instance.__init__(*args, **kwargs)
             else:
                 self.instance = cls(*args, **kwargs)
+            if (restoring := self._restore()) is not None:
+                await restoring
         except BaseException as error:
             self._constructor_failed(error)
             return
@@ -161,8 +177,71 @@ class ActorHost:
         self._loops[""] = main
         await main.serve(self._begin_calls)
         await asyncio.to_thread(_join_all, threads, self.exit.finish_s + _JOIN_S)
+        if self._saves_at_exit:
+            await self._save_async()
         if (hook := self.exit.call_shutdown_hook()) is not None:
             await hook
+
+    # -- its state -------------------------------------------------------------------------------
+
+    @property
+    def _saves_at_exit(self) -> bool:
+        reason = self.exit.reason
+        return self.is_up and self.saved is not None and reason is not None and reason.moves
+
+    def _restore(self) -> Coroutine[Any, Any, None] | None:
+        """Give ``__stoker_restore__`` an earlier state; return its coroutine, if it is one."""
+        restore = self.method(RESTORE)
+        if restore is None:
+            return None
+        self.saved = SavedState(
+            self.spec, self._payload.save_interval_s, self._io, self._gcs, self._objects
+        )
+        try:
+            for state in self.saved.load():
+                result = restore(state)
+                if inspect.isawaitable(result):
+                    return _noted(result)
+        except Exception as error:
+            error.add_note(_RESTORING)
+            raise
+        return None
+
+    def _save(self) -> None:
+        """Save the state; an error is logged, and the state before is kept (any thread but a loop)."""
+        assert self.saved is not None
+        with self.saved.lock:
+            try:
+                save = self.method(SAVE)
+                assert save is not None
+                state = save()
+                if inspect.iscoroutine(state):
+                    state = asyncio.run(state)
+                self.saved.store(state)
+            except Exception as error:
+                self.saved.failed(error)
+
+    async def save_after_call_async(self) -> None:
+        """Save the state of an async actor, if that is due."""
+        if self.saved is not None and self.saved.is_due:
+            await self._save_async()
+
+    async def _save_async(self) -> None:
+        """Save the state from an event loop: the hook runs on it, other calls go on meanwhile."""
+        saved = self.saved
+        assert saved is not None
+        await asyncio.to_thread(saved.lock.acquire)
+        try:
+            save = self.method(SAVE)
+            assert save is not None
+            state = save()
+            if inspect.isawaitable(state):
+                state = await state
+            await asyncio.to_thread(saved.store, state)
+        except Exception as error:
+            saved.failed(error)
+        finally:
+            saved.lock.release()
 
     def _begin_calls(self) -> None:
         """Report that the actor is ALIVE, and then run the calls that have come."""
@@ -318,7 +397,10 @@ class ActorHost:
     def _run_in_thread(self, received: ReceivedCall) -> None:
         if not self.exit.begun and self.calls.take(received):
             try:
-                self.report(self.invoker.invoke(received, self.callable_of(received)))
+                outcome = self.invoker.invoke(received, self.callable_of(received))
+                if self.saved is not None and self.saved.is_due:
+                    self._save()
+                self.report(outcome)
             except BaseException as error:  # the pool would swallow it
                 self.calls.running.pop(received.call.task_id, None)
                 self.exit.on_crash(error)
@@ -329,6 +411,15 @@ def _join_all(threads: list[threading.Thread], timeout_s: float) -> None:
     until_s = time.monotonic() + timeout_s
     for thread in threads:
         thread.join(max(0.0, until_s - time.monotonic()))
+
+
+async def _noted(restoring: Awaitable[None]) -> None:
+    """Await a hook; an error says that it is the hook's."""
+    try:
+        await restoring
+    except Exception as error:
+        error.add_note(_RESTORING)
+        raise
 
 
 def _raise(error: Exception, *args: Any, **kwargs: Any) -> None:

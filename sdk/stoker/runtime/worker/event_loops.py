@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stoker.runtime.worker.actor_exit import ActorExit
     from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
     from stoker.runtime.worker.invoke import Invoker
+    from stoker.runtime.worker.saved_state import SavedState
 
 
 _START_S = 30.0
@@ -35,9 +36,11 @@ class _Host(Protocol):
     invoker: Invoker
     reader: DirectReader
     is_up: bool
+    saved: SavedState | None
 
     def callable_of(self, received: ReceivedCall) -> Callable[..., Any]: ...
     def report(self, outcome: Outcome) -> None: ...
+    async def save_after_call_async(self) -> None: ...
 
 
 class ConcurrencyGroupLoop:
@@ -89,6 +92,8 @@ class ConcurrencyGroupLoop:
                 if host.exit.begun or not calls.take(received):
                     return
                 outcome = await host.invoker.invoke_async(received, host.callable_of(received))
+                if host.saved is not None:
+                    await host.save_after_call_async()
         except asyncio.CancelledError as error:
             if host.exit.begun or not calls.take(received):
                 return

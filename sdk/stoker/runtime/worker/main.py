@@ -193,6 +193,7 @@ class _Worker:
                 runtime.job,
                 runtime.identity.peer_id,
                 runtime.leave,
+                runtime.objects,
             )
             self._executor.become_actor(host)
         self._executor.accept_calls()

@@ -112,3 +112,13 @@ def test_a_detached_actors_lease_belongs_to_no_job() -> None:
 
 def test_terminal_states_have_no_way_out() -> None:
     assert actors.TRANSITIONS[ActorState.DEAD] == frozenset()
+
+
+def test_a_saved_state_is_recorded_once_and_not_from_a_worker_of_the_past() -> None:
+    saved = ReportActor(state=ActorState.ALIVE, incarnation=1, state_object="o")
+    change = actors.reported(an_actor(ActorState.ALIVE, incarnation=1), saved, 2.0)
+    assert change is not None
+    assert (change.record.state_object, change.record.saved_at_s) == ("o", 2.0)
+    assert actors.reported(change.record, saved, 3.0) is None
+    with pytest.raises(FencedError):
+        actors.reported(an_actor(ActorState.ALIVE, incarnation=2), saved, 2.0)
