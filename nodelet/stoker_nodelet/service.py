@@ -295,6 +295,7 @@ def _build_parts(
         driver_reports=DriverReports(gcs, background),
         background=background,
     )
+    evictor.objects.has_ended = workers.has_ended
     object_transfer = Transfer(
         node_id,
         identity.endpoint,

@@ -65,20 +65,32 @@ class ObjectController:
                     _log.info("detached object %s: %s", one.object_id, error)
 
         alive = sum(node.state is NodeState.ALIVE for node in self._nodes.values())
+        found = list(self._objects.view.values())
+        spent = await self._spent([one for one in found if one.namespace == ACTOR_NAMESPACE])
         async with asyncio.TaskGroup() as group:
-            for one in list(self._objects.view.values()):
-                if self._objects.is_over(one) or await self._is_spent(one):
+            for one in found:
+                if self._objects.is_over(one) or one.object_id in spent:
                     with contextlib.suppress(NotFoundError):
                         await self._objects.free(one.object_id)
                 elif self._is_short(one, alive):
                     group.create_task(secure(one))
 
-    async def _is_spent(self, one: DetachedObject) -> bool:
-        """Return whether an object is the saved state of an actor that needs it no more."""
-        if one.namespace != ACTOR_NAMESPACE:
-            return False
-        needs = await self._actors.needs_state(one.name.partition(":")[0], one.object_id)
-        return needs is False or (needs is None and time.time() - one.created_at_s > UNREPORTED_S)
+    async def _spent(self, states: list[DetachedObject]) -> set[str]:
+        """Return the saved states that no actor will go on with: it is dead, or has saved a later one."""
+        if not states:
+            return set()
+        actors = {one.object_id: one.name.partition(":")[0] for one in states}
+        current = await self._actors.saved_states(set(actors.values()))
+        return {
+            one.object_id
+            for one in states
+            if (saved := current.get(actors[one.object_id])) is None
+            or (
+                saved != one.object_id
+                and one.state is DetachedState.READY
+                and time.time() - one.created_at_s > UNREPORTED_S
+            )
+        }
 
     def _is_short(self, one: DetachedObject, alive: int) -> bool:
         """Return whether too few of the nodes that have it live, and more could."""

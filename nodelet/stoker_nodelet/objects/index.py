@@ -8,7 +8,7 @@ finished. Room is made by :mod:`stoker_nodelet.objects.eviction`.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -28,6 +28,8 @@ class ObjectIndex:
     node_id: str
     nbytes: int = 0
     spilled_bytes: int = 0
+    has_ended: Callable[[ObjectInfo], bool] = lambda one: False
+    """Whether nobody can want an object any more: it is freed as it is reported, or has arrived."""
     _index: dict[str, ObjectInfo] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -53,6 +55,8 @@ class ObjectIndex:
                 self.spilled_bytes += one.nbytes
             else:
                 self.nbytes += one.nbytes
+            if self.has_ended(one):
+                self.free([object_id])
 
     def free(self, object_ids: Iterable[str]) -> int:
         """Free objects; unknown ids are skipped. Return how many were known."""

@@ -95,6 +95,7 @@ from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from stoker_wire.messages.common import Address, MemoryUse
+    from stoker_wire.messages.work import ObjectInfo
 
 _RELEASE_S = 5.0
 _EXIT_S = 1.0
@@ -380,6 +381,10 @@ class Workers:
         workers = {worker.job_id for worker in self.state.workers.values()}
         leases = {entry.terms.job_id for entry in self.state.leases.values()}
         return workers | leases | set(self._preparing)
+
+    def has_ended(self, one: ObjectInfo) -> bool:
+        """Return whether an object is of a job that has ended, and of no actor that lives on."""
+        return one.job_id in self.state.finished_jobs and one.owner_id not in self._actor_owners()
 
     def _actor_owners(self) -> set[str]:
         owners = set()

@@ -27,6 +27,8 @@ from stoker_wire.messages.work import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from stoker_gcs.registry.jobs.registry import JobRegistry
     from stoker_gcs.registry.leases import LeaseReleaser
     from stoker_gcs.state.records import StateStore, Transition
@@ -118,12 +120,10 @@ class ActorRegistry:
             ACTORS, actor_id, lambda actor: rules.supplied(actor, spec, body.payload)
         )
 
-    async def needs_state(self, actor_id: str, object_id: str) -> bool | None:
-        """Return whether an actor may go on with this saved state; None if it saved another."""
-        found = await self._state.find(ACTORS, actor_id)
-        if found is None or found.record.state is ActorState.DEAD:
-            return False
-        return True if found.record.state_object == object_id else None
+    async def saved_states(self, actor_ids: Collection[str]) -> dict[str, str]:
+        """Return the object with the saved state of each of these actors that is not dead; '' if none."""
+        found = await self._state.all(ACTORS, {"actor_id": tuple(actor_ids)})
+        return {one.actor_id: one.state_object for one in found if one.state is not ActorState.DEAD}
 
     async def get(self, actor_id: str, wait_s: float) -> Actor:
         """Return the actor; with ``wait_s``, once it is ALIVE or DEAD, or the time is over."""

@@ -30,3 +30,14 @@ def test_objects_count_their_bytes_and_go_with_their_job(tmp_path: Path) -> None
     assert objects.nbytes == 2
     objects.seal((ObjectInfo(object_id="o_none", nbytes=1),))
     assert "o_none" not in objects, "freed by its owner before the report of it came"
+
+
+def test_an_object_that_is_reported_after_its_job_has_ended_is_freed(tmp_path: Path) -> None:
+    (tmp_path / "free").mkdir()
+    objects = ObjectIndex(Arena(tmp_path), "n_1")
+    objects.has_ended = lambda one: one.job_id == "j_ended"
+    for job in ("j_ended", "j_goes_on"):
+        (tmp_path / f"o_{job}").write_bytes(b"x")
+        objects.seal((ObjectInfo(object_id=f"o_{job}", nbytes=1, job_id=job),))
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["o_j_goes_on"]
+    assert (objects.nbytes, len(objects)) == (1, 1)
