@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -220,6 +221,39 @@ def test_calls_outlive_a_constructor_that_dies_while_the_gcs_is_away(
     time.sleep(1.0)  # several times what it may take the gcs to notice
     joined.gcs.start()
     assert get(ref) == 42
+
+
+@pytest.mark.logs(r"lease did not start: .* got no answer")
+def test_an_actor_goes_on_with_its_saved_state_when_its_node_has_died(tmp_path: Path) -> None:
+    @stoker.remote(max_restarts=1, max_task_retries=1)
+    class Keeper:
+        def __init__(self) -> None:
+            self.data = b""
+
+        def take(self, data: bytes) -> str:
+            self.data = data
+            return str(stoker.get_runtime_context().node_id)
+
+        def read(self) -> tuple[int, str]:
+            return len(self.data), str(stoker.get_runtime_context().node_id)
+
+        def __stoker_save__(self) -> bytes:
+            return self.data
+
+        def __stoker_restore__(self, data: bytes) -> None:
+            self.data = data
+
+    with (
+        session_root(tmp_path / "s"),
+        apart(tmp_path, nodelets=2, STOKER_SHARE_ARENAS="0") as cluster,
+        contextlib.contextmanager(_join)(cluster),
+    ):
+        keeper = Keeper.remote()
+        first = get(keeper.take.remote(bytes(1 << 20)))
+        (name,) = (name for name, one in cluster.nodes().items() if one["node_id"] == first)
+        cluster.nodelets[int(name.removeprefix("n"))].kill()
+        nbytes, second = get(keeper.read.remote())
+        assert nbytes == 1 << 20 and second != first
 
 
 def test_functions_need_the_gcs_once_and_wait_for_it_while_it_is_away(

@@ -261,6 +261,24 @@ def test_an_actor_that_is_moved_takes_its_state_along(site: Site, nbytes: int) -
     site.until_gone(f"to{nbytes}", second)
 
 
+@stoker.remote(**HERE, max_retries=0)
+def keep(name: str) -> str:
+    stoker.put(np.arange(1 << 18), lifetime="detached", name=name)
+    return str(stoker.get_runtime_context().node_id)
+
+
+def test_the_only_copy_of_a_detached_object_leaves_its_node_too(site: Site) -> None:
+    old = site.add("attic")
+    assert get(keep.remote("weights")) == old
+    site.drain(old)
+    site.until_gone("attic", old)
+    ref = stoker.get_ref("weights")
+    try:
+        assert (get(ref) == np.arange(1 << 18)).all()
+    finally:
+        stoker.free(ref)
+
+
 def test_uncordon_cancels_a_drain(site: Site, flags: Flags) -> None:
     node_id = site.add("spared")
 
