@@ -211,12 +211,17 @@ def _quiet_logs(request: pytest.FixtureRequest, _quiet: Quiet) -> Iterator[None]
     assert not said, "services logged:\n  " + "\n  ".join(said)
 
 
+@pytest.fixture(scope="session")
+def session_seed(request: pytest.FixtureRequest) -> int:
+    """The run's seed, for fixtures of modules."""
+    return run_seed(request.config)
+
+
 @pytest.fixture
-def seed(request: pytest.FixtureRequest) -> int:
+def seed(session_seed: int) -> int:
     """The run's seed, printed so that a failure shows it; pass it to random.Random."""
-    value = run_seed(request.config)
-    print(f"seed={value}  # repeat with STOKER_TEST_SEED={value}")
-    return value
+    print(f"seed={session_seed}  # repeat with STOKER_TEST_SEED={session_seed}")
+    return session_seed
 
 
 @pytest.fixture(scope="session")
