@@ -93,7 +93,7 @@ EMPTY_OPENINGS = (
     "See the module",
     *("How ", "What ", "When ", "Where ", "Which ", "Who ", "Why "),
 )
-HEAVY = {"torch", "numpy", "sqlalchemy", "redis", "aiohttp"}
+HEAVY = {"torch", "numpy", "sqlalchemy", "redis", "aiohttp", "cloudpickle"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from stoker.exceptions import BadRequestError, WrongTypeError
 from stoker.runtime import current
 from stoker.runtime.objects.refs import ObjectRef
-from stoker.runtime.tasks.functions import is_generator
 
 if TYPE_CHECKING:
     from stoker.runtime.objects.detached import Durability
@@ -59,6 +58,8 @@ def durable(function: Callable[..., Any], options: TaskOptions, *, what: str) ->
                 field="durability",
             )
         return function
+    from stoker.runtime.tasks.functions import is_generator  # it brings cloudpickle
+
     if options.num_returns not in (None, 1) or is_generator(function):
         raise BadRequestError(
             f"options 'lifetime' and 'cache' of {what} need one result that is no generator",
