@@ -11,8 +11,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 import stoker
+from stoker_wire.messages.work import AttachDriver
 from tests.e2e._cluster import embedded
 from tests.e2e.http import _http_api as shared
 
@@ -215,6 +217,34 @@ def anything(rng: random.Random, depth: int = 0) -> Any:
                 rng.choice(("CPU", "job_id", "", "\x00", "demand")): anything(rng, depth + 1)
                 for _ in range(rng.randrange(4))
             }
+
+
+def unbounded(info: inspect.Type, where: str, seen: set[type]) -> Iterator[str]:
+    """The places of integers in a type that may be larger than 64 bits."""
+    match info:
+        case inspect.Metadata(type=inner):
+            yield from unbounded(inner, where, seen)
+        case inspect.IntType(le=None, lt=None):
+            yield where
+        case inspect.StructType(cls=cls, fields=members) if cls not in seen:
+            seen.add(cls)
+            for member in members:
+                yield from unbounded(member.type, f"{cls.__name__}.{member.name}", seen)
+        case inspect.UnionType(types=parts) | inspect.TupleType(item_types=parts):
+            for part in parts:
+                yield from unbounded(part, where, seen)
+        case inspect.DictType(key_type=key, value_type=value):
+            yield from unbounded(key, where, seen)
+            yield from unbounded(value, where, seen)
+        case inspect.CollectionType(item_type=item):
+            yield from unbounded(item, where, seen)
+
+
+def test_every_integer_of_a_request_is_bounded() -> None:
+    seen: set[type] = set()
+    bodies = [route.body for _, route in shared.ROUTES if isinstance(route.body, type)]
+    assert [w for body in bodies for w in unbounded(inspect.type_info(body), "", seen)] == []
+    assert AttachDriver in seen
 
 
 @pytest.mark.parametrize("pair", POSTS, ids=shared.label)

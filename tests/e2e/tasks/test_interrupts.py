@@ -47,6 +47,11 @@ def trap(flags: Flags) -> list[str]:
     return [sys.executable, "-c", TRAP, str(flags.folder)]
 
 
+def attend(command: list[str]) -> None:
+    """Run a program to its end; unlike ``subprocess.run``, which kills it 0.25 s after a Ctrl-C."""
+    subprocess.Popen(command).wait()
+
+
 def cancelled(flags: Flags, how: Callable[[], Any], **options: Any) -> Any:
     """The ref of a task that was cancelled while it ran ``how``, which says when it ``runs``."""
     ref = stoker.remote(max_retries=0, **options)(how).remote()
@@ -152,7 +157,7 @@ def test_what_a_task_runs_in_the_foreground_gets_sigint_too(how: str, flags: Fla
         command = trap(flags)
         quoted = subprocess.list2cmdline(command[:2]) + f" '{TRAP}' {flags.folder}; echo"
         if how == "run":
-            subprocess.run(command, check=False)
+            attend(command)
         elif how == "shell":
             subprocess.run(quoted, shell=True, check=False)
         else:
@@ -208,7 +213,7 @@ def test_a_method_is_interrupted_with_its_processes_and_the_actors_own_live_on(
             time.sleep(0.05)  # times of starts are told in hundredths of a second
 
         def work(self) -> None:
-            subprocess.run(trap(flags), check=False)
+            attend(trap(flags))
             time.sleep(LONG_S)
 
         def serves(self) -> bool:

@@ -7,6 +7,7 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 import stoker
@@ -58,6 +59,10 @@ def has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+def is_stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
 @silent
@@ -133,6 +138,7 @@ def test_a_call_of_an_actor_that_is_silent_fails_and_the_actor_is_told_how_to_en
     ref = call.remote()
     pid = int(flags.wait("runs"))
     if how == "cancel":
+        until(lambda: is_stopped(pid), LIMIT_S, "it is stopped: before, a cancel ends its call")
         stoker.cancel(ref)
     kind = TaskTimeoutError if how == "timeout" else TaskCancelledError
     with pytest.raises(kind, match=r"(?s)does not answer.*stoker\.kill\(\)"):

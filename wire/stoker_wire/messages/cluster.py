@@ -17,6 +17,8 @@ from stoker_wire.constraints.taints import MAX_TAINTS, Taint, Toleration, Tolera
 from stoker_wire.messages.common import (
     Address,
     Asked,
+    Count,
+    Int64,
     Labels,
     MemoryUse,
     Message,
@@ -66,16 +68,16 @@ class Device(Record):
     gets it, empty while it is in use.
     """
 
-    index: int
+    index: Int64
     uuid: str
     name: str
-    memory_bytes: int = 0
+    memory_bytes: Int64 = 0
     fake: bool = False
-    arch: int = 0
+    arch: Int64 = 0
     mig_profile: str = ""
     parent_uuid: str = ""
-    numa_node: int = -1
-    links: dict[int, Link] = {}
+    numa_node: Int64 = -1
+    links: dict[Int64, Link] = {}
     quarantine: str = ""
 
 
@@ -91,7 +93,7 @@ class RegisterNode(Message):
     unix: str
     hostname: str
     host_id: str
-    pid: int
+    pid: Int64
     resources: Resources
     devices: tuple[Device, ...] = ()
     labels: Selector = {}
@@ -123,7 +125,7 @@ class Heartbeat(Message):
     takes no new work; each None while it is unchanged.
     """
 
-    incarnation: int
+    incarnation: Int64
     usage: dict[str, float] = {}
     warm_kernels: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_WARM_KERNELS)] | None = (
         None
@@ -274,9 +276,9 @@ class Demand(Message):
     label_selector: Selector = {}
     node_filter: NodeFilterText = ""
     strategy: Strategy = Strategy()
-    priority: int = 0
+    priority: Int64 = 0
     on_infeasible: OnInfeasible = OnInfeasible.ERROR
-    locality: dict[str, int] = {}
+    locality: dict[str, Int64] = {}
     name: str = ""
     preemptible: bool = False
     preemption_grace_s: GraceS | None = None
@@ -288,7 +290,7 @@ class ActorSpec(Message):
     """Definition of the actor that a worker becomes; ``payload`` is opaque to all but the runtime."""
 
     actor_id: str
-    incarnation: int
+    incarnation: Int64
     class_name: str
     payload: bytes
     restartable: bool = False
@@ -301,7 +303,7 @@ class DriverSpec(Message):
     job_id: str
     entrypoint: str
     env: dict[str, str] = {}
-    attempt: int = 1
+    attempt: Int64 = 1
 
 
 class WorkerSpec(Message):
@@ -345,18 +347,18 @@ class Lease(Record):
     job_id: str
     kind: LeaseKind
     node_id: str
-    node_incarnation: int
+    node_incarnation: Int64
     resources: Resources
-    gpus: dict[int, float] = {}
+    gpus: dict[Int64, float] = {}
     granted_at_s: float = 0.0
     blocked: bool = False
     actor_id: str = ""
     name: str = ""
     group_id: str = ""
-    bundle: int = -1
+    bundle: Int64 = -1
     preemptible: bool = False
     preemption_grace_s: float | None = None
-    priority: int = 0
+    priority: Int64 = 0
     background: bool = False
     owner_node_id: str = ""
     tolerations: tuple[Toleration, ...] = ()
@@ -383,7 +385,7 @@ class StartLease(Message):
     """Order of the scheduler to a nodelet to give a lease a worker. Fenced by ``epoch``."""
 
     lease: Lease
-    epoch: int
+    epoch: Int64
     worker: WorkerSpec = WorkerSpec()
 
 
@@ -422,7 +424,7 @@ class ReleaseLeases(Message):
     lease_ids: tuple[str, ...]
     kill: bool = False
     reason: str = ""
-    epoch: int = 0
+    epoch: Int64 = 0
 
 
 class StopLeases(Message):
@@ -431,7 +433,7 @@ class StopLeases(Message):
     lease_ids: tuple[str, ...]
     grace_s: GraceS
     reason: str
-    epoch: int
+    epoch: Int64
 
 
 class StopNotice(Message):
@@ -458,7 +460,7 @@ class OwnerPoll(Message):
     lease_ids: tuple[str, ...] = ()
     idle_lease_ids: tuple[str, ...] = ()
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=60)] = 0.0
-    number: Annotated[int, msgspec.Meta(ge=0)] = 0
+    number: Count = 0
     """Counts up, so that a list which comes late is not taken for the newest; 0: it is."""
 
 
@@ -491,7 +493,7 @@ class RegisterWorker(Message):
     """Registration of a forked worker, which listens at ``address``."""
 
     worker_id: str
-    pid: int
+    pid: Int64
     address: Address
 
 
@@ -554,13 +556,13 @@ class WorkerExit(Record):
     job_id: str = ""
     lease_id: str = ""
     actor_id: str = ""
-    pid: int = 0
-    exit_code: int | None = None
-    signal: int | None = None
+    pid: Int64 = 0
+    exit_code: Int64 | None = None
+    signal: Int64 | None = None
     oom: bool = False
     expected: bool = False
     preempted: bool = False
-    peak_rss_bytes: int = 0
+    peak_rss_bytes: Int64 = 0
     at_s: float = 0.0
     cause: str = ""
     last_log_lines: tuple[str, ...] = ()
@@ -571,7 +573,7 @@ class WorkersExited(Message):
     """A batch of exits, from a nodelet to the gcs."""
 
     exits: tuple[WorkerExit, ...]
-    incarnation: int = 0
+    incarnation: Int64 = 0
 
 
 class Worker(Record):

@@ -22,6 +22,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
     """Root of what servers reply: frozen, and lenient to fields that a newer peer adds."""
 
 
+MAX_INT64 = 2**63 - 1
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=MAX_INT64)]
+"""An integer that every encoding and SQL can hold; JSON alone would decode a larger one."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT64)]
+"""A number of things, of bytes or of attempts."""
 Resources = Annotated[dict[str, float], msgspec.Meta(description="name -> amount; memory in bytes")]
 MAX_NAMES = 256
 """Resources, or labels, that one request may name; a node may have any number of resources."""
@@ -67,7 +72,7 @@ class Strategy(Message):
     node_id: str | None = None
     soft: bool = False
     group_id: str = ""
-    bundle: Annotated[int, msgspec.Meta(ge=-1)] = -1
+    bundle: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = -1
     capture_child_tasks: bool = False
 
 
@@ -88,7 +93,7 @@ class KernelSpec(Message):
 
     op: NoNul = ""
     dtype: NoNul = ""
-    sizes: dict[NoNul, int] = {}
+    sizes: dict[NoNul, Int64] = {}
     call: NoNul = ""
 
 
@@ -141,8 +146,8 @@ class Empty(Record):
 class ProcessMemory(Record):
     """The memory of one process, and its command."""
 
-    pid: int
-    nbytes: int
+    pid: Int64
+    nbytes: Int64
     command: str = ""
 
 
@@ -153,10 +158,10 @@ class MemoryUse(Record):
     0 for nothing. ``largest`` are the largest processes of the node's work.
     """
 
-    used_bytes: int
-    limit_bytes: int
-    node_used_bytes: int
-    node_total_bytes: int
+    used_bytes: Int64
+    limit_bytes: Int64
+    node_used_bytes: Int64
+    node_total_bytes: Int64
     largest: tuple[ProcessMemory, ...] = ()
 
     @property

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Generic, TypeVar
 import msgspec
 
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import Message, Record, Resources
+from stoker_wire.messages.common import Count, Int64, Message, Record, Resources
 
 T = TypeVar("T")
 
-Position = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Position = Count
 """A place in a log: the sequence number of an event, or an offset in a file."""
 WaitS = Annotated[float, msgspec.Meta(ge=0, le=60)]
 """For how long a reply may be held back until what it waits for is there."""
@@ -117,7 +117,7 @@ class Campaign(Message):
     holder: str
     url: str
     ttl_s: Annotated[float, msgspec.Meta(gt=0, le=300)] = 6.0
-    epoch: int = 0
+    epoch: Int64 = 0
 
 
 class Leader(Record):
@@ -173,7 +173,6 @@ TtlS = Annotated[
         description="seconds after which the key is gone, unless it is put again",
     ),
 ]
-KvAmount = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class KvPut(Message, tag_field="op", tag="put"):
@@ -198,7 +197,7 @@ class KvAdd(Message, tag_field="op", tag="add"):
     """
 
     key: KvKey
-    amount: KvAmount = 1
+    amount: Int64 = 1
     ttl_s: TtlS | None = None
 
 

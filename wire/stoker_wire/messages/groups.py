@@ -14,7 +14,7 @@ import msgspec
 
 from stoker_wire.constraints.taints import Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS, Lease
-from stoker_wire.messages.common import Asked, Message, NodeFilterText, Record, Selector
+from stoker_wire.messages.common import Asked, Int64, Message, NodeFilterText, Record, Selector
 from stoker_wire.messages.control import Constraint, Holder, Remedy, Verdict
 from stoker_wire.messages.work import Owner
 
@@ -144,7 +144,7 @@ class RequestBundles(Message):
     group_id: str
     job_id: str
     bundles: Bundles
-    indices: tuple[int, ...]
+    indices: tuple[Int64, ...]
     strategy: GroupStrategy
     taken: tuple[str, ...] = ()
     name: str = ""
@@ -161,7 +161,7 @@ class HoldBundles(Message):
     """
 
     leases: tuple[Lease, ...]
-    epoch: int
+    epoch: Int64
     prepare: bool = False
 
 
@@ -169,7 +169,7 @@ class CommitBundles(Message):
     """Order of the scheduler to a nodelet to hold prepared bundles until they are released."""
 
     lease_ids: tuple[str, ...]
-    epoch: int
+    epoch: Int64
 
 
 class CommittedBundles(Record):
@@ -196,7 +196,7 @@ class PlanRequest(Message):
     job_id: str = ""
     queue: str = ""
     user: str = ""
-    priority: int = 0
+    priority: Int64 = 0
 
 
 class PlanOutcome(StrEnum):

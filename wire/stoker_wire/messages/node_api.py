@@ -11,7 +11,7 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.messages.cluster import HeldLease
-from stoker_wire.messages.common import Message, Record
+from stoker_wire.messages.common import Count, Int64, Message, Record
 from stoker_wire.messages.control import ListQuery, Position
 from stoker_wire.messages.work import ObjectInfo
 
@@ -61,7 +61,7 @@ class HeldWork(Record):
 class LeaveOrder(Message):
     """Order of the gcs to a nodelet that is empty to leave the cluster, and to end; for one incarnation."""
 
-    incarnation: int
+    incarnation: Int64
 
 
 class MoveWorker(Message):
@@ -102,7 +102,7 @@ class LogsQuery(Message):
 class ChunksQuery(Message):
     """The chunk to wait for, at most ``wait_s``."""
 
-    chunk: Annotated[int, msgspec.Meta(ge=0)] = 0
+    chunk: Count = 0
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=20)] = 0.0
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.ids import Prefix
-from stoker_wire.messages.common import Address, Message, Record
+from stoker_wire.messages.common import Address, Count, Message, Record
 from stoker_wire.messages.control import ListQuery
 from stoker_wire.messages.work import ObjectSource
 
@@ -59,7 +59,7 @@ class CreateDetachedObject(Message):
     """
 
     object_id: str
-    nbytes: Annotated[int, msgspec.Meta(ge=0)]
+    nbytes: Count
     name: ObjectName = ""
     namespace: str = "default"
     job_id: str = ""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from stoker_wire.messages.common import Message
+from stoker_wire.messages.common import Count, Int64, Message
 from stoker_wire.messages.control import ListQuery, Position, TtlS, WaitS
 
 
@@ -136,7 +136,7 @@ class LogQuery(Message):
     since: Position = 0
     tail: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     worker_id: str = ""
-    attempt: Annotated[int, msgspec.Meta(ge=0)] = 0
+    attempt: Count = 0
 
 
 class OutputQuery(Message):
@@ -160,5 +160,5 @@ class ResignQuery(Message):
 class Leave(Message):
     """Deregistration of a node; ``incarnation`` fences one that arrives late."""
 
-    incarnation: int | None = None
+    incarnation: Int64 | None = None
     reason: str = ""

@@ -14,9 +14,12 @@ import msgspec
 from stoker_wire.constraints.taints import Toleration, Tolerations
 from stoker_wire.messages.cluster import Demand, GraceS
 from stoker_wire.messages.common import (
+    MAX_INT64,
     Address,
     Asked,
+    Count,
     ErrorInfo,
+    Int64,
     Labels,
     Message,
     NodeFilterText,
@@ -74,7 +77,7 @@ class JobArray(Message):
     """
 
     indices: Annotated[tuple[Index, ...], msgspec.Meta(min_length=1, max_length=MAX_ARRAY)]
-    parallelism: Annotated[int, msgspec.Meta(ge=0)] = 0
+    parallelism: Count = 0
 
 
 class OnePerNode(Message):
@@ -83,7 +86,7 @@ class OnePerNode(Message):
     At most ``parallelism`` of them run at a time (0: all).
     """
 
-    parallelism: Annotated[int, msgspec.Meta(ge=0)] = 0
+    parallelism: Count = 0
 
 
 MAX_RETRIES = 100
@@ -136,7 +139,7 @@ class ReportSlowRank(Message):
     """
 
     node_id: Annotated[str, msgspec.Meta(min_length=1)]
-    rank: Annotated[int, msgspec.Meta(ge=0)]
+    rank: Count
     ratio: Annotated[float, msgspec.Meta(gt=1, le=1e6)]
     since_s: Annotated[float, msgspec.Meta(ge=0)]
     group: str = ""
@@ -174,7 +177,7 @@ class JobOutput(Record):
     lost: str = ""
 
 
-Attempt = Annotated[int, msgspec.Meta(ge=0)]
+Attempt = Count
 
 
 SESSION_BEAT_S = 1.0
@@ -195,7 +198,7 @@ class AttachDriver(Message):
     priority: Priority = 0
     attempt: Attempt = 0
     """That of the submitted job whose driver it is; 0 if it does not know."""
-    pid_started: Annotated[int, msgspec.Meta(ge=0)] = 0
+    pid_started: Count = 0
     """When the process started, in clock ticks since boot: with the pid and its namespace its identity."""
     pid_namespace: str = ""
 
@@ -208,7 +211,7 @@ class FinishJob(Message):
     """
 
     state: JobState
-    exit_code: int | None = None
+    exit_code: Int64 | None = None
     message: str = ""
     node_id: str = ""
     attempt: Attempt = 0
@@ -218,7 +221,7 @@ class FinishJob(Message):
 class EndAttempt(Message):
     """Order to a nodelet to end what an attempt of a job, and those before it, have left there."""
 
-    attempt: Annotated[int, msgspec.Meta(ge=1)]
+    attempt: Annotated[int, msgspec.Meta(ge=1, le=MAX_INT64)]
 
 
 class JobAttempt(Record):
@@ -316,9 +319,9 @@ class Owner(Record):
 
     peer_id: str
     node_id: str = ""
-    node_incarnation: int = 0
+    node_incarnation: Int64 = 0
     actor_id: str = ""
-    incarnation: int = 0
+    incarnation: Int64 = 0
 
 
 class CreateActor(Message):
@@ -340,9 +343,9 @@ class CreateActor(Message):
     namespace: str = ""
     detached: bool = False
     get_if_exists: bool = False
-    max_restarts: Annotated[int, msgspec.Meta(ge=-1)] = 0
+    max_restarts: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0
     restart_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    max_task_retries: Annotated[int, msgspec.Meta(ge=-1)] = 0
+    max_task_retries: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0
     handle_info: bytes = b""
     awaits_arguments: bool = False
 
@@ -360,7 +363,7 @@ class ReportActor(Message):
     """
 
     state: ActorState
-    incarnation: int
+    incarnation: Int64
     worker_id: str = ""
     error: ErrorInfo | None = None
     restart: bool = False
@@ -439,7 +442,7 @@ class TaskRecord(Record):
     """Record of one attempt. Reports merge by (task_id, attempt): later states win."""
 
     task_id: str
-    attempt: int
+    attempt: Int64
     state: TaskState
     job_id: str
     name: str
@@ -450,8 +453,8 @@ class TaskRecord(Record):
     ended_at_s: float | None = None
     node_id: str = ""
     worker_id: str = ""
-    args_nbytes: int = 0
-    result_nbytes: int = 0
+    args_nbytes: Int64 = 0
+    result_nbytes: Int64 = 0
     error: ErrorInfo | None = None
     demand: Demand | None = None
     waiting_for: str = ""
@@ -481,7 +484,7 @@ class ObjectInfo(Record):
     """
 
     object_id: str
-    nbytes: int
+    nbytes: Int64
     job_id: str = ""
     owner_id: str = ""
     node_id: str = ""
@@ -505,7 +508,7 @@ class SealedObjects(Record):
 class MakeRoom(Message):
     """Request of a runtime for room for so many bytes in the node's full shared memory."""
 
-    nbytes: Annotated[int, msgspec.Meta(gt=0)]
+    nbytes: Annotated[int, msgspec.Meta(gt=0, le=MAX_INT64)]
 
 
 class FreeObjects(Message):
@@ -535,7 +538,7 @@ class PullObject(Message):
 
     node_id: str
     url: str
-    nbytes: Annotated[int, msgspec.Meta(ge=1)]
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_INT64)]
 
 
 class FindSources(Message):
