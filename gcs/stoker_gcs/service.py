@@ -104,7 +104,7 @@ async def serve(
         sole_replica=not store.shared,
         loops={
             "sweep": app.nodes.sweep,
-            "probes": app.probes.run,
+            "silence": app.probes.follow_silence,
             "drains": app.drains.run,
             "sessions": app.sessions.fail_lost,
             "reconcile": app.reconciler.run,
@@ -127,6 +127,7 @@ async def serve(
         await app.load()
         loops: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
             "follow-log": app.follow_log,
+            "probes": app.probes.follow_connections,
             "sessions": app.sessions.renew,
             "metrics": maintenance.update_metrics,
             "leader-loops": partial(leader_loops.run, service.url),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +17,7 @@ from stoker_migrations.command import upgrade
 from tests.chaos._load import GET_S, Load
 from tests.chaos._services import Apart, apart
 from tests.e2e._cluster import session_root
+from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -130,3 +132,24 @@ def test_what_was_sent_to_a_frozen_replica_does_not_happen_after_what_came_since
         )
         assert cluster.read(path) == b"second"
         client = HttpClient(cluster.address, token=cluster.token)
+
+
+PATIENT = {"STOKER_SUSPECT_AFTER_S": "300", "STOKER_DEAD_AFTER_S": "600"}
+"""Silence tells nothing for as long as the test runs."""
+
+
+def test_the_replica_that_a_killed_nodelet_was_connected_to_says_that_it_is_dead(
+    tmp_path: Path, postgres_url: str
+) -> None:
+    upgrade(postgres_url)
+    with apart(tmp_path, nodelets=0, database_url=postgres_url, replicas=2, **PATIENT) as made:
+        urls = made.address.split(",")
+        for number, address in enumerate((urls, urls[::-1])):
+            made.address = ",".join(address)  # of the two, one leads
+            made.add_nodelet(cpus=1).kill()
+            until(partial(_refuses, made, f"n{number}"), 40, "its death is noticed")
+
+
+def _refuses(made: Apart, name: str) -> bool:
+    node = made.nodes()[name]
+    return node["state"] == "DEAD" and "refuses connections" in node["reason"]

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 
 async def register_node(app: GcsApp, req: Request) -> RegisteredNode:
-    return await app.nodes.register(req.body)
+    registered = await app.nodes.register(req.body)
+    app.probes.watches(registered.node_id, req.http)
+    return registered
 
 
 async def list_nodes(app: GcsApp, req: Request) -> Any:

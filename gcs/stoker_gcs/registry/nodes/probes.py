@@ -28,7 +28,7 @@ PAUSE_S = 1.0
 
 
 class NodeProbes:
-    """The connections of nodelets that this replica has, and the probes of those that were lost."""
+    """The connections of nodelets that this replica has, and the probes of those that may be dead."""
 
     def __init__(self, nodes: NodeRegistry, settings: Settings) -> None:
         self._nodes = nodes
@@ -37,31 +37,36 @@ class NodeProbes:
         self._probed: dict[str, float] = {}
 
     def watches(self, node_id: str, request: web.Request) -> None:
-        """Note that a nodelet holds a connection for as long as it lives."""
+        """Note the connection of a nodelet; it lasts as long as the nodelet, or is replaced by another."""
         self._connections[node_id] = request
 
-    async def run(self) -> None:
-        """Probe nodes that may be dead, until cancelled; runs on the leading replica."""
-        loop = asyncio.get_running_loop()
-        listening_at_s = loop.time()
+    async def follow_connections(self) -> None:
+        """Probe the nodes whose connections to this replica were lost, until cancelled."""
         while True:
             await asyncio.sleep(EVERY_S)
-            now_s = loop.time()
-            doubtful = self._lost_connections()
-            if now_s - listening_at_s > self._silent_s:
-                # Before that no node could have been heard by this process.
-                doubtful |= self._nodes.silent_for(self._silent_s)
-            doubtful = {i for i in doubtful if now_s - self._probed.get(i, 0.0) >= PAUSE_S}
-            if doubtful:
-                self._probed = {i: at for i, at in self._probed.items() if now_s - at < PAUSE_S}
-                self._probed |= dict.fromkeys(doubtful, now_s)
-                await asyncio.gather(*(self._probe(node_id) for node_id in sorted(doubtful)))
+            await self._probe_all(self._lost_connections())
+
+    async def follow_silence(self) -> None:
+        """Probe the nodes that send no heartbeats, until cancelled; runs on the leading replica."""
+        # Before that no node could have been heard by this process.
+        await asyncio.sleep(self._silent_s)
+        while True:
+            await asyncio.sleep(EVERY_S)
+            await self._probe_all(self._nodes.silent_for(self._silent_s))
 
     def _lost_connections(self) -> set[str]:
         lost = {i for i, request in self._connections.items() if request.transport is None}
         for node_id in lost:
             del self._connections[node_id]
         return lost
+
+    async def _probe_all(self, doubtful: set[str]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        due = {i for i in doubtful if now_s - self._probed.get(i, -PAUSE_S) >= PAUSE_S}
+        if due:
+            self._probed = {i: at for i, at in self._probed.items() if now_s - at < PAUSE_S}
+            self._probed |= dict.fromkeys(due, now_s)
+            await asyncio.gather(*(self._probe(node_id) for node_id in sorted(due)))
 
     async def _probe(self, node_id: str) -> None:
         node = self._nodes.view.get(node_id)
