@@ -139,6 +139,35 @@ def test_a_copy_on_another_node_is_used_first(nodes: Nodes, tmp_path: Path) -> N
     assert executions(log) == 1
 
 
+@pytest.mark.parametrize("max_retries", [0, 3])
+def test_a_copy_on_a_node_that_is_silent_for_a_while_is_waited_for(
+    max_retries: int, nodes: Nodes, tmp_path: Path
+) -> None:
+    far, holder = nodes.add("far"), nodes.add("holder")
+    log = tmp_path / "log"
+    make = ones.options(scheduling_strategy=on(far), max_retries=max_retries)
+    ref = make.remote(LENGTH, str(log))
+    assert get(plus.options(resources={"holder": 0.01}).remote(ref, 1)) is not None
+    kill(far)
+    until(lambda: state(far) == "DEAD", 40, "its home is dead")
+    os.kill(holder.pid, signal.SIGSTOP)
+    try:
+        until(lambda: state(holder) == "SUSPECT", 40, "the other is suspected")
+        with pytest.raises(GetTimeoutError, match="may have a copy, and did not answer yet"):
+            stoker.get(ref, timeout=1)
+    finally:
+        os.kill(holder.pid, signal.SIGCONT)
+    assert float(get(ref)[0]) == 1.0
+    assert executions(log) == 1
+    holder.stop()
+
+
+def state(node: LocalCluster) -> str:
+    """The state of a node in the gcs."""
+    [found] = [n for n in stoker.nodes() if n["pid"] == node.pid]
+    return str(found["state"])
+
+
 def test_arguments_of_tasks_and_actors_are_recovered(nodes: Nodes, tmp_path: Path) -> None:
     class Holder:
         def __init__(self, refs: list[Any]) -> None:
