@@ -77,7 +77,6 @@ class CachedFunction:
                 value,
                 name=key,
                 namespace=CACHE_NAMESPACE,
-                job_id="",
                 durability=self._durability,
             )
         except StokerError:

@@ -365,6 +365,36 @@ def test_a_cached_result_that_is_lost_or_freed_is_made_again(site: Site, tmp_pat
     stoker.free(stoker.get_ref(one["name"], namespace="stoker.cache"))
 
 
+def test_a_maker_of_a_cached_result_that_is_killed_while_writing_blocks_nobody(
+    site: Site, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    @stoker.remote(cache="cluster", max_retries=1)
+    def work() -> Any:
+        from stoker.runtime.objects.detached import DetachedObjects
+
+        call = DetachedObjects._call
+
+        def die(self: Any, method: str, path: str, *rest: Any) -> Any:
+            if path.endswith("/commit"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(self, method, path, *rest)
+
+        if not log.exists():
+            DetachedObjects._call = die  # type: ignore[method-assign]
+        with log.open("a") as file:
+            file.write("ran ")
+        return large(3)
+
+    assert int(stoker.get(work.remote(), timeout=WAIT_S)[0]) == 3
+    assert int(stoker.get(work.remote(), timeout=WAIT_S)[0]) == 3
+    assert log.read_text() == "ran ran ", "and then it is in the cache"
+    (one,) = site.call("GET", "/v1/detached-objects")["items"]
+    assert one["state"] == "READY" and one["job_id"], "what is half made ends with its job"
+    stoker.free(stoker.get_ref(one["name"], namespace="stoker.cache"))
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     def items() -> Iterator[int]:
         yield 1
