@@ -271,6 +271,51 @@ def test_a_file_is_read_when_no_node_has_it_any_more(site: Site, tmp_path: Path)
     assert path.exists()
 
 
+def register_shelf(folder: str, refusal: str = "") -> None:
+    """Teach fsspec of this process the file system ``shelf``: a flat folder, which may refuse to open."""
+    import fsspec
+
+    class Shelf(fsspec.AbstractFileSystem):  # type: ignore[misc]
+        protocol = "shelf"
+
+        def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+            if refusal:
+                raise RuntimeError(refusal)
+            return open(f"{folder}/{path}", mode)
+
+    fsspec.register_implementation("shelf", Shelf, clobber=True)
+
+
+def test_a_file_of_any_file_system_is_read_or_the_error_of_that_is_told(
+    site: Site, tmp_path: Path
+) -> None:
+    from fsspec.registry import _registry
+
+    node = site.add("shelved")
+    folder = str(tmp_path)
+
+    @stoker.remote(resources={"shelved": 0.1})
+    def kept() -> None:
+        register_shelf(folder)
+        stoker.put(large(6), lifetime="detached", name="shelved", path="shelf://value.pkl")
+
+    get(kept.remote())
+    assert (tmp_path / "value.pkl").exists()
+    site.kill("shelved", node)
+    try:
+        with pytest.raises(ObjectLostError, match=r"shelf://value.pkl cannot be read") as raised:
+            get(stoker.get_ref("shelved"))
+        assert "ValueError: Protocol not known: shelf" in str(raised.value)
+        register_shelf(folder, "credentials have expired")
+        with pytest.raises(ObjectLostError, match="RuntimeError: credentials have expired"):
+            get(stoker.get_ref("shelved"))
+        register_shelf(folder)
+        assert int(get(stoker.get_ref("shelved"))[0]) == 6
+    finally:
+        _registry.pop("shelf", None)
+        stoker.free(stoker.get_ref("shelved"))
+
+
 def test_a_maker_that_is_killed_while_writing_leaves_neither_name_nor_bytes(site: Site) -> None:
     script = """
         import os, signal, numpy, stoker

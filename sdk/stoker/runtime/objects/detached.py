@@ -313,9 +313,10 @@ def _read_file(object_id: str, path: str) -> bytes:
     try:
         with _fsspec().open(path, "rb") as file:
             return bytes(file.read())
-    except OSError as error:
+    except Exception as error:  # file systems raise all kinds, or are not installed here
         raise ObjectLostError(
-            f"detached object {object_id} is on no node that lives, and {path} cannot be read\n{error}"
+            f"detached object {object_id} is on no node that lives, and {path} cannot be read\n"
+            f"{type(error).__name__}: {error}"
         ) from None
 
 

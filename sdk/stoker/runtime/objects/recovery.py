@@ -125,7 +125,7 @@ class Recovery:
         if task is None:
             done("")
         else:
-            task.add_done_callback(lambda task: done("" if task.cancelled() else task.result()))
+            task.add_done_callback(lambda task: done(_undecided(task)))
 
     async def recover(self, entry: Entry, lost: Stored) -> None:
         """Recover an object that could not be read at ``lost``; return when it has its new location."""
@@ -368,6 +368,10 @@ class Recovery:
                 elif not _is_at(future, here):
                     self._free(here)
         return True
+
+
+def _undecided(task: asyncio.Task[str]) -> str:
+    return "" if task.cancelled() or task.exception() else task.result()
 
 
 def _is_at(future: asyncio.Future[_Found], place: Stored) -> bool:
