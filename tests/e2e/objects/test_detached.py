@@ -381,6 +381,36 @@ def test_a_result_in_the_cache_of_the_cluster_is_made_once(
         stoker.free(stoker.get_ref(one["name"], namespace="stoker.cache"))
 
 
+def test_a_global_that_a_cached_function_names_is_part_of_the_key_unless_one_is_given(
+    site: Site, tmp_path: Path
+) -> None:
+    script = """
+        import stoker
+        stoker.init(log_to_driver=False)
+        FACTOR = 3
+        def scaled(number):
+            return number * FACTOR
+        @stoker.remote(cache="cluster")
+        def work(number):
+            return scaled(number) + FACTOR
+        @stoker.remote(cache="cluster", cache_key=lambda number: f"work {number}")
+        def keyed(number):
+            return number * FACTOR
+        @stoker.remote(cache="cluster", cache_key="work 7")
+        def other():
+            return -1
+        refs = [work.remote(7), keyed.remote(7)]
+        print(*stoker.get(refs, timeout=40), stoker.get(other.remote(), timeout=40))
+    """
+    assert site.run(script) == "24 21 21"
+    assert site.run(script.replace("FACTOR = 3", "FACTOR = 4")) == "32 21 21"
+    assert site.run(script.replace("number * FACTOR", "FACTOR * number")) == "24 21 21"
+    names = [one["name"] for one in site.call("GET", "/v1/detached-objects")["items"]]
+    assert len(names) == 4 and "work 7" in names
+    for name in names:
+        stoker.free(stoker.get_ref(name, namespace="stoker.cache"))
+
+
 def test_a_cached_result_that_is_lost_or_freed_is_made_again(site: Site, tmp_path: Path) -> None:
     node = site.add("cacher")
     log = tmp_path / "log"
@@ -448,3 +478,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
         stoker.remote(lifetime="detached")(items).remote()
     with pytest.raises(ValueError, match="durability"):
         stoker.remote(durability={"copies": 2})(abs).remote(1)
+    with pytest.raises(ValueError, match="give cache='cluster' as well"):
+        stoker.remote(cache_key="key")(abs).remote(1)
+    for bad in ("", "/key", 3, "k" * 257):
+        with pytest.raises(TypeError, match="is no key"):
+            stoker.remote(cache="cluster", cache_key=bad)(abs).remote(1)
