@@ -350,6 +350,35 @@ def test_the_result_of_a_task_outlives_its_caller(site: Site) -> None:
     stoker.free(ref)
 
 
+def test_a_driver_that_ends_first_takes_the_running_task_along_and_leaves_the_stored_result(
+    site: Site, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    site.run(f"""
+        import os, pathlib, time, numpy, stoker
+        stoker.init(namespace="app", log_to_driver=False)
+        @stoker.remote(lifetime="detached", name="stored")
+        def ends():
+            return numpy.arange(1 << 20)
+        @stoker.remote(lifetime="detached", name="never")
+        def runs():
+            pathlib.Path({str(pid)!r} + ".part").write_text(str(os.getpid()))
+            os.rename({str(pid)!r} + ".part", {str(pid)!r})
+            while True:
+                time.sleep(0.01)
+        refs = [ends.remote(), runs.remote()]
+        assert stoker.wait(refs, num_returns=1, timeout=40)[0] == refs[:1]
+        while not os.path.exists({str(pid)!r}):
+            time.sleep(0.01)
+        os._exit(0)
+    """)
+    until(lambda: not _cluster.alive(int(pid.read_text())), WAIT_S, "its task is ended")
+    assert int(get(stoker.get_ref("stored"))[-1]) == LARGE - 1
+    with pytest.raises(NotFoundError):
+        stoker.get_ref("never")
+    stoker.free(stoker.get_ref("stored"))
+
+
 @pytest.mark.parametrize("size", [10, LARGE])
 def test_a_result_in_the_cache_of_the_cluster_is_made_once(
     site: Site, tmp_path: Path, size: int

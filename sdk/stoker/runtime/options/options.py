@@ -341,8 +341,9 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
     lifetime: Annotated[
         Literal["detached"] | None,
         Option(
-            "`detached`: the result is a detached object, which outlives the caller and its job until "
-            "`stoker.free`; `stoker.get_ref` finds it by the `name` of the task.",
+            "`detached`: the result, once it is stored, is a detached object, which outlives the caller and "
+            "its job until `stoker.free`; `stoker.get_ref` finds it by the `name` of the task. The task "
+            "itself ends with its job all the same, and leaves nothing if it had not finished.",
             by="worker, gcs",
             default="that of its refs",
             example='lifetime="detached"',
