@@ -194,7 +194,8 @@ class Explainer:
                 why = f": {last.error.message}" if last.error else ""
                 summary = f"{name} is {last.state}{took}{why}"
         if last.reconstructs:
-            summary += f"; executed again as {last.reconstructs}"
+            which = f"re-execution {last.reconstructions}, lineage depth {last.lineage_depth}"
+            summary += f"; executed again ({which}) as {last.reconstructs}"
         if last.actor_id and not last.state.terminal:
             of_actor = await self.actor(last.actor_id)
             summary = f"{summary}; {of_actor.summary}"

@@ -34,6 +34,8 @@ _DEFAULTS = {
     "name": "",
     "owner_id": "",
     "reconstructs": "",
+    "reconstructions": 0,
+    "lineage_depth": 0,
 }
 _FACTS: list[object] = list(TaskFacts.__struct_defaults__)
 _KEPT = frozenset(

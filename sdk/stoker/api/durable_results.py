@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import sys
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
-from stoker.exceptions import StokerError
+from stoker.api.function_digest import digest_of
+from stoker.exceptions import StokerError, WrongTypeError
 from stoker.runtime import current
 from stoker.runtime.objects.detached import DetachedResult, Durability
+from stoker.runtime.options.checks import short_text
 from stoker.runtime.process.current_task import current_task
 from stoker.runtime.serialization.pickling import pack
-from stoker_wire.messages.objects import CACHE_NAMESPACE, is_detached, new_detached_id
+from stoker_wire.messages.objects import CACHE_NAMESPACE, MAX_NAME, is_detached, new_detached_id
+
+_MAX_SHOWN = MAX_NAME // 2
+"""How much of a function's name is in the name of its results."""
 
 
 class DetachedFunction:
@@ -45,11 +48,21 @@ class DetachedFunction:
 
 
 class CachedFunction:
-    """A function whose results are kept for all calls, of any job, with equal code and arguments."""
+    """A function whose results are kept for all calls, of any job, with an equal key.
 
-    def __init__(self, function: Callable[..., Any], durability: Durability) -> None:
+    The key is a hash of the code and the arguments, or what the user gives: a text, or a function of the
+    arguments that returns one.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        durability: Durability,
+        key: str | Callable[..., Any] | None = None,
+    ) -> None:
         self._function = function
         self._durability = durability
+        self._own_key = key
         functools.update_wrapper(self, function)
 
     @functools.cached_property
@@ -57,12 +70,12 @@ class CachedFunction:
         return digest_of(self._function)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CachedFunction, (self._function, self._durability)
+        return CachedFunction, (self._function, self._durability, self._own_key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         detached = current.runtime().objects.detached
         key = self._key(args, kwargs)
-        object_id = new_detached_id(key)
+        object_id = new_detached_id(f"cache {key}")
         location = detached.find(object_id)
         if location is not None:
             return DetachedResult(location, 0)
@@ -77,7 +90,6 @@ class CachedFunction:
                 value,
                 name=key,
                 namespace=CACHE_NAMESPACE,
-                job_id="",
                 durability=self._durability,
             )
         except StokerError:
@@ -85,38 +97,24 @@ class CachedFunction:
         return DetachedResult(location, packed.nbytes)
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        if self._own_key is not None:
+            own = self._own_key
+            return checked_key(own(*args, **kwargs) if callable(own) else own)
         packed = pack((args, sorted(kwargs.items())), what="arguments")
         hashed = hashlib.blake2b(self._digest, digest_size=16)
         hashed.update(packed.data)
         for view in packed.buffers:
             hashed.update(view)
-        return f"{self._function.__qualname__}-{hashed.hexdigest()}"
+        return f"{self._function.__qualname__[:_MAX_SHOWN]}-{hashed.hexdigest()}"
 
 
-def digest_of(function: Callable[..., Any]) -> bytes:
-    """Return a hash of a function's code, its defaults and what it closes over.
-
-    It does not see the code of functions that it calls: who changes those gives another ``cache_key``.
-    """
-    hashed = hashlib.blake2b(digest_size=16)
-    hashed.update(f"{function.__module__} {function.__qualname__} {sys.version_info[:2]}".encode())
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        _add_code(hashed, code)
-        defaults = (
-            getattr(function, "__defaults__", None),
-            getattr(function, "__kwdefaults__", None),
+def checked_key(key: Any) -> str:
+    """Return a user's key of a cached result; raise WrongTypeError for what cannot be one."""
+    if not isinstance(key, str) or not 0 < len(key) <= MAX_NAME or key[0] == "/" or "\0" in key:
+        raise WrongTypeError(
+            f"cache_key: {short_text(key)} is no key\n"
+            f"give a text of 1 to {MAX_NAME} characters that does not begin with '/', or a function of "
+            "the arguments that returns one",
+            field="cache_key",
         )
-        cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-        hashed.update(pack((defaults, cells), what="closure").data)
-    return hashed.digest()
-
-
-def _add_code(hashed: Any, code: CodeType) -> None:
-    hashed.update(code.co_code)
-    hashed.update(repr((code.co_names, code.co_varnames, code.co_freevars)).encode())
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            _add_code(hashed, constant)
-        else:
-            hashed.update(repr(constant).encode())
+    return key

@@ -50,6 +50,12 @@ def put_detached(
 
 def durable(function: Callable[..., Any], options: TaskOptions, *, what: str) -> Callable[..., Any]:
     """Return the function that a worker runs: its results are detached objects, where options say so."""
+    if options.cache_key is not None and options.cache != CLUSTER_CACHE:
+        raise BadRequestError(
+            f"option 'cache_key' of {what} is for results that all jobs share\n"
+            "give cache='cluster' as well",
+            field="cache_key",
+        )
     if options.lifetime is None and options.cache != CLUSTER_CACHE:
         if options.durability is not None:
             raise BadRequestError(
@@ -65,7 +71,7 @@ def durable(function: Callable[..., Any], options: TaskOptions, *, what: str) ->
             f"options 'lifetime' and 'cache' of {what} need one result that is no generator",
             field="num_returns",
         )
-    from stoker.api.durable_results import CachedFunction, DetachedFunction
+    from stoker.api.durable_results import CachedFunction, DetachedFunction, checked_key
 
     places: dict[Any, Any] = options.durability or {}
     durability = _durability(
@@ -73,7 +79,10 @@ def durable(function: Callable[..., Any], options: TaskOptions, *, what: str) ->
     )
     if options.lifetime is not None:
         return DetachedFunction(function, options.name or "", durability)
-    return CachedFunction(function, durability)
+    key = options.cache_key
+    if key is not None and not callable(key):
+        checked_key(key)
+    return CachedFunction(function, durability, key)
 
 
 def _durability(copies: Any, disk: Any, path: Any) -> Durability:

@@ -173,6 +173,12 @@ async def test_the_quota_counts_copies_and_what_is_freed_no_more(there: Client) 
     await create(there, "o_detached_2", nbytes=800)
 
 
+async def test_what_was_reserved_by_a_job_that_has_ended_is_reserved_anew(there: Client) -> None:
+    await create(there, "o_detached_1", job_id="job_gone", namespace=CACHE_NAMESPACE, name="key")
+    made = await create(there, "o_detached_1", nbytes=7, namespace=CACHE_NAMESPACE, name="key")
+    assert (made.job_id, made.nbytes) == ("", 7)
+
+
 @pytest.mark.parametrize(
     "body",
     [

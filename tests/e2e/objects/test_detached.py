@@ -271,6 +271,51 @@ def test_a_file_is_read_when_no_node_has_it_any_more(site: Site, tmp_path: Path)
     assert path.exists()
 
 
+def register_shelf(folder: str, refusal: str = "") -> None:
+    """Teach fsspec of this process the file system ``shelf``: a flat folder, which may refuse to open."""
+    import fsspec
+
+    class Shelf(fsspec.AbstractFileSystem):  # type: ignore[misc]
+        protocol = "shelf"
+
+        def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+            if refusal:
+                raise RuntimeError(refusal)
+            return open(f"{folder}/{path}", mode)
+
+    fsspec.register_implementation("shelf", Shelf, clobber=True)
+
+
+def test_a_file_of_any_file_system_is_read_or_the_error_of_that_is_told(
+    site: Site, tmp_path: Path
+) -> None:
+    from fsspec.registry import _registry
+
+    node = site.add("shelved")
+    folder = str(tmp_path)
+
+    @stoker.remote(resources={"shelved": 0.1})
+    def kept() -> None:
+        register_shelf(folder)
+        stoker.put(large(6), lifetime="detached", name="shelved", path="shelf://value.pkl")
+
+    get(kept.remote())
+    assert (tmp_path / "value.pkl").exists()
+    site.kill("shelved", node)
+    try:
+        with pytest.raises(ObjectLostError, match=r"shelf://value.pkl cannot be read") as raised:
+            get(stoker.get_ref("shelved"))
+        assert "ValueError: Protocol not known: shelf" in str(raised.value)
+        register_shelf(folder, "credentials have expired")
+        with pytest.raises(ObjectLostError, match="RuntimeError: credentials have expired"):
+            get(stoker.get_ref("shelved"))
+        register_shelf(folder)
+        assert int(get(stoker.get_ref("shelved"))[0]) == 6
+    finally:
+        _registry.pop("shelf", None)
+        stoker.free(stoker.get_ref("shelved"))
+
+
 def test_a_maker_that_is_killed_while_writing_leaves_neither_name_nor_bytes(site: Site) -> None:
     script = """
         import os, signal, numpy, stoker
@@ -305,6 +350,35 @@ def test_the_result_of_a_task_outlives_its_caller(site: Site) -> None:
     stoker.free(ref)
 
 
+def test_a_driver_that_ends_first_takes_the_running_task_along_and_leaves_the_stored_result(
+    site: Site, tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    site.run(f"""
+        import os, pathlib, time, numpy, stoker
+        stoker.init(namespace="app", log_to_driver=False)
+        @stoker.remote(lifetime="detached", name="stored")
+        def ends():
+            return numpy.arange(1 << 20)
+        @stoker.remote(lifetime="detached", name="never")
+        def runs():
+            pathlib.Path({str(pid)!r} + ".part").write_text(str(os.getpid()))
+            os.rename({str(pid)!r} + ".part", {str(pid)!r})
+            while True:
+                time.sleep(0.01)
+        refs = [ends.remote(), runs.remote()]
+        assert stoker.wait(refs, num_returns=1, timeout=40)[0] == refs[:1]
+        while not os.path.exists({str(pid)!r}):
+            time.sleep(0.01)
+        os._exit(0)
+    """)
+    until(lambda: not _cluster.alive(int(pid.read_text())), WAIT_S, "its task is ended")
+    assert int(get(stoker.get_ref("stored"))[-1]) == LARGE - 1
+    with pytest.raises(NotFoundError):
+        stoker.get_ref("never")
+    stoker.free(stoker.get_ref("stored"))
+
+
 @pytest.mark.parametrize("size", [10, LARGE])
 def test_a_result_in_the_cache_of_the_cluster_is_made_once(
     site: Site, tmp_path: Path, size: int
@@ -336,6 +410,36 @@ def test_a_result_in_the_cache_of_the_cluster_is_made_once(
         stoker.free(stoker.get_ref(one["name"], namespace="stoker.cache"))
 
 
+def test_a_global_that_a_cached_function_names_is_part_of_the_key_unless_one_is_given(
+    site: Site, tmp_path: Path
+) -> None:
+    script = """
+        import stoker
+        stoker.init(log_to_driver=False)
+        FACTOR = 3
+        def scaled(number):
+            return number * FACTOR
+        @stoker.remote(cache="cluster")
+        def work(number):
+            return scaled(number) + FACTOR
+        @stoker.remote(cache="cluster", cache_key=lambda number: f"work {number}")
+        def keyed(number):
+            return number * FACTOR
+        @stoker.remote(cache="cluster", cache_key="work 7")
+        def other():
+            return -1
+        refs = [work.remote(7), keyed.remote(7)]
+        print(*stoker.get(refs, timeout=40), stoker.get(other.remote(), timeout=40))
+    """
+    assert site.run(script) == "24 21 21"
+    assert site.run(script.replace("FACTOR = 3", "FACTOR = 4")) == "32 21 21"
+    assert site.run(script.replace("number * FACTOR", "FACTOR * number")) == "24 21 21"
+    names = [one["name"] for one in site.call("GET", "/v1/detached-objects")["items"]]
+    assert len(names) == 4 and "work 7" in names
+    for name in names:
+        stoker.free(stoker.get_ref(name, namespace="stoker.cache"))
+
+
 def test_a_cached_result_that_is_lost_or_freed_is_made_again(site: Site, tmp_path: Path) -> None:
     node = site.add("cacher")
     log = tmp_path / "log"
@@ -365,6 +469,36 @@ def test_a_cached_result_that_is_lost_or_freed_is_made_again(site: Site, tmp_pat
     stoker.free(stoker.get_ref(one["name"], namespace="stoker.cache"))
 
 
+def test_a_maker_of_a_cached_result_that_is_killed_while_writing_blocks_nobody(
+    site: Site, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+
+    @stoker.remote(cache="cluster", max_retries=1)
+    def work() -> Any:
+        from stoker.runtime.objects.detached import DetachedObjects
+
+        call = DetachedObjects._call
+
+        def die(self: Any, method: str, path: str, *rest: Any) -> Any:
+            if path.endswith("/commit"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(self, method, path, *rest)
+
+        if not log.exists():
+            DetachedObjects._call = die  # type: ignore[method-assign]
+        with log.open("a") as file:
+            file.write("ran ")
+        return large(3)
+
+    assert int(stoker.get(work.remote(), timeout=WAIT_S)[0]) == 3
+    assert int(stoker.get(work.remote(), timeout=WAIT_S)[0]) == 3
+    assert log.read_text() == "ran ran ", "and then it is in the cache"
+    (one,) = site.call("GET", "/v1/detached-objects")["items"]
+    assert one["state"] == "READY" and one["job_id"], "what is half made ends with its job"
+    stoker.free(stoker.get_ref(one["name"], namespace="stoker.cache"))
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     def items() -> Iterator[int]:
         yield 1
@@ -373,3 +507,8 @@ def test_options_that_make_no_sense_are_refused() -> None:
         stoker.remote(lifetime="detached")(items).remote()
     with pytest.raises(ValueError, match="durability"):
         stoker.remote(durability={"copies": 2})(abs).remote(1)
+    with pytest.raises(ValueError, match="give cache='cluster' as well"):
+        stoker.remote(cache_key="key")(abs).remote(1)
+    for bad in ("", "/key", 3, "k" * 257):
+        with pytest.raises(TypeError, match="is no key"):
+            stoker.remote(cache="cluster", cache_key=bad)(abs).remote(1)

@@ -86,6 +86,11 @@ def plus(array: Any, amount: float, log: str = "") -> Any:
     return array + amount
 
 
+@stoker.remote(num_cpus=0.1)
+def total(*arrays: Any) -> Any:
+    return sum(arrays)
+
+
 def note(log: str) -> None:
     """Leave one more line in a file: an execution."""
     if log:
@@ -137,6 +142,35 @@ def test_a_copy_on_another_node_is_used_first(nodes: Nodes, tmp_path: Path) -> N
     assert float(get(plus.options(resources=NEAR).remote(ref, 1))[0]) == 2.0
     assert float(get(ref)[0]) == 1.0
     assert executions(log) == 1
+
+
+@pytest.mark.parametrize("max_retries", [0, 3])
+def test_a_copy_on_a_node_that_is_silent_for_a_while_is_waited_for(
+    max_retries: int, nodes: Nodes, tmp_path: Path
+) -> None:
+    far, holder = nodes.add("far"), nodes.add("holder")
+    log = tmp_path / "log"
+    make = ones.options(scheduling_strategy=on(far), max_retries=max_retries)
+    ref = make.remote(LENGTH, str(log))
+    assert get(plus.options(resources={"holder": 0.01}).remote(ref, 1)) is not None
+    kill(far)
+    until(lambda: state(far) == "DEAD", 40, "its home is dead")
+    os.kill(holder.pid, signal.SIGSTOP)
+    try:
+        until(lambda: state(holder) == "SUSPECT", 40, "the other is suspected")
+        with pytest.raises(GetTimeoutError, match="may have a copy, and did not answer yet"):
+            stoker.get(ref, timeout=1)
+    finally:
+        os.kill(holder.pid, signal.SIGCONT)
+    assert float(get(ref)[0]) == 1.0
+    assert executions(log) == 1
+    holder.stop()
+
+
+def state(node: LocalCluster) -> str:
+    """The state of a node in the gcs."""
+    [found] = [n for n in stoker.nodes() if n["pid"] == node.pid]
+    return str(found["state"])
 
 
 def test_arguments_of_tasks_and_actors_are_recovered(nodes: Nodes, tmp_path: Path) -> None:
@@ -279,8 +313,11 @@ def test_the_history_tells_which_loss_a_task_was_executed_again_for(
     nodes: Nodes, tmp_path: Path
 ) -> None:
     far = nodes.add("far")
-    ref = ones.options(scheduling_strategy=on(far)).remote(LENGTH)
+    there = on(far)
+    leaves = [ones.options(scheduling_strategy=there).remote(LENGTH) for _ in range(3)]
+    ref = total.options(scheduling_strategy=there).remote(*leaves)
     stoker.wait([ref], timeout=40)
+    del leaves
     kill(far)
     get(ref)
     http = _cluster.http(nodes.cluster)
@@ -296,11 +333,12 @@ def test_the_history_tells_which_loss_a_task_was_executed_again_for(
     reported = lambda: [one["reconstructs"] for one in attempts()][1:] > [""]  # noqa: E731
     until(reported, 40, "both executions are in the history")
     first, second = attempts()
-    assert first["reconstructs"] == ""
-    assert f"{ref.id} is lost with its node" in second["reconstructs"]
-    assert http.call("GET", f"/v1/tasks/{ref.task_id}/explain", reply=dict[str, Any])[
-        "summary"
-    ].endswith(second["reconstructs"])
+    told = ("reconstructs", "reconstructions", "lineage_depth")
+    assert [first[field] for field in told] == ["", 0, 0]
+    assert [second[field] for field in told] == [f"{ref.id} is lost with its node", 1, 2]
+    explained = http.call("GET", f"/v1/tasks/{ref.task_id}/explain", reply=dict[str, Any])
+    again = f"executed again (re-execution 1, lineage depth 2) as {second['reconstructs']}"
+    assert explained["summary"].endswith(again)
 
 
 def test_a_get_with_a_timeout_says_that_a_value_is_being_made_again(
@@ -338,6 +376,7 @@ OUTLIVES = """
     own = stoker.runtime.current.runtime().identity.node.node_id
     [node] = [n for n in stoker.nodes() if n["node_id"] == own]
     assert node["pid"] == {pid}, "the driver belongs to the node that is killed"
+    print(own, stoker.runtime.current.runtime().identity.peer_id)
 
     @stoker.remote(num_cpus=0.1)
     def ones():
@@ -382,6 +421,10 @@ def test_a_driver_outlives_its_nodelet(
             for node in nodes.started:
                 node.stop()
     assert ended.returncode == 0, ended.stderr
-    assert "is lost with its node" in ended.stdout
-    assert "it was put: no task can make it again" in ended.stdout
+    own, error = ended.stdout.split("\n", 1)
+    node_id, owner_id = own.split()
+    assert "is lost with its node" in error
+    assert f"node {node_id} on " in error and " is dead since " in error
+    assert f"its owner is {owner_id}, no other node has a copy" in error
+    assert "it was put: no task can make it again" in error
     assert "WARNING" not in ended.stderr

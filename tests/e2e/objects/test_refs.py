@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import stoker
-from stoker.exceptions import ActorDiedError, OwnerDiedError
+from stoker.exceptions import ActorDiedError, ObjectFreedError, OwnerDiedError
 from stoker.runtime.current import runtime
 from tests.e2e._cluster import alive
 from tests.e2e.conftest import WAIT_S, Cluster, Flags, get
@@ -490,3 +490,47 @@ def links_that_stay() -> int:
         return len(calls.connections())
 
     return runtime().io.run(forget(), WAIT_S)
+
+
+@stoker.remote(num_cpus=0)
+class Borrower:
+    def __init__(self, refs: list[Any]) -> None:
+        self.refs = refs
+        self.read: list[Any] = []
+
+    def look(self, index: int) -> int:
+        self.read.append(stoker.get(self.refs[index]))
+        return int(self.read[-1].sum())
+
+    def sum_again(self) -> int:
+        return sum(int(one.sum()) for one in self.read)
+
+    def free(self) -> None:
+        stoker.free(self.refs)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_ref_that_another_process_has_borrowed_can_be_freed_by_its_owner_alone(
+    size: int, cluster: Cluster
+) -> None:
+    refs = [stoker.put(np.ones(size, np.uint8)) for _ in range(2)]
+    borrower = Borrower.remote(refs)
+    assert get(borrower.look.remote(0)) == size
+    with pytest.raises(ValueError, match=f"belongs to {runtime().identity.peer_id}"):
+        get(borrower.free.remote())
+    stoker.free(refs)
+    assert get(borrower.sum_again.remote()) == size, "it keeps the view that it has"
+    with pytest.raises(ObjectFreedError, match="was freed by stoker"):
+        get(borrower.look.remote(1))
+    with pytest.raises(ObjectFreedError, match="was freed by stoker"):
+        get(same.remote(refs[0]))
+    if size == LARGE:
+        with pytest.raises(ObjectFreedError, match="was freed by stoker"):
+            get(borrower.look.remote(0))
+    pid = get(borrower.pid.remote())
+    del borrower
+    until(lambda: not alive(pid), WAIT_S, "the borrower is gone")
+    nothing_stored(cluster)

@@ -70,6 +70,8 @@ class TaskFacts(msgspec.Struct, array_like=True, frozen=True):
     waiting_for: str = ""
     owner_id: str = ""
     reconstructs: str = ""
+    reconstructions: int = 0
+    lineage_depth: int = 0
 
 
 _facts_in = attrgetter(*TaskFacts.__struct_fields__)

@@ -462,6 +462,10 @@ class TaskRecord(Record):
     """The process that submitted it, if that process reported it."""
     reconstructs: str = ""
     """The lost object because of which a task that had ended was executed again, or ''."""
+    reconstructions: int = 0
+    """How often the task was executed again because of lost objects, this attempt included."""
+    lineage_depth: int = 0
+    """The tasks of the longest chain of results up to this one, itself included, if it was executed again."""
 
 
 class ReportTasks(Message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.objects import rules
@@ -84,8 +85,11 @@ class DetachedObjects:
         add = Change((OBJECTS.insert(one, value=body.value),), (event,))
         for _ in range(MAX_TRIES):
             existing = await self._state.find(OBJECTS, one.object_id)
-            if existing is not None:
+            if existing is not None and not self.is_abandoned(existing.record):
                 return existing.record
+            if existing is not None:
+                with contextlib.suppress(NotFoundError):
+                    await self.free(one.object_id)
             self._check_quota(one)
             try:
                 await self._state.writer.apply(add)

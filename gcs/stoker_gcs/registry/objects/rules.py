@@ -87,5 +87,5 @@ def lost(one: DetachedObject, message: str) -> Transition[DetachedObject] | None
 
 
 def charge(one: DetachedObject) -> int:
-    """Return the bytes that count against the quota of its namespace."""
+    """Return the bytes that count against the quota, one for the whole cluster."""
     return one.nbytes if one.inline else one.nbytes * one.copies

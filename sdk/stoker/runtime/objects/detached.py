@@ -22,7 +22,6 @@ from stoker_wire.errors import (
     BadRequestError,
     NotFoundError,
     SerializationError,
-    UnavailableError,
 )
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Stored
@@ -142,10 +141,13 @@ class DetachedObjects:
         return packed
 
     def find(self, object_id: str) -> Location | None:
-        """Return from where an object can be read; None if it is nowhere, or not written yet."""
+        """Return from where an object can be read; None if that is not known now.
+
+        It is nowhere, or not written yet, perhaps by one that died while at it: nobody is waited for.
+        """
         try:
             return self._io.run(self.locate(object_id, retry=False), _COPY_S)
-        except (ObjectLostError, UnavailableError):
+        except StokerError:
             return None
 
     def store(
@@ -156,7 +158,6 @@ class DetachedObjects:
         *,
         name: str = "",
         namespace: str | None = None,
-        job_id: str | None = None,
         durability: Durability,
     ) -> Location:
         """Store a packed value under an id; return its location, or that of what has this id already."""
@@ -175,7 +176,7 @@ class DetachedObjects:
             nbytes=packed.nbytes,
             name=name,
             namespace=namespace or self._job.namespace,
-            job_id=self._job.job_id if job_id is None else job_id,
+            job_id=self._job.job_id,
             copies=durability.copies,
             disk=durability.disk,
             path=durability.path,
@@ -280,13 +281,13 @@ class DetachedObjects:
     async def locate(self, object_id: str, without: str = "", *, retry: bool = True) -> Location:
         """Return from where an object can be read; ``without`` is a node that has it no more.
 
-        Raises ObjectFreedError, ObjectLostError.
+        One that is being written is waited for, with ``retry``. Raises ObjectFreedError, ObjectLostError.
         """
         path = f"/v1/detached-objects/{object_id}/locate"
         body = LocateObject(without=without)
         try:
             found = await self._clients.gcs.call(
-                "POST", path, body, reply=LocatedObject, timeout_s=_COPY_S
+                "POST", path, body, reply=LocatedObject, timeout_s=_COPY_S, retry=retry
             )
         except NotFoundError:
             raise ObjectFreedError(f"{object_id} was freed\nit is no detached object") from None
@@ -312,9 +313,10 @@ def _read_file(object_id: str, path: str) -> bytes:
     try:
         with _fsspec().open(path, "rb") as file:
             return bytes(file.read())
-    except OSError as error:
+    except Exception as error:  # file systems raise all kinds, or are not installed here
         raise ObjectLostError(
-            f"detached object {object_id} is on no node that lives, and {path} cannot be read\n{error}"
+            f"detached object {object_id} is on no node that lives, and {path} cannot be read\n"
+            f"{type(error).__name__}: {error}"
         ) from None
 
 

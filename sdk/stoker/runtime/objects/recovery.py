@@ -1,13 +1,15 @@
 """Recovery of objects whose bytes cannot be read where they were.
 
 A reader tells the owner. The owner asks the home, if that lives; then the other nodes, one of which may
-have a copy, and becomes the object's home; at last it has the task that made it executed again. All who
-read the object meanwhile wait for the same recovery. What cannot be recovered fails for good, with why.
+have a copy, and becomes the object's home; at last it has the task that made it executed again. A node that
+is silent, and not dead, may have a copy too: it is waited for. All who read the object meanwhile wait for the
+same recovery. What cannot be recovered fails for good, with why.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from msgspec import structs
@@ -22,7 +24,7 @@ from stoker_wire.messages.objects import is_detached
 from stoker_wire.messages.work import AdoptedObjects, AdoptObjects
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable
 
     from stoker.runtime.net.channels import Channels
     from stoker.runtime.net.clients import ClusterClients
@@ -37,8 +39,8 @@ _GATHER_S = 0.005
 _ASK_NODE_S = 5.0
 _ASK_OWNER_S = 3600.0
 """How long an owner may take, whose task may wait for room. Readers have deadlines of their own."""
-_HOME_S = 30.0
-"""How long a silent home is waited for, until it answers or is declared dead."""
+_SILENT_S = 30.0
+"""How long a silent node is waited for, until it answers or is declared dead."""
 _AGAIN_S = 0.3
 _NODES = 1000
 _ADOPT_AT_ONCE = 10_000
@@ -55,10 +57,15 @@ class Maker(Protocol):
 
 
 class _Found(NamedTuple):
-    """The death of an object's home, if it died; and the place of the object, if any node has it."""
+    """The place of an object if any node has it; else how its home died, if it did, and who is silent."""
 
-    death: str
-    place: Stored | None
+    place: Stored | None = None
+    death: str = ""
+    silent: tuple[str, ...] = ()
+    """The nodes that are not dead, and may have a copy, but do not answer."""
+
+
+_Wanted = dict[str, "asyncio.Future[_Found]"]
 
 
 class Recovery:
@@ -84,11 +91,13 @@ class Recovery:
         self._relocate = relocate
         self._free = free
         self._locate = locate
-        self._underway: dict[str, asyncio.Task[None]] = {}
+        self._underway: dict[str, asyncio.Task[str]] = {}
         self._asked: dict[str, tuple[Channel, asyncio.Future[Location]]] = {}
         """Borrowed objects whose owners recover them."""
-        self._wanted: dict[str, dict[str, asyncio.Future[_Found]]] = {}
+        self._wanted: dict[str, _Wanted] = {}
         """Home -> the objects to look for, all in one request to each node."""
+        self._asking: dict[str, int] = {}
+        """Node id -> the searches that wait for its answer."""
         self._dead: dict[str, str] = {}
         """Node id -> how it died, of nodes that had objects of this process."""
 
@@ -103,13 +112,20 @@ class Recovery:
         """Return whether a node that had objects of this process is known to be dead."""
         return node_id in self._dead
 
-    def begin(self, entry: Entry, lost: Stored, done: Callable[[], None]) -> None:
-        """Recover an object that could not be read at ``lost``; then call ``done``."""
+    def silent(self) -> str:
+        """Return a line that names the nodes whose answer is waited for, or '' (any thread)."""
+        return _silence(tuple(self._asking))
+
+    def begin(self, entry: Entry, lost: Stored, done: Callable[[str], None]) -> None:
+        """Recover an object that could not be read at ``lost``; then call ``done``.
+
+        It is told why that could not be decided, or ''.
+        """
         task = self._start(entry, lost)
         if task is None:
-            done()
+            done("")
         else:
-            task.add_done_callback(lambda _: done())
+            task.add_done_callback(lambda task: done(_undecided(task)))
 
     async def recover(self, entry: Entry, lost: Stored) -> None:
         """Recover an object that could not be read at ``lost``; return when it has its new location."""
@@ -117,7 +133,7 @@ class Recovery:
         if task is not None:
             await asyncio.shield(task)
 
-    def _start(self, entry: Entry, lost: Stored) -> asyncio.Task[None] | None:
+    def _start(self, entry: Entry, lost: Stored) -> asyncio.Task[str] | None:
         """Return the recovery of an object, or None if it is not where it was lost any more."""
         object_id = entry.object_id
         task = self._underway.get(object_id)
@@ -129,7 +145,7 @@ class Recovery:
             task.add_done_callback(lambda _: self._underway.pop(object_id, None))
         return task
 
-    async def _recover(self, entry: Entry, lost: Stored) -> None:
+    async def _recover(self, entry: Entry, lost: Stored) -> str:
         location: Location
         try:
             if is_detached(lost.object_id):
@@ -140,10 +156,11 @@ class Recovery:
                 location = await self._find_or_make(entry, lost)
         except ObjectLostError as error:
             location = encode_error(error)
-        except StokerError:
-            return  # the cluster cannot be asked: the reader raises its own error, and may try again
+        except StokerError as error:  # the cluster cannot be asked: the reader may try again
+            return error.message
         if location != lost and entry.location == lost:  # else it has come by other means
             self._relocate(entry, location)
+        return ""
 
     async def _locate_detached(self, entry: Entry, lost: Stored) -> Location:
         """Ask the gcs where a detached object is; a task whose result it was can make it again."""
@@ -206,7 +223,7 @@ class Recovery:
         if entry is None or location is None:
             return  # it was freed, and with it the borrow; or is being made: then `Resolved` comes anyway
 
-        def answer() -> None:
+        def answer(_: str = "") -> None:
             if entry.location is not None:
                 channel.post(Resolved(entry.object_id, entry.location))
 
@@ -227,6 +244,8 @@ class Recovery:
         try:
             return await self.maker.make_again(entry, why)
         except ObjectLostError as error:
+            if found.silent:
+                raise UnavailableError(f"{why}\n{_silence(found.silent)}\n{error}") from None
             kind = ObjectNodeDiedError if found.death else ObjectLostError
             owner = f"its owner is {self._address.peer_id}, no other node has a copy"
             raise kind(f"{why}\n{owner}\n{error}") from None
@@ -243,44 +262,65 @@ class Recovery:
     async def _search(self, home: str) -> None:
         await asyncio.sleep(_GATHER_S)
         wanted = self._wanted.pop(home)
-        places: dict[str, Stored] = {}
         try:
-            death, others = await self._ask_home(home, wanted, places)
+            death, others = await self._ask_home(home, wanted)
         except StokerError as error:
             for future in wanted.values():
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(error)
             return
-        rest = wanted.keys() - places
-        if rest:
-            async with asyncio.TaskGroup() as group:
-                for node in others:
-                    group.create_task(self._adopt(node, rest, places))
-        for object_id, future in wanted.items():
+        rest = {object_id: future for object_id, future in wanted.items() if not future.done()}
+        if not rest:
+            return
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(self._ask_other(node, rest)) for node in others]
+        silent = tuple(
+            node.node_id for node, one in zip(others, asked, strict=True) if not one.result()
+        )
+        for future in rest.values():
             if not future.done():
-                future.set_result(_Found(death, places.get(object_id)))
+                future.set_result(_Found(None, death, silent))
 
-    async def _ask_home(
-        self, home: str, object_ids: Iterable[str], places: dict[str, Stored]
-    ) -> tuple[str, list[Node]]:
-        """Ask a home what it still has; return how it died, if it did, and the living others.
+    async def _ask_home(self, home: str, wanted: _Wanted) -> tuple[str, list[Node]]:
+        """Ask a home what it still has; return how it died, if it did, and all others that are not dead.
 
         Raises UnavailableError if it neither answers nor is declared dead.
         """
-        deadline_s = self._io.loop.time() + _HOME_S
+        deadline_s = self._io.loop.time() + _SILENT_S
         while True:
             nodes = await self._nodes()
             node = nodes.pop(home, None)
-            alive = [one for one in nodes.values() if one.state is NodeState.ALIVE]
+            others = [one for one in nodes.values() if one.state is not NodeState.DEAD]
             if node is None or node.state is NodeState.DEAD:
                 death = node.death if node is not None else f"node {home} is not of this cluster"
                 self._dead[home] = death
                 self._recover_all(home)
-                return death, alive
-            if await self._adopt(node, object_ids, places):
-                return "", alive
+                return death, others
+            if await self._adopt(node, wanted):
+                return "", others
             if self._io.loop.time() > deadline_s:
                 raise UnavailableError(f"node {home} at {node.url} does not answer")
             await asyncio.sleep(_AGAIN_S)
+
+    async def _ask_other(self, node: Node, wanted: _Wanted) -> bool:
+        """Ask a node what it has until it answers or is declared dead; return False if neither comes.
+
+        It is asked on when others have all: it may have taken an earlier question, and is told to free.
+        """
+        node_id, deadline_s = node.node_id, self._io.loop.time() + _SILENT_S
+        self._asking[node_id] = self._asking.get(node_id, 0) + 1
+        try:
+            while node.state is not NodeState.DEAD and not await self._adopt(node, wanted):
+                if self._io.loop.time() > deadline_s:
+                    return False
+                await asyncio.sleep(_AGAIN_S)
+                with contextlib.suppress(StokerError):
+                    node = await self._clients.node_of(node_id)
+            return True
+        finally:
+            self._asking[node_id] -= 1
+            if not self._asking[node_id]:
+                del self._asking[node_id]
 
     def _recover_all(self, home: str) -> None:
         """Begin to recover all objects of this process that were lost with a node, not only what is read."""
@@ -304,13 +344,11 @@ class Recovery:
             if not cursor:
                 return nodes
 
-    async def _adopt(
-        self, node: Node, object_ids: Iterable[str], places: dict[str, Stored]
-    ) -> bool:
+    async def _adopt(self, node: Node, wanted: _Wanted) -> bool:
         """Have a node become the home of what it has, unless another has; return whether it answered."""
-        wanted = tuple(object_ids)
-        for first in range(0, len(wanted), _ADOPT_AT_ONCE):
-            request = AdoptObjects(object_ids=wanted[first : first + _ADOPT_AT_ONCE])
+        ids = tuple(wanted)
+        for first in range(0, len(ids), _ADOPT_AT_ONCE):
+            request = AdoptObjects(object_ids=ids[first : first + _ADOPT_AT_ONCE])
             try:
                 adopted = await self._clients.client_of(node.url).call(
                     "POST",
@@ -324,6 +362,24 @@ class Recovery:
                 return False
             for info in adopted.objects:
                 here = Stored(info.nbytes, node.node_id, node.url, (), info.object_id)
-                if places.setdefault(info.object_id, here) is not here:
+                future = wanted[info.object_id]
+                if not future.done():
+                    future.set_result(_Found(here))
+                elif not _is_at(future, here):
                     self._free(here)
         return True
+
+
+def _undecided(task: asyncio.Task[str]) -> str:
+    return "" if task.cancelled() or task.exception() else task.result()
+
+
+def _is_at(future: asyncio.Future[_Found], place: Stored) -> bool:
+    """Return whether an object was found at this node before, or nobody waits for it any more."""
+    found = None if future.cancelled() else future.result().place
+    return found is None or found.node_id == place.node_id
+
+
+def _silence(nodes: tuple[str, ...]) -> str:
+    """Return the clause about nodes that do not answer."""
+    return f"{', '.join(sorted(nodes))} may have a copy, and did not answer yet" if nodes else ""

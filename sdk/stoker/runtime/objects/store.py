@@ -326,6 +326,7 @@ class ObjectStore:
         may take to come. ``others`` are those that are loaded next: lost ones are recovered together.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        undecided = ""
         for attempt in range(_LOADS):
             location = entry.location
             assert location is not None
@@ -336,31 +337,43 @@ class ObjectStore:
             try:
                 return self.values.load(location, entry.object_id, timeout_s)
             except ObjectLostError as error:
+                if attempt == _LOADS - 1 and undecided:
+                    raise type(error)(f"{error.message}\n{undecided}") from None
                 if attempt == _LOADS - 1 or self._io.is_current():
                     raise
                 # It may be in a cycle with the frames it came through, which have the refs of callers.
                 error.with_traceback(None)
             if deadline_s is not None:
                 timeout_s = max(0.0, deadline_s - time.monotonic())
-            self._recover(entry, location, timeout_s, others)
+            undecided = self._recover(entry, location, timeout_s, others)
         raise AssertionError  # the last attempt has raised
 
     def _recover(
         self, entry: Entry, lost: Stored, timeout_s: float | None, others: Sequence[Entry]
-    ) -> None:
-        """Wait until a lost object has a new location; have others that were lost with it recovered too."""
+    ) -> str:
+        """Wait until a lost object has a new location; have others that were lost with it recovered too.
+
+        Return why that could not be decided, or ''.
+        """
         waiter = ThreadWaiter()
         waiter.missing = 1
-        self._io.call_soon(self.recovery.begin, entry, lost, waiter.settled)
+        undecided: list[str] = []
+
+        def done(why: str) -> None:
+            undecided.append(why)
+            waiter.settled()
+
+        self._io.call_soon(self.recovery.begin, entry, lost, done)
         for other in others:
             location = other.location
             if other is not entry and type(location) is Stored and location.node_id == lost.node_id:
                 self._io.call_soon(self.recovery.begin, other, location, _nothing)
         if not self.waits.wait(waiter, timeout_s, "get()", [entry]):
-            raise GetTimeoutError(
-                f"get() waited {timeout_s:.3g} s for {entry.object_id}, which cannot be read on node "
-                f"{lost.node_id}, to be made again\n{describe_wait([entry])}"
-            )
+            waited = f"{timeout_s:.3g} s for {entry.object_id}, which cannot be read on node {lost.node_id}"
+            lines = [f"get() waited {waited}, to be made again", self.recovery.silent()]
+            lines.append(describe_wait([entry]))
+            raise GetTimeoutError("\n".join(line for line in lines if line))
+        return undecided[0]
 
     def load_argument(self, ref: Ref, location: Location) -> Any:
         """Return the value of an argument at the location that its caller named; not on the loop thread.
@@ -531,5 +544,5 @@ def _is_elsewhere(held: Location | None, location: Location) -> bool:
     )
 
 
-def _nothing() -> None:
+def _nothing(_: str) -> None:
     """Do nothing when a recovery ends for which nobody waits yet."""

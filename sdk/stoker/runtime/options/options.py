@@ -319,18 +319,31 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
             "True returns the ref of an earlier call of this process with equal function and pickled "
             "arguments that has not failed; the last 1000 are kept. Has no effect where arguments hold "
             "refs or exceed 256 KiB, or results are not one. `cluster` keeps results for all jobs, as "
-            "detached objects, by the code of the function and the values of its arguments; the code of "
-            "functions that it calls does not count ([objects.md](objects.md)).",
+            "detached objects, by the code of the function and the values of its arguments: "
+            "[objects.md](objects.md) says what counts.",
             by="caller, worker",
             takes="True, False or 'cluster'",
             example='cache="cluster"',
         ),
     ] = False
+    cache_key: Annotated[
+        Any,
+        Option(
+            'The key of a result with `cache="cluster"`, in place of a hash of code and arguments: a text, '
+            "or a function of the arguments that returns one and runs in the worker. Calls of any function "
+            "with the same key have the same result.",
+            by="worker",
+            default="a hash of the code and the arguments",
+            takes="text or function",
+            example='cache_key=lambda path: f"features-v2 {path}"',
+        ),
+    ] = None
     lifetime: Annotated[
         Literal["detached"] | None,
         Option(
-            "`detached`: the result is a detached object, which outlives the caller and its job until "
-            "`stoker.free`; `stoker.get_ref` finds it by the `name` of the task.",
+            "`detached`: the result, once it is stored, is a detached object, which outlives the caller and "
+            "its job until `stoker.free`; `stoker.get_ref` finds it by the `name` of the task. The task "
+            "itself ends with its job all the same, and leaves nothing if it had not finished.",
             by="worker, gcs",
             default="that of its refs",
             example='lifetime="detached"',

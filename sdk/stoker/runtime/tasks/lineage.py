@@ -62,6 +62,8 @@ class Record:
     left: int
     """How often it may be executed again; -1: without limit."""
     nbytes: int
+    depth: int = 1
+    """The tasks of the longest chain of results up to this one, itself included, when it ended."""
     executions: int = 0
     """How often it was executed again."""
     running: bool = False
@@ -91,10 +93,13 @@ class Lineage:
         nbytes = _RECORD_NBYTES + (args.nbytes if isinstance(args, Stored) else _size(args))
         deps = tuple([self._dependency(ref) for ref in task.deps])
         nested = tuple([self._dependency(ref) for ref in task.nested])
+        depth = 0
         for dep in (*deps, *nested):
             nbytes += _size(dep.inline)
             if dep.task_id:
-                self.records[dep.task_id].holders += 1
+                before = self.records[dep.task_id]
+                before.holders += 1
+                depth = max(depth, before.depth)
         self.records[task.task_id] = Record(
             task_id=task.task_id,
             spec=spec,
@@ -105,6 +110,7 @@ class Lineage:
             attempt=task.attempt,
             left=spec.options.max_retries,
             nbytes=nbytes,
+            depth=depth + 1,
             holders=sum(type(location) is Stored for location in locations),
         )
         self.nbytes += nbytes
@@ -174,20 +180,6 @@ class Lineage:
         while len(self.evicted) > _EVICTED:
             del self.evicted[next(iter(self.evicted))]
         return freed
-
-    def depth_of(self, task_id: str) -> int:
-        """Return how many tasks stand behind one another up to this one, itself included."""
-        depth = 0
-        level = {task_id}
-        while level := {i for i in level if i in self.records}:
-            depth += 1
-            level = {
-                dep.task_id
-                for i in level
-                for dep in (*self.records[i].deps, *self.records[i].nested)
-                if dep.task_id
-            }
-        return depth
 
 
 def _size(location: Location | None) -> int:

@@ -224,13 +224,14 @@ class Reconstruction:
     def _report(self, task: PendingTask, record: Record, why: str) -> None:
         """Add the execution to the task history, with its reason."""
         if record.spec.template.history:
-            depth = self._lineage.depth_of(record.task_id)
-            text = (
-                f"{why.splitlines()[0]} (execution {record.executions + 1} of its task, which stands on "
-                f"{depth - 1} others)"
+            again = self._pending.status.record(
+                task,
+                TaskState.QUEUED,
+                reconstructs=why.splitlines()[0],
+                reconstructions=record.executions,
+                lineage_depth=record.depth,
             )
-            status = self._pending.status
-            self._events.add(status.record(task, TaskState.QUEUED, reconstructs=text))
+            self._events.add(again)
 
 
 class _Items:

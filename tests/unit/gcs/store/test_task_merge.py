@@ -65,6 +65,8 @@ anything = st.builds(
     waiting_for=texts,
     owner_id=texts,
     reconstructs=texts,
+    reconstructions=st.integers(0, 1),
+    lineage_depth=st.integers(0, 1),
 )
 
 

@@ -68,9 +68,19 @@ def test_what_a_result_was_made_from_is_known_while_the_result_lives() -> None:
     assert lineage.release("t_1") == []
     assert lineage.release("t_2") == []
     assert set(lineage.records) == {"t_1", "t_2", "t_3"}, "values are freed, their making is known"
-    assert lineage.depth_of("t_3") == 3
+    assert lineage.records["t_3"].depth == 3
     lineage.release("t_3")
     assert lineage.records == {}
+
+
+def test_the_depth_of_a_task_is_its_longest_chain() -> None:
+    lineage = Lineage(1 << 20)
+    leaves = [Call(f"t_{i}") for i in range(5)]
+    middle = Call("t_m", deps=[leaves[0].result()])
+    top = Call("t_t", deps=[one.result() for one in leaves], nested=[middle.result()])
+    for call in (*leaves, middle, top):
+        lineage.keep(call, [stored()])
+    assert [lineage.records[i].depth for i in ("t_0", "t_m", "t_t")] == [1, 2, 3]
 
 
 def test_a_long_chain_is_let_go_without_recursion() -> None:
@@ -83,7 +93,7 @@ def test_a_long_chain_is_let_go_without_recursion() -> None:
         lineage.release(before.task_id)
         before = call
     assert len(lineage.records) == 50_000
-    assert lineage.depth_of(before.task_id) == 50_000
+    assert lineage.records[before.task_id].depth == 50_000
     lineage.release(before.task_id)
     assert (lineage.records, lineage.nbytes) == ({}, 0)
 

@@ -59,6 +59,8 @@ def test_a_record_is_the_same_after_its_journey() -> None:
         waiting_for="a lease",
         owner_id="p_1",
         reconstructs="o_1 is lost",
+        reconstructions=1,
+        lineage_depth=2,
     )
     assert [f.name for f in fields(record) if getattr(record, f.name) == f.default] == []
     [row], dropped = rows_in(frames_of([row_of(record)], 7))
