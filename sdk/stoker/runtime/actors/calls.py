@@ -347,14 +347,17 @@ class ActorCalls:
         *,
         may_have_run: bool,
         preempted: bool,
+        oom: bool,
     ) -> None:
         """Requeue the calls that were under way before all others, or fail them.
 
-        If their actor was ``preempted``, that uses up no retry.
+        If their actor was ``preempted``, that uses up no retry. Retries for want of memory (``oom``) are
+        counted apart; the pause before them is the actor's.
         """
         requeued: list[PendingTask] = []
         kind = PreemptedError if preempted else ActorUnavailableError
-        hint = "" if preempted else " (set max_task_retries to have it tried again)"
+        option = "max_oom_retries" if oom else "max_task_retries"
+        hint = "" if preempted else f" (set {option} to have it tried again)"
         for task in lost:
             text = (
                 f"actor {connection.name} ({connection.actor_id}) {how} "
@@ -366,7 +369,7 @@ class ActorCalls:
                 self.fail(task, encode_error(cancelled_error(task)))
             elif not may_have_run:
                 requeued.append(task)
-            elif preempted or task.take_retry():
+            elif preempted or task.take_retry(oom=oom):
                 task.attempt += preempted
                 self._pending.status.ended(task, failed, attempt=task.attempt - 1)
                 requeued.append(task)

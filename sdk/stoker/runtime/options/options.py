@@ -408,6 +408,17 @@ class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             example="max_restarts=3",
         ),
     ] = 0
+    max_oom_restarts: Annotated[
+        Limit | None,
+        Option(
+            "How often the actor is started again when its process was ended because memory ran out, its "
+            "own or the node's: counted apart from `max_restarts`, after a pause of a second at least.",
+            by="gcs",
+            unit="starts after the first; -1: without limit",
+            default="as many as `max_restarts`",
+            example="max_oom_restarts=10",
+        ),
+    ] = None
     restart_delay: Annotated[
         Amount,
         Option(
@@ -534,6 +545,17 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             unit="tries after the first; -1: without limit",
             default="that of the class",
             example="max_task_retries=1",
+        ),
+    ] = None
+    max_oom_retries: Annotated[
+        Limit | None,
+        Option(
+            "How often a call is sent again when the actor's process was ended because memory ran out: "
+            "counted apart from `max_task_retries`. Useful with `max_oom_restarts`.",
+            by="caller",
+            unit="tries after the first; -1: without limit",
+            default="as many as `max_task_retries`",
+            example="max_oom_retries=3",
         ),
     ] = None
     retry_delay: Annotated[
