@@ -70,6 +70,38 @@ def test_a_timeout_ends_the_task_and_its_worker(flags: Flags, fall_silent: Any) 
 
 
 @silent
+def test_a_timeout_holds_while_the_owner_of_the_task_is_stopped(
+    flags: Flags, fall_silent: Any
+) -> None:
+    @stoker.remote(timeout=2.0)
+    def child() -> None:
+        flags.note("child", os.getpid())
+        fall_silent()
+
+    @stoker.remote(max_retries=0)
+    def owner() -> str:
+        ref = child.remote()
+        flags.raise_("owner", os.getpid())
+        try:
+            stoker.get(ref)
+        except TaskTimeoutError as error:
+            return str(error)
+        return ""
+
+    ref = owner.remote()
+    owner_pid = int(flags.wait("owner"))
+    until(lambda: flags.notes("child"), LIMIT_S, "the child runs")
+    os.kill(owner_pid, signal.SIGSTOP)
+    try:
+        (pid,) = flags.notes("child")
+        until(lambda: has_ended(int(pid)), 10.0, "its worker is killed, though nobody asks")
+    finally:
+        os.kill(owner_pid, signal.SIGCONT)
+    assert "ran longer than its timeout of 2 s" in get(ref, LIMIT_S)
+    assert len(flags.notes("child")) == 1, "it is not tried again"
+
+
+@silent
 def test_a_forced_cancel_ends_the_task_and_its_worker(flags: Flags, fall_silent: Any) -> None:
     ref = runs(flags, fall_silent).remote()
     pid = int(flags.wait("runs"))
@@ -80,18 +112,14 @@ def test_a_forced_cancel_ends_the_task_and_its_worker(flags: Flags, fall_silent:
 
 
 def test_calls_behind_an_overdue_one_run_elsewhere(flags: Flags) -> None:
-    @stoker.remote(num_cpus=4)
-    def quick(number: int) -> int:
-        return number
-
-    assert get([quick.remote(number) for number in range(50)], LIMIT_S) == list(range(50))
-
     @stoker.remote(num_cpus=4, timeout=1.0)
     def sometimes(number: int) -> int:
         if number == 3:
+            flags.note("overdue")
             hold_the_interpreter()
         return number
 
+    assert get([sometimes.remote(number) for number in range(50, 100)], LIMIT_S)[0] == 50
     refs = [sometimes.remote(number) for number in range(20)]
     for number, ref in enumerate(refs):
         if number == 3:
@@ -99,6 +127,7 @@ def test_calls_behind_an_overdue_one_run_elsewhere(flags: Flags) -> None:
                 get(ref, LIMIT_S)
         else:
             assert get(ref, LIMIT_S) == number
+    assert len(flags.notes("overdue")) == 1, "it is not tried again"
 
 
 def test_a_timeout_does_not_count_while_arguments_come_or_others_run(flags: Flags) -> None:

@@ -295,7 +295,8 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
         Option(
             "How long each try may run, from its start in the worker. Then `TaskTimeoutError` is raised "
             "in its code and at its caller; a task that still runs 3 s later ends with its worker, which its "
-            "caller has killed if it does not answer. It is not tried again.",
+            "nodelet kills within 2 s if it does not end, whatever it, its caller and the scheduler do. "
+            "It is not tried again.",
             by="worker, caller, nodelet",
             unit="seconds; 0: without limit",
             default="without limit",

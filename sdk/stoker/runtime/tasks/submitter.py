@@ -335,20 +335,24 @@ class TaskSubmitter:
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None:
         """Retry or fail the calls of a lease's worker that died.
 
-        Where it had several, nobody knows which one ended it, nor which had begun (results may have been lost
-        as well): all are tried again, each alone, so that the next death has one cause.
+        One that was overdue fails: the nodelet names it. Else, where it had several, nobody knows which one
+        ended it, nor which had begun (results may have been lost as well): all are tried again, each alone,
+        so that the next death has one cause.
         """
         queue = self.queues[key]
         lost = queue.drop_slot(lease_id)
         oom = isinstance(cause, OutOfMemoryError)
         preempted = isinstance(cause, PreemptedError)
+        overdue = cause.extra.get("overdue", "")
         for task in lost:
             task.slot = None
             if task.cancelled:
                 self._pending.fail(task, encode_error(cancelled_error(task)))
-            elif preempted or len(lost) > 1:
+            elif task.task_id == overdue:
+                self._pending.fail(task, encode_error(overdue_error(task)))
+            elif preempted or overdue or len(lost) > 1:
                 # It is not known to blame: no retry is used up. It may have begun: another attempt.
-                task.isolate |= not preempted
+                task.isolate |= not preempted and not overdue
                 task.attempt += 1
                 self._pending.status.ended(task, encode_error(cause), attempt=task.attempt - 1)
                 self._retry(task)
