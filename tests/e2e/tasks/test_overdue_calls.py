@@ -169,3 +169,63 @@ def test_a_call_of_an_actor_that_is_silent_fails_and_the_actor_is_told_how_to_en
     assert not has_ended(pid)
     stoker.kill(host)
     until(lambda: has_ended(pid), LIMIT_S, "kill ends what does not answer")
+
+
+def test_a_timeout_of_an_actors_call_does_not_count_while_an_earlier_one_runs(
+    flags: Flags,
+) -> None:
+    @stoker.remote
+    class Host:
+        def hold(self, seconds: int) -> None:
+            ctypes.PyDLL(None).sleep(seconds)
+
+        def count(self) -> int:
+            flags.note("counted")
+            return len(flags.notes("counted"))
+
+    host: Any = Host.remote()
+    get(host.ready())
+    first = host.hold.remote(8)  # longer than the limit and the grace of the next
+    behind = host.count.options(timeout=1.0).remote()
+    assert get([first, behind], LIMIT_S) == [None, 1]
+    silent = host.hold.options(timeout=1.0).remote(FOR_EVER_S)
+    with pytest.raises(TaskTimeoutError, match="does not answer"):
+        get(silent, LIMIT_S)
+    assert len(flags.notes("counted")) == 1
+    stoker.kill(host)
+
+
+def test_a_call_of_an_actor_that_was_given_up_does_not_run_later(flags: Flags) -> None:
+    @stoker.remote(concurrency_groups={"io": 1})
+    class Host:
+        def work(self) -> None:
+            flags.raise_("runs", os.getpid())
+            stop_the_process()
+            flags.wait("go")
+
+        def touch(self) -> None:
+            flags.note("touched")
+
+        def read(self) -> str:
+            return "read"
+
+        @stoker.method(concurrency_group="io")
+        def ping(self) -> str:
+            return "pong"
+
+    @stoker.remote(num_cpus=0)
+    def other_caller(host: Any) -> None:
+        get(host.work.remote())
+
+    host: Any = Host.remote()
+    assert get(host.ping.remote()) == "pong", "there is a connection"
+    other = other_caller.remote(host)
+    pid = int(flags.wait("runs"))
+    behind = host.touch.options(timeout=1.0).remote()
+    with pytest.raises(TaskTimeoutError, match="does not answer"):
+        get(behind, LIMIT_S)
+    os.kill(pid, signal.SIGCONT)
+    assert get(host.ping.remote()) == "pong", "it has read all that was sent before"
+    flags.raise_("go")
+    assert get([other, host.read.remote()]) == [None, "read"]
+    assert flags.notes("touched") == []

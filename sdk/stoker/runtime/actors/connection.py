@@ -56,6 +56,10 @@ class ActorConnection:
         """Calls at the actor's worker; they wait there, and are in phase WAITING, until it is up."""
         self.paused: dict[str, PendingTask] = {}
         """Calls that raised, and are sent once more after a pause."""
+        self.is_timed = False
+        """Whether it had a call with a timeout: then the time of the last result is kept."""
+        self.settled_at_s = 0.0
+        """When the last result came, by the clock of the loop."""
         self.unsettled: set[str] = set()
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
         self.channel: Channel | None = None
@@ -110,6 +114,10 @@ class ActorConnection:
                 if ref._entry.owner is not None and isinstance(ref._entry.location, Failed):
                     return ref._entry.owner.peer_id
         return ""
+
+    def runs_in_order(self, call: PendingTask) -> bool:
+        """Return whether the actor runs a call only after those of its group that were sent before it."""
+        return self.calls.is_ordered(call.group)
 
     def mark_dead(self, failed: Failed) -> None:
         """Note why the actor will never run again, and release its constructor's arguments."""

@@ -531,7 +531,8 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Option(
             "How long a call may run, from its start in the actor. Then it is told to stop, and its "
             "caller gets `TaskTimeoutError` within a second, also if its code does not stop (within five, if "
-            "its process does not answer): the actor, whose state is that of other callers too, goes on.",
+            "its process does not answer): the actor, whose state is that of other callers too, goes on. A "
+            "call that had not begun by then is not started later.",
             by="worker, caller",
             unit="seconds; 0: without limit",
             default="without limit",

@@ -114,7 +114,7 @@ class TaskSubmitter:
         if task.phase is Phase.SENT and task.channel is not None:
             task.channel.post(Cancel(task.task_id, force, recursive))
             if force:
-                self._overdue.watch(task, CANCEL_GRACE_S, self._stop_overdue)
+                self._overdue.watch(task, CANCEL_GRACE_S, self._left_s, self._stop_overdue)
         elif task.phase is not Phase.SENT:
             self._dequeue(task)
             self._pending.fail(task, encode_error(cancelled_error(task)))
@@ -249,7 +249,9 @@ class TaskSubmitter:
             for task in batch:
                 task.phase, task.slot, task.channel = Phase.SENT, slot, channel
                 if timeout_s := task.spec.template.timeout_s:
-                    self._overdue.watch(task, timeout_s + TIMEOUT_GRACE_S, self._stop_overdue)
+                    self._overdue.watch(
+                        task, timeout_s + TIMEOUT_GRACE_S, self._left_s, self._stop_overdue
+                    )
             channel.post(run_frame(channel, batch, self._address))
         if queue.ready:
             self.leases.request(key)
@@ -314,6 +316,15 @@ class TaskSubmitter:
                     queue.ready.drop(task)
                     self._pending.fail(task, encode_error(cancelled_error(task)))
             self.dispatch(tasks[0].spec.demand_key)
+
+    def _left_s(self, task: PendingTask, limit_s: float) -> float:
+        """Return how long a task cannot be overdue yet: it waits at its worker behind others."""
+        slot = task.slot
+        if slot is None or not slot.inflight:
+            return 0.0
+        if next(iter(slot.inflight)) != task.task_id:
+            return limit_s
+        return slot.busy_since_s + limit_s - self._io.loop.time()
 
     def _stop_overdue(self, task: PendingTask) -> None:
         """Fail a call whose worker neither stops it nor answers, and have that worker killed."""

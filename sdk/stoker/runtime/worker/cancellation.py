@@ -129,7 +129,8 @@ class Cancellation:
         if received is None:
             return
         error = TaskCancelledError(f"task {received.template.name} ({task_id}) was cancelled")
-        self._interrupt(received, error, grace_s=0.0 if message.force else None)
+        if message.force or not isinstance(received.stop_error, TaskTimeoutError):
+            self._interrupt(received, error, grace_s=0.0 if message.force else None)
         if message.recursive:  # then, or their errors come to its code before the interrupt
             self._pending.cancel_children(task_id, force=message.force)
 
