@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import stoker
-from stoker.exceptions import TaskCancelledError, TaskTimeoutError
+from stoker.exceptions import NotFoundError, TaskCancelledError, TaskTimeoutError
 from tests.e2e.conftest import Flags, get
 from tests.services import until
 
@@ -105,6 +106,36 @@ def test_a_timeout_holds_while_the_owner_of_the_task_is_stopped(
 def test_a_forced_cancel_ends_the_task_and_its_worker(flags: Flags, fall_silent: Any) -> None:
     ref = runs(flags, fall_silent).remote()
     pid = int(flags.wait("runs"))
+    stoker.cancel(ref, force=True)
+    with pytest.raises(TaskCancelledError):
+        get(ref, LIMIT_S)
+    until(lambda: has_ended(pid), LIMIT_S, "its worker is killed")
+
+
+@silent
+def test_a_task_that_is_silent_from_its_start_is_listed_as_running(
+    cluster: Cluster, flags: Flags, fall_silent: Any
+) -> None:
+    @stoker.remote(num_cpus=4, max_retries=0)
+    def work(silent: bool) -> None:
+        if silent:
+            flags.raise_("runs", os.getpid())
+            fall_silent()
+
+    get(work.remote(False), LIMIT_S)  # what it imports is there: it takes no time to begin
+    ref = work.remote(True)
+    pid = int(flags.wait("runs"))
+
+    def running() -> dict[str, Any] | None:
+        try:
+            (attempt,) = cluster.call("GET", f"/v1/tasks/{ref.task_id}/attempts")["items"]
+        except NotFoundError:
+            return None
+        return attempt if attempt["state"] == "RUNNING" else None
+
+    attempt = until(running, LIMIT_S, "it is listed as running")
+    assert attempt["submitted_at_s"] <= attempt["started_at_s"] <= time.time()
+    assert attempt["worker_id"].startswith("w_")
     stoker.cancel(ref, force=True)
     with pytest.raises(TaskCancelledError):
         get(ref, LIMIT_S)

@@ -420,6 +420,8 @@ class TaskSubmitter:
             for slot, task_ids in queue.to_revoke(now):
                 assert isinstance(slot.channel, Channel)
                 slot.channel.post(Revoke(task_ids))
+            for task, for_s in queue.long_running(now):
+                self._pending.status.runs(task, for_s)
             self.leases.tick(key, queue, now)
         self.leases.report_idle()
 
