@@ -180,7 +180,9 @@ class Api:
         return Empty()
 
     async def kill_worker(self, req: Request) -> Empty:
-        self.workers.kill(req.path["id"], req.body.reason)
+        worker = self.workers.state.workers.get(req.path["id"])
+        if worker is None or req.body.lease_id in ("", worker.lease_id):
+            self.workers.kill(req.path["id"], req.body.reason)
         return Empty()
 
     async def mark_worker_spent(self, req: Request) -> Empty:

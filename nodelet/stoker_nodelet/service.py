@@ -44,6 +44,7 @@ from stoker_nodelet.telemetry.memory_monitor import MemoryMonitor
 from stoker_nodelet.telemetry.task_spool import TaskSpool
 from stoker_nodelet.transfer import ROUTES as TRANSFER_ROUTES
 from stoker_nodelet.transfer import Transfer
+from stoker_nodelet.workers.deadlines import Deadlines
 from stoker_nodelet.workers.forkserver import DEFAULT_TARGET, ForkServerHandle, start_forkserver
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.constraints.taints import Taint, parse_taint
@@ -98,6 +99,7 @@ class Parts:
     detached: DetachedCopies
     log_retention: LogRetention
     memory_monitor: MemoryMonitor
+    deadlines: Deadlines
     monitor: GpuMonitor | None
 
 
@@ -125,6 +127,7 @@ class Nodelet:
         parts = self.parts
         workers = parts.workers
         parts.spool.open()
+        parts.deadlines.open()
         parts.detached.load()
         workers.forks.attach(forkserver)
         for name, work in (
@@ -136,6 +139,7 @@ class Nodelet:
             ("eviction", parts.evictor.run()),
             ("detached", parts.detached.run()),
             ("memory", parts.memory_monitor.run()),
+            ("deadlines", parts.deadlines.run()),
             ("ticks", _tick(workers, parts.log_retention)),
             ("folders", workers.sweep_folders()),
         ):
@@ -340,6 +344,7 @@ def _build_parts(
             on_change=workers.gpus.to_report.set,
             measure=partial(node_memory, limited_cgroups()),
         ),
+        deadlines=Deadlines(workers),
         monitor=GpuMonitor(gpu_library, workers) if gpu_library is not None else None,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -299,6 +300,27 @@ def test_a_leader_that_freezes_holds_nothing_up_for_long(joined: Apart) -> None:
         # A request that the frozen one has must not wait for it: that was 35 s.
         assert get(waiting, timeout=25.0) == [8, 1, 2]
         standby.until_ready()
+    finally:
+        joined.scheduler.send(signal.SIGCONT)
+
+
+@stoker.remote(max_retries=0)
+def hold_the_interpreter(runs: Path) -> None:
+    runs.with_suffix(".part").write_text(str(os.getpid()))
+    runs.with_suffix(".part").rename(runs)
+    ctypes.PyDLL(None).sleep(600)
+
+
+def test_a_forced_cancel_needs_no_scheduler(joined: Apart) -> None:
+    runs = joined.folder / "runs"
+    ref = hold_the_interpreter.remote(runs)
+    until(runs.exists, GET_S, "the task runs")
+    pid = int(runs.read_text())
+    joined.scheduler.send(signal.SIGSTOP)
+    try:
+        stoker.cancel(ref, force=True)
+        assert isinstance(caught(lambda: get(ref)), exceptions.TaskCancelledError)
+        until(lambda: not os.path.exists(f"/proc/{pid}"), 10.0, "its worker is killed")
     finally:
         joined.scheduler.send(signal.SIGCONT)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker_wire.errors import OutOfMemoryError, PreemptedError
 from stoker_wire.messages.cluster import Node, WorkerExit
 from stoker_wire.messages.events import EventKind, Payload, StoryLine, payload_of
 from stoker_wire.messages.groups import PlacementGroup
@@ -121,9 +122,14 @@ def _actor(kind: str, actor: Actor) -> _Sentence:
         case EventKind.ACTOR_SAVED:
             return f"{name} saved its state", actor.state_object
         case EventKind.ACTOR_RESTARTING:
-            preempted = actor.death_cause is not None and actor.death_cause.code == "preempted"
-            left = "unlimited" if actor.max_restarts < 0 else actor.max_restarts - actor.restarts
-            how = "was preempted and restarts" if preempted else f"restarts ({left} restarts left)"
+            code = actor.death_cause.code if actor.death_cause is not None else ""
+            oom = code == OutOfMemoryError.code
+            left = actor.restarts_left(oom=oom)
+            how = f"restarts ({'unlimited' if left is None else left} restarts left)"
+            if code == PreemptedError.code:
+                how = "was preempted and restarts"
+            elif oom:
+                how = f"was out of memory and {how}"
             return f"{name} {how}", why
         case EventKind.ACTOR_DIED:
             return f"{name} died", why

@@ -43,6 +43,7 @@ from stoker_wire.messages.cluster import StopNotice, StopReply, WorkerSetup
 from stoker_wire.messages.common import Address, Empty, MemoryUse
 from stoker_wire.messages.node_api import MoveWorker
 from stoker_wire.process.background import Background
+from stoker_wire.process.call_deadline import CallDeadline, cell_path, read_deadline
 
 if TYPE_CHECKING:
     from stoker_nodelet.core.commands import NotifyWorker
@@ -68,6 +69,8 @@ class Process:
     pid: int = 0
     memory: MemoryUse | None = None
     """The memory as it was when this was ended for want of it."""
+    overdue: CallDeadline | None = None
+    """The call with a ``timeout`` for which this was ended."""
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     gpus_free: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it holds no GPU any longer: it has exited, or stays without them."""
@@ -254,6 +257,15 @@ class Processes:
         if process is not None:
             process.server.signal(worker_id, signal.SIGKILL if force else signal.SIGTERM)
 
+    def overdue_task(self, worker_id: str) -> str:
+        """Return the call for which a process that has exited was ended, if it was still running that."""
+        overdue = self.living[worker_id].overdue
+        if overdue is None or overdue != read_deadline(
+            cell_path(self.identity.arena_dir, worker_id)
+        ):
+            return ""
+        return overdue.task_id
+
     def remove(self, worker_id: str) -> None:
         """Drop a process that has exited, with its socket and its client."""
         process = self.living.pop(worker_id, None)
@@ -263,5 +275,6 @@ class Processes:
         process.gpus_free.set()
         if process.socket_path is not None:
             process.socket_path.unlink(missing_ok=True)
+        cell_path(self.identity.arena_dir, worker_id).unlink(missing_ok=True)
         if process.client is not None:
             self.background.close_later(process.client.close(), name=worker_id)

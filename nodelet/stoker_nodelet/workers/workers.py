@@ -578,6 +578,7 @@ class Workers:
             cause=how.cause,
             last_log_lines=self.logs.tail(fork_exit.worker_id, LOG_LINES),
             memory=process.memory,
+            overdue=self.processes.overdue_task(fork_exit.worker_id),
         )
 
 

@@ -257,6 +257,41 @@ def test_an_actor_that_uses_more_memory_than_it_asked_for_dies_of_that() -> None
     assert error.extra["oom"] is True
 
 
+@pytest.mark.logs(r"exceeded memory=")
+def test_deaths_of_an_actor_for_want_of_memory_are_counted_apart(tmp_path: Path) -> None:
+    lives = tmp_path / "lives"
+
+    @stoker.remote(memory=150 * MIB, max_restarts=1, max_oom_restarts=2)
+    class Hungry:
+        def __init__(self) -> None:
+            with lives.open("a") as file:
+                file.write("born\n")
+
+        @stoker.method(max_task_retries=1, max_oom_retries=2)
+        def eat(self, lives_on_from: int) -> int:
+            life = len(lives.read_text().splitlines())
+            if life < lives_on_from:
+                food = [bytearray(os.urandom(MIB)) for _ in range(400)]
+                time.sleep(60)
+                del food
+            return life
+
+        @stoker.method(max_task_retries=1)
+        def crash_before(self, lives_on_from: int) -> int:
+            life = len(lives.read_text().splitlines())
+            if life < lives_on_from:
+                os._exit(9)
+            return life
+
+    hungry: Any = Hungry.remote()
+    assert get(hungry.eat.remote(3)) == 3, "both deaths are of its max_oom_restarts"
+    assert get(hungry.crash_before.remote(4)) == 4, "it has all of its max_restarts left"
+    record = actor_record(hungry.actor_id)
+    assert (record["restarts"], record["oom_restarts"]) == (3, 2)
+    error = caught(lambda: get(hungry.eat.remote(9)), exceptions.ActorDiedError)
+    assert error.extra["oom"] is True
+
+
 def test_a_restarted_actor_has_lost_its_state_and_kept_its_arguments() -> None:
     large = stoker.put("n" * 300_000)
     mortal = Mortal.options(max_restarts=1).remote(large)

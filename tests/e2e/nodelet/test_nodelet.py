@@ -115,6 +115,20 @@ async def test_asking_twice_gives_the_same(start, gcs: FakeGcs) -> None:
     await node.client.call("POST", kill, {"reason": "it is gone"})
 
 
+async def test_a_worker_is_not_killed_for_a_lease_that_it_no_longer_serves(
+    start, gcs: FakeGcs
+) -> None:
+    node = await start()
+    _, worker = await node.start_lease(lease_id="l_1")
+    await node.release("l_1")
+    _, again = await node.start_lease(lease_id="l_2")
+    assert again.worker_id == worker.worker_id
+    kill = f"/v1/workers/{worker.worker_id}/kill"
+    await node.client.call("POST", kill, {"reason": "too late", "lease_id": "l_1"})
+    await node.client.call("POST", kill, {"reason": "in time", "lease_id": "l_2"})
+    assert (await node.exit_of(worker.worker_id)).cause == "in time"
+
+
 async def test_an_actor_gets_a_fresh_worker_with_its_spec_and_is_never_pooled(
     start, gcs: FakeGcs
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
 import stoker
-from stoker.exceptions import TaskCancelledError, TaskTimeoutError
+from stoker.exceptions import NotFoundError, TaskCancelledError, TaskTimeoutError
 from tests.e2e.conftest import Flags, get
 from tests.services import until
 
@@ -75,6 +76,38 @@ def test_a_timeout_ends_the_task_and_its_worker(flags: Flags, fall_silent: Any) 
 
 
 @silent
+def test_a_timeout_holds_while_the_owner_of_the_task_is_stopped(
+    flags: Flags, fall_silent: Any
+) -> None:
+    @stoker.remote(timeout=2.0)
+    def child() -> None:
+        flags.note("child", os.getpid())
+        fall_silent()
+
+    @stoker.remote(max_retries=0)
+    def owner() -> str:
+        ref = child.remote()
+        flags.raise_("owner", os.getpid())
+        try:
+            stoker.get(ref)
+        except TaskTimeoutError as error:
+            return str(error)
+        return ""
+
+    ref = owner.remote()
+    owner_pid = int(flags.wait("owner"))
+    until(lambda: flags.notes("child"), LIMIT_S, "the child runs")
+    os.kill(owner_pid, signal.SIGSTOP)
+    try:
+        (pid,) = flags.notes("child")
+        until(lambda: has_ended(int(pid)), 10.0, "its worker is killed, though nobody asks")
+    finally:
+        os.kill(owner_pid, signal.SIGCONT)
+    assert "ran longer than its timeout of 2 s" in get(ref, LIMIT_S)
+    assert len(flags.notes("child")) == 1, "it is not tried again"
+
+
+@silent
 def test_a_forced_cancel_ends_the_task_and_its_worker(flags: Flags, fall_silent: Any) -> None:
     ref = runs(flags, fall_silent).remote()
     pid = int(flags.wait("runs"))
@@ -84,19 +117,45 @@ def test_a_forced_cancel_ends_the_task_and_its_worker(flags: Flags, fall_silent:
     until(lambda: has_ended(pid), LIMIT_S, "its worker is killed")
 
 
+@silent
+def test_a_task_that_is_silent_from_its_start_is_listed_as_running(
+    cluster: Cluster, flags: Flags, fall_silent: Any
+) -> None:
+    @stoker.remote(num_cpus=4, max_retries=0)
+    def work(silent: bool) -> None:
+        if silent:
+            flags.raise_("runs", os.getpid())
+            fall_silent()
+
+    get(work.remote(False), LIMIT_S)  # what it imports is there: it takes no time to begin
+    ref = work.remote(True)
+    pid = int(flags.wait("runs"))
+
+    def running() -> dict[str, Any] | None:
+        try:
+            (attempt,) = cluster.call("GET", f"/v1/tasks/{ref.task_id}/attempts")["items"]
+        except NotFoundError:
+            return None
+        return attempt if attempt["state"] == "RUNNING" else None
+
+    attempt = until(running, LIMIT_S, "it is listed as running")
+    assert attempt["submitted_at_s"] <= attempt["started_at_s"] <= time.time()
+    assert attempt["worker_id"].startswith("w_")
+    stoker.cancel(ref, force=True)
+    with pytest.raises(TaskCancelledError):
+        get(ref, LIMIT_S)
+    until(lambda: has_ended(pid), LIMIT_S, "its worker is killed")
+
+
 def test_calls_behind_an_overdue_one_run_elsewhere(flags: Flags) -> None:
-    @stoker.remote(num_cpus=4)
-    def quick(number: int) -> int:
-        return number
-
-    assert get([quick.remote(number) for number in range(50)], LIMIT_S) == list(range(50))
-
     @stoker.remote(num_cpus=4, timeout=1.0)
     def sometimes(number: int) -> int:
         if number == 3:
+            flags.note("overdue")
             hold_the_interpreter()
         return number
 
+    assert get([sometimes.remote(number) for number in range(50, 100)], LIMIT_S)[0] == 50
     refs = [sometimes.remote(number) for number in range(20)]
     for number, ref in enumerate(refs):
         if number == 3:
@@ -104,6 +163,7 @@ def test_calls_behind_an_overdue_one_run_elsewhere(flags: Flags) -> None:
                 get(ref, LIMIT_S)
         else:
             assert get(ref, LIMIT_S) == number
+    assert len(flags.notes("overdue")) == 1, "it is not tried again"
 
 
 def test_a_timeout_does_not_count_while_arguments_come_or_others_run(flags: Flags) -> None:
@@ -146,3 +206,63 @@ def test_a_call_of_an_actor_that_is_silent_fails_and_the_actor_is_told_how_to_en
     assert not has_ended(pid)
     stoker.kill(host)
     until(lambda: has_ended(pid), LIMIT_S, "kill ends what does not answer")
+
+
+def test_a_timeout_of_an_actors_call_does_not_count_while_an_earlier_one_runs(
+    flags: Flags,
+) -> None:
+    @stoker.remote
+    class Host:
+        def hold(self, seconds: int) -> None:
+            ctypes.PyDLL(None).sleep(seconds)
+
+        def count(self) -> int:
+            flags.note("counted")
+            return len(flags.notes("counted"))
+
+    host: Any = Host.remote()
+    get(host.ready())
+    first = host.hold.remote(8)  # longer than the limit and the grace of the next
+    behind = host.count.options(timeout=1.0).remote()
+    assert get([first, behind], LIMIT_S) == [None, 1]
+    silent = host.hold.options(timeout=1.0).remote(FOR_EVER_S)
+    with pytest.raises(TaskTimeoutError, match="does not answer"):
+        get(silent, LIMIT_S)
+    assert len(flags.notes("counted")) == 1
+    stoker.kill(host)
+
+
+def test_a_call_of_an_actor_that_was_given_up_does_not_run_later(flags: Flags) -> None:
+    @stoker.remote(concurrency_groups={"io": 1})
+    class Host:
+        def work(self) -> None:
+            flags.raise_("runs", os.getpid())
+            stop_the_process()
+            flags.wait("go")
+
+        def touch(self) -> None:
+            flags.note("touched")
+
+        def read(self) -> str:
+            return "read"
+
+        @stoker.method(concurrency_group="io")
+        def ping(self) -> str:
+            return "pong"
+
+    @stoker.remote(num_cpus=0)
+    def other_caller(host: Any) -> None:
+        get(host.work.remote())
+
+    host: Any = Host.remote()
+    assert get(host.ping.remote()) == "pong", "there is a connection"
+    other = other_caller.remote(host)
+    pid = int(flags.wait("runs"))
+    behind = host.touch.options(timeout=1.0).remote()
+    with pytest.raises(TaskTimeoutError, match="does not answer"):
+        get(behind, LIMIT_S)
+    os.kill(pid, signal.SIGCONT)
+    assert get(host.ping.remote()) == "pong", "it has read all that was sent before"
+    flags.raise_("go")
+    assert get([other, host.read.remote()]) == [None, "read"]
+    assert flags.notes("touched") == []

@@ -567,6 +567,8 @@ class WorkerExit(Record):
     cause: str = ""
     last_log_lines: tuple[str, ...] = ()
     memory: MemoryUse | None = None
+    overdue: str = ""
+    """The task that it ran when its nodelet ended it, long after the task's timeout."""
 
 
 class WorkersExited(Message):

@@ -37,9 +37,10 @@ class Process(Record):
 
 
 class KillWorker(Message):
-    """Request to kill a worker; its exit says ``reason``."""
+    """Request to kill a worker, with ``lease_id`` only if it serves that; its exit says ``reason``."""
 
     reason: str = "killed over the API"
+    lease_id: str = ""
 
 
 class DrainOrder(Message):

@@ -344,6 +344,8 @@ class CreateActor(Message):
     detached: bool = False
     get_if_exists: bool = False
     max_restarts: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0
+    max_oom_restarts: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] | None = None
+    """The same for want of memory, counted apart; None: as many."""
     restart_delay_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     max_task_retries: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0
     handle_info: bytes = b""
@@ -390,7 +392,11 @@ class Actor(Record):
     detached: bool = False
     incarnation: int = 0
     restarts: int = 0
+    """Of all causes but preemption."""
+    oom_restarts: int = 0
+    """Those of ``restarts`` for want of memory."""
     max_restarts: int = 0
+    max_oom_restarts: int | None = None
     restart_delay_s: float = 0.0
     restart_at_s: float | None = None
     """When it may be placed again, if it is RESTARTING after a pause."""
@@ -418,6 +424,14 @@ class Actor(Record):
     state_object: str = ""
     """The detached object with what its ``__stoker_save__`` returned last."""
     saved_at_s: float | None = None
+
+    def restarts_left(self, *, oom: bool) -> int | None:
+        """Return how often it may still be started again, for want of memory or else; None: without limit."""
+        limit = self.max_restarts
+        if oom and self.max_oom_restarts is not None:
+            limit = self.max_oom_restarts
+        used = self.oom_restarts if oom else self.restarts - self.oom_restarts
+        return None if limit < 0 else max(0, limit - used)
 
 
 class TaskState(StrEnum):

@@ -120,7 +120,7 @@ class ActorPlacement:
                 incarnation=actor.incarnation,
                 class_name=actor.class_name,
                 payload=spec.payload,
-                restartable=actor.max_restarts < 0 or actor.restarts < actor.max_restarts,
+                restartable=actor.restarts_left(oom=True) != 0,
             ),
         )
         return await request_lease(

@@ -32,7 +32,7 @@ from stoker_gcs.registry.leases import delete_lease_row, releasing_lease_row, up
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import RecordTable, Transition
 from stoker_gcs.store.changes import Operation, Update
-from stoker_wire.errors import FencedError, PreemptedError
+from stoker_wire.errors import FencedError, OutOfMemoryError, PreemptedError
 from stoker_wire.messages.cluster import LeaseKind
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.events import EventKind
@@ -68,6 +68,8 @@ TRANSITIONS = {
 }
 MAX_PAUSE_S = 300.0
 """The longest pause before a restart, unless ``restart_delay_s`` itself is longer."""
+OOM_DELAY_S = 1.0
+"""The first pause after a death for want of memory: others need time to give some back."""
 _DOUBLINGS = 40
 SHOWN_LINES = 10
 """Lines of a process's last output in its cause of death; ``extra`` has all that were recorded."""
@@ -93,6 +95,7 @@ def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
         namespace=namespace,
         detached=body.detached,
         max_restarts=body.max_restarts,
+        max_oom_restarts=body.max_oom_restarts,
         restart_delay_s=body.restart_delay_s,
         max_task_retries=body.max_task_retries,
         resources=body.demand.resources,
@@ -214,17 +217,18 @@ def worker_lost(
     """
     if ActorState.RESTARTING not in TRANSITIONS[actor.state] or actor.lease_id != lease_id:
         return None
-    preempted = cause.code == PreemptedError.code
-    may_restart = preempted or actor.max_restarts == -1 or actor.restarts < actor.max_restarts
+    preempted, oom = cause.code == PreemptedError.code, cause.code == OutOfMemoryError.code
+    may_restart = preempted or actor.restarts_left(oom=oom) != 0
     if not (restart and may_restart):
         return died(actor, cause, now_s, release=release)
-    pause_s = 0.0 if preempted else _pause_s(actor)
+    pause_s = 0.0 if preempted else _pause_s(actor, oom=oom)
     then = _replace(
         actor,
         state=ActorState.RESTARTING,
         restart_at_s=now_s + pause_s if pause_s else None,
         incarnation=actor.incarnation + 1,
         restarts=actor.restarts + (not preempted),
+        oom_restarts=actor.oom_restarts + oom,
         preemptions=actor.preemptions + preempted,
         node_id="",
         worker_id="",
@@ -239,13 +243,15 @@ def worker_lost(
     return Transition(then, EventKind.ACTOR_RESTARTING, operations=_end_lease(actor, release))
 
 
-def _pause_s(actor: Actor) -> float:
+def _pause_s(actor: Actor, *, oom: bool) -> float:
     """Return how long a restart waits: twice as long each time, a quarter more or less for each actor."""
-    if not actor.restart_delay_s:
+    delay_s = max(actor.restart_delay_s, OOM_DELAY_S) if oom else actor.restart_delay_s
+    if not delay_s:
         return 0.0
-    whole_s = actor.restart_delay_s * 2.0 ** min(actor.restarts, _DOUBLINGS)
+    earlier = actor.oom_restarts if oom else actor.restarts - actor.oom_restarts
+    whole_s = delay_s * 2.0 ** min(earlier, _DOUBLINGS)
     part = crc32(f"{actor.actor_id} {actor.incarnation}".encode()) / 2**32
-    return min(whole_s, max(MAX_PAUSE_S, actor.restart_delay_s)) * (0.75 + part / 2)
+    return min(whole_s, max(MAX_PAUSE_S, delay_s)) * (0.75 + part / 2)
 
 
 def exit_cause(exit_: WorkerExit) -> ErrorInfo:
@@ -259,7 +265,7 @@ def exit_cause(exit_: WorkerExit) -> ErrorInfo:
         text += f".\nlast output:{lines}"
     code = PreemptedError.code if exit_.preempted else "actor_died"
     return ErrorInfo(
-        code="out_of_memory" if exit_.oom else code,
+        code=OutOfMemoryError.code if exit_.oom else code,
         message=text,
         extra=msgspec.to_builtins(exit_),
     )

@@ -81,6 +81,10 @@ class CallOrder(Generic[C]):
                 if call.task_id not in self._dropped:
                     yield call
 
+    def is_ordered(self, group: str) -> bool:
+        """Return whether calls of a group are sent in order."""
+        return group not in self._unordered
+
     def append(self, call: C) -> None:
         """Add a call that was submitted."""
         self._new.append(call)

@@ -233,12 +233,30 @@ class ActorCalls:
         """Note that a call is at an actor that is up."""
         task.phase, task.channel = Phase.SENT, channel
         if timeout_s := task.spec.template.timeout_s:
-            self._overdue.watch(task, timeout_s + TIMEOUT_GRACE_S, self._abandon)
+            self._connections[task.spec.actor_id].is_timed = True
+            self._overdue.watch(task, timeout_s + TIMEOUT_GRACE_S, self._left_s, self._abandon)
+
+    def _left_s(self, task: PendingTask, limit_s: float) -> float:
+        """Return how long a call cannot be overdue yet: calls of its group run in order, one is before it.
+
+        Where several run at once nobody but the actor knows which have begun.
+        """
+        connection = self._connections[task.spec.actor_id]
+        if connection.runs_in_order(task):
+            for earlier in connection.sent.values():
+                if earlier is task:
+                    break
+                if earlier.group == task.group:
+                    return limit_s
+            return connection.settled_at_s + limit_s - self._io.loop.time()
+        return 0.0
 
     def _abandon(self, task: PendingTask) -> None:
         """Fail a call of an actor that does not answer; the actor has the state of others, and goes on."""
         connection = self._connections[task.spec.actor_id]
         connection.sent.pop(task.task_id, None)
+        if not task.cancelled and task.channel is not None:  # it may not have begun, and is not to
+            task.channel.post(Cancel(task.task_id, False, False))
         error = cancelled_error(task) if task.cancelled else overdue_error(task)
         text = (
             f"{error.message}, but actor {connection.name} ({connection.actor_id}) does not answer\n"
@@ -291,6 +309,8 @@ class ActorCalls:
                 continue  # of an earlier attempt, which was given up
             connection = self._connections[task.spec.actor_id]
             connection.sent.pop(result.task_id, None)
+            if connection.is_timed:
+                connection.settled_at_s = self._io.loop.time()
             if result.retry and not task.cancelled and task.take_retry():
                 self._retry(connection, task)
             else:
@@ -322,7 +342,7 @@ class ActorCalls:
         if task.phase is Phase.SENT and task.channel is not None:
             # Never forced: that would end the actor and the state of all its other callers.
             task.channel.post(Cancel(task.task_id, False, recursive))
-            self._overdue.watch(task, CANCEL_GRACE_S, self._abandon)
+            self._overdue.watch(task, CANCEL_GRACE_S, _no_time_left, self._abandon)
         elif task.phase is Phase.WAITING:
             if connection.paused.pop(task.task_id, None) is not None:
                 pass
@@ -347,14 +367,17 @@ class ActorCalls:
         *,
         may_have_run: bool,
         preempted: bool,
+        oom: bool,
     ) -> None:
         """Requeue the calls that were under way before all others, or fail them.
 
-        If their actor was ``preempted``, that uses up no retry.
+        If their actor was ``preempted``, that uses up no retry. Retries for want of memory (``oom``) are
+        counted apart; the pause before them is the actor's.
         """
         requeued: list[PendingTask] = []
         kind = PreemptedError if preempted else ActorUnavailableError
-        hint = "" if preempted else " (set max_task_retries to have it tried again)"
+        option = "max_oom_retries" if oom else "max_task_retries"
+        hint = "" if preempted else f" (set {option} to have it tried again)"
         for task in lost:
             text = (
                 f"actor {connection.name} ({connection.actor_id}) {how} "
@@ -366,7 +389,7 @@ class ActorCalls:
                 self.fail(task, encode_error(cancelled_error(task)))
             elif not may_have_run:
                 requeued.append(task)
-            elif preempted or task.take_retry():
+            elif preempted or task.take_retry(oom=oom):
                 task.attempt += preempted
                 self._pending.status.ended(task, failed, attempt=task.attempt - 1)
                 requeued.append(task)
@@ -499,6 +522,10 @@ class ActorCalls:
             sent = "is at its actor" if task.phase is Phase.SENT else "waits as well"
             return f"call {task.spec.name} ({task.task_id}), which {sent}"
         return describe_wait([entry])
+
+
+def _no_time_left(task: PendingTask, limit_s: float) -> float:
+    return 0.0
 
 
 def fail_creation(connection: ActorConnection, error: StokerError) -> None:

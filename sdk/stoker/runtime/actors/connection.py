@@ -56,12 +56,18 @@ class ActorConnection:
         """Calls at the actor's worker; they wait there, and are in phase WAITING, until it is up."""
         self.paused: dict[str, PendingTask] = {}
         """Calls that raised, and are sent once more after a pause."""
+        self.is_timed = False
+        """Whether it had a call with a timeout: then the time of the last result is kept."""
+        self.settled_at_s = 0.0
+        """When the last result came, by the clock of the loop."""
         self.unsettled: set[str] = set()
         """The ids of all unsettled calls, from the moment of ``.remote()`` on."""
         self.channel: Channel | None = None
         self.incarnation = -1
         self.restarts = 0
         """How many restarts the actor had used up as this incarnation; a preemption uses up none."""
+        self.oom_restarts = 0
+        """How many of them for want of memory."""
         self.dead: Failed | None = None
         self.killed = False
         """Whether this process ended it: the errors of its calls surprise nobody then."""
@@ -108,6 +114,10 @@ class ActorConnection:
                 if ref._entry.owner is not None and isinstance(ref._entry.location, Failed):
                     return ref._entry.owner.peer_id
         return ""
+
+    def runs_in_order(self, call: PendingTask) -> bool:
+        """Return whether the actor runs a call only after those of its group that were sent before it."""
+        return self.calls.is_ordered(call.group)
 
     def mark_dead(self, failed: Failed) -> None:
         """Note why the actor will never run again, and release its constructor's arguments."""
@@ -182,6 +192,7 @@ class _Calls(Protocol):
         *,
         may_have_run: bool,
         preempted: bool,
+        oom: bool,
     ) -> None: ...
 
 
@@ -248,7 +259,7 @@ class ActorConnector:
         if connection.has_ended(actor.incarnation):
             return False
         connection.channel, connection.incarnation = channel, actor.incarnation
-        connection.restarts = actor.restarts
+        connection.restarts, connection.oom_restarts = actor.restarts, actor.oom_restarts
         connection.status_text = "its constructor has not returned"
         return True
 
@@ -374,17 +385,26 @@ class ActorConnector:
             for task in lost:
                 self._calls.fail(task, connection.dead)
             return
-        how, may_have_run, preempted = "lost the connection to this process", True, False
+        how, may_have_run = "lost the connection to this process", True
+        preempted = oom = False
         cause: ErrorInfo | None = None
         if actor is not None and actor.incarnation > incarnation:
             how, may_have_run = "ended", connection.may_have_run(incarnation)
-            preempted = actor.restarts == connection.restarts
+            ends = actor.restarts - connection.restarts
+            preempted = ends == 0
+            oom = ends > 0 and actor.oom_restarts - connection.oom_restarts == ends
             connection.incarnation = incarnation + 1
             if actor.incarnation == incarnation + 1:
                 cause = actor.death_cause
             if cause is not None and cause.code == OutOfMemoryError.code:
                 how = "was out of memory and ended"
         self._calls.retry_or_fail(
-            connection, lost, how, cause, may_have_run=may_have_run, preempted=preempted
+            connection,
+            lost,
+            how,
+            cause,
+            may_have_run=may_have_run,
+            preempted=preempted,
+            oom=oom,
         )
         self._calls.send(connection)

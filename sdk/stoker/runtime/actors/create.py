@@ -143,6 +143,7 @@ class ActorCreator:
                 detached=options.lifetime == "detached",
                 get_if_exists=options.get_if_exists,
                 max_restarts=options.max_restarts,
+                max_oom_restarts=options.max_oom_restarts,
                 restart_delay_s=options.restart_delay,
                 max_task_retries=options.max_task_retries,
                 handle_info=cloudpickle.dumps(info, 5),

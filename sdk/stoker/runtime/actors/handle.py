@@ -168,6 +168,8 @@ class ActorMethod:
         count, streaming = returns_of(options.num_returns, generates=self._info.generates)
         name = options.name or f"{info.class_name}.{self._name}"
         retries = options.max_task_retries
+        retries = info.max_task_retries if retries is None else retries
+        oom_retries = options.max_oom_retries
         return FunctionSpec(
             submitter=runtime.actors,
             function=self._name,
@@ -185,7 +187,8 @@ class ActorMethod:
                 history=options.enable_task_events,
             ),
             options=TaskOptions(
-                max_retries=info.max_task_retries if retries is None else retries,
+                max_retries=retries,
+                max_oom_retries=retries if oom_retries is None else oom_retries,
                 retry_delay=options.retry_delay,
             ),
             demand=Demand(job_id=runtime.job.job_id, resources={}),

@@ -23,6 +23,7 @@ from stoker_wire.errors import DeadlineExceededError, UnavailableError
 from stoker_wire.http.client.pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, WorkerExit
 from stoker_wire.messages.control import Leader
+from stoker_wire.messages.node_api import KillWorker
 from stoker_wire.messages.work import DETACHED_JOB, Actor, Job
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _NODE_STATE_S = 30.0
 _HEALTH_S = 3.0
 _RETRY_S = 0.3
 _AGAIN_S = 0.1
+_KILL_S = 2.0
 _NODE_S = 10.0
 _REGISTER_S = 10.0
 
@@ -176,6 +178,21 @@ class ClusterClients:
         path = f"/v1/workers/{self._identity.peer_id}/stop-callbacks"
         await self.client_of(node.url).call("POST", path, timeout_s=_REGISTER_S)
 
+    async def kill_worker(self, node_id: str, worker_id: str, lease_id: str, reason: str) -> bool:
+        """Have a nodelet kill a worker that serves a lease; return False if it does not answer."""
+        try:
+            async with asyncio.timeout(_KILL_S):
+                node = await self.node_of(node_id)
+                await self.client_of(node.url).call(
+                    "POST",
+                    f"/v1/workers/{worker_id}/kill",
+                    KillWorker(reason=reason, lease_id=lease_id),
+                    timeout_s=_KILL_S,
+                )
+        except (StokerError, TimeoutError):
+            return False
+        return True
+
     async def death_of(
         self, node_id: str, worker_id: str, how: str, *, patient: bool
     ) -> WorkerDiedError | NodeDiedError:
@@ -252,5 +269,6 @@ def death_error(dead: WorkerExit) -> WorkerDiedError:
             "peak_rss_bytes": dead.peak_rss_bytes,
             "node_id": dead.node_id,
             "worker_id": dead.worker_id,
+            "overdue": dead.overdue,
         },
     )

@@ -295,7 +295,8 @@ class TaskOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_field
         Option(
             "How long each try may run, from its start in the worker. Then `TaskTimeoutError` is raised "
             "in its code and at its caller; a task that still runs 3 s later ends with its worker, which its "
-            "caller has killed if it does not answer. It is not tried again.",
+            "nodelet kills within 2 s if it does not end, whatever it, its caller and the scheduler do. "
+            "It is not tried again.",
             by="worker, caller, nodelet",
             unit="seconds; 0: without limit",
             default="without limit",
@@ -421,6 +422,17 @@ class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
             example="max_restarts=3",
         ),
     ] = 0
+    max_oom_restarts: Annotated[
+        Limit | None,
+        Option(
+            "How often the actor is started again when its process was ended because memory ran out, its "
+            "own or the node's: counted apart from `max_restarts`, after a pause of a second at least.",
+            by="gcs",
+            unit="starts after the first; -1: without limit",
+            default="as many as `max_restarts`",
+            example="max_oom_restarts=10",
+        ),
+    ] = None
     restart_delay: Annotated[
         Amount,
         Option(
@@ -532,7 +544,8 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Option(
             "How long a call may run, from its start in the actor. Then it is told to stop, and its "
             "caller gets `TaskTimeoutError` within a second, also if its code does not stop (within five, if "
-            "its process does not answer): the actor, whose state is that of other callers too, goes on.",
+            "its process does not answer): the actor, whose state is that of other callers too, goes on. A "
+            "call that had not begun by then is not started later.",
             by="worker, caller",
             unit="seconds; 0: without limit",
             default="without limit",
@@ -547,6 +560,17 @@ class MethodOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             unit="tries after the first; -1: without limit",
             default="that of the class",
             example="max_task_retries=1",
+        ),
+    ] = None
+    max_oom_retries: Annotated[
+        Limit | None,
+        Option(
+            "How often a call is sent again when the actor's process was ended because memory ran out: "
+            "counted apart from `max_task_retries`. Useful with `max_oom_restarts`.",
+            by="caller",
+            unit="tries after the first; -1: without limit",
+            default="as many as `max_task_retries`",
+            example="max_oom_retries=3",
         ),
     ] = None
     retry_delay: Annotated[

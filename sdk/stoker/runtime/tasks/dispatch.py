@@ -20,6 +20,8 @@ PIPELINE_S = 0.005
 MAX_DEPTH = 256
 STALE_S = 0.05
 """A call that is ahead of others for this long makes them worth revoking."""
+REPORT_S = 1.0
+"""A call that runs for this long is reported as running here too: a worker that is silent does not do so."""
 MAX_LEASES_PER_REQUEST = 1000
 _PAIR_S = 20 * PIPELINE_S
 """Two calls may be at a worker while they take less than this: the second hides the round trip."""
@@ -38,6 +40,7 @@ class Slot(Generic[T]):
         "lease_id",
         "load_s",
         "paused",
+        "reported",
     )
 
     def __init__(self, lease_id: str, channel: object, now_s: float) -> None:
@@ -51,6 +54,8 @@ class Slot(Generic[T]):
         self.closing = False
         self.paused = False
         """Whether its worker gave calls back because the one it runs takes long: none is sent behind it."""
+        self.reported: T | None = None
+        """The call that was reported as running, while it is here."""
         self._costs: dict[str, float] = {}
 
     def can_take(self, task: T) -> bool:
@@ -77,6 +82,8 @@ class Slot(Generic[T]):
         """Note that a task is here no longer; return it, or None if it was not here."""
         task = self.inflight.pop(task_id, None)
         if task is not None:
+            if task is self.reported:
+                self.reported = None
             self.load_s -= self._costs.pop(task_id)
         if not self.inflight:
             self.load_s = 0.0  # else rounding errors would add up
@@ -159,6 +166,13 @@ class ClassQueue(Generic[T]):
         for slot in self.slots.values():
             if len(slot.inflight) > 1 and now_s - slot.busy_since_s > STALE_S:
                 yield slot, list(slot.inflight)[1:]
+
+    def long_running(self, now_s: float) -> Iterator[tuple[T, float]]:
+        """Yield each call that runs for ``REPORT_S`` or more, once, and for how long it does."""
+        for slot in self.slots.values():
+            if slot.inflight and slot.reported is None and now_s - slot.busy_since_s >= REPORT_S:
+                slot.reported = next(iter(slot.inflight.values()))
+                yield slot.reported, now_s - slot.busy_since_s
 
     def idle_slots(self, now_s: float, grace_s: float) -> list[Slot[T]]:
         """Return the slots that were not used for ``grace_s``."""

@@ -360,7 +360,11 @@ class Leases:
             self._io.background.spawn(self._kill(*known, reason), name="kill")
 
     async def _kill(self, key: bytes, granted: GrantedLease, reason: str) -> None:
-        await self._release([granted.lease.lease_id], kill=True, reason=reason)
+        lease = granted.lease
+        if not await self._clients.kill_worker(
+            lease.node_id, granted.worker_id, lease.lease_id, reason
+        ):
+            await self._release([lease.lease_id], kill=True, reason=reason)
         await self._on_lease_lost(key, granted, reason)
 
     async def _on_lease_lost(self, key: bytes, granted: GrantedLease, how: str) -> None:

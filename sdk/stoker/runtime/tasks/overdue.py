@@ -29,6 +29,8 @@ _AGAIN_S = 5.0
 """How long a worker that gives one is trusted to stop the call."""
 
 Stop = Callable[[PendingTask], None]
+Left = Callable[[PendingTask, float], float]
+"""Returns how long a call cannot be overdue yet by a limit: it waits at its worker behind others."""
 
 
 class OverdueCalls:
@@ -40,34 +42,35 @@ class OverdueCalls:
         self._awaited: dict[int, Channel] = {}
         """The signs of life that have not come, by number."""
 
-    def watch(self, task: PendingTask, limit_s: float, stop: Stop) -> None:
+    def watch(self, task: PendingTask, limit_s: float, left: Left, stop: Stop) -> None:
         """Have ``stop(task)`` called if this attempt runs for ``limit_s`` at a worker that is silent."""
-        self._io.loop.call_later(limit_s, self._check, task, task.attempt, limit_s, stop)
+        self._io.loop.call_later(limit_s, self._check, task, task.attempt, limit_s, left, stop)
 
-    def _check(self, task: PendingTask, attempt: int, limit_s: float, stop: Stop) -> None:
+    def _check(
+        self, task: PendingTask, attempt: int, limit_s: float, left: Left, stop: Stop
+    ) -> None:
         channel = task.channel
         if task.phase is not Phase.SENT or task.attempt != attempt or channel is None:
             return
-        left_s = self._left_s(task, limit_s)
+        left_s = left(task, limit_s)
         if left_s > 0:
-            self._io.loop.call_later(left_s, self._check, task, attempt, limit_s, stop)
+            self._io.loop.call_later(left_s, self._check, task, attempt, limit_s, left, stop)
             return
         number = next(self._numbers)
         self._awaited[number] = channel
         channel.post(Ping(number))
-        self._io.loop.call_later(_ANSWER_S, self._decide, number, task, attempt, limit_s, stop)
-
-    def _left_s(self, task: PendingTask, limit_s: float) -> float:
-        """Return how long a task cannot be overdue yet: it waits at its worker behind others."""
-        slot = task.slot
-        if slot is None or not slot.inflight:
-            return 0.0  # a call of an actor, which may run several at once
-        if next(iter(slot.inflight)) != task.task_id:
-            return limit_s
-        return slot.busy_since_s + limit_s - self._io.loop.time()
+        self._io.loop.call_later(
+            _ANSWER_S, self._decide, number, task, attempt, limit_s, left, stop
+        )
 
     def _decide(
-        self, number: int, task: PendingTask, attempt: int, limit_s: float, stop: Stop
+        self,
+        number: int,
+        task: PendingTask,
+        attempt: int,
+        limit_s: float,
+        left: Left,
+        stop: Stop,
     ) -> None:
         if number in self._awaited:
             self._awaited[number].receive_now()  # this process may have been the silent one
@@ -77,7 +80,7 @@ class OverdueCalls:
         if silent:
             stop(task)
         else:
-            self._io.loop.call_later(_AGAIN_S, self._check, task, attempt, limit_s, stop)
+            self._io.loop.call_later(_AGAIN_S, self._check, task, attempt, limit_s, left, stop)
 
     def on_pong(self, number: int) -> None:
         """Note a sign of life."""

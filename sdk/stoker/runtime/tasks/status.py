@@ -1,7 +1,7 @@
 """The status of this process's tasks, as it is reported to the task history.
 
 Workers report what starts and ends at them. The owner reports the rest: tasks that wait for long, and
-attempts whose end no worker saw.
+attempts whose end no worker saw. It reports those that run for long too, as their worker may be silent.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class TaskStatus:
             state = TaskState.WAITING if task.phase is Phase.WAITING else TaskState.QUEUED
             facts = {"demand": task.spec.demand, "waiting_for": task.describe()}
             self._events.add(self.record(task, state, **facts))
+
+    def runs(self, task: PendingTask, for_s: float) -> None:
+        """Report that a task runs, which its worker may be too silent to do."""
+        if task.spec.template.history:
+            started_at_s = time.time() - for_s
+            self._events.add(self.record(task, TaskState.RUNNING, started_at_s=started_at_s))
 
     def ended(self, task: PendingTask, failed: Failed, *, attempt: int | None = None) -> None:
         """Report the end of an attempt (by default the present one) that no worker will report."""

@@ -114,7 +114,7 @@ class TaskSubmitter:
         if task.phase is Phase.SENT and task.channel is not None:
             task.channel.post(Cancel(task.task_id, force, recursive))
             if force:
-                self._overdue.watch(task, CANCEL_GRACE_S, self._stop_overdue)
+                self._overdue.watch(task, CANCEL_GRACE_S, self._left_s, self._stop_overdue)
         elif task.phase is not Phase.SENT:
             self._dequeue(task)
             self._pending.fail(task, encode_error(cancelled_error(task)))
@@ -249,7 +249,9 @@ class TaskSubmitter:
             for task in batch:
                 task.phase, task.slot, task.channel = Phase.SENT, slot, channel
                 if timeout_s := task.spec.template.timeout_s:
-                    self._overdue.watch(task, timeout_s + TIMEOUT_GRACE_S, self._stop_overdue)
+                    self._overdue.watch(
+                        task, timeout_s + TIMEOUT_GRACE_S, self._left_s, self._stop_overdue
+                    )
             channel.post(run_frame(channel, batch, self._address))
         if queue.ready:
             self.leases.request(key)
@@ -315,6 +317,15 @@ class TaskSubmitter:
                     self._pending.fail(task, encode_error(cancelled_error(task)))
             self.dispatch(tasks[0].spec.demand_key)
 
+    def _left_s(self, task: PendingTask, limit_s: float) -> float:
+        """Return how long a task cannot be overdue yet: it waits at its worker behind others."""
+        slot = task.slot
+        if slot is None or not slot.inflight:
+            return 0.0
+        if next(iter(slot.inflight)) != task.task_id:
+            return limit_s
+        return slot.busy_since_s + limit_s - self._io.loop.time()
+
     def _stop_overdue(self, task: PendingTask) -> None:
         """Fail a call whose worker neither stops it nor answers, and have that worker killed."""
         slot = task.slot
@@ -335,20 +346,24 @@ class TaskSubmitter:
     async def on_worker_lost(self, key: bytes, lease_id: str, cause: StokerError) -> None:
         """Retry or fail the calls of a lease's worker that died.
 
-        Where it had several, nobody knows which one ended it, nor which had begun (results may have been lost
-        as well): all are tried again, each alone, so that the next death has one cause.
+        One that was overdue fails: the nodelet names it. Else, where it had several, nobody knows which one
+        ended it, nor which had begun (results may have been lost as well): all are tried again, each alone,
+        so that the next death has one cause.
         """
         queue = self.queues[key]
         lost = queue.drop_slot(lease_id)
         oom = isinstance(cause, OutOfMemoryError)
         preempted = isinstance(cause, PreemptedError)
+        overdue = cause.extra.get("overdue", "")
         for task in lost:
             task.slot = None
             if task.cancelled:
                 self._pending.fail(task, encode_error(cancelled_error(task)))
-            elif preempted or len(lost) > 1:
+            elif task.task_id == overdue:
+                self._pending.fail(task, encode_error(overdue_error(task)))
+            elif preempted or overdue or len(lost) > 1:
                 # It is not known to blame: no retry is used up. It may have begun: another attempt.
-                task.isolate |= not preempted
+                task.isolate |= not preempted and not overdue
                 task.attempt += 1
                 self._pending.status.ended(task, encode_error(cause), attempt=task.attempt - 1)
                 self._retry(task)
@@ -405,6 +420,8 @@ class TaskSubmitter:
             for slot, task_ids in queue.to_revoke(now):
                 assert isinstance(slot.channel, Channel)
                 slot.channel.post(Revoke(task_ids))
+            for task, for_s in queue.long_running(now):
+                self._pending.status.runs(task, for_s)
             self.leases.tick(key, queue, now)
         self.leases.report_idle()
 

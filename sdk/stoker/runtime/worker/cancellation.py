@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     from stoker.runtime.worker.call import CallTable, ReceivedCall
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.cluster import ActorSpec
+    from stoker_wire.process.call_deadline import DeadlineCell
 
 _SIGNAL_EVERY_S = 0.05
 _TIMEOUT_GRACE_S = 3.0
 """A task that runs for so long after its timeout takes its worker with it."""
+_SILENT_S = 1.0
+"""A worker that lets so much more time pass does not answer."""
 _ACTOR_GRACE_S = 1.0
 """A call of an actor that runs for so long after a request to stop is abandoned."""
 
@@ -75,12 +78,15 @@ class Cancellation:
         pending: PendingCalls,
         calls: CallTable,
         worker: _Worker,
+        deadline: DeadlineCell,
     ) -> None:
         self._io = io
         self._events = events
         self._pending = pending
         self._calls = calls
         self._worker = worker
+        self.deadline = deadline
+        """Until when the task that runs ends, if it has a timeout; else the nodelet ends this process."""
         self._main = threading.main_thread().ident
         self._user_code_of: str | None = None
 
@@ -103,6 +109,12 @@ class Cancellation:
             raise received.stop_error
         signal.raise_signal(signal.SIGINT)
 
+    def timed_task_began(self, received: ReceivedCall) -> None:
+        """Begin a task with a timeout (main thread)."""
+        self.deadline.arm(
+            received.call.task_id, received.template.timeout_s, _TIMEOUT_GRACE_S + _SILENT_S
+        )
+
     def task_ended(self) -> None:
         """Forget the handler of SIGINT that a task has set: it is not for the next one (main thread)."""
         if _get_handler(signal.SIGINT) is not signal.default_int_handler:
@@ -117,7 +129,8 @@ class Cancellation:
         if received is None:
             return
         error = TaskCancelledError(f"task {received.template.name} ({task_id}) was cancelled")
-        self._interrupt(received, error, grace_s=0.0 if message.force else None)
+        if message.force or not isinstance(received.stop_error, TaskTimeoutError):
+            self._interrupt(received, error, grace_s=0.0 if message.force else None)
         if message.recursive:  # then, or their errors come to its code before the interrupt
             self._pending.cancel_children(task_id, force=message.force)
 
@@ -212,6 +225,7 @@ class Cancellation:
         self._io.background.spawn(self._leave(received), name="leave")
 
     async def _leave(self, received: ReceivedCall) -> None:
+        self.deadline.extend(2 * _STOP_GRACE_S)
         try:
             # Its caller returns the lease next: by then the nodelet gives this worker no other.
             await self._worker.retire()

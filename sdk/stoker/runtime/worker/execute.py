@@ -43,6 +43,7 @@ from stoker_wire.messages.data import (
     Run,
 )
 from stoker_wire.messages.work import TaskState
+from stoker_wire.process.call_deadline import DeadlineCell
 
 if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
@@ -121,7 +122,8 @@ class CallExecutor:
         self._sending: set[asyncio.Task[None]] = set()
         self._retirement: asyncio.Task[None] | None = None
         """The request to the nodelet to give this worker no other lease."""
-        self.cancellation = Cancellation(io, events, pending, calls, self)
+        deadline = DeadlineCell(identity.node.arena_dir if identity.node else "", identity.peer_id)
+        self.cancellation = Cancellation(io, events, pending, calls, self, deadline)
         self.invoker = Invoker(
             address,
             io,
@@ -152,6 +154,8 @@ class CallExecutor:
             if received is not None:
                 self.calls.running[task_id] = received
                 self._last_caller = received.channel
+                if received.template.timeout_s:
+                    self.cancellation.timed_task_began(received)
                 self.report(self._finish_task(self.invoker.invoke(received)))
                 del received  # idle workers hold no arguments and no refs
 
@@ -162,6 +166,8 @@ class CallExecutor:
         if STOPS.registered:
             STOPS.task_ended(outcome.received.call.task_id)
         template = outcome.received.template
+        if template.timeout_s:
+            self.cancellation.deadline.disarm()
         if template.max_calls:
             count = self._call_counts[template.function] = (
                 self._call_counts.get(template.function, 0) + 1

@@ -44,18 +44,21 @@ def test_an_answer_that_was_sent_before_the_end_is_not_overtaken_by_it() -> None
     assert connection.channel is None
 
 
-@pytest.mark.parametrize(("restarts", "preempted"), [(4, True), (5, False)])
-def test_calls_are_sent_again_uncharged_however_often_their_actor_was_preempted(
-    restarts: int, preempted: bool
+@pytest.mark.parametrize(
+    ("restarts", "oom_restarts", "said"),
+    [(4, 3, (True, False)), (5, 3, (False, False)), (6, 5, (False, True)), (6, 4, (False, False))],
+)
+def test_calls_are_charged_by_what_ended_their_actor_however_often_that_was(
+    restarts: int, oom_restarts: int, said: tuple[bool, bool]
 ) -> None:
-    said: list[bool] = []
+    charged: list[tuple[bool, bool]] = []
 
-    def retry_or_fail(*_: Any, may_have_run: bool, preempted: bool) -> None:
+    def retry_or_fail(*_: Any, may_have_run: bool, preempted: bool, oom: bool) -> None:
         assert may_have_run
-        said.append(preempted)
+        charged.append((preempted, oom))
 
     connection = ActorConnection("a_1", "Actor", -1)
-    connection.incarnation, connection.restarts = 6, 4
+    connection.incarnation, connection.restarts, connection.oom_restarts = 6, 4, 3
     now = Actor(
         actor_id="a_1",
         job_id="j_1",
@@ -63,6 +66,7 @@ def test_calls_are_sent_again_uncharged_however_often_their_actor_was_preempted(
         state=ActorState.ALIVE,
         incarnation=8,
         restarts=restarts,
+        oom_restarts=oom_restarts,
         last_alive=7,
     )
 
@@ -74,4 +78,4 @@ def test_calls_are_sent_again_uncharged_however_often_their_actor_was_preempted(
     connector = ActorConnector(io, None, None, calls)  # type: ignore[arg-type]
     connector._look_up = look_up  # type: ignore[assignment]
     asyncio.run(connector._recover(connection))
-    assert said == [preempted]
+    assert charged == [said]

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from stoker.runtime.tasks.dispatch import MAX_DEPTH, PIPELINE_S, STALE_S, ClassQueue
+from stoker.runtime.tasks.dispatch import MAX_DEPTH, PIPELINE_S, REPORT_S, STALE_S, ClassQueue
 
 
 @dataclass
@@ -191,6 +191,20 @@ def test_a_tail_behind_a_slow_call_is_revoked() -> None:
     assert list(queue.to_revoke(STALE_S / 2)) == []
     late = STALE_S * 2
     assert [(s.lease_id, ids) for s, ids in queue.to_revoke(late)] == [("l0", ["t1", "t2", "t3"])]
+
+
+def test_the_first_call_of_a_slot_is_reported_once_when_it_runs_for_long() -> None:
+    queue = queue_of(3)
+    teach(queue, PIPELINE_S / 4)
+    ((slot, tasks),) = list(queue.dispatch(1.0))
+    assert list(queue.long_running(1.0 + REPORT_S / 2)) == []
+    assert list(queue.long_running(1.0 + REPORT_S)) == [(tasks[0], REPORT_S)]
+    assert list(queue.long_running(9.0)) == []
+    queue.complete(slot, tasks[0].task_id, 8.0, 9.0)
+    assert list(queue.long_running(9.5)) == []
+    assert list(queue.long_running(11.0)) == [(tasks[1], 2.0)]
+    queue.return_unstarted(slot, [tasks[2].task_id])
+    assert list(queue.long_running(12.0)) == []
 
 
 def test_idle_slots_are_those_that_rest_long_enough_while_nothing_waits() -> None:

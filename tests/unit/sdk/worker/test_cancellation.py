@@ -61,19 +61,27 @@ def test_the_nodelet_knows_before_the_caller_that_a_worker_leaves(
     )
     events: Any = SimpleNamespace(write=lambda: None)
     calls: Any = SimpleNamespace(running={"t_1": runs}, queued={"t_2": waits})
-    cancellation = Cancellation(io, events, None, calls, worker)  # type: ignore[arg-type]
+    deadline = SimpleNamespace(extend=lambda for_s: told.append("takes its time"))
+    cancellation = Cancellation(io, events, None, calls, worker, deadline)  # type: ignore[arg-type]
     monkeypatch.setattr(os, "_exit", leave)
     cancellation._kill_worker(runs)
     with pytest.raises(Left):
         asyncio.run(work.pop())
-    assert told == ["retires", "t_1 failed", "['t_2'] returned", "Retire", "closed"]
+    assert told == [
+        "takes its time",
+        "retires",
+        "t_1 failed",
+        "['t_2'] returned",
+        "Retire",
+        "closed",
+    ]
 
 
 def test_a_signal_interrupts_the_call_that_it_is_for_and_nothing_after_it() -> None:
     received: Any = SimpleNamespace(call=SimpleNamespace(task_id="t_1"), stop_error=None)
     calls: Any = SimpleNamespace(running={"t_1": received}, queued={})
     nothing: Any = None
-    cancellation = Cancellation(nothing, nothing, nothing, calls, nothing)
+    cancellation = Cancellation(nothing, nothing, nothing, calls, nothing, nothing)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with cancellation.interruptible(received):
@@ -95,7 +103,7 @@ def test_a_timeout_raises_its_own_error() -> None:
     )
     calls: Any = SimpleNamespace(running={"t_1": received}, queued={})
     nothing: Any = None
-    cancellation = Cancellation(nothing, nothing, nothing, calls, nothing)
+    cancellation = Cancellation(nothing, nothing, nothing, calls, nothing, nothing)
     cancellation._user_code_of = "t_1"
     with pytest.raises(TaskTimeoutError, match="too long"):
         cancellation._on_signal(signal.SIGUSR1, None)

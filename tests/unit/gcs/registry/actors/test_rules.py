@@ -71,6 +71,63 @@ def test_a_preempted_actor_comes_back_without_using_up_a_restart() -> None:
     assert "preempted for x" in record.pending_reason
 
 
+OOM = ErrorInfo(code="out_of_memory", message="exceeded memory=1")
+
+
+@pytest.mark.parametrize(
+    ("limits", "used", "cause", "comes_back"),
+    [
+        ((1, 2), (2, 1), OOM, True),
+        ((1, 2), (3, 2), OOM, False),
+        ((1, 2), (2, 2), CAUSE, True),
+        ((1, 2), (1, 0), CAUSE, False),
+        ((0, 1), (0, 0), OOM, True),
+        ((5, 0), (0, 0), OOM, False),
+        ((2, None), (2, 0), OOM, True),
+        ((2, None), (2, 2), OOM, False),
+        ((-1, None), (90, 90), OOM, True),
+        ((0, None), (0, 0), OOM, False),
+    ],
+)
+def test_restarts_after_deaths_for_want_of_memory_are_counted_apart(
+    limits: tuple[int, int | None], used: tuple[int, int], cause: ErrorInfo, comes_back: bool
+) -> None:
+    actor = an_actor(
+        ActorState.ALIVE,
+        lease_id="l_1",
+        max_restarts=limits[0],
+        max_oom_restarts=limits[1],
+        restarts=used[0],
+        oom_restarts=used[1],
+    )
+    transition = actors.worker_lost(actor, cause, 2.0, lease_id="l_1")
+    assert transition is not None
+    record = transition.record
+    assert record.state is (ActorState.RESTARTING if comes_back else ActorState.DEAD)
+    if comes_back:
+        assert (record.restarts, record.oom_restarts) == (used[0] + 1, used[1] + (cause is OOM))
+
+
+def test_a_restart_for_want_of_memory_waits_a_second_at_least() -> None:
+    def pause_s(**more: object) -> float:
+        actor = an_actor(ActorState.ALIVE, lease_id="l", max_restarts=-1, **more)
+        transition = actors.worker_lost(actor, OOM, 2.0, lease_id="l")
+        assert transition is not None and transition.record.restart_at_s is not None
+        return transition.record.restart_at_s - 2.0
+
+    assert 0.75 <= pause_s(restarts=9) <= 1.25, "other restarts do not lengthen it"
+    assert 3.0 <= pause_s(restarts=9, oom_restarts=2) <= 5.0
+    assert 7.5 <= pause_s(restart_delay_s=10.0) <= 12.5
+
+
+def test_a_record_from_before_deaths_for_want_of_memory_were_counted_decodes() -> None:
+    old = msgspec.to_builtins(an_actor(ActorState.ALIVE, lease_id="l_1", max_restarts=1))
+    del old["max_oom_restarts"], old["oom_restarts"]
+    actor = msgspec.convert(old, Actor)
+    transition = actors.worker_lost(actor, OOM, 2.0, lease_id="l_1")
+    assert transition is not None and transition.record.state is ActorState.RESTARTING
+
+
 def test_pauses_before_restarts_double_and_a_preempted_actor_has_none() -> None:
     pauses = []
     for restarts in (0, 1, 2, 60):
