@@ -345,6 +345,8 @@ class CreateActor(Message):
     max_task_retries: Annotated[int, msgspec.Meta(ge=-1)] = 0
     handle_info: bytes = b""
     awaits_arguments: bool = False
+    saves_state: bool = False
+    """Whether the class has the hooks that carry its state over a restart."""
 
 
 class SupplyArguments(Message):
@@ -412,6 +414,8 @@ class Actor(Record):
     awaits_arguments: bool = False
     preemptions: int = 0
     """How often its worker was ended for other work; not counted in ``restarts``."""
+    saves_state: bool = False
+    """Whether its class has the hooks that carry its state over a restart: a drain moves it."""
     state_object: str = ""
     """The detached object with what its ``__stoker_save__`` returned last."""
     saved_at_s: float | None = None

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from stoker.exceptions import ActorDiedError
 from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.actors.info import (
+    SAVE,
     ActorPayload,
     HandleInfo,
     checked_groups,
@@ -146,6 +147,7 @@ class ActorCreator:
                 restart_delay_s=options.restart_delay,
                 max_task_retries=options.max_task_retries,
                 handle_info=cloudpickle.dumps(info, 5),
+                saves_state=callable(getattr(cls, SAVE, None)),
             ),
             options,
             groups,
