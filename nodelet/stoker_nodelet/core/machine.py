@@ -106,6 +106,9 @@ def step(state: State, event: Event) -> Outbox:
             _exited(state, event.worker_id, event.at_s, event.cause, outbox)
         case WorkerKillRequested():
             end = terminate if event.in_order else kill
+            if event.saves and event.worker_id in state.workers:
+                worker = state.workers[event.worker_id]
+                worker.saves = worker.has_callbacks = True
             _end_worker(state, end, event.worker_id, event.at_s, event.reason, outbox)
         case WorkerSpent():
             if event.worker_id in state.workers:

@@ -216,7 +216,10 @@ class Processes:
         if process is None:
             return
         notice = StopNotice(
-            lease_id=command.lease_id, grace_s=command.grace_s, reason=command.reason
+            lease_id=command.lease_id,
+            grace_s=command.grace_s,
+            reason=command.reason,
+            saves=command.saves,
         )
         try:
             reply = await self._client(process).call(
@@ -238,6 +241,15 @@ class Processes:
                 callbacks=reply.callbacks,
             )
         )
+
+    def saving(self) -> set[str]:
+        """Return the workers that host an actor which saves its state."""
+        leases = {
+            lease_id
+            for lease_id, launch in self.launches.items()
+            if launch.spec.actor is not None and launch.spec.actor.saves_state
+        }
+        return {one.worker_id for one in self.state.workers.values() if one.lease_id in leases}
 
     async def move(self, worker_id: str, reason: str) -> None:
         """Ask an actor's worker to end in order; ConflictError if it hosts none that has started."""

@@ -293,6 +293,8 @@ class ActorSpec(Message):
     payload: bytes
     restartable: bool = False
     """Whether another is started if its worker dies."""
+    saves_state: bool = False
+    """Whether its class has the hooks that carry its state over a restart."""
 
 
 class DriverSpec(Message):
@@ -435,11 +437,12 @@ class StopLeases(Message):
 
 
 class StopNotice(Message):
-    """Notice to a worker that it will be ended in ``grace_s``, and why."""
+    """Notice to a worker that it ends in ``grace_s``, and why; if it ``saves``, an actor saves its state."""
 
     lease_id: str
     grace_s: float
     reason: str
+    saves: bool = False
 
 
 class StopReply(Record):

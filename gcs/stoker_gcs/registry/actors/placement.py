@@ -121,6 +121,7 @@ class ActorPlacement:
                 class_name=actor.class_name,
                 payload=spec.payload,
                 restartable=actor.max_restarts < 0 or actor.restarts < actor.max_restarts,
+                saves_state=actor.saves_state,
             ),
         )
         return await request_lease(

@@ -423,8 +423,8 @@ class ActorOptions(CommonOptions, frozen=True, kw_only=True, forbid_unknown_fiel
         Option(
             "How often an actor with `__stoker_save__` and `__stoker_restore__` saves its state: at "
             "the end of the first call that ends so long after the last save. 0: after every call, "
-            "before its result is sent, so no call that was answered is lost. None: only when the "
-            "actor is moved (a drain).",
+            "before its result is sent, so no call that was answered is lost. None: only when it "
+            "leaves its node in order (a drain, a preemption, the stop of the node).",
             by="worker",
             unit="seconds",
             example="save_interval_s=10",
