@@ -335,7 +335,7 @@ def _released(state: State, event: LeasesReleased, outbox: Outbox) -> None:
         if event.kill or lease.terms.kind is not WorkKind.TASK or assigning or starting:
             terminate(state, worker, event.at_s, event.reason or "its lease was released", outbox)
             continue
-        worker.lease_id, worker.stop, worker.has_callbacks = "", None, False
+        worker.lease_id, worker.stop, worker.has_callbacks, worker.saves = "", None, False, False
         worker.spent = worker.spent or bool(worker.gpus)
         if worker.phase is WorkerPhase.LEASED:
             worker.phase = WorkerPhase.IDLE

@@ -243,13 +243,14 @@ class Processes:
         )
 
     def saving(self) -> set[str]:
-        """Return the workers that host an actor which saves its state."""
+        """Return the workers that host an actor which saves its state, and have begun to."""
         leases = {
             lease_id
             for lease_id, launch in self.launches.items()
             if launch.spec.actor is not None and launch.spec.actor.saves_state
         }
-        return {one.worker_id for one in self.state.workers.values() if one.lease_id in leases}
+        leased = [w for w in self.state.workers.values() if w.phase is WorkerPhase.LEASED]
+        return {one.worker_id for one in leased if one.lease_id in leases}
 
     async def move(self, worker_id: str, reason: str) -> None:
         """Ask an actor's worker to end in order; ConflictError if it hosts none that has started."""

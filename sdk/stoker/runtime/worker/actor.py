@@ -136,7 +136,10 @@ class ActorHost:
         self._begin_calls()
         while (received := self._executor.next_call()) is not None:
             outcome = self.invoker.invoke(received, self.callable_of(received))
-            self._answer(outcome)
+            if self.saver is None:
+                self.report(outcome)
+            else:
+                self._answer(outcome, self.saver)
             del received, outcome  # idle workers hold no arguments and no refs
 
     def _load_constructor(self) -> tuple[type, Any, dict[str, Any]]:
@@ -323,9 +326,9 @@ class ActorHost:
         while not self.exit.begun and any(i in running or i in queued for i in task_ids):
             time.sleep(_POLL_S)
 
-    def _answer(self, outcome: Outcome) -> None:
+    def _answer(self, outcome: Outcome, saver: StateSaver) -> None:
         """Report the end of a call, once the state after it is saved if that is due (no loop)."""
-        if self.saver is None or not self.saver.is_due or self.saver.save():
+        if not saver.is_due or saver.save():
             self.report(outcome)
         else:
             self.drop(outcome)
@@ -394,7 +397,11 @@ class ActorHost:
     def _run_in_thread(self, received: ReceivedCall) -> None:
         if not self.exit.begun and self.calls.take(received):
             try:
-                self._answer(self.invoker.invoke(received, self.callable_of(received)))
+                outcome = self.invoker.invoke(received, self.callable_of(received))
+                if self.saver is None:
+                    self.report(outcome)
+                else:
+                    self._answer(outcome, self.saver)
             except BaseException as error:  # the pool would swallow it
                 self.calls.running.pop(received.call.task_id, None)
                 self.exit.on_crash(error)

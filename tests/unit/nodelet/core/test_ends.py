@@ -140,6 +140,14 @@ def test_an_actor_that_saves_its_state_gets_notice_as_its_node_stops() -> None:
     assert tick(state, 10.0) == [TERM]
 
 
+def test_a_notice_is_forgotten_with_its_lease() -> None:
+    state = leased()
+    stop(state)
+    step(state, LeasesReleased(at_s=1.0, lease_ids=("l_1",), epoch=1))
+    worker = state.workers["w_1"]
+    assert worker.stop is None and not worker.saves
+
+
 def test_the_end_of_a_job_shortens_the_grace_of_a_preemption() -> None:
     state = leased()
     step(state, CallbacksRegistered(worker_id="w_1"))
