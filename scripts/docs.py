@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.documentation import Option, options_of
-from stoker.runtime.options.options import ActorOptions, MethodOptions, TaskOptions
+from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.options.strategies import NodeAffinity, PlacementGroupSchedulingStrategy
 
 OPTIONS = Path(__file__).parents[1] / "docs/options.md"

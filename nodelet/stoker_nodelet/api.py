@@ -33,14 +33,12 @@ from stoker_wire.http.server.routes import Route
 from stoker_wire.http.server.service import Request, bytes_response, stream_response
 from stoker_wire.messages.cluster import (
     HeldLeases,
-    RegisterWorker,
     ReleaseLeases,
     StartedLease,
     StartLease,
     StopLeases,
     Worker,
     WorkerExit,
-    WorkerSetup,
 )
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.control import LogCursors, LogLine, Page
@@ -56,7 +54,9 @@ from stoker_wire.messages.node_api import (
     MoveWorker,
     ObjectsQuery,
     Process,
+    RegisterWorker,
     WorkerExitQuery,
+    WorkerSetup,
     WorkersQuery,
 )
 from stoker_wire.messages.work import (

@@ -44,7 +44,7 @@ _IN_WORDS = {
     LeaseKind.DRIVER: "it is ended in time for the deadline, and run again elsewhere",
     LeaseKind.BUNDLE: "it is placed elsewhere once what runs in it has finished",
 }
-_STAYS = "it has max_restarts=0, so it cannot be moved: it ends at the deadline"
+_STAYS = "it has max_restarts=0 and saves no state, so it cannot be moved: it ends at the deadline"
 
 
 class Drains:
@@ -174,6 +174,7 @@ class Drains:
                 lease_id=held.lease.lease_id,
                 restart=_may_move(actor, held),
                 release=True,
+                moves=True,
             )
         elif actor.state is ActorState.ALIVE and _may_move(actor, held):
             path = f"/v1/workers/{actor.worker_id}/move"
@@ -224,16 +225,19 @@ class Drains:
 
 
 def _may_move(actor: Actor, held: HeldLease) -> bool:
-    return actor.max_restarts != 0 or held.lease.preemptible
+    return actor.max_restarts != 0 or actor.saves_state or held.lease.preemptible
 
 
 def _cause(actor: Actor, held: HeldLease, reason: str) -> ErrorInfo:
     if held.lease.preemptible:
         return ErrorInfo(code=PreemptedError.code, message=f"it was ended as {reason}")
-    if actor.max_restarts == 0:
-        text = f"it was ended as {reason}\nit has max_restarts=0, so it could not be moved"
-    else:
+    if _may_move(actor, held):
         text = f"it was ended as {reason}\nits calls had not finished by then"
+    else:
+        text = (
+            f"it was ended as {reason}\n"
+            "it has max_restarts=0 and saves no state, so it could not be moved"
+        )
     return ErrorInfo(code="actor_died", message=text, extra={"node_id": held.lease.node_id})
 
 

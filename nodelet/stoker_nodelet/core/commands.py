@@ -23,12 +23,16 @@ class AssignWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotifyWorker:
-    """Order to tell the worker that it will be ended in ``grace_s``; answered by StopAnswered."""
+    """Order to tell the worker that it will be ended in ``grace_s``; answered by StopAnswered.
+
+    An actor that ``saves`` its state ends by itself instead, once it has.
+    """
 
     worker_id: str
     lease_id: str
     grace_s: float
     reason: str
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The ends of leases and of workers: one ladder, notice, SIGTERM, SIGKILL, whoever asks for the end.
 
-A worker that is preempted, or whose code has registered stop callbacks, starts at the notice; a driver at
-SIGTERM, which is its notice; every other at SIGKILL. From there on time alone takes a worker further,
-whatever it does.
+A worker that is preempted, or whose code has registered stop callbacks, starts at the notice, and so does an
+actor that saves its state, as its node stops; a driver at SIGTERM, which is its notice; every other at
+SIGKILL. From there on time alone takes a worker further, whatever it does.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def preempt(worker: WorkerEntry, at_s: float, grace_s: float, reason: str, outbo
     if is_driver:
         outbox.append(TerminateWorker(worker_id=worker.worker_id, force=False))
         return
+    worker.saves = True
     outbox.append(_notice(worker, grace_s))
 
 
@@ -114,4 +115,5 @@ def _notice(worker: WorkerEntry, grace_s: float) -> NotifyWorker:
         lease_id=worker.lease_id,
         grace_s=grace_s,
         reason=worker.reason,
+        saves=worker.saves,
     )

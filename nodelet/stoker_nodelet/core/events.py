@@ -151,12 +151,16 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerKillRequested:
-    """An operator, the memory monitor or the shell wants the worker to end; ``in_order``: with notice."""
+    """An operator, the memory monitor or the shell wants the worker to end; ``in_order``: with notice.
+
+    ``saves``: it hosts an actor that saves its state first.
+    """
 
     at_s: float
     worker_id: str
     reason: str
     in_order: bool = False
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

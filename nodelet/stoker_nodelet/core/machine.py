@@ -106,6 +106,9 @@ def step(state: State, event: Event) -> Outbox:
             _exited(state, event.worker_id, event.at_s, event.cause, outbox)
         case WorkerKillRequested():
             end = terminate if event.in_order else kill
+            if event.saves and event.worker_id in state.workers:
+                worker = state.workers[event.worker_id]
+                worker.saves = worker.has_callbacks = True
             _end_worker(state, end, event.worker_id, event.at_s, event.reason, outbox)
         case WorkerSpent():
             if event.worker_id in state.workers:
@@ -332,7 +335,7 @@ def _released(state: State, event: LeasesReleased, outbox: Outbox) -> None:
         if event.kill or lease.terms.kind is not WorkKind.TASK or assigning or starting:
             terminate(state, worker, event.at_s, event.reason or "its lease was released", outbox)
             continue
-        worker.lease_id, worker.stop, worker.has_callbacks = "", None, False
+        worker.lease_id, worker.stop, worker.has_callbacks, worker.saves = "", None, False, False
         worker.spent = worker.spent or bool(worker.gpus)
         if worker.phase is WorkerPhase.LEASED:
             worker.phase = WorkerPhase.IDLE

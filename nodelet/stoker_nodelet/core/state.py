@@ -73,6 +73,8 @@ class WorkerEntry:
     stop: Stop | None = None
     has_callbacks: bool = False
     """Whether the code of its lease wants notice of its end."""
+    saves: bool = False
+    """Whether a notice has an actor save its state: nobody has taken its place yet."""
     spent: bool = False
     """It serves nobody again, and leaves when nobody needs what it owns."""
     refused_to_retire: int = 0

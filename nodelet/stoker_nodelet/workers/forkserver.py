@@ -409,7 +409,7 @@ def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: i
         _reset_interpreter(request)
         import msgspec
 
-        from stoker_wire.messages.cluster import WorkerBoot
+        from stoker_wire.messages.node_api import WorkerBoot
 
         target(msgspec.msgpack.decode(request["boot"], type=WorkerBoot))
         code = 0

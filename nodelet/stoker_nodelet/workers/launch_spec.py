@@ -19,7 +19,8 @@ from stoker_nodelet.environments.environments import Environment
 from stoker_nodelet.kernels.cache import TRITON_VARIABLE
 from stoker_nodelet.workers.fork_client import ForkRequest
 from stoker_wire.errors import BadRequestError
-from stoker_wire.messages.cluster import Lease, WorkerBoot, WorkerSpec
+from stoker_wire.messages.cluster import Lease, WorkerSpec
+from stoker_wire.messages.node_api import WorkerBoot
 
 if TYPE_CHECKING:
     from stoker_nodelet.identity import Identity

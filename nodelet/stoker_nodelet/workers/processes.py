@@ -39,9 +39,8 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.http.client.client import Client
-from stoker_wire.messages.cluster import StopNotice, StopReply, WorkerSetup
 from stoker_wire.messages.common import Address, Empty, MemoryUse
-from stoker_wire.messages.node_api import MoveWorker
+from stoker_wire.messages.node_api import MoveWorker, StopNotice, StopReply, WorkerSetup
 from stoker_wire.process.background import Background
 from stoker_wire.process.call_deadline import CallDeadline, cell_path, read_deadline
 
@@ -219,7 +218,10 @@ class Processes:
         if process is None:
             return
         notice = StopNotice(
-            lease_id=command.lease_id, grace_s=command.grace_s, reason=command.reason
+            lease_id=command.lease_id,
+            grace_s=command.grace_s,
+            reason=command.reason,
+            saves=command.saves,
         )
         try:
             reply = await self._client(process).call(
@@ -241,6 +243,16 @@ class Processes:
                 callbacks=reply.callbacks,
             )
         )
+
+    def saving(self) -> set[str]:
+        """Return the workers that host an actor which saves its state, and have begun to."""
+        leases = {
+            lease_id
+            for lease_id, launch in self.launches.items()
+            if launch.spec.actor is not None and launch.spec.actor.saves_state
+        }
+        leased = [w for w in self.state.workers.values() if w.phase is WorkerPhase.LEASED]
+        return {one.worker_id for one in leased if one.lease_id in leases}
 
     async def move(self, worker_id: str, reason: str) -> None:
         """Ask an actor's worker to end in order; ConflictError if it hosts none that has started."""

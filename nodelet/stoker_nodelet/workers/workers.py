@@ -78,18 +78,16 @@ from stoker_wire.messages.cluster import (
     HeldLease,
     HeldLeases,
     Lease,
-    RegisterWorker,
     ReleaseLeases,
     StartedLease,
     StartLease,
     StopLeases,
     Worker,
     WorkerExit,
-    WorkerSetup,
     WorkerState,
 )
 from stoker_wire.messages.groups import CommitBundles, CommittedBundles, HoldBundles
-from stoker_wire.messages.node_api import HeldWork
+from stoker_wire.messages.node_api import HeldWork, RegisterWorker, WorkerSetup
 from stoker_wire.process import process_tree
 from stoker_wire.process.background import Background
 
@@ -162,21 +160,22 @@ class Workers:
         self.member.set()
 
     async def end_in_order(self) -> None:
-        """End the drivers, and whose code wants notice of its end; return when they have ended."""
+        """End the drivers, and whose code wants notice or saves a state; return when they have ended."""
         policy, at_s = self.state.policy, time.monotonic()
+        saving = self.processes.saving()
         told = [
-            worker
-            for worker in self.state.workers.values()
-            if worker.has_callbacks or worker.kind is WorkKind.DRIVER
+            worker_id
+            for worker_id, worker in self.state.workers.items()
+            if worker.has_callbacks or worker.kind is WorkKind.DRIVER or worker_id in saving
         ]
-        for worker in told:
-            self.dispatch(
-                WorkerKillRequested(
-                    at_s=at_s, worker_id=worker.worker_id, reason="its node stops", in_order=True
-                )
+        for one in told:
+            saves, reason = one in saving, "its node stops"
+            end = WorkerKillRequested(
+                at_s=at_s, worker_id=one, reason=reason, in_order=True, saves=saves
             )
+            self.dispatch(end)
         until_s = at_s + policy.notice_grace_s + policy.term_grace_s + _EXIT_S
-        while any(one.worker_id in self.state.workers for one in told):
+        while any(one in self.state.workers for one in told):
             if time.monotonic() > until_s:
                 return
             await asyncio.sleep(_EXIT_POLL_S)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 from stoker.exceptions import BadRequestError
 from stoker.runtime import current
 from stoker.runtime.actors.info import METHOD_OPTIONS, check_hooks, checked_groups
+from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.demands import check_options, merged
 from stoker.runtime.options.documentation import with_options
-from stoker.runtime.options.options import ActorOptions, MethodOptions
 
 if TYPE_CHECKING:
     from stoker.runtime.actors.handle import ActorHandle

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from stoker.runtime import current
 from stoker.runtime.actors.parameters import POSITIONAL
+from stoker.runtime.options.actor_options import ActorOptions
 from stoker.runtime.options.demands import check_options, demand_of, merged
 from stoker.runtime.options.documentation import with_options
-from stoker.runtime.options.options import ActorOptions, TaskOptions
+from stoker.runtime.options.options import TaskOptions
 from stoker_wire.messages.cluster import LeaseKind
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import stoker
 from stoker.cli.scheduling.explain import explain
 from stoker.cli.scheduling.nodes import drain
-from stoker.exceptions import ActorDiedError
+from stoker.exceptions import ActorDiedError, StokerError
 from stoker.local.cluster import LocalCluster, spawn_node
 from stoker.runtime.net.http import HttpClient
 from tests.e2e import _cluster
@@ -227,9 +227,9 @@ def test_what_cannot_be_moved_ends_at_the_deadline_and_says_why(site: Site) -> N
     assert "drained by cluster until" in str(error) and "max_restarts=0" in str(error)
 
 
-@stoker.remote(max_restarts=1, max_task_retries=-1, save_interval_s=None, **HERE)
+@stoker.remote(max_task_retries=-1, save_interval_s=None, **HERE)
 class Keeper:
-    """Saves what it has only when it is moved."""
+    """Saves what it has only when it is moved, which needs no ``max_restarts``."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -239,6 +239,10 @@ class Keeper:
 
     def read(self) -> tuple[int, str]:
         return len(self.data), stoker.get_runtime_context().get_node_id()
+
+    def stay(self, folder: str) -> None:
+        Flags(Path(folder)).raise_("stays")
+        time.sleep(600)
 
     def __stoker_save__(self) -> bytes:
         return self.data
@@ -256,9 +260,32 @@ def test_an_actor_that_is_moved_takes_its_state_along(site: Site, nbytes: int) -
     site.drain(first)
     site.until_gone(f"from{nbytes}", first)
     assert get(keeper.read.remote()) == (nbytes, second)
+    record = _cluster.actor_record(keeper._info.actor_id)
+    assert (record["restarts"], record["preemptions"]) == (0, 1)
     stoker.kill(keeper)
     site.drain(second, 0.0)
     site.until_gone(f"to{nbytes}", second)
+
+
+def test_what_was_answered_is_saved_though_another_call_outlasts_the_drain(
+    site: Site, flags: Flags
+) -> None:
+    first = site.add("stuck")
+    keeper = Keeper.options(max_concurrency=4, max_task_retries=0).remote()
+    get(keeper.take.remote(b"x" * 10))
+    stays = keeper.stay.remote(str(flags.folder))
+    flags.wait("stays")
+    second = site.add("unstuck")
+    site.drain(first, 2.0)
+    error = _cluster.caught(lambda: get(stays), StokerError)
+    assert "its calls had not finished by then" in str(error)
+    site.until_gone("stuck", first)
+    assert get(keeper.read.remote()) == (10, second)
+    record = _cluster.actor_record(keeper._info.actor_id)
+    assert (record["restarts"], record["preemptions"]) == (0, 1)
+    stoker.kill(keeper)
+    site.drain(second, 0.0)
+    site.until_gone("unstuck", second)
 
 
 @stoker.remote(**HERE, max_retries=0)

@@ -12,6 +12,7 @@ import pytest
 
 import stoker
 from stoker.exceptions import BadRequestError
+from tests.e2e._cluster import actor_record
 from tests.e2e.conftest import Flags, get
 from tests.services import until
 
@@ -73,6 +74,60 @@ def test_a_task_that_ignores_everything_is_killed_when_its_grace_has_passed(flag
     flags.wait("attempt-0")
     assert get(urgent.remote()) == "done"
     assert get(low) == 1
+
+
+class _Ledger:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, when_told: bool = False) -> int:
+        if when_told:
+            assert stoker.preemption_notice().wait(30), "a notice"
+        self.count += 1
+        return self.count
+
+    def __stoker_save__(self) -> int:
+        return self.count
+
+    def __stoker_restore__(self, state: int) -> None:
+        self.count = state
+
+
+class _AsyncLedger:
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def add(self, when_told: bool = False) -> int:
+        if when_told:
+            await stoker.preemption_notice()
+        self.count += 1
+        return self.count
+
+    async def __stoker_save__(self) -> int:
+        return self.count
+
+    def __stoker_restore__(self, state: int) -> None:
+        self.count = state
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(_Ledger, {}), (_Ledger, {"max_concurrency": 4}), (_AsyncLedger, {})],
+    ids=["sync", "threads", "async"],
+)
+def test_an_actor_that_gives_way_saves_its_state_after_the_call_that_runs(
+    cls: type, options: dict[str, Any]
+) -> None:
+    made = stoker.remote(**SLOT, preemptible=True, save_interval_s=None, **options)(cls)
+    ledger = made.remote()
+    assert [get(ledger.add.remote()) for _ in range(3)] == [1, 2, 3]
+    last = ledger.add.remote(when_told=True)
+    assert get(urgent.remote()) == "done"
+    assert get(last) == 4
+    assert get(ledger.add.remote()) == 5
+    record = actor_record(ledger._info.actor_id)
+    assert (record["restarts"], record["preemptions"]) == (0, 1)
+    stoker.kill(ledger)
 
 
 def test_a_task_that_ends_within_its_grace_has_not_been_preempted(flags: Flags) -> None:

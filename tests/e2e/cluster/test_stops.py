@@ -135,6 +135,36 @@ def test_an_actor_saves_before_its_node_stops_and_is_started_again_after(
     stoker.kill(holder)
 
 
+@stoker.remote(**HERE, max_restarts=1, max_task_retries=-1, save_interval_s=None)
+class Ledger:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    def where(self) -> str:
+        return str(stoker.get_runtime_context().node_id)
+
+    def __stoker_save__(self) -> int:
+        return self.count
+
+    def __stoker_restore__(self, state: int) -> None:
+        self.count = state
+
+
+def test_the_state_of_an_actor_is_saved_as_its_node_stops(nodes: list[LocalCluster]) -> None:
+    ledger = Ledger.remote()
+    assert [get(ledger.add.remote()) for _ in range(3)] == [1, 2, 3]
+    where = get(ledger.where.remote())
+    next(node for node in nodes if node_of(node.pid) == where).stop()
+    assert get(ledger.add.remote()) == 4
+    record = _cluster.actor_record(ledger._info.actor_id)
+    assert (record["restarts"], record["preemptions"]) == (1, 0)
+    stoker.kill(ledger)
+
+
 def test_a_driver_gets_sigterm_when_its_node_stops(
     head: LocalCluster, nodes: list[LocalCluster], flags: Flags
 ) -> None:

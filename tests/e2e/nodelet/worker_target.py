@@ -20,8 +20,8 @@ import msgspec
 
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Request, Service
-from stoker_wire.messages.cluster import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.messages.common import Address, Empty
+from stoker_wire.messages.node_api import RegisterWorker, WorkerBoot, WorkerSetup
 from stoker_wire.settings import Settings
 
 if TYPE_CHECKING:

@@ -29,16 +29,10 @@ from stoker_nodelet.telemetry.exits import Exits
 from stoker_nodelet.workers.fork_client import ForkExit
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import FencedError, NotFoundError, StokerError
-from stoker_wire.messages.cluster import (
-    Device,
-    RegisterNode,
-    RegisterWorker,
-    WorkerExit,
-    WorkerSetup,
-    WorkersExited,
-)
+from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Cancel, Failed, Ping, Pong, Result, Returned, Revoke, Run
+from stoker_wire.messages.node_api import RegisterWorker, WorkerSetup
 from stoker_wire.messages.work import ActorState, ReportActor
 from stoker_wire.process.background import Background
 from tests.sim.world.loop import Process

@@ -295,6 +295,8 @@ class ActorSpec(Message):
     payload: bytes
     restartable: bool = False
     """Whether another is started if its worker dies."""
+    saves_state: bool = False
+    """Whether its class has the hooks that carry its state over a restart."""
 
 
 class DriverSpec(Message):
@@ -436,20 +438,6 @@ class StopLeases(Message):
     epoch: Int64
 
 
-class StopNotice(Message):
-    """Notice to a worker that it will be ended in ``grace_s``, and why."""
-
-    lease_id: str
-    grace_s: float
-    reason: str
-
-
-class StopReply(Record):
-    """Reply of a worker once its stop callbacks have run: how many there were."""
-
-    callbacks: int = 0
-
-
 class OwnerPoll(Message):
     """The list of all leases that an owner has; it waits up to ``wait_s`` for changes.
 
@@ -487,60 +475,6 @@ class WorkerState(StrEnum):
     IDLE = "IDLE"
     LEASED = "LEASED"
     DEAD = "DEAD"
-
-
-class RegisterWorker(Message):
-    """Registration of a forked worker, which listens at ``address``."""
-
-    worker_id: str
-    pid: Int64
-    address: Address
-
-
-class WorkerBoot(Record):
-    """Start parameters that a fork server passes to ``target(boot)`` in a worker that it has just forked.
-
-    The runtime environment is already applied: ``env_vars``, ``sys.path``, the current directory,
-    and stdout and stderr go to ``log_path``. The worker listens on the Unix socket ``socket_path``
-    (short enough for ``sun_path``), then registers with ``POST <nodelet>/v1/workers/register``.
-    ``job_id`` is empty for a warm worker that no job has used; ``POST /v1/assign`` gives it one.
-    """
-
-    worker_id: str
-    node_id: str
-    host_id: str
-    nodelet_url: str
-    nodelet_unix: str
-    gcs_url: str
-    token: str
-    session_dir: str
-    arena_dir: str
-    socket_path: str
-    log_path: str
-    job_id: str = ""
-    runtime_env: RuntimeEnv = RuntimeEnv()
-
-
-class WorkerSetup(Record):
-    """Identity of a registered worker and, for an actor, its definition.
-
-    The reply to its registration, and the body of ``POST <worker>/v1/assign`` for a worker of the
-    pool. ``env_vars``, ``sys_path`` (see ``stoker_wire.process.search_path``) and ``cwd`` (empty:
-    stay) are to be applied before any user import; they hold ``CUDA_VISIBLE_DEVICES`` and are empty
-    where the fork applied them. ``runtime_env`` is that of the lease: what the worker starts
-    inherits it, and with ``capture_child_tasks`` the placement group of the lease.
-    """
-
-    worker_id: str
-    node_id: str
-    lease: Lease | None = None
-    actor: ActorSpec | None = None
-    runtime_env: RuntimeEnv | None = None
-    capture_child_tasks: bool = False
-    arena_dir: str = ""
-    env_vars: dict[str, str] = {}
-    sys_path: tuple[str, ...] = ()
-    cwd: str = ""
 
 
 class WorkerExit(Record):

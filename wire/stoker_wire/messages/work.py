@@ -350,6 +350,8 @@ class CreateActor(Message):
     max_task_retries: Annotated[int, msgspec.Meta(ge=-1, le=MAX_INT64)] = 0
     handle_info: bytes = b""
     awaits_arguments: bool = False
+    saves_state: bool = False
+    """Whether the class has the hooks that carry its state over a restart."""
 
 
 class SupplyArguments(Message):
@@ -421,6 +423,8 @@ class Actor(Record):
     awaits_arguments: bool = False
     preemptions: int = 0
     """How often its worker was ended for other work; not counted in ``restarts``."""
+    saves_state: bool = False
+    """Whether its class has the hooks that carry its state over a restart: a drain moves it."""
     state_object: str = ""
     """The detached object with what its ``__stoker_save__`` returned last."""
     saved_at_s: float | None = None
@@ -476,9 +480,9 @@ class TaskRecord(Record):
     """The process that submitted it, if that process reported it."""
     reconstructs: str = ""
     """The lost object because of which a task that had ended was executed again, or ''."""
-    reconstructions: int = 0
+    reconstructions: Count = 0
     """How often the task was executed again because of lost objects, this attempt included."""
-    lineage_depth: int = 0
+    lineage_depth: Count = 0
     """The tasks of the longest chain of results up to this one, itself included, if it was executed again."""
 
 

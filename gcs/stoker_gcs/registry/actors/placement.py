@@ -121,6 +121,7 @@ class ActorPlacement:
                 class_name=actor.class_name,
                 payload=spec.payload,
                 restartable=actor.restarts_left(oom=True) != 0,
+                saves_state=actor.saves_state,
             ),
         )
         return await request_lease(

@@ -185,8 +185,12 @@ class ActorRegistry:
         lease_id: str | None = None,
         restart: bool,
         release: bool,
+        moves: bool = False,
     ) -> Actor:
-        """End or restart an actor whose worker is gone or must go (``lease_id`` None: whichever it has)."""
+        """End or restart an actor whose worker is gone or must go (``lease_id`` None: whichever it has).
+
+        The restart of one that ``moves`` does not count.
+        """
         lost_lease = ""
         now = self._state.now()
 
@@ -198,7 +202,13 @@ class ActorRegistry:
             if not restart and lease_id is None:
                 return rules.died(actor, cause, now, release=release)
             return rules.worker_lost(
-                actor, cause, now, lease_id=lost_lease, restart=restart, release=release
+                actor,
+                cause,
+                now,
+                lease_id=lost_lease,
+                restart=restart,
+                release=release,
+                moves=moves,
             )
 
         actor = await self._state.change(ACTORS, actor_id, rule)

@@ -103,6 +103,7 @@ def created(body: CreateActor, namespace: str, now_s: float) -> Actor:
         handle_info=body.handle_info,
         owner=body.owner,
         awaits_arguments=body.awaits_arguments,
+        saves_state=body.saves_state,
         last_alive=-1,
         pending_reason=AWAITS_ARGUMENTS if body.awaits_arguments else "",
     )
@@ -210,14 +211,17 @@ def worker_lost(
     lease_id: str,
     restart: bool = True,
     release: bool = False,
+    moves: bool = False,
 ) -> Transition[Actor] | None:
     """Restart it, or end it with the cause: the worker behind ``lease_id`` is gone.
 
-    A preempted one is restarted whatever restarts are left, and uses up none.
+    One that was preempted, or ``moves`` to another node, is restarted whatever restarts are left, and uses
+    up none.
     """
     if ActorState.RESTARTING not in TRANSITIONS[actor.state] or actor.lease_id != lease_id:
         return None
-    preempted, oom = cause.code == PreemptedError.code, cause.code == OutOfMemoryError.code
+    preempted = moves or cause.code == PreemptedError.code
+    oom = not preempted and cause.code == OutOfMemoryError.code
     may_restart = preempted or actor.restarts_left(oom=oom) != 0
     if not (restart and may_restart):
         return died(actor, cause, now_s, release=release)

@@ -11,7 +11,13 @@ import asyncio
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.exceptions import ActorDiedError, NotFoundError, OutOfMemoryError, StokerError
+from stoker.exceptions import (
+    ActorDiedError,
+    NotFoundError,
+    OutOfMemoryError,
+    PreemptedError,
+    StokerError,
+)
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
 from stoker.runtime.serialization.exceptions import encode_error
@@ -396,6 +402,8 @@ class ActorConnector:
             connection.incarnation = incarnation + 1
             if actor.incarnation == incarnation + 1:
                 cause = actor.death_cause
+            if cause is not None:  # a drain's deadline uses up no restart either
+                preempted = cause.code == PreemptedError.code
             if cause is not None and cause.code == OutOfMemoryError.code:
                 how = "was out of memory and ended"
         self._calls.retry_or_fail(

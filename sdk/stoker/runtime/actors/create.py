@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from stoker.exceptions import ActorDiedError
 from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.actors.info import (
+    SAVE,
     ActorPayload,
     HandleInfo,
     checked_groups,
@@ -22,7 +23,7 @@ from stoker.runtime.actors.info import (
     unordered_groups,
 )
 from stoker.runtime.options.demands import demand_of
-from stoker.runtime.options.options import ActorOptions, TaskOptions
+from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_task import current_task_id
 from stoker.runtime.tasks.functions import pickled
 from stoker.runtime.tasks.task_spec import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from stoker.runtime.job import JobContext
     from stoker.runtime.net.clients import ClusterClients
     from stoker.runtime.objects.store import ObjectStore
+    from stoker.runtime.options.actor_options import ActorOptions
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.common import Address
 
@@ -147,6 +149,7 @@ class ActorCreator:
                 restart_delay_s=options.restart_delay,
                 max_task_retries=options.max_task_retries,
                 handle_info=cloudpickle.dumps(info, 5),
+                saves_state=callable(getattr(cls, SAVE, None)),
             ),
             options,
             groups,

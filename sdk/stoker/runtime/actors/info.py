@@ -13,7 +13,7 @@ import msgspec
 
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.parameters import Parameters, parameters_of
-from stoker.runtime.options.options import ActorOptions, MethodOptions
+from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 
 METHOD_OPTIONS = "__stoker_method__"
 """The attribute of a method that holds its options."""

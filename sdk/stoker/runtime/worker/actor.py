@@ -19,7 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from stoker.exceptions import BadRequestError
+from stoker.exceptions import BadRequestError, ObjectLostError, SerializationError, StokerError
 from stoker.runtime.actors.info import RESTORE, SAVE, TERMINATE, ActorPayload, is_async
 from stoker.runtime.serialization.exceptions import decode_error, encode_exception, error_info
 from stoker.runtime.worker.actor_exit import (
@@ -31,6 +31,7 @@ from stoker.runtime.worker.actor_exit import (
 )
 from stoker.runtime.worker.event_loops import ConcurrencyGroupLoop, run_loop, start_thread
 from stoker.runtime.worker.saved_state import SavedState
+from stoker.runtime.worker.state_saver import StateSaver
 from stoker_wire.data.frames import FrameCodec
 from stoker_wire.errors import FencedError
 from stoker_wire.messages.common import ErrorInfo
@@ -87,8 +88,8 @@ class ActorHost:
         self._peer_id = peer_id
         self._payload = payload
         self._objects = objects
-        self.saved: SavedState | None = None
-        """The state that it saves, if its class has the hooks."""
+        self.saver: StateSaver | None = None
+        """The saves of its state, if its class has the hooks."""
         self.is_up = False
         """Whether its constructor has returned."""
         self._early: list[ReceivedCall] | None = []
@@ -112,9 +113,11 @@ class ActorHost:
                 run_loop(self, self._serve_async(cls, args, kwargs))
             else:
                 self._serve_calls(cls, args, kwargs)
+                if self._pools and (saver := self._exit_saver) is not None:
+                    saver.save()  # what runs may not end in time
                 self.exit.wait_for_calls()
-                if self._saves_at_exit:
-                    self._save()
+                if (saver := self._exit_saver) is not None:
+                    saver.save()
                 if self.is_up and (hook := self.exit.call_shutdown_hook()) is not None:
                     asyncio.run(hook)
         if self.exit.begun:
@@ -133,9 +136,10 @@ class ActorHost:
         self._begin_calls()
         while (received := self._executor.next_call()) is not None:
             outcome = self.invoker.invoke(received, self.callable_of(received))
-            if self.saved is not None and self.saved.is_due:
-                self._save()
-            self.report(outcome)
+            if self.saver is None:
+                self.report(outcome)
+            else:
+                self._answer(outcome, self.saver)
             del received, outcome  # idle workers hold no arguments and no refs
 
     def _load_constructor(self) -> tuple[type, Any, dict[str, Any]]:
@@ -175,30 +179,42 @@ class ActorHost:
             self._loops[name] = ConcurrencyGroupLoop(self, count)
             threads.append(start_thread(self, self._loops[name], name))
         self._loops[""] = main
-        await main.serve(self._begin_calls)
-        await asyncio.to_thread(_join_all, threads, self.exit.finish_s + _JOIN_S)
-        if self._saves_at_exit:
-            await self._save_async()
+        async with asyncio.TaskGroup() as group:
+            saving = group.create_task(self.saver.serve()) if self.saver is not None else None
+            await main.serve(self._begin_calls)
+            await asyncio.to_thread(_join_all, threads, self.exit.finish_s + _JOIN_S)
+            if (saver := self._exit_saver) is not None:
+                await asyncio.wrap_future(saver.request())
+            if saving is not None:
+                saving.cancel()
         if (hook := self.exit.call_shutdown_hook()) is not None:
             await hook
 
     # -- its state -------------------------------------------------------------------------------
 
     @property
-    def _saves_at_exit(self) -> bool:
+    def _exit_saver(self) -> StateSaver | None:
+        """The saves of its state, if it is to be saved as the actor exits."""
         reason = self.exit.reason
-        return self.is_up and self.saved is not None and reason is not None and reason.moves
+        return self.saver if self.is_up and reason is not None and reason.moves else None
 
     def _restore(self) -> Coroutine[Any, Any, None] | None:
         """Give ``__stoker_restore__`` an earlier state; return its coroutine, if it is one."""
         restore = self.method(RESTORE)
         if restore is None:
             return None
-        self.saved = SavedState(
-            self.spec, self._payload.save_interval_s, self._io, self._gcs, self._objects
-        )
+        saved = SavedState(self.spec, self._io, self._gcs, self._objects)
+        self.saver = StateSaver(saved, self._call_save_hook, self._payload.save_interval_s)
         try:
-            for state in self.saved.load():
+            states = saved.load()
+        except (ObjectLostError, SerializationError):
+            raise
+        except StokerError as error:  # the next incarnation may read it
+            cause = ErrorInfo(code="actor_died", message=f"its saved state was not read\n{error}")
+            self.exit.begin(ExitReason(1, cause, restart=True))
+            return None
+        try:
+            for state in states:
                 result = restore(state)
                 if inspect.isawaitable(result):
                     return _noted(result)
@@ -207,41 +223,10 @@ class ActorHost:
             raise
         return None
 
-    def _save(self) -> None:
-        """Save the state; an error is logged, and the state before is kept (any thread but a loop)."""
-        assert self.saved is not None
-        with self.saved.lock:
-            try:
-                save = self.method(SAVE)
-                assert save is not None
-                state = save()
-                if inspect.iscoroutine(state):
-                    state = asyncio.run(state)
-                self.saved.store(state)
-            except Exception as error:
-                self.saved.failed(error)
-
-    async def save_after_call_async(self) -> None:
-        """Save the state of an async actor, if that is due."""
-        if self.saved is not None and self.saved.is_due:
-            await self._save_async()
-
-    async def _save_async(self) -> None:
-        """Save the state from an event loop: the hook runs on it, other calls go on meanwhile."""
-        saved = self.saved
-        assert saved is not None
-        await asyncio.to_thread(saved.lock.acquire)
-        try:
-            save = self.method(SAVE)
-            assert save is not None
-            state = save()
-            if inspect.isawaitable(state):
-                state = await state
-            await asyncio.to_thread(saved.store, state)
-        except Exception as error:
-            saved.failed(error)
-        finally:
-            saved.lock.release()
+    def _call_save_hook(self) -> Any:
+        save = self.method(SAVE)
+        assert save is not None
+        return save()
 
     def _begin_calls(self) -> None:
         """Report that the actor is ALIVE, and then run the calls that have come."""
@@ -341,6 +326,17 @@ class ActorHost:
         while not self.exit.begun and any(i in running or i in queued for i in task_ids):
             time.sleep(_POLL_S)
 
+    def _answer(self, outcome: Outcome, saver: StateSaver) -> None:
+        """Report the end of a call, once the state after it is saved if that is due (no loop)."""
+        if not saver.is_due or saver.save():
+            self.report(outcome)
+        else:
+            self.drop(outcome)
+
+    def drop(self, outcome: Outcome) -> None:
+        """Leave a call without an answer: the actor goes on elsewhere, without what it did (any thread)."""
+        self.calls.running.pop(outcome.received.call.task_id, None)
+
     def report(self, outcome: Outcome) -> None:
         """Report the end of a call, unless the exit withholds it (any thread)."""
         if not self.exit.begun or not self.exit.withholds(outcome):
@@ -390,6 +386,10 @@ class ActorHost:
 
     def stop(self) -> None:
         """Start no more calls, and have the main thread run the exit."""
+        if (saver := self._exit_saver) is not None:
+            saver.after_each_call = True
+            if self._loops:  # what runs may not end in time
+                saver.request()
         self._executor.stop()
         for loop in list(self._loops.values()):
             loop.stop()
@@ -398,9 +398,10 @@ class ActorHost:
         if not self.exit.begun and self.calls.take(received):
             try:
                 outcome = self.invoker.invoke(received, self.callable_of(received))
-                if self.saved is not None and self.saved.is_due:
-                    self._save()
-                self.report(outcome)
+                if self.saver is None:
+                    self.report(outcome)
+                else:
+                    self._answer(outcome, self.saver)
             except BaseException as error:  # the pool would swallow it
                 self.calls.running.pop(received.call.task_id, None)
                 self.exit.on_crash(error)

@@ -1,8 +1,8 @@
 """The orderly exit of an actor: no new call, its hooks, the reason to the gcs, then the process.
 
 Begun by ``exit_actor()``, by a ``SystemExit`` of its code, by a constructor that raised, by
-``__stoker_terminate__``, or by the owner once no process has a handle. The actor's callers learn the
-reason from the gcs alone, so all learn the same. ``stoker.kill()`` is no such exit: it runs no hook.
+``__stoker_terminate__``, by the owner once no process has a handle, or by a move. The actor's callers learn
+the reason from the gcs alone, so all learn the same. ``stoker.kill()`` is no such exit: it runs no hook.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ class ExitReason:
     """The reason for which an actor exits: its process' exit code, and the cause for its callers.
 
     ``restart``: it did not mean to end for good, so ``max_restarts`` applies. ``moves``: it is started
-    elsewhere, and what runs has all the time that its nodelet gives it.
+    elsewhere, and what runs has all the time that its nodelet gives it. ``reports``: the gcs learns the
+    reason from here, not from the nodelet.
     """
 
     exit_code: int
     cause: ErrorInfo
     restart: bool = False
     moves: bool = False
+    reports: bool = True
 
 
 def system_exit_reason(leave: SystemExit, where: str, *, restart: bool) -> ExitReason:
@@ -92,6 +94,13 @@ def moved_reason(why: str) -> ExitReason:
     """Return the reason of an actor that is to leave its node."""
     cause = ErrorInfo(code=PreemptedError.code, message=f"it was moved as {why}")
     return ExitReason(0, cause, restart=True, moves=True)
+
+
+def noticed_reason(why: str) -> ExitReason:
+    """Return the reason of an actor that its nodelet has given notice, and ends."""
+    return ExitReason(
+        0, ErrorInfo(code="actor_died", message=why), restart=True, moves=True, reports=False
+    )
 
 
 def calling_code() -> str:
@@ -241,8 +250,11 @@ class ActorExit:
                 error=self.reason.cause,
                 restart=self.reason.restart,
             )
-            with contextlib.suppress(StokerError):  # a later incarnation lives, or no gcs answers
-                await self._gcs.call("POST", host.path, report, timeout_s=_REPORT_S)
+            if self.reason.reports:
+                with contextlib.suppress(
+                    StokerError
+                ):  # a later incarnation lives, or no gcs answers
+                    await self._gcs.call("POST", host.path, report, timeout_s=_REPORT_S)
         finally:
             os._exit(self.reason.exit_code)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stoker.runtime.worker.actor_exit import ActorExit
     from stoker.runtime.worker.call import CallTable, Outcome, ReceivedCall
     from stoker.runtime.worker.invoke import Invoker
-    from stoker.runtime.worker.saved_state import SavedState
+    from stoker.runtime.worker.state_saver import StateSaver
 
 
 _START_S = 30.0
@@ -36,11 +36,11 @@ class _Host(Protocol):
     invoker: Invoker
     reader: DirectReader
     is_up: bool
-    saved: SavedState | None
+    saver: StateSaver | None
 
     def callable_of(self, received: ReceivedCall) -> Callable[..., Any]: ...
     def report(self, outcome: Outcome) -> None: ...
-    async def save_after_call_async(self) -> None: ...
+    def drop(self, outcome: Outcome) -> None: ...
 
 
 class ConcurrencyGroupLoop:
@@ -92,8 +92,10 @@ class ConcurrencyGroupLoop:
                 if host.exit.begun or not calls.take(received):
                     return
                 outcome = await host.invoker.invoke_async(received, host.callable_of(received))
-                if host.saved is not None:
-                    await host.save_after_call_async()
+                saver = host.saver
+                if saver is not None and saver.is_due and not await self._saved(saver):
+                    host.drop(outcome)
+                    return
         except asyncio.CancelledError as error:
             if host.exit.begun or not calls.take(received):
                 return
@@ -103,6 +105,21 @@ class ConcurrencyGroupLoop:
         host.report(outcome)
         if self._reads and not self.tasks and self._loop is not None:
             host.reader.read_on(self._loop, received.channel)
+
+    async def _saved(self, saver: StateSaver) -> bool:
+        """Return once the state after a call is saved; False if the call is not to be answered.
+
+        It has ended, so a cancel comes too late; but not that of an exit that does not wait.
+        """
+        saving = asyncio.wrap_future(saver.request())
+        while not saving.done():
+            try:
+                await asyncio.wait([saving])
+            except asyncio.CancelledError:
+                reason = self._host.exit.reason
+                if reason is not None and not reason.moves:
+                    raise
+        return not saver.is_fenced
 
     # -- any thread ------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from stoker.runtime.tasks.pending import PendingCalls
     from stoker.runtime.worker.actor_exit import ActorExit
     from stoker.runtime.worker.blocking import WorkerWaits
+    from stoker.runtime.worker.state_saver import StateSaver
     from stoker_wire.data.channel import Channel
     from stoker_wire.messages.cluster import ActorSpec, Lease
     from stoker_wire.messages.common import Address, RuntimeEnv
@@ -72,6 +73,7 @@ class _Actor(Protocol):
     exit: ActorExit
     instance: Any
     is_up: bool
+    saver: StateSaver | None
 
     @property
     def record(self) -> Actor: ...

@@ -6,6 +6,7 @@ thread at import. ``prepare`` is called once there too.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from stoker.runtime.process.identity import Identity, LocalNode
 from stoker.runtime.process.stops import STOPS
 from stoker.runtime.runtime import Runtime
 from stoker.runtime.worker.actor import ActorHost
-from stoker.runtime.worker.actor_exit import moved_reason
+from stoker.runtime.worker.actor_exit import moved_reason, noticed_reason
 from stoker.runtime.worker.output import mark_output
 from stoker_wire.data import channel
 from stoker_wire.data.frames import FrameCodec
@@ -27,15 +28,15 @@ from stoker_wire.errors import ConflictError, NotFoundError
 from stoker_wire.http.auth import is_loopback
 from stoker_wire.http.codec import Codec
 from stoker_wire.http.problems import problem_response
-from stoker_wire.messages.cluster import (
+from stoker_wire.messages.common import Empty
+from stoker_wire.messages.node_api import (
+    MoveWorker,
     RegisterWorker,
     StopNotice,
     StopReply,
     WorkerBoot,
     WorkerSetup,
 )
-from stoker_wire.messages.common import Empty
-from stoker_wire.messages.node_api import MoveWorker
 from stoker_wire.process import host_identity
 from stoker_wire.process.event_loop import loop_factory
 from stoker_wire.process.search_path import apply_path
@@ -133,6 +134,10 @@ class _Worker:
         if lease is not None and lease.lease_id == notice.lease_id:
             self._executor.return_queued_calls()
             count = await STOPS.give(notice.reason, notice.grace_s)
+            actor = self._executor.actor
+            if notice.saves and actor is not None and actor.is_up and actor.saver is not None:
+                actor.exit.begin(noticed_reason(notice.reason))
+                await asyncio.Event().wait()  # it ends by itself, or at its time
         reply = StopReply(callbacks=count)
         return web.Response(body=msgspec.msgpack.encode(reply), content_type=_MSGPACK)
 

@@ -52,7 +52,7 @@ def tick(state: State, at_s: float) -> list[Command]:
 
 def test_a_worker_that_ignores_everything_goes_down_the_whole_ladder() -> None:
     state = leased()
-    notice = NotifyWorker(worker_id="w_1", lease_id="l_1", grace_s=10.0, reason="for x")
+    notice = NotifyWorker(worker_id="w_1", lease_id="l_1", grace_s=10.0, reason="for x", saves=True)
     assert stop(state) == [notice]
     assert stop(state, grace_s=1.0) == [], "the first notice counts"
     assert tick(state, 9.9) == [] and "l_1" in state.leases
@@ -120,12 +120,32 @@ def test_a_worker_with_callbacks_gets_notice_of_any_end_in_order() -> None:
         step(state, CallbacksRegistered(worker_id="w_1"))
         (notice,) = step(state, end)
         assert isinstance(notice, NotifyWorker) and notice.grace_s == 5.0
+        assert not notice.saves, "others may have its place already"
         assert state.leases == {}
         assert tick(state, 9.9) == []
         assert tick(state, 10.0) == [TERM]
         assert tick(state, 13.0) == [KILL]
         ended = state.workers["w_1"].stop
         assert ended is not None and not ended.preempted
+
+
+def test_an_actor_that_saves_its_state_gets_notice_as_its_node_stops() -> None:
+    state = leased(WorkKind.ACTOR)
+    end = WorkerKillRequested(
+        at_s=5.0, worker_id="w_1", reason="its node stops", in_order=True, saves=True
+    )
+    (notice,) = step(state, end)
+    assert isinstance(notice, NotifyWorker) and notice.saves and notice.grace_s == 5.0
+    assert tick(state, 9.9) == []
+    assert tick(state, 10.0) == [TERM]
+
+
+def test_a_notice_is_forgotten_with_its_lease() -> None:
+    state = leased()
+    stop(state)
+    step(state, LeasesReleased(at_s=1.0, lease_ids=("l_1",), epoch=1))
+    worker = state.workers["w_1"]
+    assert worker.stop is None and not worker.saves
 
 
 def test_the_end_of_a_job_shortens_the_grace_of_a_preemption() -> None:

@@ -9,7 +9,7 @@ import pytest
 import stoker
 from stoker.exceptions import BadRequestError
 from stoker.runtime.actors.handle import ActorHandle, HandleInfo, MethodInfo
-from stoker.runtime.options.options import MethodOptions
+from stoker.runtime.options.actor_options import MethodOptions
 
 
 @stoker.remote

@@ -8,9 +8,10 @@ import pytest
 
 from scripts.docs import OPTIONS, options_page
 from stoker.exceptions import BadRequestError, UnknownOptionError
+from stoker.runtime.options.actor_options import ActorOptions, MethodOptions
 from stoker.runtime.options.demands import check_options, merged, resources_of
 from stoker.runtime.options.documentation import options_of, with_options
-from stoker.runtime.options.options import ActorOptions, MethodOptions, TaskOptions
+from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.options.strategies import NodeAffinity, strategy_of
 
 if TYPE_CHECKING:

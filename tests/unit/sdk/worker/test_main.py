@@ -21,7 +21,7 @@ WAIT_S = 60.0
 PROGRAM = """
 import sys
 from stoker.runtime.worker.main import main
-from stoker_wire.messages.cluster import WorkerBoot
+from stoker_wire.messages.node_api import (WorkerBoot)
 
 url, folder = sys.argv[1:]
 main(WorkerBoot(

@@ -128,6 +128,28 @@ def test_a_record_from_before_deaths_for_want_of_memory_were_counted_decodes() -
     assert transition is not None and transition.record.state is ActorState.RESTARTING
 
 
+@pytest.mark.parametrize(("max_restarts", "restarts"), [(0, 0), (1, 1)])
+def test_an_actor_that_moves_uses_up_no_restart(max_restarts: int, restarts: int) -> None:
+    actor = an_actor(
+        ActorState.ALIVE,
+        lease_id="l_1",
+        max_restarts=max_restarts,
+        restarts=restarts,
+        restart_delay_s=5.0,
+    )
+    transition = actors.worker_lost(actor, CAUSE, 2.0, lease_id="l_1", moves=True)
+    assert transition is not None
+    record = transition.record
+    assert (record.state, record.death_cause) == (ActorState.RESTARTING, CAUSE)
+    assert (record.restarts, record.preemptions, record.restart_at_s) == (restarts, 1, None)
+
+
+def test_a_record_of_before_the_hooks_is_read_as_one_of_an_actor_without() -> None:
+    fields = msgspec.to_builtins(an_actor())
+    del fields["saves_state"]
+    assert not msgspec.convert(fields, Actor).saves_state
+
+
 def test_pauses_before_restarts_double_and_a_preempted_actor_has_none() -> None:
     pauses = []
     for restarts in (0, 1, 2, 60):
