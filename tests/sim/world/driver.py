@@ -112,6 +112,9 @@ class _Status:
     def ended(self, *_: Any, **__: Any) -> None:
         return None
 
+    def runs(self, *_: Any) -> None:
+        return None
+
 
 class _Channels:
     """The channels of a driver, by address."""

@@ -277,6 +277,9 @@ class Processes:
         if entry is not None and entry.phase is WorkerPhase.TERMINATING:
             self.terminate(worker_id, force=entry.stop is None or entry.stop.rung is Rung.KILL)
 
+    def overdue_task(self, worker_id: str) -> str:
+        return ""
+
     async def assign(self, worker_id: str, lease_id: str) -> None:
         worker, entry = self.living.get(worker_id), self._node.workers.state.workers.get(worker_id)
         if worker is None or entry is None or lease_id not in self.launches:
