@@ -38,8 +38,6 @@ TTL_S = 2.0
 STANDBY_PAUSE_S = 0.3
 RESTART_S = 0.5
 _LOOKUP_S = 1.0
-RESIGNED = 0.0
-"""The expiry of a leader that resigned."""
 
 
 class LeaderElection:
@@ -94,18 +92,20 @@ class LeaderElection:
     def _acquired(
         self, name: str, body: Campaign, row: Row | None, now: float
     ) -> tuple[Change, Leader]:
+        before = 0 if row is None else int(row["epoch"])
         renews = (
             row is not None
             and row["holder"] == body.holder
             and row["url"] == body.url
-            and row["expires_at_s"] > RESIGNED
+            and row["expires_at_s"] > schema.RESIGNED
+            and body.epoch <= before
         )
-        before = 0 if row is None else int(row["epoch"])
         leader = Leader(
             name=name,
             holder=body.holder,
             url=body.url,
-            epoch=before if renews else before + 1,
+            # One that has led in a later epoch knows more than a database that was replaced.
+            epoch=before if renews else max(before, body.epoch) + 1,
             expires_at_s=now + body.ttl_s,
         )
         values: dict[str, Value] = {
@@ -128,7 +128,7 @@ class LeaderElection:
         if row is None or row["holder"] != holder:
             return
         expect = {"epoch": row["epoch"], "holder": holder}
-        update = Update(schema.LEADERS, {"name": name}, {"expires_at_s": RESIGNED}, expect)
+        update = Update(schema.LEADERS, {"name": name}, {"expires_at_s": schema.RESIGNED}, expect)
         try:
             await self._state.writer.apply(Change((update,)))
         except WriteConflict:
