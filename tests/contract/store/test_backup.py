@@ -160,7 +160,8 @@ async def test_what_happened_after_the_backup_is_never_taken_for_what_happens_af
         joined = await client.call("POST", "/v1/nodes", body, reply=RegisteredNode)
         assert joined.incarnation > node.incarnation
         page = await client.call("GET", "/v1/events", reply=Page[Event], query={"count": True})
-        assert page.total == len(page.items)
+        assert page.total is not None
+        assert page.total <= len(page.items) < page.total + 50, "its loops may add a few meanwhile"
         past = await client.call(
             "GET", "/v1/state", reply=PastState, query={"at": str(manifest.seq)}
         )
@@ -169,7 +170,6 @@ async def test_what_happened_after_the_backup_is_never_taken_for_what_happens_af
         await running.app.state.log.compact(5)
         kept = await client.call("GET", "/v1/retention", reply=RetentionStatus)
         events = next(one for one in kept.kinds if one.kind == "events")
-        # Its loops may have added a few.
         assert 5 <= events.count < 50 and page.total - 5 <= events.removed < page.total + 50
 
 
