@@ -102,6 +102,24 @@ def test_an_actor_is_created_by_a_gcs_that_was_away_for_longer_than_a_request_ma
     assert get(called) == 1
 
 
+def test_a_worker_runs_a_function_that_is_new_to_it_while_the_gcs_is_away(
+    joined: Apart, tmp_path: Path
+) -> None:
+    def meet(folder: Path, count: int) -> int:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{os.getpid()}").touch()
+        while len(list(folder.iterdir())) < count:
+            time.sleep(0.01)
+        return os.getpid()
+
+    known = stoker.remote(lambda folder: meet(folder, 2))
+    new = stoker.remote(meet)
+    workers = set(get([known.remote(tmp_path / "known") for _ in range(2)]))
+    assert get(new.remote(tmp_path / "first", 1)) in workers
+    joined.gcs.kill()
+    assert set(get([new.remote(tmp_path / "second", 2) for _ in range(2)])) == workers
+
+
 def test_the_scheduler_may_be_killed_in_the_middle_of_two_thousand_tasks(joined: Apart) -> None:
     refs = [slow.remote(i) for i in range(2000)]
     stoker.wait(refs, num_returns=300, timeout=GET_S)

@@ -25,7 +25,7 @@ from stoker.runtime.actors.info import (
 from stoker.runtime.options.demands import demand_of
 from stoker.runtime.options.options import ActorOptions, TaskOptions
 from stoker.runtime.process.current_task import current_task_id
-from stoker.runtime.tasks.functions import pickled
+from stoker.runtime.tasks.functions import INLINE_NBYTES, pickled
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
@@ -57,8 +57,6 @@ _CREATE_S = 60.0
 _TRY_S = 5.0
 """The deadline of the first try of a request that is repeated; each has twice the one before."""
 _AGAIN_S = 0.5
-_INLINE_CLASS_NBYTES = 8 << 10
-"""A pickled class up to this size goes with the actor; its worker asks the gcs for larger ones."""
 
 
 class ActorCreator:
@@ -279,7 +277,7 @@ class _Creation:
     @property
     def _inline_class(self) -> bytes:
         blob = self._call.spec.blob
-        return blob if len(blob) <= _INLINE_CLASS_NBYTES else b""
+        return blob if len(blob) <= INLINE_NBYTES else b""
 
     def _payload(self) -> bytes:
         run = Run([wire_call(self._call, self._address)], [self._call.spec.template])
