@@ -15,6 +15,7 @@ import pytest
 
 import stoker
 from stoker import exceptions
+from stoker.runtime.actors import create
 from tests.chaos._services import Apart, apart
 from tests.e2e._cluster import caught, session_root, waits_for
 from tests.services import until
@@ -86,6 +87,38 @@ def test_separate_services_run_tasks_and_actors_and_stop_in_good_order(joined: A
     assert get([double.remote(i) for i in range(200)]) == [2 * i for i in range(200)]
     counter = Counter.remote()
     assert get([counter.add.remote() for _ in range(10)])[-1] == 10
+
+
+def test_an_actor_is_created_by_a_gcs_that_was_away_for_longer_than_a_request_may_take(
+    joined: Apart, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(create, "_CREATE_S", 1.0)
+    monkeypatch.setattr(create, "_TRY_S", 0.5, raising=False)
+    joined.gcs.kill()
+    called = Counter.remote().add.remote()
+    until(lambda: "the gcs does not answer" in waits_for(called), GET_S, "its call says why")
+    pauses = [waits_for(called) for _ in range(2)]
+    assert all("the gcs does not answer" in text for text in pauses)
+    joined.gcs.start()
+    assert get(called) == 1
+
+
+def test_a_worker_runs_a_function_that_is_new_to_it_while_the_gcs_is_away(
+    joined: Apart, tmp_path: Path
+) -> None:
+    def meet(folder: Path, count: int) -> int:
+        folder.mkdir(exist_ok=True)
+        (folder / f"{os.getpid()}").touch()
+        while len(list(folder.iterdir())) < count:
+            time.sleep(0.01)
+        return os.getpid()
+
+    known = stoker.remote(lambda folder: meet(folder, 2))
+    new = stoker.remote(meet)
+    workers = set(get([known.remote(tmp_path / "known") for _ in range(2)]))
+    assert get(new.remote(tmp_path / "first", 1)) in workers
+    joined.gcs.kill()
+    assert set(get([new.remote(tmp_path / "second", 2) for _ in range(2)])) == workers
 
 
 def test_the_scheduler_may_be_killed_in_the_middle_of_two_thousand_tasks(joined: Apart) -> None:

@@ -106,6 +106,7 @@ class RemoteFunction(Generic[P, R]):
     def _make_spec(self, runtime: Runtime) -> FunctionSpec:
         from stoker.api.objects import durable
         from stoker.runtime.tasks.functions import (
+            INLINE_NBYTES,
             TEMPLATE_NUMBERS,
             is_generator,
             pickled,
@@ -138,6 +139,7 @@ class RemoteFunction(Generic[P, R]):
             max_calls=options.max_calls,
             retry_exceptions=pickled_exception_types(options.retry_exceptions),
             history=options.enable_task_events,
+            blob=blob if len(blob) <= INLINE_NBYTES else b"",
         )
         self._spec = FunctionSpec(
             submitter=runtime.tasks,

@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,13 +23,15 @@ from tests.chaos.matrix.workloads import WORKLOADS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+TIME_WAS_UP = "the time was up"
+
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """The report, as Markdown."""
     cells = {(one.fault, one.workload): one for one in outcomes}
     columns = [name for name in WORKLOADS if any(name == column for _, column in cells)]
     lines = [
-        "Longest time in which no call ended, in seconds.",
+        "Longest time in which no call ended / slowest call that was open during the fault, in seconds.",
         "",
         f"| fault | {' | '.join(columns)} |",
         f"|---|{'---|' * len(columns)}",
@@ -36,15 +39,16 @@ def table(outcomes: Iterable[Outcome]) -> str:
     for fault in [name for name in FAULTS if any(name == row for row, _ in cells)]:
         lines.append(f"| {fault} | {' | '.join(_text(cells.get((fault, c))) for c in columns)} |")
     ran = [one for one in cells.values() if not one.skipped]
+    skipped = Counter(one.skipped for one in cells.values() if one.skipped)
     failed = sum(sum(one.failed_once.values()) for one in ran)
     calls, attempts = sum(one.calls for one in ran), sum(one.attempts for one in ran)
-    lines += ["", f"{len(ran)} cells, {calls} calls in {attempts} attempts."]
+    lines += ["", f"{len(ran)} of {len(cells)} cells ran, {calls} calls in {attempts} attempts."]
+    lines += [f"{count} cells did not run: {reason}" for reason, count in skipped.items()]
     lines += [f"{failed} calls that are not to be retried failed, each with its cause."]
     lines += [f"{sum(bool(one.broken) for one in ran)} cells broken."]
     for one in cells.values():
         head = f"\n**{one.workload} / {one.fault}** (seed {one.seed})"
-        notes = [f"- skipped: {one.skipped}"] if one.skipped else []
-        notes += [f"- {text}" for text in one.broken]
+        notes = [f"- {text}" for text in one.broken]
         notes += [f"- {call} waited {s} s: {why}" for call, (s, why) in list(one.waits.items())[:3]]
         if notes:
             lines += [head, *notes]
@@ -56,11 +60,12 @@ def _text(one: Outcome | None) -> str:
         return ""
     if one.skipped:
         return "skipped"
-    return f"**broken** {one.gap_s:g}" if one.broken else f"{one.gap_s:g}"
+    times = f"{one.gap_s:g} / {one.slowest_s:g}"
+    return f"**broken** {times}" if one.broken else times
 
 
 def main() -> int:
-    """Run the cells that are asked for; return 1 if one is broken."""
+    """Run the cells that are asked for; return 1 if one is broken, or the time was up before it began."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.matrix", description=__doc__)
     parser.add_argument("--workloads", nargs="*", choices=[*WORKLOADS], default=[*WORKLOADS])
     parser.add_argument("--faults", nargs="*", choices=[*FAULTS], default=[*FAULTS])
@@ -79,7 +84,7 @@ def main() -> int:
         for workload in options.workloads:
             if time.monotonic() - began_s > options.budget_s:
                 print(f"the time is up; not run: {workload} / {fault}", flush=True)
-                outcomes.append(Outcome(workload, fault, seed, skipped="the time was up"))
+                outcomes.append(Outcome(workload, fault, seed, skipped=TIME_WAS_UP))
                 continue
             folder = root / f"{len(outcomes)}"
             before = leaks.Snapshot.take()
@@ -92,9 +97,10 @@ def main() -> int:
             options.report.write_text(table(outcomes))
     if not options.keep:
         shutil.rmtree(root, ignore_errors=True)
+    options.report.write_text(table(outcomes))
     print(table(outcomes))
     print(f"{time.monotonic() - began_s:.0f} s; the report is {options.report}")
-    return int(any(one.broken for one in outcomes))
+    return int(any(one.broken or one.skipped == TIME_WAS_UP for one in outcomes))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from stoker.runtime.net.http import HttpClient
+from stoker_wire.messages.work import TaskState
 from tests.chaos.matrix.faults import FAULTS
 from tests.chaos.matrix.world import World, link_is_possible, pause, world
 from tests.services import ServerUnavailable, until
@@ -19,6 +20,7 @@ from tests.services import ServerUnavailable, until
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.chaos.matrix.faults import Fault
     from tests.chaos.matrix.world import Driver
 
 GOES_ON_S = 120.0
@@ -27,17 +29,27 @@ AFTER_S = 2.0
 SETTLED_S = 40.0
 MORE_FILES = 32
 LONG_WAIT_S = 10.0
+ASKED_AFTER_S = 4.0
+"""A call that waits is asked why within this after the long wait."""
+TERMINAL = {state.value for state in TaskState if state.terminal}
+LOST_RESULT = {"ObjectLostError", "ObjectNodeDiedError"}
+"""Errors of calls that finished, and whose result was lost."""
 CRASH = re.compile(r"Traceback \(most recent call last\)|never retrieved|was never awaited|^Fatal ")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a cell. ``gap_s`` is the longest time in which no call ended."""
+    """What became of a cell.
+
+    ``gap_s`` is the longest time in which no call ended, ``slowest_s`` what the slowest call took of
+    those that were open at some moment of the fault.
+    """
 
     workload: str
     fault: str
     seed: int
     gap_s: float = 0.0
+    slowest_s: float = 0.0
     usual_gap_s: float = 0.0
     calls: int = 0
     attempts: int = 0
@@ -81,6 +93,7 @@ def _run(made: World, outcome: Outcome) -> None:
     files = made.descriptors()
     struck_s = time.monotonic()
     fault.strike(made)
+    over_s = time.monotonic()
     pause(AFTER_S)
     if fault.ends_driver:
         _check_nothing_left(made, driver, outcome)
@@ -93,14 +106,15 @@ def _run(made: World, outcome: Outcome) -> None:
     outcome.calls = sum(line["what"] == "began" for line in lines)
     outcome.usual_gap_s = _gap([line for line in lines if line["at_s"] < struck_s])
     outcome.gap_s = _gap(lines)
+    outcome.slowest_s = slowest(lines, struck_s, over_s)
     for what in ("wrong", "lost", "refused"):
         outcome.broken += [f"{what}: {text}" for text in verdict[what]]
     settled = verdict["right"] + sum(outcome.failed_once.values())
     if settled != verdict["calls"] and not outcome.broken:
         outcome.broken.append(f"{settled} of {verdict['calls']} calls ended")
-    for call, (waited_s, reason) in outcome.waits.items():
-        if not reason.strip():
-            outcome.broken.append(f"{call} waited {waited_s} s, and nobody says why")
+    if outcome.failed_once and not fault.hurts:
+        outcome.broken.append(f"failed, and nothing that it needs died: {outcome.failed_once}")
+    outcome.broken += unexplained(fault, driver.progress(), outcome.waits)
     for one in made.drivers:
         attempts = _history(made, one, outcome)
         _check_effects(one, attempts, outcome)
@@ -116,21 +130,53 @@ def _gap(lines: list[dict[str, Any]]) -> float:
     return round(max(gaps, default=0.0), 2)
 
 
+def slowest(lines: list[dict[str, Any]], struck_s: float, over_s: float) -> float:
+    """What the slowest call took of those that were open between the two moments."""
+    ends = [line for line in lines if line["what"] != "began"]
+    took = [
+        line["at_s"] - line["began_s"]
+        for line in ends
+        if line["began_s"] <= over_s and line["at_s"] >= struck_s
+    ]
+    return round(max(took, default=0.0), 2)
+
+
+def unexplained(
+    fault: Fault, lines: list[dict[str, Any]], waits: dict[str, tuple[float, str]]
+) -> list[str]:
+    """Which calls waited for long without being told why, or were told something else."""
+    found = [
+        f"{call} waited {waited_s} s, and that is not why: {reason}"
+        for call, (waited_s, reason) in waits.items()
+        if not fault.explains(reason)
+    ]
+    for line in lines:
+        waited_s = line["at_s"] - line["began_s"] - fault.stops_driver_s
+        asked = waited_s > LONG_WAIT_S + ASKED_AFTER_S and line["what"] != "began"
+        if asked and line["key"] not in waits:
+            found.append(f"{line['key']} waited {waited_s:.1f} s, and nobody says why")
+    return found[:10]
+
+
 # Effects and the history
 
 
 def _history(made: World, driver: Driver, outcome: Outcome) -> dict[str, dict[int, dict[str, Any]]]:
     """The attempts of each of its tasks, once the history says how each call ended."""
-    ends = {line["task_id"]: line["what"] for line in driver.progress() if line["what"] != "began"}
+    ends = {line["task_id"]: line for line in driver.progress() if line["what"] != "began"}
     known: dict[str, dict[int, dict[str, Any]]] = {}
 
     def missing() -> list[str]:
         known.clear()
         known.update(_attempts(made, driver.job_id))
         return [
-            f"history: {task_id} {what}, and its attempts are {_short(known.get(task_id, {}))}"
-            for task_id, what in ends.items()
-            if not _tells(known.get(task_id, {}), what)
+            f"history: {task_id} {end['key']} {end['what']} {end['error']}, and its attempts are {short}"
+            for task_id, end in ends.items()
+            if not tells(short := _short(known.get(task_id, {})), end["what"], end["error"])
+        ] + [
+            f"history: attempts of {task_id} have no end: {_short(attempts)}"
+            for task_id, attempts in known.items()
+            if not TERMINAL.issuperset(_short(attempts).values())
         ]
 
     try:
@@ -152,14 +198,12 @@ def _attempts(made: World, job_id: str) -> dict[str, dict[int, dict[str, Any]]]:
         query["cursor"] = page["next_cursor"]
 
 
-def _tells(attempts: dict[int, dict[str, Any]], what: str) -> bool:
-    """Whether all attempts are there, the last one with the end that the driver saw."""
-    if not attempts:
+def tells(states: dict[int, str], what: str, error: str = "") -> bool:
+    """Whether all attempts are there with their ends, the last one with that which the driver saw."""
+    if sorted(states) != list(range(len(states))) or not TERMINAL.issuperset(states.values()):
         return False
-    first, last = min(attempts), max(attempts)
-    states = [attempts[at]["state"] for at in sorted(attempts)]
-    complete = len(attempts) == last - first + 1 and first <= 1
-    return complete and (("FINISHED" in states) if what == "ended" else states[-1] != "FINISHED")
+    finished = what == "ended" or error in LOST_RESULT
+    return bool(states) and (states[max(states)] == "FINISHED") is finished
 
 
 def _short(attempts: dict[int, dict[str, Any]]) -> dict[int, str]:
@@ -171,37 +215,34 @@ def _check_effects(
 ) -> None:
     ended = {line["key"] for line in driver.progress() if line["what"] == "ended"}
     effects = driver.folder / "effects"
-    if effects.exists():
-        runs = [line.split() for line in effects.read_text().splitlines()]
-        counts = Counter(key for key, *_ in runs)
-        again = Counter(map(tuple, runs))
-        outcome.broken += [f"doubled: {run}" for run, count in again.items() if count > 1]
-        for key, count in counts.items():
-            if key.startswith("once") and count > 1:
-                outcome.broken.append(f"doubled: {key} ran {count} times")
-        lost = sorted(key for key in ended - counts.keys() if key != "gil")
-        outcome.broken += [f"lost effect: {key}" for key in lost[:5]]
-        unknown = [run for run in runs if int(run[2]) not in attempts.get(run[1], {})]
-        outcome.broken += [f"history: ran, and is not there: {run}" for run in unknown[:5]]
+    lines = effects.read_text().splitlines() if effects.exists() else []
+    runs = Counter(tuple(line.split()) for line in lines)
+    unknown = [run for run in runs if int(run[2]) not in attempts.get(run[1], {})]
+    outcome.broken += [f"history: ran, and is not there: {run}" for run in unknown[:5]]
     for journal in driver.folder.glob("*journal-*"):
-        again = Counter(tuple(line.split()) for line in journal.read_text().splitlines())
-        outcome.broken += [f"doubled: {journal.name} {run}" for run, n in again.items() if n > 1]
-        calls = Counter(run[0] for run in again)
-        if journal.name.startswith("once"):
-            twice = [call for call, count in calls.items() if count > 1]
-            outcome.broken += [f"doubled: {journal.name} {call}" for call in twice]
+        for line in journal.read_text().splitlines():
+            call, *rest = line.split()
+            runs[f"{journal.name}/{call}", *rest] += 1
+    outcome.broken += [f"doubled: {run}" for run, count in runs.items() if count > 1]
+    counts = Counter(key for key, *_ in runs)
+    for key, count in counts.items():
+        if key.startswith("once") and count > 1:
+            outcome.broken.append(f"doubled: {key} ran {count} times")
+    outcome.broken += [f"lost effect: {key}" for key in sorted(ended - counts.keys())[:5]]
 
 
 # What is left
 
 
 def _check_nothing_left(made: World, driver: Driver, outcome: Outcome) -> None:
-    """Nothing of a driver that has ended is held: leases, workers, objects."""
+    """Nothing of a driver that has ended is held: leases, actors, workers, objects."""
     job_id = driver.job_id
 
     def held() -> list[str]:
-        found = []
-        query = {"limit": 1000}
+        query: dict[str, Any] = {"limit": 1000}
+        living = {**query, "job_id": job_id, "state": "PENDING,ALIVE,RESTARTING"}
+        actors = made.apart.client.call("GET", "/v1/actors", reply=dict[str, Any], query=living)
+        found = [f"{one['state']} {one['actor_id']}" for one in actors["items"]]
         leases = made.apart.client.call("GET", "/v1/leases", reply=dict[str, Any], query=query)
         found += [f"lease {one['lease_id']}" for one in leases["items"] if one["job_id"] == job_id]
         for nodelet in made.apart.nodelets:

@@ -5,11 +5,13 @@ rounds of calls until ``FOLDER/stop`` is there, and compares each answer with th
 computed here. What calls do is seen in files: ``effects`` has a line for each attempt of a task that
 ran, ``journal-*`` one for each call of an actor. ``progress.jsonl`` has a line for each call that
 began and ended, by a clock that all processes of the machine share; ``verdict.json`` the rest. A file
-``hold-gil-task`` or ``hold-gil-driver`` is taken as an order to keep the interpreter for that long.
+``hold-gil-call`` is taken by the next call, ``hold-gil-driver`` by the driver, as an order to keep the
+interpreter for that long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -45,7 +47,7 @@ MODULUS = 1_000_003
 
 
 def leave_effect(folder: str, key: str) -> None:
-    """Append one line, whole, for this attempt."""
+    """Append one line, whole, for this attempt; then hold the interpreter if there is an order to."""
     context = stoker.get_runtime_context()
     line = f"{key} {context.task_id} {context.attempt}\n".encode()
     file = os.open(f"{folder}/effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -53,6 +55,15 @@ def leave_effect(folder: str, key: str) -> None:
         os.write(file, line)
     finally:
         os.close(file)
+    obey(Path(folder), "hold-gil-call")
+
+
+def obey(folder: Path, name: str) -> None:
+    """Hold the interpreter if there is an order to; one process takes an order."""
+    order, taken = folder / name, folder / f"{name}.taken-{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        order.rename(taken)
+        ctypes.PyDLL(None).usleep(int(float(taken.read_text()) * 1e6))
 
 
 def scrambled(number: int) -> int:
@@ -65,12 +76,6 @@ def work(folder: str, key: str, number: int) -> int:
     leave_effect(folder, key)
     time.sleep(WORK_S)
     return scrambled(number)
-
-
-@stoker.remote(max_retries=RETRIES)
-def hold_gil(seconds: float) -> str:
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
-    return "held"
 
 
 # Actors
@@ -102,6 +107,7 @@ class Ledger:
         with self.journal.open("a") as file:
             file.write(f"{call} {number} {os.getpid()}\n")
         self.apply(call, number)
+        obey(self.journal.parent, "hold-gil-call")
         time.sleep(WORK_S / 4)
         return self.answers[call]
 
@@ -110,7 +116,8 @@ class Ledger:
 
 
 @stoker.remote(max_retries=RETRIES, num_returns="streaming")
-def stream(seed: int, count: int) -> Any:
+def stream(folder: str, key: str, seed: int, count: int) -> Any:
+    leave_effect(folder, key)
     for at in range(count):
         time.sleep(WORK_S)
         yield (seed, at, scrambled(seed + at))
@@ -120,8 +127,11 @@ def stream(seed: int, count: int) -> Any:
 
 
 @stoker.remote(max_retries=RETRIES)
-def node_value(kind: str, number: int, borrowed: list[Any], *inputs: Any) -> Any:
+def node_value(
+    folder: str, key: str, kind: str, number: int, borrowed: list[Any], *inputs: Any
+) -> Any:
     """One node of a graph; the runtime fetches ``inputs``, ``borrowed`` holds refs."""
+    leave_effect(folder, key)
     return evaluate(kind, number, [*inputs, *stoker.get(borrowed)])
 
 
@@ -143,6 +153,8 @@ class GraphNode:
     number: int
     inputs: tuple[int, ...]
     borrowed: tuple[int, ...]
+    once: bool
+    """Without retries; none reads it, so that it fails alone."""
 
 
 def random_graph(seed: str, size: int) -> list[GraphNode]:
@@ -150,11 +162,12 @@ def random_graph(seed: str, size: int) -> list[GraphNode]:
     dice = random.Random(seed)
     made: list[GraphNode] = []
     for at in range(size):
-        before = dice.sample(range(at), min(at, dice.randrange(4)))
+        repeatable = [i for i in range(at) if not made[i].once]
+        before = dice.sample(repeatable, min(len(repeatable), dice.randrange(4)))
         cut = dice.randrange(len(before) + 1)
         kind = "array" if dice.random() < 0.3 else "number"
         inputs, borrowed = tuple(before[:cut]), tuple(before[cut:])
-        made.append(GraphNode(kind, dice.randrange(MODULUS), inputs, borrowed))
+        made.append(GraphNode(kind, dice.randrange(MODULUS), inputs, borrowed, at % 4 == 3))
     return made
 
 
@@ -230,9 +243,11 @@ class Recorder:
                 self.verdict.failed_once[type(error).__name__] += 1
             else:
                 self.verdict.refused.append(text)
-            self._write("failed", call)
+            self._write("failed", call, type(error).__name__)
 
     def waits(self, call: Call, reason: str) -> None:
+        if not reason:
+            return
         with self._lock:
             waited_s = round(time.monotonic() - call.since_s, 1)
             self.verdict.waits[call.key] = (waited_s, reason)
@@ -262,21 +277,21 @@ class Recorder:
                     call.asked_s = now_s
                     self.waits(call, why(ref))
 
-    def _write(self, what: str, call: Call) -> None:
+    def _write(self, what: str, call: Call, error: str = "") -> None:
         line = {"at_s": time.monotonic(), "what": what, "key": call.key, "began_s": call.since_s}
-        line["task_id"] = call.task_id
+        line |= {"task_id": call.task_id, "error": error}
         self._progress.write(json.dumps(line) + "\n")
 
 
 def why(ref: Any) -> str:
-    """What the runtime says a ref waits for."""
+    """What the runtime says a ref waits for; '' if it has ended."""
     try:
         stoker.get(ref, timeout=0.01)
     except exceptions.GetTimeoutError as error:
         return str(error)
     except exceptions.StokerError:
         pass
-    return "(it has ended)"
+    return ""
 
 
 class Workload(ABC):
@@ -334,8 +349,9 @@ class Actors(Workload):
             for name, ledger in targets:
                 value = dice.randrange(MODULUS)
                 self._states[name] = folded(self._states[name], value)
-                call = Call(f"{name}-{number}-{at}", self._states[name], once=name == once)
-                ref = ledger.add.remote(number * 100 + at, value)
+                order = number * 100 + at
+                call = Call(f"{name}/{order}", self._states[name], once=name == once)
+                ref = ledger.add.remote(order, value)
                 self.recorder.began(call, ref.task_id)
                 calls[ref] = call
         self.recorder.settle(calls)
@@ -362,7 +378,9 @@ class Streams(Workload):
         count = 20
         expected = [(seed, at, scrambled(seed + at)) for at in range(count)]
         call = Call(f"{'once-' if once else ''}stream-{seed}", expected, once)
-        items = (stream.options(max_retries=0) if once else stream).remote(seed, count)
+        items = (stream.options(max_retries=0) if once else stream).remote(
+            str(self.folder), call.key, seed, count
+        )
         self.recorder.began(call, items.task_id)
         read: list[Any] = []
         done = threading.Event()
@@ -388,7 +406,10 @@ class Streams(Workload):
 
 
 class Graph(Workload):
-    """A random graph of tasks over numbers and arrays, some read by refs that they borrow."""
+    """A random graph of tasks over numbers and arrays, some read by refs that they borrow.
+
+    One in four has no retries.
+    """
 
     def round(self, number: int) -> None:
         graph = random_graph(f"{self.seed} {number}", 30)
@@ -396,10 +417,12 @@ class Graph(Workload):
         refs: list[Any] = []
         calls: dict[Any, Call] = {}
         for at, node in enumerate(graph):
-            call = Call(f"node-{number}-{at}", expected[at])
+            key = f"{'once-' if node.once else ''}node-{number}-{at}"
+            call = Call(key, expected[at], node.once)
+            function = node_value.options(max_retries=0) if node.once else node_value
             inputs = [refs[i] for i in node.inputs]
             borrowed = [refs[i] for i in node.borrowed]
-            ref = node_value.remote(node.kind, node.number, borrowed, *inputs)
+            ref = function.remote(str(self.folder), key, node.kind, node.number, borrowed, *inputs)
             refs.append(ref)
             self.recorder.began(call, ref.task_id)
             calls[ref] = call
@@ -414,23 +437,6 @@ WORKLOADS: dict[str, Callable[[Recorder, int], Workload]] = {
 }
 
 
-def obey(folder: Path, calls: dict[Any, Call], recorder: Recorder) -> None:
-    """Hold the interpreter, here or in a task, if there is an order to."""
-    for name in ("hold-gil-task", "hold-gil-driver"):
-        order = folder / name
-        if not order.exists():
-            continue
-        seconds = float(order.read_text())
-        order.unlink()
-        if name == "hold-gil-driver":
-            ctypes.PyDLL(None).usleep(int(seconds * 1e6))
-        else:
-            call = Call("gil", "held")
-            ref = hold_gil.remote(seconds)
-            recorder.began(call, ref.task_id)
-            calls[ref] = call
-
-
 def main(name: str, folder: Path, seed: int) -> None:
     """Run one workload until ``stop`` is there, then write the verdict."""
     stoker.init(log_to_driver=False)
@@ -438,14 +444,12 @@ def main(name: str, folder: Path, seed: int) -> None:
     recorder = Recorder(folder, verdict)
     (folder / "job").write_text(verdict.job_id)
     workload = WORKLOADS[name](recorder, seed)
-    holders: dict[Any, Call] = {}
     number = 0
     while not (folder / "stop").exists():
         workload.round(number)
         number += 1
         (folder / "rounds").write_text(str(number))
-        obey(folder, holders, recorder)
-    recorder.settle(holders)
+        obey(folder, "hold-gil-driver")
     workload.end()
     stoker.shutdown()
     text = json.dumps({slot: getattr(verdict, slot) for slot in verdict.__slots__})

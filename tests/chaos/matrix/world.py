@@ -46,6 +46,10 @@ class Needs:
     small_database_disk: bool = False
     link: bool = False
     faults: str = ""
+    replicas: int = 1
+    """Of the gcs; more than one need PostgreSQL."""
+    standby: bool = False
+    """A second scheduler, which leads when the first does not."""
 
 
 PLAIN = Needs()
@@ -169,7 +173,8 @@ class World:
         return self.dice.choice(until(self.workers, WAIT_S, "a worker has a lease"))
 
     def services(self) -> list[Any]:
-        return [*self.apart.replicas, self.apart.scheduler, *self.apart.nodelets]
+        schedulers = (self.apart.scheduler, *self.apart.standbys)
+        return [*self.apart.replicas, *schedulers, *self.apart.nodelets]
 
     def descriptors(self) -> dict[int, list[str]]:
         """What each service has open, by pid."""
@@ -182,7 +187,8 @@ def world(folder: Path, seed: int, needs: Needs, *, nodelets: int = 2) -> Iterat
     with contextlib.ExitStack() as held:
         place = folder / "c"
         place.mkdir(parents=True)
-        given = {"STOKER_SHARE_ARENAS": "0", "STOKER_FAULTS": needs.faults}
+        given: dict[str, Any] = {"STOKER_SHARE_ARENAS": "0", "STOKER_FAULTS": needs.faults}
+        given["replicas"] = needs.replicas
         postgres = redis = shm = disk = None
         prefix: tuple[str, ...] = ()
         if needs.postgres:
@@ -217,6 +223,9 @@ def world(folder: Path, seed: int, needs: Needs, *, nodelets: int = 2) -> Iterat
         for gcs in apart.replicas:
             gcs.start()
         apart.scheduler.start()
+        if needs.standby:
+            standby = apart.add_scheduler()
+            until(lambda: standby.answers("/healthz"), WAIT_S, "the standby answers")
         for _ in range(nodelets):
             apart.add_nodelet(cpus=2)
         yield made

@@ -107,7 +107,7 @@ class RegisterNode(Message):
     gpu_error: str = ""
     taints: Annotated[tuple[Taint, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
     conditions: Annotated[tuple[NodeCondition, ...], msgspec.Meta(max_length=16)] = ()
-    last_incarnation: Annotated[int, msgspec.Meta(ge=0)] = 0
+    last_incarnation: Count = 0
 
 
 class RegisteredNode(Record):

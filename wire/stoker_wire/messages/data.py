@@ -89,6 +89,8 @@ class Template(_Part):
     retry_exceptions: bytes = b""
     history: bool = True
     """Whether its calls are recorded in the task history."""
+    blob: bytes = b""
+    """The pickled function if it is small: a worker asks the gcs for others."""
 
 
 class Call(_Part):

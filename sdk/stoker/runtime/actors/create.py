@@ -6,13 +6,14 @@ and it ends with its owner.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import msgspec
 from msgspec.structs import replace
 
-from stoker.exceptions import ActorDiedError
+from stoker.exceptions import ActorDiedError, StokerError
 from stoker.runtime.actors.handle import ActorHandle
 from stoker.runtime.actors.info import (
     SAVE,
@@ -25,7 +26,7 @@ from stoker.runtime.actors.info import (
 from stoker.runtime.options.demands import demand_of
 from stoker.runtime.options.options import TaskOptions
 from stoker.runtime.process.current_task import current_task_id
-from stoker.runtime.tasks.functions import pickled
+from stoker.runtime.tasks.functions import INLINE_NBYTES, pickled
 from stoker.runtime.tasks.task_spec import (
     FunctionSpec,
     PendingTask,
@@ -41,6 +42,8 @@ from stoker_wire.messages.data import Run, Stored, Template
 from stoker_wire.messages.work import Actor, CreateActor, KillActor, SupplyArguments
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from stoker.runtime.actors.calls import ActorCalls
     from stoker.runtime.actors.connection import ActorConnection, ActorConnector
     from stoker.runtime.job import JobContext
@@ -50,9 +53,12 @@ if TYPE_CHECKING:
     from stoker.runtime.process.io_thread import IoThread
     from stoker_wire.messages.common import Address
 
+T = TypeVar("T")
+
 _CREATE_S = 60.0
-_INLINE_CLASS_NBYTES = 8 << 10
-"""A pickled class up to this size goes with the actor; its worker asks the gcs for larger ones."""
+_TRY_S = 5.0
+"""The deadline of the first try of a request that is repeated; each has twice the one before."""
+_AGAIN_S = 0.5
 
 
 class ActorCreator:
@@ -202,11 +208,29 @@ class _Creation:
 
     async def run(self) -> None:
         """Register the actor, and supply its arguments as soon as they are there."""
-        actor = await self.register()
+        actor = await self._patiently(self.register)
         if actor.awaits_arguments:
             await self.supply_arguments()
 
-    async def register(self) -> Actor:
+    async def _patiently(self, request: Callable[[float], Awaitable[T]]) -> T:
+        """Repeat an idempotent request until the gcs answers; meanwhile the actor's calls say so."""
+        timeout_s = _TRY_S
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._connector.watch.start()
+                return await request(timeout_s)
+            except StokerError as error:
+                if not error.retryable:
+                    raise
+                why = error.one_line
+            except TimeoutError:
+                why = f"no events came within {timeout_s:g} s"
+            self.connection.status_text = f"the gcs does not answer: {why}"
+            await asyncio.sleep(_AGAIN_S)
+            timeout_s = min(2 * timeout_s, _CREATE_S)
+
+    async def register(self, timeout_s: float = _CREATE_S) -> Actor:
         """Register the actor in the gcs, durably; with its arguments if they are there.
 
         Also if one has failed: its handle may be anywhere, and all must learn the cause.
@@ -220,7 +244,7 @@ class _Creation:
                 spec = self._call.spec
                 await self._clients.store_function(spec.function, spec.blob)
             actor = await self._clients.gcs.call(
-                "POST", "/v1/actors", request, reply=Actor, timeout_s=_CREATE_S
+                "POST", "/v1/actors", request, reply=Actor, timeout_s=timeout_s
             )
         if actor.actor_id == self.connection.actor_id:
             self.connection.update(actor)
@@ -234,12 +258,17 @@ class _Creation:
         try:
             self._check_arguments()
         except ActorDiedError as error:
-            end = KillActor(reason=error.message)
-            await self._clients.gcs.call("POST", f"{path}/kill", end, timeout_s=_CREATE_S)
+            await self._patiently(self._poster(f"{path}/kill", KillActor(reason=error.message)))
             raise
-        async with self._connector.request_slots:
-            body = SupplyArguments(payload=self._payload())
-            await self._clients.gcs.call("POST", f"{path}/arguments", body, timeout_s=_CREATE_S)
+        body = SupplyArguments(payload=self._payload())
+        await self._patiently(self._poster(f"{path}/arguments", body))
+
+    def _poster(self, path: str, body: KillActor | SupplyArguments) -> Callable[[float], Any]:
+        async def post(timeout_s: float) -> None:
+            async with self._connector.request_slots:
+                await self._clients.gcs.call("POST", path, body, timeout_s=timeout_s)
+
+        return post
 
     def _check_arguments(self) -> None:
         failed = failed_argument(self._call)
@@ -252,7 +281,7 @@ class _Creation:
     @property
     def _inline_class(self) -> bytes:
         blob = self._call.spec.blob
-        return blob if len(blob) <= _INLINE_CLASS_NBYTES else b""
+        return blob if len(blob) <= INLINE_NBYTES else b""
 
     def _payload(self) -> bytes:
         run = Run([wire_call(self._call, self._address)], [self._call.spec.template])

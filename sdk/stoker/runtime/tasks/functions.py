@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _LARGE_NBYTES = 10 << 20
 """Larger pickles of functions and classes cause a warning."""
+INLINE_NBYTES = 8 << 10
+"""A pickled function or class up to this size goes with its calls; a worker asks the gcs for larger ones."""
 TEMPLATE_NUMBERS = itertools.count(1)
 """Numbers of call templates, unique on the channels of this process."""
 

@@ -98,7 +98,7 @@ class Invoker:
         began = time.perf_counter()
         try:
             try:
-                function = method or self.load_function(template.function)
+                function = method or self.load_function(template.function, template.blob)
                 args, kwargs = self.load_arguments(call)
                 with self._cancellation.interruptible(received):
                     value = function(*args, **kwargs)
