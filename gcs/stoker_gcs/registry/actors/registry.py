@@ -185,6 +185,7 @@ class ActorRegistry:
         lease_id: str | None = None,
         restart: bool,
         release: bool,
+        charged: bool = True,
     ) -> Actor:
         """End or restart an actor whose worker is gone or must go (``lease_id`` None: whichever it has)."""
         lost_lease = ""
@@ -198,7 +199,13 @@ class ActorRegistry:
             if not restart and lease_id is None:
                 return rules.died(actor, cause, now, release=release)
             return rules.worker_lost(
-                actor, cause, now, lease_id=lost_lease, restart=restart, release=release
+                actor,
+                cause,
+                now,
+                lease_id=lost_lease,
+                restart=restart,
+                release=release,
+                charged=charged,
             )
 
         actor = await self._state.change(ACTORS, actor_id, rule)

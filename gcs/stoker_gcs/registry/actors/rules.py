@@ -207,14 +207,15 @@ def worker_lost(
     lease_id: str,
     restart: bool = True,
     release: bool = False,
+    charged: bool = True,
 ) -> Transition[Actor] | None:
     """Restart it, or end it with the cause: the worker behind ``lease_id`` is gone.
 
-    A preempted one is restarted whatever restarts are left, and uses up none.
+    One that is preempted, or not ``charged``, is restarted whatever restarts are left, and uses up none.
     """
     if ActorState.RESTARTING not in TRANSITIONS[actor.state] or actor.lease_id != lease_id:
         return None
-    preempted = cause.code == PreemptedError.code
+    preempted = cause.code == PreemptedError.code or not charged
     may_restart = preempted or actor.max_restarts == -1 or actor.restarts < actor.max_restarts
     if not (restart and may_restart):
         return died(actor, cause, now_s, release=release)

@@ -11,7 +11,13 @@ import asyncio
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.exceptions import ActorDiedError, NotFoundError, OutOfMemoryError, StokerError
+from stoker.exceptions import (
+    ActorDiedError,
+    NotFoundError,
+    OutOfMemoryError,
+    PreemptedError,
+    StokerError,
+)
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.actors.watch import ActorWatch
 from stoker.runtime.serialization.exceptions import encode_error
@@ -384,6 +390,8 @@ class ActorConnector:
                 cause = actor.death_cause
             if cause is not None and cause.code == OutOfMemoryError.code:
                 how = "was out of memory and ended"
+            if cause is not None and cause.code != PreemptedError.code:
+                preempted = False  # it was moved at a deadline: its calls are as after a crash
         self._calls.retry_or_fail(
             connection, lost, how, cause, may_have_run=may_have_run, preempted=preempted
         )
