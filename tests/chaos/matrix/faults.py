@@ -104,6 +104,13 @@ def _freeze_redis(world: World) -> None:
         world.redis.resume()
 
 
+def _flush_redis(world: World) -> None:
+    assert world.redis is not None
+    for _ in range(3):
+        world.redis.flush()
+        pause(AWAY_S)
+
+
 def _kill_postgres(away_s: float) -> Strike:
     def strike(world: World) -> None:
         assert world.postgres is not None
@@ -197,6 +204,7 @@ FAULTS: dict[str, Fault] = {
     "driver frozen": Fault(_freeze_driver),
     "Redis killed": Fault(_kill_redis, Needs(redis=True)),
     "Redis frozen": Fault(_freeze_redis, Needs(redis=True)),
+    "Redis flushed": Fault(_flush_redis, Needs(redis=True)),
     "PostgreSQL killed": Fault(_kill_postgres(AWAY_S), Needs(postgres=True)),
     "PostgreSQL gone for long": Fault(_kill_postgres(LONG_AWAY_S), Needs(postgres=True)),
     "PostgreSQL full": Fault(_fill_postgres, Needs(postgres=True, small_database_disk=True)),
