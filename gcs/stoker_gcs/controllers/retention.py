@@ -429,7 +429,7 @@ class Retention:
         )
 
     def _kept_logs(self) -> dict[str, int]:
-        """Return what the living nodes have told of their logs."""
+        """Return what the living nodes have told of their logs, packages and venvs."""
         usages = [
             self._nodes.with_heartbeat(node).usage
             for node in self._nodes.view.values()
@@ -437,7 +437,7 @@ class Retention:
         ]
         return {
             name: int(sum(usage.get(name, 0.0) for usage in usages))
-            for name in ("log_files", "log_bytes")
+            for name in ("log_files", "log_bytes", "environments", "environment_bytes")
         }
 
 
