@@ -179,6 +179,10 @@ class RedisServer:
         self.stop()
         self.start()
 
+    def flush(self) -> None:
+        """Deletes all data while the server goes on."""
+        assert self.command("FLUSHALL") == "+OK"
+
     def pause(self) -> None:
         """Freezes the server: connections stay open and nothing answers, as behind a cut link."""
         assert self._process is not None, "pause() needs a started server"

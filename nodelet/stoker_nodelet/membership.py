@@ -203,6 +203,8 @@ class Membership:
             "object_bytes": float(self.workers.objects.nbytes),
             "log_files": float(self.workers.logs.count),
             "log_bytes": float(self.workers.logs.nbytes),
+            "environments": float(self.workers.environments.retention.count),
+            "environment_bytes": float(self.workers.environments.retention.nbytes),
             **self.workers.gpus.usage,
         }
         for index, share in sorted(state.gpu_use().items()):

@@ -28,6 +28,7 @@ from stoker_nodelet.devices.memory import limited_cgroups, node_memory
 from stoker_nodelet.devices.monitor import GpuMonitor
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders
+from stoker_nodelet.environments.retention import EnvironmentRetention
 from stoker_nodelet.identity import Endpoint, Identity
 from stoker_nodelet.kernels.cache import KernelCache, open_cache
 from stoker_nodelet.kernels.compiler import KernelCompiler
@@ -142,6 +143,10 @@ class Nodelet:
             ("deadlines", parts.deadlines.run()),
             ("ticks", _tick(workers, parts.log_retention)),
             ("folders", workers.sweep_folders()),
+            (
+                "environments",
+                workers.environments.sweep(workers.state.env_keys, workers.forks.forget),
+            ),
         ):
             parts.background.spawn(work, name=name)
         if parts.monitor is not None:
@@ -283,7 +288,7 @@ def _build_parts(
         identity=identity,
         state=state,
         target=target,
-        environments=_build_environments(identity, gcs, background, folders),
+        environments=_build_environments(settings, identity, gcs, background, folders),
         folders=folders,
         kernels=KernelCompiler(
             cache=kernel_cache,
@@ -389,12 +394,16 @@ def _build_spool(identity: Identity, gcs: Client) -> TaskSpool:
 
 
 def _build_environments(
-    identity: Identity, gcs: Client, background: Background, folders: JobFolders
+    settings: Settings, identity: Identity, gcs: Client, background: Background, folders: JobFolders
 ) -> Environments:
     async def download(package: str) -> bytes:
         return await gcs.call("GET", f"/v1/packages/{package}", raw=True, timeout_s=_DOWNLOAD_S)
 
-    return Environments(identity.session_dir / "runtime_env", download, background, folders)
+    root = identity.session_dir / "runtime_env"
+    retention = EnvironmentRetention(
+        root, settings.keep_environments_s, settings.environments_max_bytes
+    )
+    return Environments(root, download, background, folders, retention)
 
 
 def _build_membership(parts: Parts, registration: RegisterNode) -> Membership:

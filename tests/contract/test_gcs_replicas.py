@@ -196,6 +196,40 @@ async def test_redis_may_be_gone_while_the_gcs_goes_on(
         assert found.state is NodeState.ALIVE
 
 
+async def test_redis_may_be_emptied_and_no_node_or_driver_is_blamed(
+    postgres_url: str, own_redis: RedisServer
+) -> None:
+    await migrate(postgres_url)
+    settings = msgspec.structs.replace(
+        SUSPICIOUS, driver_reconnect_s=2.0, restart_reconnect_s=2.0, dead_after_s=4.0
+    )
+    async with (
+        gcs(postgres_url, own_redis.url, settings=settings) as (one, a),
+        gcs(postgres_url, own_redis.url, settings=settings) as (two, b),
+    ):
+        follower = a if two.leads else b
+        job = await attach(follower)
+        session = await follower.ws(f"/v1/jobs/{job.job_id}/session")
+        node = await register(follower)
+        beat = Heartbeat(incarnation=node.incarnation)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + settings.dead_after_s * 1.5
+        while loop.time() < until:
+            await asyncio.to_thread(own_redis.flush)
+            for _ in range(4):
+                await follower.call("POST", "/v1/nodes/n_1/heartbeat", beat)
+                await asyncio.sleep(0.2)
+        for kind in ("node.suspected", "node.died", "job.finished"):
+            page = await a.call("GET", "/v1/events", query={"kind": kind}, reply=Page[Event])
+            assert page.items == (), kind
+        for running in (one, two):
+            kept = await running.app.ephemeral.all("heartbeats")
+            assert set(kept) == {"n_1"} and not running.app.ephemeral.degraded
+        found = await a.call("GET", f"/v1/jobs/{job.job_id}", reply=Job)
+        assert found.state is JobState.RUNNING
+        await session.close()
+
+
 async def test_a_restart_resumes_placement_and_gives_drivers_time(sqlite_url: str) -> None:
     settings = msgspec.structs.replace(PATIENT, restart_reconnect_s=3.0)
     async with gcs(sqlite_url, settings=settings) as (_, client):

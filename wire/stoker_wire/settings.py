@@ -387,6 +387,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             description="how long functions and packages are kept that nothing uses; 0: for ever",
         ),
     ] = 30 * 86_400.0
+    keep_environments_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="how long a node keeps unpacked packages and venvs that no worker uses; 0: for ever",
+        ),
+    ] = 7 * 86_400.0
+    environments_max_bytes: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="size of those above which the ones used least recently go; 0: none",
+        ),
+    ] = 20 << 30
     log_max_bytes: Annotated[
         int,
         Meta(

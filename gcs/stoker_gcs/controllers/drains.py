@@ -9,16 +9,31 @@ moved from here.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
 from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_wire.errors import ConflictError, NotFoundError, PreemptedError, StokerError
-from stoker_wire.messages.cluster import DrainStatus, LeaseKind, Node, NodeState, Remainder
+from stoker_wire.messages.cluster import (
+    DrainStatus,
+    HeldLeases,
+    LeaseKind,
+    Node,
+    NodeState,
+    Remainder,
+)
 from stoker_wire.messages.common import Empty, ErrorInfo
 from stoker_wire.messages.groups import PlacementGroup, Reschedule
-from stoker_wire.messages.node_api import DrainOrder, HeldWork, LeaveOrder, MoveWorker, TakenOver
+from stoker_wire.messages.node_api import (
+    DrainOrder,
+    HeldWork,
+    KillWorker,
+    LeaveOrder,
+    MoveWorker,
+    TakenOver,
+)
 from stoker_wire.messages.work import ActorState, ObjectSource
 from stoker_wire.process.background import Background
 
@@ -151,6 +166,8 @@ class Drains:
             if one.lease.kind is LeaseKind.ACTOR:
                 await self._move_actor(client, node, drain, one, late=late_s >= 0)
         await self._move_bundles(node, drain, held, late=late_s >= 0)
+        if late_s >= 0:
+            await self._end_owners(client, held, f"node {node_id} is {drain.text}")
         if (held.leases or held.workers) and late_s < ENDED_S:
             return
         moved = await self._move_objects(client, node, held)
@@ -185,6 +202,15 @@ class Drains:
             except (ConflictError, NotFoundError):
                 return  # it ends, or does not run yet
 
+    async def _end_owners(self, client: Client, held: HeldWork, reason: str) -> None:
+        """End the workers that run nothing, and stayed because others need what they own."""
+        for worker_id in held.workers:
+            path = f"/v1/workers/{worker_id}/kill"
+            with contextlib.suppress(NotFoundError):
+                await client.call(
+                    "POST", path, KillWorker(reason=reason), reply=Empty, timeout_s=CALL_S
+                )
+
     async def _move_bundles(self, node: Node, drain: Drain, held: HeldWork, *, late: bool) -> None:
         groups = {one.lease.group_id for one in held.leases if one.lease.kind is LeaseKind.BUNDLE}
         in_use = {
@@ -194,7 +220,7 @@ class Drains:
             return
         found = [await self._state.find(GROUPS, group_id) for group_id in sorted(groups)]
         known = [one.record for one in found if one is not None]
-        stay = [] if late else [one for one in known if _is_used(one, in_use)]
+        stay = [] if late else [one for one in known if await self._is_used(one, node, in_use)]
         if len(stay) < len(known):
             await self._groups.node_lost(
                 node.node_id,
@@ -202,6 +228,26 @@ class Drains:
                 f"node {node.node_id} is {drain.text}",
                 stay=stay,
             )
+
+    async def _is_used(self, group: PlacementGroup, node: Node, in_use: set[str]) -> bool:
+        """Return whether a group stays until the deadline: something runs in what is to be moved of it."""
+        if group.group_id in in_use:
+            return True
+        if group.reschedule is not Reschedule.GROUP:
+            return False
+        for node_id in {one.node_id for one in group.placements.values()} - {node.node_id}:
+            other = self._nodes.view.get(node_id)
+            if other is None or other.state is NodeState.DEAD:
+                continue
+            held = await self._peers.client(other.url).call(
+                "GET", "/v1/leases", reply=HeldLeases, timeout_s=CALL_S, retry=False
+            )
+            if any(
+                one.lease.group_id == group.group_id and one.lease.kind is not LeaseKind.BUNDLE
+                for one in held.leases
+            ):
+                return True
+        return False
 
     async def _move_objects(self, client: Client, node: Node, held: HeldWork) -> bool:
         """Have another node take over the objects, also those to come; return whether all are there."""
@@ -239,11 +285,6 @@ def _cause(actor: Actor, held: HeldLease, reason: str) -> ErrorInfo:
             "it has max_restarts=0 and saves no state, so it could not be moved"
         )
     return ErrorInfo(code="actor_died", message=text, extra={"node_id": held.lease.node_id})
-
-
-def _is_used(group: PlacementGroup, in_use: set[str]) -> bool:
-    """Return whether a group stays until the deadline: something runs in it, or all of it would end."""
-    return group.group_id in in_use or group.reschedule is Reschedule.GROUP
 
 
 def _takes_objects(node: Node) -> bool:

@@ -430,7 +430,7 @@ class Retention:
         )
 
     def _kept_logs(self) -> dict[str, int]:
-        """Return what the living nodes have told of their logs."""
+        """Return what the living nodes have told of their logs, packages and venvs."""
         usages = [
             self._nodes.with_heartbeat(node).usage
             for node in self._nodes.view.values()
@@ -438,7 +438,7 @@ class Retention:
         ]
         return {
             name: int(sum(usage.get(name, 0.0) for usage in usages))
-            for name in ("log_files", "log_bytes")
+            for name in ("log_files", "log_bytes", "environments", "environment_bytes")
         }
 
 

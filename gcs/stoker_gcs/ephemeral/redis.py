@@ -2,7 +2,8 @@
 
 Every entry is in this process's memory first; a writer sends it to Redis in the background, a few
 tens of milliseconds later, many in one round trip. When Redis does not answer, reads fall back
-to memory, the writer keeps trying, and once Redis is back (empty or not) it gets all entries again.
+to memory, the writer keeps trying, and once Redis is back (empty or not) it gets all entries again. So it
+does when it was emptied meanwhile: each process has a mark there, and looks whether it is still there.
 
 One hash per kind: field = key, value = expiry in seconds since the epoch and the bytes.
 """
@@ -15,6 +16,7 @@ import logging
 import struct
 import sys
 import time
+import uuid
 from typing import TYPE_CHECKING
 
 import redis.asyncio as redis_client
@@ -34,6 +36,8 @@ CHANNEL = "stoker:events"
 TIMEOUT_S = 1.0
 WRITE_EVERY_S = 0.03
 RETRY_S = 0.5
+CHECK_EVERY_S = 1.0
+"""How often an idle writer looks whether Redis still has what it sent."""
 HASH_TTL_S = 3600
 _GONE = (RedisError, OSError, TimeoutError, RuntimeError)
 """Errors of a server that is gone. RuntimeError is uvloop's: the connection closed before the first write."""
@@ -52,6 +56,7 @@ class RedisEphemeralStore:
         self._listener = redis_client.Redis.from_url(url, socket_connect_timeout=TIMEOUT_S)
         self._dirty: dict[tuple[str, str], Entry | None] = {}
         self._announced = 0
+        self._mark = f"stoker:filled:{uuid.uuid4().hex}"
         self._wake = asyncio.Event()
         self._background = Background("gcs-redis")
         self.degraded = True
@@ -114,7 +119,9 @@ class RedisEphemeralStore:
         sent = 0
         while True:
             if not self.degraded:
-                await self._wake.wait()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(CHECK_EVERY_S):
+                        await self._wake.wait()
                 await asyncio.sleep(WRITE_EVERY_S)
             self._wake.clear()
             if self.degraded:
@@ -123,13 +130,17 @@ class RedisEphemeralStore:
             announced = self._announced
             try:
                 async with asyncio.timeout(2 * TIMEOUT_S):
-                    await self._send(dirty, announced if announced > sent else 0)
+                    lost = await self._send(dirty, announced if announced > sent else 0)
             except _GONE as error:
                 self._degrade(error)
                 self._dirty = {**dirty, **self._dirty}
                 await asyncio.sleep(RETRY_S)
                 continue
             sent = announced
+            if lost and not self.degraded:
+                _log.info("Redis was emptied: it gets all entries again")
+                self._mark_all_dirty()
+                self._wake.set()
             if self.degraded:
                 self.degraded = False
                 _log.info("Redis answers: the ephemeral store is shared again")
@@ -137,9 +148,10 @@ class RedisEphemeralStore:
     def _mark_all_dirty(self) -> None:
         for kind in self._memory.kinds():
             for key, entry in self._memory.live(kind):
-                self._dirty[kind, key] = entry
+                self._dirty.setdefault((kind, key), entry)
 
-    async def _send(self, dirty: dict[tuple[str, str], Entry | None], announced: int) -> None:
+    async def _send(self, dirty: dict[tuple[str, str], Entry | None], announced: int) -> bool:
+        """Send entries; return whether Redis no longer has what was sent before."""
         pipe = self._client.pipeline(transaction=False)
         for (kind, key), entry in dirty.items():
             if entry is None:
@@ -150,8 +162,8 @@ class RedisEphemeralStore:
             pipe.expire(_hash(kind), HASH_TTL_S)
         if announced:
             pipe.publish(CHANNEL, str(announced))
-        pipe.ping()
-        await pipe.execute()
+        pipe.set(self._mark, b"", nx=True, ex=HASH_TTL_S)
+        return bool((await pipe.execute())[-1])
 
     async def _listen(self, on_announce: Callable[[int], None]) -> None:
         while True:

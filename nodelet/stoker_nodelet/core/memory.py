@@ -24,6 +24,8 @@ _LEAST_SHARE = 0.01
 _HYSTERESIS = 0.05
 """How far below its watermark the use of memory must fall until the node takes new work again."""
 _NEAR_SHARE = 0.05
+_FILLING_SHARE = 0.7
+"""Of the node's memory: above it, it is measured every period whatever the threshold."""
 """So near the threshold the node is measured more often; twice as far from it less often."""
 
 
@@ -100,7 +102,8 @@ def pause_s(node: NodeMemory, threshold: float, period_s: float, *, has_limits: 
     room = threshold - node.share
     if room < _NEAR_SHARE:
         return period_s / 5
-    return period_s if has_limits or room < 2 * _NEAR_SHARE else period_s * 4
+    is_filling = room < 2 * _NEAR_SHARE or node.share > _FILLING_SHARE
+    return period_s if has_limits or is_filling else period_s * 4
 
 
 @dataclass(frozen=True, slots=True)

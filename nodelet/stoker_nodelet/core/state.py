@@ -171,6 +171,11 @@ class State:
     drained_until_s: float = 0.0
     """Until then the node is drained: no worker is kept for work to come. The order is repeated."""
 
+    def env_keys(self) -> set[str]:
+        """Return the keys of the environments that workers have, or are to have."""
+        keys = {worker.env_key for worker in self.workers.values()}
+        return keys | {entry.env_key for entry in self.leases.values()}
+
     def gpu_use(self, *, with_ending: bool = True) -> dict[int, float]:
         """Return device index -> the fraction that workers hold, also those that end soon."""
         use: dict[int, float] = {}

@@ -1,7 +1,7 @@
 """Runtime environments on this node's disk: packages unpacked once, one venv per ``pip`` list.
 
 Builds are shared: requests for the same thing at the same time wait for the same build, and a finished
-build stays for the session. Failures are RuntimeEnvSetupError with the reason.
+build stays until it was not used for long (``retention``). Failures are RuntimeEnvSetupError with the reason.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import stat
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
+from stoker_nodelet.environments.retention import EnvironmentRetention, touch
 from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError, StokerError
 from stoker_wire.process.background import Background
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import RuntimeEnv
 
 _PIP_S = 600.0
+_SWEEP_S = 60.0
 _PIP_LINES = 20
 _HASH = re.compile(r"^[0-9a-zA-Z]{8,128}$")
 _MAX_UNPACKED_BYTES = 10 * 2**30
@@ -75,7 +77,31 @@ class Environments:
     download: Download
     background: Background
     folders: JobFolders
+    retention: EnvironmentRetention
     _builds: dict[Path, asyncio.Task[None]] = field(default_factory=dict)
+    _folders_of: dict[str, frozenset[Path]] = field(default_factory=dict)
+    """Packages and venvs, by the key of the environment that workers have of them."""
+
+    def track(self, environment: Environment) -> None:
+        """Remember which folders workers of an environment use."""
+        used = [Path(path) for path in environment.sys_path]
+        used.append(Path(environment.python).parent.parent)
+        ours = frozenset(path for path in used if path.is_relative_to(self.root))
+        if ours:
+            self._folders_of[environment.key] = ours
+
+    async def sweep(self, keys: Callable[[], set[str]], forget: Callable[[str], object]) -> None:
+        """Enforce the limits for ever: ``keys`` are in use, and ``forget`` hears of pythons that are gone."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            in_use = self.in_use(keys())
+            for path in await asyncio.to_thread(self.retention.sweep, in_use):
+                forget(str(path / "bin" / "python"))
+
+    def in_use(self, keys: Collection[str]) -> set[Path]:
+        """Return the folders of these environments and of running builds; forget those of all others."""
+        self._folders_of = {key: one for key, one in self._folders_of.items() if key in keys}
+        return set().union(self._builds, *self._folders_of.values())
 
     async def prepare(self, wanted: RuntimeEnv, job_id: str) -> Environment:
         """Build ``wanted`` for a job, as far as it is not there; return it."""
@@ -142,6 +168,7 @@ class Environments:
         """Wait for the one build of ``path``; a failed one may be tried again."""
         if path not in self._builds:
             if _is_there(path):
+                touch(path)
                 return
 
             async def run() -> None:

@@ -220,6 +220,11 @@ class ForkServerPool:
             server = self._add(key, handle)
         return server
 
+    def forget(self, python: str) -> None:
+        """Stop the fork servers of an interpreter that is gone; none of them has a worker."""
+        for key in [key for key in self._servers if key[0] == python]:
+            self.background.spawn(self._servers.pop(key).stop(), name="forkserver-stop")
+
     async def stop(self) -> None:
         """Stop all of them, and with them every worker."""
         async with asyncio.TaskGroup() as group:

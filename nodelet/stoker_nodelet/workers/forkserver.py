@@ -58,6 +58,8 @@ DEFAULT_TARGET = "stoker.runtime.worker.main:main"
 HEAD = struct.Struct("!I")
 _ORPHANS_S = 1.0  # an exit is reported at the latest after this, even if its orphans do not die
 _TRACKER_S = 2.0  # the time that a dead worker's resource tracker may take to clean up
+_WORKER_OOM_SCORE = 500
+_MAX_OOM_SCORE = 1000
 _HANDLED = (signal.SIGCHLD, signal.SIGTERM)
 
 
@@ -425,11 +427,20 @@ def _run_child(request: dict[str, Any], target: Callable[[Any], None], parent: i
         _exit(code)
 
 
+def _offer_to_oom_killer() -> None:
+    """Have the kernel, where it must choose, end this process before the services."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        own = int(file.read())
+        file.seek(0)
+        file.write(str(min(_MAX_OOM_SCORE, own + _WORKER_OOM_SCORE)))
+
+
 def _apply_request(request: dict[str, Any], parent: int) -> None:
     """Take a session of our own, end with the fork server, open the log, set environment and cwd."""
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _offer_to_oom_killer()
     if os.getppid() != parent:
         os._exit(1)
     signal.set_wakeup_fd(-1)

@@ -202,6 +202,7 @@ class Workers:
                 environment = await self.kernels.prepare(wanted, environment, request.lease.gpus)
         finally:
             self._preparing.remove(job_id)
+        self.environments.track(environment)
         lease_id = request.lease.lease_id
         waiting = self._waiting.get(lease_id)
         if waiting is None:

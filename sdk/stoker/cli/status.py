@@ -235,6 +235,9 @@ def _print_kept(kept: RetentionStatus | None) -> None:
         return
     texts = [_kept_text(one) for one in kept.kinds if one.count]
     texts.append(f"{plural(kept.log_files, 'log file')} of {nbytes(kept.log_bytes)}")
+    if kept.environments:
+        count = plural(kept.environments, "environment")
+        texts.append(f"{count} on disk of {nbytes(kept.environment_bytes)}")
     click.echo(f"\n{heading('Kept')} (limits: stoker config | grep -E 'keep|log_')")
     print_prose(", ".join(texts))
 

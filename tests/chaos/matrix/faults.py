@@ -144,6 +144,13 @@ def _freeze_redis(world: World) -> None:
         world.redis.resume()
 
 
+def _flush_redis(world: World) -> None:
+    assert world.redis is not None
+    for _ in range(3):
+        world.redis.flush()
+        pause(AWAY_S)
+
+
 def _kill_postgres(away_s: float) -> Strike:
     def strike(world: World) -> None:
         assert world.postgres is not None
@@ -259,6 +266,7 @@ FAULTS: dict[str, Fault] = {
     "driver frozen": Fault(_freeze_driver, BUSY, stops_driver_s=HELD_S),
     "Redis killed": _redis(_kill_redis),
     "Redis frozen": _redis(_freeze_redis),
+    "Redis flushed": _redis(_flush_redis),
     "PostgreSQL killed": _postgres(_kill_postgres(AWAY_S)),
     "PostgreSQL gone for long": _postgres(_kill_postgres(LONG_AWAY_S)),
     "PostgreSQL full": Fault(

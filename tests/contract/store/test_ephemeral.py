@@ -134,3 +134,22 @@ async def test_redis_may_vanish_and_gets_every_fact_again(own_redis: RedisServer
     assert await fresh.all("heartbeats") == {"n_1": b"before", "n_2": b"during"}
     await ephemeral.stop()
     await fresh.stop()
+
+
+async def test_redis_that_was_emptied_gets_every_fact_again(own_redis: RedisServer) -> None:
+    one, two = RedisEphemeralStore(own_redis.url), RedisEphemeralStore(own_redis.url)
+    for each in (one, two):
+        await each.start(lambda seq: None)
+        await eventually(lambda each=each: is_shared(each), "Redis answers")
+    one.put("heartbeats", "n_1", b"never again", 1000)
+
+    async def is_there() -> bool:
+        return await two.all("heartbeats") == {"n_1": b"never again"}
+
+    await eventually(is_there, "the other replica sees it")
+    await asyncio.to_thread(own_redis.flush)
+    assert not await is_there()
+    await eventually(is_there, "the other replica sees it again")
+    assert one.shared and two.shared
+    await one.stop()
+    await two.stop()

@@ -470,8 +470,10 @@ class Kept(Record):
 
 
 class RetentionStatus(Record):
-    """All kinds, and the log files of the living nodes."""
+    """All kinds, and the log files, and unpacked packages and venvs, of the living nodes."""
 
     kinds: tuple[Kept, ...]
     log_files: int = 0
     log_bytes: int = 0
+    environments: int = 0
+    environment_bytes: int = 0

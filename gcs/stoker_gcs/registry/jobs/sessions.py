@@ -89,6 +89,8 @@ class DriverSessions:
         self._open: dict[str, int] = {}
         self._seen: dict[str, Session] = {}
         """The last state of each session that was held here."""
+        self._of_others: dict[str, dict[str, Session]] = {}
+        """By job, then by replica: what was read last of those held elsewhere; Redis may be emptied."""
         self._looked: dict[str, tuple[float, bool | None]] = {}
         """When the process of a driver was looked at last, and whether it ran."""
 
@@ -268,7 +270,15 @@ class DriverSessions:
             for key, entry in (await self._state.ephemeral.all(SESSIONS)).items():
                 job_id, _, replica_id = key.partition(" ")
                 if replica_id != self._replica_id and len(entry) == _ENTRY.size:
-                    found.append((job_id, Session(*_ENTRY.unpack(entry))))
+                    held = self._of_others.setdefault(job_id, {})
+                    held[replica_id] = Session(*_ENTRY.unpack(entry))
+            for job_id in self._of_others.keys() - self._jobs.live.keys():
+                del self._of_others[job_id]
+            found += [
+                (job_id, session)
+                for job_id, held in self._of_others.items()
+                for session in held.values()
+            ]
         found.sort(key=lambda item: item[1].heard_s)
         return dict(found)
 

@@ -406,6 +406,8 @@ class ActorConnector:
                 preempted = cause.code == PreemptedError.code
             if cause is not None and cause.code == OutOfMemoryError.code:
                 how = "was out of memory and ended"
+            if cause is not None and cause.code != PreemptedError.code:
+                preempted = False  # it was moved at a deadline: its calls are as after a crash
         self._calls.retry_or_fail(
             connection,
             lost,

@@ -69,9 +69,10 @@ def test_nobody_is_stopped_below_the_threshold_or_where_it_frees_next_to_nothing
 
 def test_the_node_is_measured_more_often_near_the_threshold() -> None:
     pauses = [
-        pause_s(NodeMemory(used, 100), 0.95, 0.25, has_limits=False) for used in (20, 86, 92, 99)
+        pause_s(NodeMemory(used, 100), 0.95, 0.25, has_limits=False)
+        for used in (20, 69, 71, 86, 92, 99)
     ]
-    assert pauses == [1.0, 0.25, 0.05, 0.05]
+    assert pauses == [1.0, 1.0, 0.25, 0.25, 0.05, 0.05]
     assert pause_s(NodeMemory(20, 100), 0.95, 0.25, has_limits=True) == 0.25
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from stoker_nodelet.environments.environments import Environments, _extract, _run
 from stoker_nodelet.environments.job_folders import JobFolders
+from stoker_nodelet.environments.retention import EnvironmentRetention
 from stoker_wire.errors import NotFoundError, RuntimeEnvSetupError
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.process.background import Background
@@ -92,7 +93,8 @@ async def test_a_package_that_nobody_uploaded_fails_its_environment(tmp_path: Pa
 
     async with Background("test") as background:
         folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
-        environments = Environments(tmp_path / "env", download, background, folders)
+        retention = EnvironmentRetention(tmp_path / "env", 0.0, 0)
+        environments = Environments(tmp_path / "env", download, background, folders, retention)
         for _ in range(2):
             with pytest.raises(
                 RuntimeEnvSetupError, match=r"(?s)a{12}… is not in this cluster.*a{64}"

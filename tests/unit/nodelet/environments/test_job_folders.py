@@ -19,6 +19,7 @@ from stoker_nodelet.core import State
 from stoker_nodelet.environments import job_folders
 from stoker_nodelet.environments.environments import Environments
 from stoker_nodelet.environments.job_folders import JobFolders, copy_private
+from stoker_nodelet.environments.retention import EnvironmentRetention
 from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import (
     BadRequestError,
@@ -63,7 +64,9 @@ async def test_a_disk_without_room_for_the_copy_fails_the_job_with_the_reason(
 
     background = Background("test")
     folders = JobFolders(tmp_path / "jobs", keep_s=0.0)
-    environments = Environments(tmp_path / "env", download, background, folders)
+    environments = Environments(
+        tmp_path / "env", download, background, folders, EnvironmentRetention(tmp_path, 0.0, 0)
+    )
     wanted = RuntimeEnv(working_dir="a" * 64)
     first, second = [await environments.prepare(wanted, job_id) for job_id in ("job_1", "job_2")]
     assert first.cwd != second.cwd

@@ -166,3 +166,30 @@ class Events:
             event: dict[str, Any] = msgspec.msgpack.decode(self.file.read(nbytes))
             if event["ev"] == kind:
                 return event
+
+
+def test_the_kernel_ends_a_worker_before_the_services_when_memory_is_short(tmp_path: Path) -> None:
+    output = tmp_path / "child.log"
+    server = start_forkserver(target="os:getpid", log_path=tmp_path / "server.log")
+    events = Events(server.sock)
+    try:
+        events.next("ready")
+        fork = {
+            "op": "fork",
+            "worker_id": "w_1",
+            "argv": ["/bin/cat", "/proc/self/oom_score_adj"],
+            "boot": b"",
+            "env": {},
+            "cwd": "",
+            "log_path": str(output),
+            "sys_path": [],
+        }
+        server.sock.sendall(frame(fork))
+        events.next("exited")
+        with open("/proc/self/oom_score_adj") as file:
+            services = int(file.read())
+        assert int(output.read_text()) == min(1000, services + 500)
+    finally:
+        events.file.close()
+        server.sock.close()
+        server.proc.wait()
