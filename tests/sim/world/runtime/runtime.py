@@ -372,7 +372,8 @@ class Runtime:
         borrowing, recovery = self.objects.borrowing, self.objects.recovery
         borrows = borrowing.borrows
         counts = {
-            "calls": list(self.pending.by_id),
+            "calls": list(self.submitted),
+            "executions": list(self.pending.by_id),
             "reads": self.reads,
             "held": self.held,
             "entries": list(self.table.entries),
