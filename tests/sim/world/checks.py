@@ -19,7 +19,9 @@ from stoker_wire.messages.groups import GroupState, PlacementGroup
 from stoker_wire.messages.work import Actor, ActorState, Job, JobState
 
 if TYPE_CHECKING:
+    from stoker_wire.messages.data import Call
     from tests.sim.world.node import Worker
+    from tests.sim.world.runtime.calls import CallPlan
     from tests.sim.world.world import World
 
 SLACK = 1e-6
@@ -46,7 +48,7 @@ class Checks:
         self._ended: dict[str, str] = {}
         self._epochs: dict[int, int] = {}
         self._asked: dict[str, int] = {}
-        self._began: dict[str, int] = {}
+        self._began: dict[str, set[int]] = {}
         self._gone_s: dict[str, float] = {}
         self._unnoticed_s: dict[str, float] = {}
         self.has_new_leases = False
@@ -85,6 +87,8 @@ class Checks:
             if lease.kind is not LeaseKind.BUNDLE and lease.group_id:
                 continue
             for name, amount in lease.resources.items():
+                if name == "CPU" and lease.lease_id in self._world.blocked_leases:
+                    continue  # others have it while it waits
                 used[name] = used.get(name, 0.0) + amount
         for name, amount in used.items():
             self._require(
@@ -125,15 +129,22 @@ class Checks:
 
     # Calls
 
-    def call_began(self, worker: Worker, task_id: str, retries: int, owner: str) -> None:
+    def call_began(self, worker: Worker, call: Call, plan: CallPlan) -> None:
         """Check the start of a call."""
-        began = self._began[task_id] = self._began.get(task_id, 0) + 1
-        self._require(retries != 0 or began == 1, f"{task_id} ran twice, and may not be retried")
-        lease = worker.lease
+        task_id = call.task_id
+        attempts = self._began.setdefault(task_id, set())
+        self._require(
+            plan.retries != 0 or not attempts, f"{task_id} ran twice, and may not be retried"
+        )
+        self._require(
+            call.attempt not in attempts, f"attempt {call.attempt} of {task_id} ran twice"
+        )
+        attempts.add(call.attempt)
+        lease, owner_id = worker.lease, plan.owner.address.peer_id
         if lease is not None and lease.kind is LeaseKind.TASK:
             self._require(
-                lease.owner_id == owner,
-                f"{task_id} of {owner} ran at a worker leased to {lease.owner_id}",
+                lease.owner_id == owner_id,
+                f"{task_id} of {owner_id} ran at a worker leased to {lease.owner_id}",
             )
 
     def settled(self, task_id: str, how: str, *, known: bool) -> None:
@@ -182,6 +193,7 @@ class Checks:
     def look(self) -> None:
         """Check what depends on time, twice a second."""
         world = self._world
+        world.refs.check()
         serving = [g for g in world.gcs if g.serves]
         for gcs in serving:
             self._check_bounds(gcs.app)
@@ -252,9 +264,11 @@ class Checks:
         left += [f"row of lease {key[0]}" for key in world.database._tables["leases"]]
         for driver in world.drivers:
             if not driver.process.dead:
-                waits = next(iter(driver.submitted), "")
+                waits = driver.in_use or driver.runtime.left()
                 left.append(f"driver {driver.name} of {driver.job_id} has not ended: {waits}")
+        left += world.refs.left()
         for node in world.nodes:
+            left += [f"{node.node_id} has {one.object_id}" for one in node.objects.homes()]
             state = node.workers.state
             left += [
                 f"{node.node_id} has {lease_id}" for lease_id in (*state.leases, *state.bundles)

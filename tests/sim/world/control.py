@@ -281,11 +281,26 @@ def on_world(world: Any, settings: Settings) -> Iterator[None]:
         "stoker_nodelet.api.pid_namespace": world.pid_namespace,
         "stoker_nodelet.api.start_time": world.start_time,
         "stoker.runtime.net.clients.ClientPool": pool,
+        "stoker.runtime.net.clients.Arena": lambda _: None,
+        "stoker.runtime.worker.cancellation.os": _Os(world),
     }
     with contextlib.ExitStack() as stack:
         for name, value in patches.items():
             stack.enter_context(mock.patch(name, value))
         yield
+
+
+class _Os:
+    """The end of a worker by itself."""
+
+    def __init__(self, world: Any) -> None:
+        self._world = world
+
+    def _exit(self, status: int) -> None:
+        process = _current()
+        for worker in list(self._world.workers.values()):
+            if worker.process is process:
+                worker.exit(status)
 
 
 def _current() -> Process:

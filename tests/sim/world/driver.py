@@ -1,30 +1,20 @@
-"""A driver of a world: the sdk's real submitter, leases and retries over the world's network.
+"""A driver of a world: the sdk's real runtime over the world's network, and what a program does with it.
 
-Calls carry no values. A result is counted where it is settled; the world counts what ran.
+Calls of actors are made here: of the product's only the order in which they are sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.actors.call_order import CallOrder
 from stoker.runtime.driver import driver as driver_session
-from stoker.runtime.net.clients import ClusterClients
-from stoker.runtime.options.options import TaskOptions
-from stoker.runtime.process.identity import Identity
-from stoker.runtime.tasks.lineage import Lineage
-from stoker.runtime.tasks.overdue import OverdueCalls
-from stoker.runtime.tasks.pending import PendingCalls
-from stoker.runtime.tasks.submitter import TaskSubmitter
-from stoker.runtime.tasks.task_spec import FunctionSpec, PendingTask
-from stoker_wire.data.channel import Channel
-from stoker_wire.errors import ConflictError, NotFoundError, StokerError, UnavailableError
+from stoker_wire.errors import ConflictError, NotFoundError, StokerError
 from stoker_wire.messages.cluster import Demand
-from stoker_wire.messages.common import Address, OnInfeasible, Strategy
-from stoker_wire.messages.data import Call, Failed, Inline, Pong, Result, Returned, Run, Template
+from stoker_wire.messages.common import Address, OnInfeasible
+from stoker_wire.messages.data import Call, Inline, Result, Run, Template
 from stoker_wire.messages.work import (
     Actor,
     ActorState,
@@ -34,136 +24,18 @@ from stoker_wire.messages.work import (
     Job,
     JobState,
 )
-from stoker_wire.process.background import Background
-from tests.sim.world.links import Link
 from tests.sim.world.loop import Process
+from tests.sim.world.runtime.calls import CallPlan
+from tests.sim.world.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from stoker_wire.messages.work import Owner
+    from tests.sim.world.links import Link
+    from tests.sim.world.runtime.channels import SimChannel
 
 _NO_ARGUMENTS = Inline(b"")
-_TICK_S = 0.1
 _WATCH_S = 1.0
-
-
-class SimChannel(Channel):
-    """A channel over a link of the world."""
-
-    def __init__(self, link: Link, peer: Address) -> None:
-        self.link, self.peer = link, peer
-        self.closed = False
-        self.templates_sent = set()
-
-    def post(self, message: Any) -> None:
-        if not self.closed:
-            self.link.send(message)
-
-    def receive_now(self) -> None:
-        """All that has arrived was handled."""
-
-    async def close(self) -> None:
-        self.link.close()
-
-
-class _Io:
-    """The loop thread of a driver (:class:`stoker.runtime.process.io_thread.IoThread`)."""
-
-    running = True
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self.background = Background("driver")
-        self.flush: Callable[[], None] = lambda: None
-
-    def wake(self) -> None:
-        self.loop.call_soon(self.flush)
-
-    flush_now = wake
-
-    def call_soon(self, callback: Callable[[], object]) -> None:
-        self.loop.call_soon(callback)
-
-    def is_current(self) -> bool:
-        return True
-
-
-class _Objects:
-    """The objects of a driver: calls here have no values."""
-
-    arena = None
-
-    def __init__(self) -> None:
-        self.values = self
-
-    def free(self, *_: object) -> None:
-        return None
-
-    settle = free
-
-
-class _Status:
-    """The history of a driver: nobody reads it."""
-
-    def watch(self, _: PendingTask) -> None:
-        return None
-
-    def ended(self, *_: Any, **__: Any) -> None:
-        return None
-
-    def runs(self, *_: Any) -> None:
-        return None
-
-
-class _Channels:
-    """The channels of a driver, by address."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._open: dict[str, SimChannel] = {}
-
-    async def channel(self, address: Address) -> SimChannel:
-        known = self._open.get(address.url)
-        if known is not None and not known.closed:
-            return known
-        driver = self._driver
-        network = driver.world.network
-        await asyncio.sleep(network.latency())
-        worker = driver.world.workers.get(address.url)
-        if worker is None or worker.process.dead:
-            raise UnavailableError(f"cannot reach {address.url}")
-        if not network.reaches(driver.process.host, worker.process.host):
-            await asyncio.sleep(10.0)
-            raise UnavailableError(f"{address.url} does not answer")
-        mine, theirs = Link.pair(network, driver.process, worker.process)
-        worker.connect(theirs)
-        channel = self._open[address.url] = SimChannel(mine, address)
-        mine.on_item = lambda message: driver.receive(channel, message)
-        mine.on_closed = lambda: self._closed(channel)
-        return channel
-
-    def _closed(self, channel: SimChannel) -> None:
-        channel.closed = True
-        if self._open.get(channel.peer.url) is channel:
-            del self._open[channel.peer.url]
-        self._driver.on_closed(channel)
-
-
-class _Pending(PendingCalls):
-    """The real table of calls, which counts what is settled."""
-
-    driver: Driver
-
-    def complete(self, task: PendingTask, result: Result) -> None:
-        failed = bool(result.returns) and isinstance(result.returns[0], Failed)
-        self.driver.settled(task.task_id, "failed" if failed else "done")
-        super().complete(task, result)
-
-    def fail(self, task: PendingTask, failed: Failed, *, report: bool = True) -> None:
-        if task.task_id in self.by_id:
-            self.driver.settled(task.task_id, failed.code)
-        super().fail(task, failed, report=report)
+_METHOD = Template(0, "m", "m", 0, history=False)
 
 
 class _ActorCall:
@@ -215,7 +87,7 @@ class ActorCaller:
                 self._watching = True
                 self.driver.io.background.spawn(self._watch(), name="watch")
             run = [Call(one.task_id, 0, _NO_ARGUMENTS, attempt=one.attempt) for one in calls]
-            self._channel.post(Run(run))
+            self._channel.post(Run(run, [_METHOD]))
 
     async def _watch(self) -> None:
         """Learn from the gcs that the worker is gone whose host does not say so."""
@@ -232,9 +104,7 @@ class ActorCaller:
                         actor.state is not ActorState.ALIVE
                         or actor.worker_id != channel.peer.peer_id
                     ):
-                        await channel.close()
-                        channel.closed = True
-                        self.on_closed(channel)
+                        self.driver.channels.lose(channel)
         finally:
             self._watching = False
 
@@ -275,7 +145,7 @@ class ActorCaller:
     def _settle(self, call: _ActorCall, how: str) -> None:
         call.over = True
         del self.calls[call.task_id]
-        self.driver.settled(call.task_id, how)
+        self.driver.runtime.settled(call.task_id, how)
 
     def on_done(self, result: Result) -> bool:
         """Take a result; return whether it is of this actor."""
@@ -310,6 +180,21 @@ class ActorCaller:
         self.go()
 
 
+class _ActorCalls:
+    """The calls of a driver to all its actors, as the router sees them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def on_done(self, _: SimChannel, results: list[Result]) -> list[Result]:
+        callers = self._driver.actors.values()
+        return [one for one in results if not any(caller.on_done(one) for caller in callers)]
+
+    def on_channel_closed(self, channel: SimChannel) -> None:
+        for caller in self._driver.actors.values():
+            caller.on_closed(channel)
+
+
 class Driver:
     """A driver process that attaches, and what it submits."""
 
@@ -317,49 +202,23 @@ class Driver:
         self.world, self.name, self.pid = world, name, pid
         self.process = Process(name, host)
         self.job_id = ""
-        self.failed_attach = False
-        self.results: dict[str, str] = {}
-        self.submitted: dict[str, int] = {}
-        """Calls that are not settled, and when they were submitted."""
         self.actors: dict[str, ActorCaller] = {}
         self.finished = False
-        self._numbers = itertools.count()
         world.pids[host, pid] = self.process
         self.process.context.run(self._build)
         self.process.spawn(self._live())
 
     def _build(self) -> None:
-        world = self.world
         address = Address(f"p_{self.name}", "", self.process.host, "", f"sim://{self.name}")
-        self.io = io = _Io(world.loop)
-        self.identity = identity = Identity(
-            peer_id=address.peer_id,
-            gcs_url=world.gcs_url,
-            token="t",
-            host_id=self.process.host,
-            node=None,
-            socket_path="",
-        )
-        objects: Any = _Objects()
-        self.channels = _Channels(self)
-        status: Any = _Status()
-        pending = _Pending(io, self.channels, objects, status, {}, Lineage(0))  # type: ignore[arg-type]
-        pending.driver = self
-        self.clients = ClusterClients(identity, world.settings, io, None)  # type: ignore[arg-type]
-        self.pending = pending
-        self.overdue = OverdueCalls(io)  # type: ignore[arg-type]
-        self.tasks = TaskSubmitter(
-            address,
-            world.settings,
-            io,
-            self.channels,
-            self.clients,  # type: ignore[arg-type]
-            objects,
-            pending,
-            self.overdue,
-        )
-        self.io.flush = self.tasks.flush
-        self._specs: dict[Any, FunctionSpec] = {}
+        self.runtime = runtime = Runtime(self.world, self.process, address)
+        runtime.route(_ActorCalls(self), None)
+        self.io, self.clients, self.channels = runtime.io, runtime.clients, runtime.channels
+        self.submitted = runtime.submitted
+        self.world.joined(runtime, self)
+
+    def accept(self, link: Link, peer: Address) -> None:
+        """Take a channel of a borrower."""
+        self.channels.accept(link, peer)
 
     async def _live(self) -> None:
         namespace = self.world.pid_namespace()
@@ -375,26 +234,19 @@ class Driver:
                 job = await self.clients.gcs.call(
                     "POST", "/v1/jobs/attach", body, reply=Job, idempotency_key=f"k{self.name}"
                 )
-                self.job_id = job.job_id
+                self.job_id = self.runtime.job.job_id = job.job_id
                 self.world.accepted_job(self.job_id, self)
-        job: Any = self
         unused: Any = None
         session = driver_session.Driver(
-            self.identity,
+            self.runtime.identity,
             self.io,
             self.clients.gcs,
-            job,
+            self.runtime.job,
             unused,
             unused,  # type: ignore[arg-type]
         )
         session.begin(follow_logs=False)
-        self.process.spawn(self._tick())
         await self.world.workload.program(self)
-
-    async def _tick(self) -> None:
-        while True:
-            await asyncio.sleep(_TICK_S)
-            self.tasks.tick()
 
     # What the program does
 
@@ -406,33 +258,9 @@ class Driver:
         quick: bool = False,
         group_id: str = "",
     ) -> None:
-        """Submit a call of a remote function."""
-        key = (tuple(resources.items()), max_retries, quick, group_id)
-        spec = self._specs.get(key)
-        if spec is None:
-            spec = self._specs[key] = FunctionSpec(
-                submitter=self.tasks,
-                function=f"f{len(self._specs)}",
-                blob=b"",
-                name="f",
-                template=Template(len(self._specs) + 1, "f", "f"),
-                options=TaskOptions(max_retries=max_retries),
-                demand=Demand(
-                    job_id=self.job_id,
-                    resources=resources,
-                    strategy=Strategy(group_id=group_id),
-                ),
-            )
-            spec.registered = True
-        task_id = f"t_{self.name}.{next(self._numbers)}"
-        if quick:
-            self.world.quick_tasks.add(task_id)
-        task = PendingTask(task_id, spec, _NO_ARGUMENTS, (), (), "", spec.function)
-        self.submitted[task_id] = self.world.loop.now_s
-        self.world.tasks[task_id] = max_retries
-        self.pending.by_id[task_id] = task
-        self.tasks._submitted.add(task)
-        self.io.wake()
+        """Submit a call of a remote function that returns nothing."""
+        plan = CallPlan(retries=max_retries, quick=quick)
+        self.runtime.submit(plan, resources, group_id=group_id)
 
     async def create_actor(
         self,
@@ -445,7 +273,7 @@ class Driver:
         waits: bool = False,
     ) -> ActorCaller | None:
         """Create an actor; None if its job has ended meanwhile."""
-        actor_id = f"a_{self.name}.{next(self._numbers)}"
+        actor_id = f"a_{self.runtime.new_task_id()[2:]}"
         self.actors[actor_id] = caller = ActorCaller(self, actor_id, retries)
         body = CreateActor(
             actor_id=actor_id,
@@ -473,14 +301,13 @@ class Driver:
 
     def call(self, caller: ActorCaller, *, with_last: bool) -> None:
         """Call an actor."""
-        task_id = f"t_{self.name}.{next(self._numbers)}"
-        self.submitted[task_id] = self.world.loop.now_s
-        self.world.tasks[task_id] = caller.retries
+        task_id = self.runtime.new_task_id()
+        self.runtime.begin(task_id, CallPlan(retries=caller.retries, is_method=True))
         caller.submit(task_id, with_last=with_last)
 
     async def finish(self) -> None:
         """End in good order: return the leases, report the end."""
-        await self.tasks.close()
+        await self.runtime.tasks.close()
         body = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
         while True:
             with contextlib.suppress(StokerError):
@@ -491,28 +318,3 @@ class Driver:
             await asyncio.sleep(0.3)
         self.finished = True
         self.process.kill()
-
-    # What comes back
-
-    def settled(self, task_id: str, how: str) -> None:
-        """Count the outcome of a call: there is one."""
-        self.world.call_settled(self, task_id, how)
-        self.submitted.pop(task_id, None)
-        self.results[task_id] = how
-
-    def receive(self, channel: SimChannel, message: Any) -> None:
-        """Take a message of a worker."""
-        match message:
-            case Result():
-                if not any(one.on_done(message) for one in self.actors.values()):
-                    self.tasks.on_done(channel, [message])
-            case Returned():
-                self.tasks.on_returned(channel, message.task_ids)
-            case Pong():
-                self.overdue.on_pong(message.number)
-
-    def on_closed(self, channel: SimChannel) -> None:
-        """Handle the end of a channel."""
-        for one in self.actors.values():
-            one.on_closed(channel)
-        self.tasks.on_channel_closed(channel)

@@ -65,6 +65,11 @@ class Link:
         if not self.closed:
             self._network.pass_on(self, item)
 
+    def disturb(self) -> None:
+        """Note at both ends that what is sent may come too late."""
+        self._process.disturb()
+        self.other._process.disturb()
+
     def arrive(self, item: Any) -> None:
         """Take what the other end has sent; None is the end of the connection."""
         if self.closed:

@@ -34,6 +34,8 @@ class Process:
         self.frozen = False
         self.dead = False
         self.held: list[asyncio.Handle] = []
+        self.disturbed_s = -1.0
+        """When others last could not reach it for a while."""
         self.at_death: list[Callable[[], None]] = []
         """What its kernel does when it is gone: close its connections."""
         self.context = copy_context()
@@ -44,13 +46,19 @@ class Process:
         assert not self.dead, f"{self.name} is dead"
         return asyncio.get_running_loop().create_task(work, context=self.context.copy())
 
+    def disturb(self) -> None:
+        """Note that what it sends, or is sent, may come too late."""
+        self.disturbed_s = time.monotonic()
+
     def freeze(self) -> None:
         """Stop it, as SIGSTOP does."""
         self.frozen = True
+        self.disturb()
 
     def thaw(self) -> None:
         """Let it go on, with all that has become due meanwhile."""
         self.frozen = False
+        self.disturb()
         held, self.held = self.held, []
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
@@ -61,6 +69,7 @@ class Process:
         if self.dead:
             return
         self.dead, self.frozen, self.held = True, False, []
+        self.disturb()
         for close in self.at_death:
             close()
         self.at_death.clear()

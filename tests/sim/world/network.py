@@ -239,6 +239,7 @@ class Network:
             if not link.stalled:
                 self.loop.call_later(RETRANSMIT_S, self._retransmit, link, context=_WORLD)
             link.stalled.append(item)
+            link.disturb()
         elif item is not None and self._lost():
             self.break_link(link)
         else:
@@ -252,6 +253,7 @@ class Network:
             link.other.arrive(item)
 
     def _retransmit(self, link: Link) -> None:
+        link.disturb()
         if not self.reaches(link._process.host, link.other._process.host):
             if not link.closed or None in link.stalled:
                 self.loop.call_later(RETRANSMIT_S, self._retransmit, link, context=_WORLD)
@@ -266,6 +268,7 @@ class Network:
             for end in (link, link.other):
                 if end.closed or not end.other.closed:
                     continue
+                link.disturb()
                 if self.reaches(end._process.host, end.other._process.host):
                     end.arrive(None)
                 elif end.gone_since_s is None:
@@ -275,6 +278,7 @@ class Network:
 
     def break_link(self, link: Link) -> None:
         """Reset a connection: both ends learn it, and nothing more arrives."""
+        link.disturb()
         for end in (link, link.other):
             end.is_broken = True
             self.loop.call_later(self.latency(), end.arrive, None, context=_WORLD)

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stoker.runtime.process.identity import LocalNode
 from stoker_nodelet.api import ROUTES, Api
 from stoker_nodelet.core import Policy, State
 from stoker_nodelet.core.events import (
@@ -31,11 +32,14 @@ from stoker_nodelet.workers.workers import Workers
 from stoker_wire.errors import FencedError, NotFoundError, StokerError
 from stoker_wire.messages.cluster import Device, RegisterNode, WorkerExit, WorkersExited
 from stoker_wire.messages.common import Address
-from stoker_wire.messages.data import Cancel, Failed, Ping, Pong, Result, Returned, Revoke, Run
 from stoker_wire.messages.node_api import RegisterWorker, WorkerSetup
 from stoker_wire.messages.work import ActorState, ReportActor
 from stoker_wire.process.background import Background
 from tests.sim.world.loop import Process
+from tests.sim.world.runtime.calls import Executor
+from tests.sim.world.runtime.runtime import Runtime
+from tests.sim.world.runtime.values import ROUTES as VALUE_ROUTES
+from tests.sim.world.runtime.values import SimArena, SimIndex
 from tests.sim.world.server import Server
 from tests.sim.world.wire import SimClient
 
@@ -43,7 +47,7 @@ if TYPE_CHECKING:
     from stoker_nodelet.core.commands import NotifyWorker
     from stoker_nodelet.workers.launch_spec import LaunchSpec
     from stoker_wire.messages.cluster import Lease
-    from stoker_wire.messages.data import Call
+    from stoker_wire.messages.data import Stored
     from tests.sim.world.links import Link
 
 _TICK_S = 0.5
@@ -55,6 +59,7 @@ class _Nothing:
     """A part of the nodelet that has nothing to do in a world: it takes every call, and says nothing."""
 
     warm: tuple[str, ...] = ()
+    leaving = closing = False
     nbytes = 0
 
     def __len__(self) -> int:
@@ -79,7 +84,7 @@ class _Nothing:
     def _ignore(self, *_: Any, **__: Any) -> None:
         return None
 
-    free_job = free_owner = ended = end = on_event = _ignore
+    ended = end = on_event = on_freed = track = _ignore
 
     async def report(self) -> None:
         return None
@@ -120,10 +125,10 @@ class Worker:
         self.incarnation = 0
         self.alive_actor = False
         self.gcs = SimClient(world.network, self.process, world.gcs_url, worker_id)
-        self._calls: list[tuple[Link, Call]] = []
-        self._running = ""
+        self.runtime: Runtime | None = None
+        self.executor: Executor | None = None
         self.process.at_death.append(self._gone)
-        world.workers[self.address.url] = self
+        world.workers[self.address.url] = world.peers[self.address.url] = self
 
     # Life
 
@@ -164,9 +169,14 @@ class Worker:
             self.lease_id = setup.lease.lease_id
             self.node.world.checks.worker_leased(self, setup.lease.gpus)
             self.gpus = dict(setup.lease.gpus)
+            if self.executor is not None:
+                self._take_lease(self.executor)
         if setup.actor is not None:
             self.actor_id, self.incarnation = setup.actor.actor_id, setup.actor.incarnation
+            self.actor_spec = setup.actor
             self.process.spawn(self._construct())
+
+    actor_spec: Any = None
 
     async def _construct(self) -> None:
         world = self.node.world
@@ -186,7 +196,8 @@ class Worker:
             break
         self.alive_actor = True
         world.actor_began(self)
-        self._next()
+        if self.executor is not None:
+            self.executor.run_next()
 
     def exit(self, status: int) -> None:
         """End, as the process itself or as its fork server ends it."""
@@ -215,46 +226,59 @@ class Worker:
 
     # Calls
 
-    def connect(self, link: Link) -> None:
-        """Take a channel."""
-        link.on_item = lambda message: self._receive(link, message)
-        link.on_closed = lambda: self._drop(link)
+    def accept(self, link: Link, peer: Address) -> None:
+        """Take a channel of a caller, or of a borrower; the first brings the runtime up."""
+        if self.runtime is None:
+            self.process.context.run(self._build)
+        assert self.runtime is not None
+        self.runtime.channels.accept(link, peer)
 
-    def _drop(self, link: Link) -> None:
-        self._calls = [one for one in self._calls if one[0] is not link]
+    def _build(self) -> None:
+        node, world = self.node, self.node.world
+        local = LocalNode(node.node_id, node.url, "")
+        self.runtime = runtime = Runtime(
+            world, self.process, self.address, node=local, arena=node.arena
+        )
+        self.executor = executor = Executor(self, runtime)
+        runtime.route(_NO_ACTORS, executor)
+        world.joined(runtime, self)
+        if self.lease is not None:
+            self._take_lease(executor)
 
-    def _receive(self, link: Link, message: Any) -> None:
-        match message:
-            case Run():
-                self._calls += [(link, call) for call in message.calls]
-                self._next()
-            case Revoke():
-                wanted = set(message.task_ids)
-                mine = [i for _, one in self._calls if (i := one.task_id) in wanted]
-                self._calls = [one for one in self._calls if one[1].task_id not in wanted]
-                if mine:
-                    link.send(Returned(mine))
-            case Ping():
-                link.send(Pong(message.number))
-            case Cancel():
-                pass
+    def _take_lease(self, executor: Executor) -> None:
+        assert self.lease is not None
+        if self.actor_spec is not None and executor.actor is None:
+            executor.host(self.actor_spec)
+        executor.take_lease(self.lease, None, capture_child_tasks=False)
+        executor.accept_calls()
 
-    def _next(self) -> None:
-        if self._running or not self._calls or (self.actor_id and not self.alive_actor):
-            return
-        link, call = self._calls.pop(0)
-        self._running = call.task_id
-        self.process.spawn(self._run(link, call))
+    def keep_copy(self, location: Stored, value: bytes) -> None:
+        """Have the node keep a copy of what was read from another."""
+        node = self.node
+        if location.node_id != node.node_id and self.lease is not None and not node.process.dead:
+            home, job_id = location.node_id, self.lease.job_id
+            node.objects.add_copy(location.object_id, value, home, job_id)
 
-    async def _run(self, link: Link, call: Call) -> None:
-        world = self.node.world
-        length_s, fails = world.call_began(self, call)
-        await asyncio.sleep(length_s)
-        world.call_ended(self, call)
-        returns: tuple[Any, ...] = (Failed("task_failed", "as planned"),) if fails else ()
-        link.send(Result(call.task_id, call.attempt, returns, length_s, retry=fails))
-        self._running = ""
-        self._next()
+    def is_needed(self) -> bool:
+        """Return whether others need what it has (``retire`` of :mod:`stoker.runtime.worker.main`)."""
+        runtime, executor = self.runtime, self.executor
+        if runtime is None or executor is None:
+            return False
+        lent = any(entry.borrowers for entry in runtime.table.entries.values())
+        return lent or bool(runtime.pending) or executor.busy
+
+
+class _NoActors:
+    """The actors of a worker: it calls none."""
+
+    def on_done(self, _: Any, results: list[Any]) -> list[Any]:
+        return results
+
+    def on_channel_closed(self, _: Any) -> None:
+        return None
+
+
+_NO_ACTORS = _NoActors()
 
 
 class Processes:
@@ -309,8 +333,9 @@ class Processes:
         await asyncio.sleep(0.002)
         worker = self.living.get(worker_id)
         at_s = time.monotonic()
-        self._node.workers.dispatch(RetireAnswered(at_s=at_s, worker_id=worker_id, leaves=True))
-        if worker is not None:
+        leaves = worker is None or not worker.is_needed()
+        self._node.workers.dispatch(RetireAnswered(at_s=at_s, worker_id=worker_id, leaves=leaves))
+        if worker is not None and leaves:
             worker.signal("", signal.SIGTERM)
 
     async def notify(self, command: NotifyWorker) -> None:
@@ -367,6 +392,8 @@ class Node:
         world, nothing = self.world, _Nothing()
         background = Background(self.node_id)
         gcs = SimClient(world.network, process, world.gcs_url, f"nodelet {self.node_id}")
+        self.arena = SimArena()
+        self.objects = SimIndex(self.arena, self.node_id)  # type: ignore[arg-type]
         state = State(policy=Policy(prepared_ttl_s=30.0, warm_workers=1))
         endpoint = Endpoint()
         endpoint.listens_at(self.url)
@@ -397,14 +424,17 @@ class Node:
             kernels=part,
             exits=exits,
             logs=part,
-            objects=part,
+            objects=self.objects,
             driver_reports=part,
             background=background,
             _oom_kills=0,
         )
         workers.processes = Processes(self)  # type: ignore[assignment]
         server = Server(world.network, process, self.url)
-        server.add_routes(ROUTES, Api(workers, exits, part, part, part, part, part, part, part))
+        server.add_routes(
+            ROUTES, Api(workers, exits, self.objects, part, part, part, part, part, part)
+        )
+        server.add_routes(VALUE_ROUTES, self)
 
         def on_member(is_member: bool) -> None:
             server.is_ready = is_member

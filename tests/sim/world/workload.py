@@ -22,6 +22,8 @@ from stoker_wire.messages.groups import (
 from stoker_wire.messages.work import Actor, ActorState, Job, KillActor, Owner, SubmitJob
 from tests.sim.world.driver import Driver
 from tests.sim.world.loop import Process
+from tests.sim.world.runtime.rounds import ROUNDS as OBJECT_ROUNDS
+from tests.sim.world.runtime.rounds import ObjectRounds
 from tests.sim.world.wire import SimClient
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 ROUNDS = (
     "tasks", "tasks", "quick", "actor", "actor", "job", "group", "group", "owned", "big",
+    *OBJECT_ROUNDS,
 )  # fmt: skip
 RELEASE_S = 4.0
 """A driver that waits so long gives up what it does not need."""
@@ -58,6 +61,7 @@ class Workload:
 
     def __init__(self, world: World) -> None:
         self._world, self._random = world, world.random
+        self._objects = ObjectRounds(world)
 
     async def program(self, driver: WorldDriver) -> None:
         """Run what a driver does: rounds, until enough was sent; then it waits for its calls, and ends."""
@@ -67,7 +71,7 @@ class Workload:
             rounds -= 1
             await self._round(driver)
             await asyncio.sleep(random.random() ** 2 * 4.0)
-        await self._until(driver, lambda: not driver.submitted and not driver.in_use)
+        await self._until(driver, lambda: not driver.in_use and not driver.runtime.left())
         await driver.finish()
 
     async def _until(self, driver: WorldDriver, is_over: Callable[[], bool]) -> None:
@@ -113,6 +117,8 @@ class Workload:
             await self._submit_job(driver)
         elif what == "group":
             await self._use_group(driver)
+        elif what in OBJECT_ROUNDS:
+            self._objects.begin(driver, what)
         else:
             await self._owned_actor(driver)
 

@@ -19,6 +19,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from stoker.runtime.objects.refs import CURRENT as CURRENT_RUNTIME
 from stoker_nodelet.core.machine import step as nodelet_step
 from stoker_wire.settings import Settings
 from tests.sim.world import control
@@ -27,12 +28,15 @@ from tests.sim.world.faults import KINDS, FaultPlan
 from tests.sim.world.loop import CURRENT, Process, VirtualLoop, virtual
 from tests.sim.world.network import Network
 from tests.sim.world.node import Node
+from tests.sim.world.runtime.refs import Refs
 from tests.sim.world.workload import ENDLESS, ROUNDS, Workload, WorldDriver
 
 if TYPE_CHECKING:
     from stoker_wire.messages.cluster import DriverSpec
     from tests.sim.world.driver import Driver
     from tests.sim.world.node import Worker
+    from tests.sim.world.runtime.calls import CallPlan
+    from tests.sim.world.runtime.runtime import Runtime
 
 CHAOS_S = 25.0
 SLOW = 0.04
@@ -71,6 +75,7 @@ class Outcome:
     calls: int
     virtual_s: float
     results: dict[str, int] = field(default_factory=dict)
+    reads: dict[str, int] = field(default_factory=dict)
 
 
 class World:
@@ -99,11 +104,17 @@ class World:
         self.nodes = [_Node(self, index, dict(kinds[index])) for index in range(3)]
         self.workers: dict[str, Worker] = {}
         self.pids: dict[tuple[str, int], Process] = {}
-        self.tasks: dict[str, int] = {}
+        self.peers: dict[str, Driver | Worker] = {}
+        """Who takes channels, by URL."""
+        self.peers_by_id: dict[str, Runtime] = {}
+        self.runtimes: list[Runtime] = []
+        self.refs = Refs(self)
+        self.calls: dict[str, CallPlan] = {}
+        self.blocked_leases: set[str] = set()
+        """Leases whose workers have given their CPU back for a while."""
         self.jobs: dict[str, object] = {}
         self.actors: dict[str, object] = {}
         self.drivers: list[WorldDriver] = []
-        self.quick_tasks: set[str] = set()
         self.workload = Workload(self)
         self.drivers_by_job: dict[str, Driver] = {}
         self.calm = False
@@ -149,6 +160,7 @@ class World:
         """Forget a worker's address."""
         self.record(worker.worker_id, "exits", worker.lease_id)
         self.workers.pop(worker.address.url, None)
+        self.peers.pop(worker.address.url, None)
 
     def plan_of(self, driver: DriverSpec) -> tuple[float, bool]:
         """Return how long the driver of a submitted job runs, and whether it fails."""
@@ -165,26 +177,39 @@ class World:
         """Note that an actor is up."""
         self.record(worker.worker_id, "is actor", f"{worker.actor_id} {worker.incarnation}")
 
-    def call_began(self, worker: Worker, call: Any) -> tuple[float, bool]:
-        """Count the start of a call; return how long it takes and whether it raises."""
-        task_id = call.task_id
-        self.record(worker.worker_id, "runs", f"{task_id} {call.attempt}")
-        owner = f"p_{task_id[2:].partition('.')[0]}"
-        self.checks.call_began(worker, task_id, self.tasks[task_id], owner)
-        raises = bool(worker.actor_id) and self.random.random() < 0.1
-        if task_id in self.quick_tasks:
+    def call_began(self, worker: Worker, call: Any, plan: CallPlan) -> tuple[float, bool]:
+        """Count the start of a call; return how long it takes and whether it is to be retried."""
+        self.record(worker.worker_id, "runs", f"{call.task_id} {call.attempt}")
+        self.checks.call_began(worker, call, plan)
+        raises = plan.is_method and self.random.random() < 0.1
+        if plan.quick:
             return 0.0005 if self.random.random() > SLOW else 1.0, False
+        if plan.length_s is not None:
+            return plan.length_s, False
         return self.random.random() ** 4 * 3.0, raises
 
     def call_ended(self, worker: Worker, call: Any) -> None:
         """Record the end of a call."""
         self.record(worker.worker_id, "ran", f"{call.task_id} {call.attempt}")
 
-    def call_settled(self, driver: Driver, task_id: str, how: str) -> None:
+    def call_settled(self, runtime: Runtime, task_id: str, how: str) -> None:
         """Check and record the outcome of a call."""
-        self.record(driver.name, how, task_id)
+        self.record(runtime.process.name, how, task_id)
         self.results[how] = self.results.get(how, 0) + 1
-        self.checks.settled(task_id, how, known=task_id in driver.submitted)
+        self.checks.settled(task_id, how, known=task_id in runtime.submitted)
+
+    def joined(self, runtime: Runtime, peer: Driver | Worker) -> None:
+        """Note a runtime, and the process that it is of."""
+        self.runtimes.append(runtime)
+        self.peers_by_id[runtime.address.peer_id] = runtime
+        self.peers[runtime.address.url] = peer
+
+    def task_crashed(self, name: str, error: BaseException) -> None:
+        """End the run for what a task of a runtime raised."""
+        if not isinstance(error, BrokenInvariantError):
+            crash = AssertionError(f"{name} crashed: {error!r}")
+            crash.__cause__ = error
+            self.failure = self.failure or crash
 
     def accepted_job(self, job_id: str, driver: Driver | None) -> None:
         """Remember a job that the gcs has accepted."""
@@ -359,6 +384,7 @@ def _run(world: World, log: list[str] | None, script: Any) -> Outcome:
             mock.patch("stoker_nodelet.workers.workers.step", world.stepped_nodelet),
             mock.patch("stoker_nodelet.workers.workers.limits", _NoLimits),
             mock.patch("stoker_nodelet.membership.psutil", _NoLimits),
+            mock.patch.object(CURRENT_RUNTIME, "runtime", world.refs),
         ):
             asyncio.set_event_loop(loop)
             main = loop.create_task(world.go(script), context=Context())
@@ -384,9 +410,10 @@ def _run(world: World, log: list[str] | None, script: Any) -> Outcome:
         digest=digest,
         messages=world.network.messages,
         faults=world.faults.count,
-        calls=len(world.tasks),
+        calls=len(world.calls),
         virtual_s=loop.now_s,
         results=world.results,
+        reads=world.refs.reads,
     )
 
 

@@ -1,0 +1,1 @@
+"""The sdk's runtimes of a world: their channels, their values, and the calls that workers execute."""
