@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from stoker_wire.errors import ConflictError, NotLeaderError, StokerError
+from stoker_wire.errors import ConflictError, NotLeaderError, ProtocolError, StokerError
 from stoker_wire.messages.control import Campaign, Leader
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Leadership:
         self._renewed = renewed
         self._end = end
         self._recheck = asyncio.Event()
+        self._refusal = ""
         self.epoch = 0
         self.leader_url = ""
 
@@ -75,6 +76,9 @@ class Leadership:
                 # In time to ask a leader that is late with its renewal: a frozen one is replaced.
                 ask_in_s = float(error.extra.get("ask_in_s", 0.0)) or STANDBY_PAUSE_S
                 pause_s = min(pause_s, STANDBY_PAUSE_S, ask_in_s)
+                if isinstance(error, ProtocolError) and str(error) != self._refusal:
+                    self._refusal = str(error)
+                    _log.warning("this scheduler is no candidate: %s", error)
                 if self.leads:
                     _log.warning("leadership lost to %s", self.leader_url)
                     self.epoch = 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
+import subprocess
+import sys
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +15,7 @@ import pytest
 
 import stoker
 from stoker import kv
+from stoker.jobs import JobState, JobSubmissionClient
 from stoker.runtime.net.http import HttpClient
 from stoker_migrations.command import upgrade
 from tests.chaos._load import GET_S, Load
@@ -28,8 +32,12 @@ pytestmark = pytest.mark.logs(
     r'"level": "warning"', r"^this process: stoker[._]", "idle-in-transaction"
 )
 
-ENOUGH = {"task": 500, "actor": 2, "count": 50, "log": 50, "cli": 50}
+ENOUGH = {"task": 500, "actor": 2, "count": 50, "log": 50, "http": 50}
 """Rounds of each kind of load that must succeed after a fault."""
+SLOWEST_S = 5.0
+"""More than a client takes to move to another replica, even on a busy machine."""
+ELECTED_S = 15.0
+"""More than the election of another leader takes, for which the creation of an actor waits."""
 
 
 @pytest.fixture
@@ -81,10 +89,16 @@ def _load(cluster: Apart, seen: list[bytes]) -> Load:
         assert change.value is not None
         seen.append(change.value)
 
-    def cli(number: int) -> None:
-        client.call("PUT", f"/v1/kv/cli/{number}", b"v", reply=dict[str, Any])
+    def http(number: int) -> None:
+        client.call("PUT", f"/v1/kv/http/{number}", b"v", reply=dict[str, Any])
 
-    return Load(ENOUGH, task=task, actor=actor, count=count, log=log, cli=cli)
+    return Load(ENOUGH, task=task, actor=actor, count=count, log=log, http=http)
+
+
+def _check_speed(load: Load) -> None:
+    slow = {kind: took_s for kind, took_s in load.slowest_s.items() if kind != "actor"}
+    assert max(slow.values()) < SLOWEST_S, load.slowest_s
+    assert load.slowest_s["actor"] < ELECTED_S, load.slowest_s
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
@@ -100,6 +114,7 @@ def test_a_replica_that_is_gone_hurts_no_call(
             replica.send(fault)
             load.goes_on()
             record_property("slowest", json.dumps(load.slowest_s))
+            _check_speed(load)
             if fault is signal.SIGKILL:
                 replica.kill()
                 replica.start()
@@ -112,6 +127,29 @@ def test_a_replica_that_is_gone_hurts_no_call(
     job = cluster.client.call("GET", f"/v1/jobs/{job_id}", reply=dict[str, Any])
     assert job["state"] == "RUNNING"
     assert all(node["state"] == "ALIVE" for node in cluster.nodes().values())
+
+
+def test_the_command_line_and_job_submission_go_to_the_replica_that_lives(cluster: Apart) -> None:
+    client = JobSubmissionClient(cluster.address, cluster.token)
+    first = client.submit_job(entrypoint="true")
+    assert client.wait(first, timeout_s=GET_S).state is JobState.SUCCEEDED
+    cluster.gcs.kill()
+    began_s = time.monotonic()
+    assert client.get_job(first).state is JobState.SUCCEEDED
+    shown = subprocess.run(
+        [sys.executable, "-m", "stoker.cli", "list", "jobs", "--json"],
+        env={**cluster.environ, "STOKER_ADDRESS": cluster.address},
+        capture_output=True,
+        text=True,
+        timeout=GET_S,
+        check=False,
+    )
+    assert shown.returncode == 0 and first in shown.stdout, shown.stderr
+    fresh = JobSubmissionClient(cluster.address, cluster.token)
+    assert first in [job.job_id for job in fresh.list_jobs()]
+    assert time.monotonic() - began_s < 4 * SLOWEST_S
+    second = client.submit_job(entrypoint="true")
+    assert client.wait(second, timeout_s=GET_S).state is JobState.SUCCEEDED
 
 
 def test_what_was_sent_to_a_frozen_replica_does_not_happen_after_what_came_since(

@@ -12,10 +12,12 @@ import pytest
 
 from tests.chaos._services import Apart
 from tests.e2e._cluster import session_root
+from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+WAIT_S = 40.0
 REPO = Path(__file__).parents[2]
 COMPONENTS = ("gcs", "scheduler", "nodelet", "driver")
 DRIVER = textwrap.dedent(
@@ -120,6 +122,32 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Skewed]:
 def test_one_component_may_be_a_minor_version_ahead(cluster: Skewed) -> None:
     done = cluster.drive(DRIVER)
     assert "all right" in done.stdout, done.stderr
+
+
+@pytest.mark.logs("two minor|no candidate|protocol 3.3")
+def test_a_service_that_is_two_minor_versions_ahead_is_refused_and_says_whom_to_upgrade(
+    tmp_path: Path,
+) -> None:
+    said = r"speaks protocol 3.3, gcs speaks 3.1"
+    with session_root(tmp_path / "s"):
+        made = Skewed(tmp_path, "scheduler", 2)
+        try:
+            made.gcs.start()
+            made.scheduler.start(ready=False)
+            until(lambda: said in made.scheduler.said(), WAIT_S, "the scheduler is refused")
+            made.scheduler.stop()
+            made._newer = "nodelet"
+            nodelet = made._service(
+                "nodelet", "stoker_nodelet", "--gcs-url", made.address, "--num-gpus", "0",
+                "--session-dir", str(tmp_path / "n"),
+            )  # fmt: skip
+            made.nodelets.append(nodelet)
+            nodelet.start(ready=False)
+            until(lambda: said in nodelet.said(), WAIT_S, "the nodelet is refused")
+            assert "upgrade gcs" in nodelet.said() and "upgrade gcs" in made.scheduler.said()
+            assert not nodelet.answers("/readyz")
+        finally:
+            made.stop()
 
 
 @pytest.mark.parametrize("cluster", [("driver", 2)], indirect=True, ids=["driver"])
