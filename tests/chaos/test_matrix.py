@@ -91,6 +91,8 @@ def test_a_long_wait_of_which_nothing_is_said_is_found() -> None:
     line = _line("ended", 100.0, 115.0)
     assert unexplained(FAULTS["none"], [line], {})
     assert not unexplained(FAULTS["driver frozen"], [line], {}), "it could not ask meanwhile"
+    assert not unexplained(FAULTS["driver frozen"], [], {"task-0-1": (15.1, "it is PENDING")})
+    assert unexplained(FAULTS["driver frozen"], [], {"task-0-1": (25.1, "it is PENDING")})
     assert not unexplained(FAULTS["none"], [_line("ended", 100.0, 109.0)], {})
 
 

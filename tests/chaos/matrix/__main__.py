@@ -60,7 +60,7 @@ def _text(one: Outcome | None) -> str:
         return ""
     if one.skipped:
         return "skipped"
-    times = f"{one.gap_s:g} / {one.slowest_s:g}"
+    times = f"{one.gap_s:g}" + (f" / {one.slowest_s:g}" if one.slowest_s else "")
     return f"**broken** {times}" if one.broken else times
 
 

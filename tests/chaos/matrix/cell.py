@@ -144,11 +144,14 @@ def slowest(lines: list[dict[str, Any]], struck_s: float, over_s: float) -> floa
 def unexplained(
     fault: Fault, lines: list[dict[str, Any]], waits: dict[str, tuple[float, str]]
 ) -> list[str]:
-    """Which calls waited for long without being told why, or were told something else."""
+    """Which calls waited for long without being told why, or were told something else.
+
+    While it stands still a driver asks nobody, and is told nothing.
+    """
     found = [
         f"{call} waited {waited_s} s, and that is not why: {reason}"
         for call, (waited_s, reason) in waits.items()
-        if not fault.explains(reason)
+        if waited_s - fault.stops_driver_s > LONG_WAIT_S and not fault.explains(reason)
     ]
     for line in lines:
         waited_s = line["at_s"] - line["began_s"] - fault.stops_driver_s
