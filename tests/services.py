@@ -333,6 +333,22 @@ class PostgresServer:
                 process.kill()
                 process.wait(timeout=40)
 
+    def pause(self) -> None:
+        """Freezes the server with all its backends: connections stay open and nothing answers."""
+        self._send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets a paused server go on."""
+        self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        import psutil  # not at the top: `make test` runs this module before there is one
+
+        assert self._process is not None, "needs a started server"
+        parent = psutil.Process(self._process.pid)
+        for process in (parent, *parent.children(recursive=True)):
+            process.send_signal(number)
+
     def remove(self) -> None:
         """Stops the server and deletes everything it wrote."""
         self.stop()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
+from stoker_gcs.state.schema import SCHEDULER
 from stoker_wire.errors import NotFoundError, StokerError, UnavailableError
 from stoker_wire.http.client.pool import ClientPool, LeaderClient
 from stoker_wire.messages.cluster import Node, NodeState, Worker
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from stoker_wire.settings import Settings
 
 T = TypeVar("T")
-SCHEDULER = "scheduler"
 CALL_S = 5.0
 LEADER_CHECK_S = 0.5
 FAN_OUT = 32

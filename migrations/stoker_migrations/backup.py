@@ -30,15 +30,19 @@ from sqlalchemy import (
     Connection,
     MetaData,
     Table,
+    case,
     delete,
     func,
     insert,
     literal_column,
     select,
     text,
+    update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
-from stoker_gcs.state.schema import REVISION
+from stoker_gcs.state.numbering import EPOCHS_PER_S, GAP, NUMBERS_PER_S
+from stoker_gcs.state.schema import RESIGNED, REVISION, SCHEDULER
 from stoker_migrations.command import connected, revision_of, scripts, upgrade
 from stoker_wire.errors import BadRequestError, ConflictError, DatabaseError, UnavailableError
 from stoker_wire.version import VERSION
@@ -51,6 +55,8 @@ FORMAT = 1
 _MARK = "stoker"
 _SKIPPED = ("alembic_version", "facts")
 _ARRIVAL = "rowid"
+_KEPT = ("blobs", "blob_uses")
+"""Functions and packages never change, and processes that still run may need what came after the backup."""
 _ROWS = 1000
 _HEAD = struct.Struct("!I")
 _MAX_FRAME_BYTES = 1 << 30
@@ -146,8 +152,9 @@ def restore(
 ) -> Manifest:
     """Fill an empty database from a file, all or nothing, and bring it to this version's schema.
 
-    With ``force`` what it has is deleted first. No gcs may use it meanwhile. Raises BadRequestError for a
-    file that is damaged or of a newer version, ConflictError for a database that is not empty.
+    With ``force`` what it has is deleted first, but functions and packages. No gcs may use it meanwhile.
+    Raises BadRequestError for a file that is damaged or of a newer version, ConflictError for a database
+    that is not empty.
     """
     with path.open("rb") as file:
         head = _head(_Reader(file).next())
@@ -180,9 +187,11 @@ def _read(
 ) -> Manifest:
     head = _head(reader.next())
     tables = _tables(connection)
+    replaced = connection.execute(select(func.max(tables["events"].c.seq))).scalar() or 0
     for name, one in tables.items():
         if force:
-            connection.execute(delete(one))
+            if name not in _KEPT:
+                connection.execute(delete(one))
         elif (
             name != "meta"
             and connection.execute(select(literal_column("1")).select_from(one)).first()
@@ -214,12 +223,45 @@ def _read(
                 break
             case _:
                 raise _damaged("a part of it is unknown")
+    _go_on_beyond(connection, tables, head.seq, max(replaced, head.seq))
+    return head._replace(rows=counts)
+
+
+def _go_on_beyond(
+    connection: Connection, tables: dict[str, Table], last: int, highest: int
+) -> None:
+    """Have events and epochs numbered beyond all that processes of the cluster may have seen.
+
+    They have gone on after the backup, and must see what happens now as new.
+    """
+    now_s = time.time()
+    following = max(highest + 1, int(now_s * NUMBERS_PER_S))
+    meta, leaders = tables["meta"], tables["leaders"]
+    name = f"{GAP}{last}"
+    connection.execute(delete(meta).where(meta.c.name == name))
+    connection.execute(insert(meta).values(name=name, value=str(following)))
     if connection.dialect.name == "postgresql":
         connection.execute(
             text("SELECT setval(pg_get_serial_sequence('events', 'seq'), :seq)"),
-            {"seq": max(head.seq, 1)},
+            {"seq": following - 1},
         )
-    return head._replace(rows=counts)
+    else:
+        connection.execute(text("DELETE FROM sqlite_sequence WHERE name = 'events'"))
+        connection.execute(
+            text("INSERT INTO sqlite_sequence (name, seq) VALUES ('events', :seq)"),
+            {"seq": following - 1},
+        )
+    epoch = int(now_s * EPOCHS_PER_S)
+    # None of them leads: each begins a term anew, and lists what there is.
+    connection.execute(
+        update(leaders).values(
+            epoch=case((leaders.c.epoch < epoch, epoch), else_=leaders.c.epoch),
+            expires_at_s=RESIGNED,
+        )
+    )
+    if not connection.execute(select(leaders).where(leaders.c.name == SCHEDULER)).first():
+        row = {"name": SCHEDULER, "holder": "", "url": "", "epoch": epoch}
+        connection.execute(insert(leaders).values(**row, expires_at_s=RESIGNED))
 
 
 def insert_rows(
@@ -227,8 +269,9 @@ def insert_rows(
 ) -> None:
     """Add rows to a table. PostgreSQL cannot store the character NUL in texts."""
     has_nul = connection.dialect.name == "postgresql"
+    dialect = postgresql if has_nul else sqlite
     connection.execute(
-        insert(table),
+        dialect.insert(table).on_conflict_do_nothing() if table.name in _KEPT else insert(table),
         [
             {
                 name: value.replace("\0", "\ufffd")

@@ -96,6 +96,7 @@ class Membership:
             warm_kernels=warm,
             devices=self._devices(),
             conditions=self._conditions(),
+            last_incarnation=self.incarnation,
         )
         answer: RegisteredNode | None = None
         logged, began_s = "", time.monotonic()

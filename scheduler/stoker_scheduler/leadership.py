@@ -72,7 +72,9 @@ class Leadership:
                 await self._campaign()
             except ConflictError as error:
                 self.leader_url = str(error.extra.get("leader", ""))
-                pause_s = min(pause_s, STANDBY_PAUSE_S)
+                # In time to ask a leader that is late with its renewal: a frozen one is replaced.
+                ask_in_s = float(error.extra.get("ask_in_s", 0.0)) or STANDBY_PAUSE_S
+                pause_s = min(pause_s, STANDBY_PAUSE_S, ask_in_s)
                 if self.leads:
                     _log.warning("leadership lost to %s", self.leader_url)
                     self.epoch = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from stoker_wire.errors import StokerError, UnavailableError
+from stoker_wire.errors import ConflictError, StokerError, UnavailableError
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.cluster import Demand, Heartbeat, Node, NodeState
 from stoker_wire.messages.control import Campaign, Event, KvEntry, Leader, Page
@@ -71,6 +71,55 @@ async def test_two_replicas_see_the_same_events_in_the_same_order(
             f"ns/{name}{i}" for name in "ab" for i in range(100)
         }
         assert (one.leads, two.leads).count(True) == 1
+
+
+class Listener:
+    """A leader's host, which takes connections and answers if it is to."""
+
+    def __init__(self, *, answers: bool) -> None:
+        self._answers = answers
+        self.url = ""
+
+    async def __aenter__(self) -> Listener:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        if self._answers:
+            writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+        else:
+            await reader.read()
+        writer.close()
+
+
+async def campaign(client: Client, holder: str, url: str, ttl_s: float) -> Leader:
+    body = Campaign(holder=holder, url=url, ttl_s=ttl_s)
+    return await client.call("POST", "/v1/leaders/scheduler", body, reply=Leader)
+
+
+async def test_a_leader_that_renews_late_is_replaced_only_if_it_does_not_answer(
+    client: Client,
+) -> None:
+    async with Listener(answers=True) as busy, Listener(answers=False) as frozen:
+        first = await campaign(client, "busy", busy.url, 0.001)
+        await asyncio.sleep(0.01)
+        for _ in range(3):
+            with pytest.raises(ConflictError, match=r"(?s)busy at .* leads.*late.* and answers"):
+                await campaign(client, "other", frozen.url, 60.0)
+        late = await campaign(client, "busy", busy.url, 0.001)
+        assert late.epoch == first.epoch, "nobody else has led"
+        await asyncio.sleep(0.01)
+        then = await campaign(client, "other", frozen.url, 0.0001)
+        assert then.epoch == late.epoch + 1, "not for ever: another period has passed"
+        await asyncio.sleep(0.01)
+        again = await campaign(client, "busy", busy.url, 60.0)
+        assert again.epoch == then.epoch + 1, "the frozen one says nothing"
 
 
 async def test_the_follower_accepts_work_hears_nodes_and_takes_over(postgres_url: str) -> None:
@@ -230,7 +279,7 @@ async def test_kill_9_loses_nothing_that_was_acknowledged(sqlite_url: str, tmp_p
                 await process.wait()
 
 
-@pytest.mark.logs(r"the database .* does not answer")
+@pytest.mark.logs(r"the database .* (does not answer|is starting or stopping)")
 async def test_postgres_may_go_and_come_back(own_postgres: PostgresServer) -> None:
     url = own_postgres.url(own_postgres.create_database())
     await migrate(url)

@@ -86,7 +86,8 @@ async def _page(state: StateStore, query: EventQuery) -> Page[Event]:
             break
     left = more and (at > first + 1 if backwards else at < last)
     # Filtered events cannot be counted without reading all of them.
-    total = None if query.kind or query.subject or not query.count else last - first
+    counted = query.count and not query.kind and not query.subject
+    total = state.log.numbering.count(first, last) if counted else None
     return Page(
         items=tuple(items),
         next_cursor=str(at) if left else "",

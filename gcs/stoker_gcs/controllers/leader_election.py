@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Insert, Update, WriteConflict
 from stoker_wire.errors import ConflictError, StokerError, UnavailableError
+from stoker_wire.http.client.liveness import ANSWER_S, answers
 from stoker_wire.http.client.refusal import refuses_connections
 from stoker_wire.messages.control import Campaign, Leader
 from stoker_wire.messages.events import EventKind, payload_as
@@ -38,8 +39,6 @@ TTL_S = 2.0
 STANDBY_PAUSE_S = 0.3
 RESTART_S = 0.5
 _LOOKUP_S = 1.0
-RESIGNED = 0.0
-"""The expiry of a leader that resigned."""
 
 
 class LeaderElection:
@@ -65,25 +64,30 @@ class LeaderElection:
     async def campaign(self, name: str, body: Campaign) -> Leader:
         """Acquire or renew leadership; ConflictError names the present leader.
 
-        An expired leader may be replaced, and so may one whose host refuses connections at its URL, or
-        whose URL is the caller's own: two processes cannot listen on it, so the previous one is gone.
+        An expired leader may be replaced if it is silent, and in any case after another ``ttl_s``: on a
+        busy machine it may renew late. So may one whose host refuses connections at its URL, or whose
+        URL is the caller's own: two processes cannot listen on it, so the previous one is gone.
         """
-        gone = ""
+        gone, silent_at_s = "", 0.0
         while True:
             row = await self._state.store.get(schema.LEADERS, {"name": name})
-            now = self._state.now()
-            own = row is not None and row["holder"] == body.holder
-            led = row is not None and not own and row["expires_at_s"] > now
-            if row is not None and led and row["url"] not in (body.url, gone):
-                if await refuses_connections(row["url"]):
+            if (
+                row is not None
+                and row["holder"] != body.holder
+                and row["url"] not in (body.url, gone)
+                and row["expires_at_s"] not in (schema.RESIGNED, silent_at_s)
+            ):
+                left_s = row["expires_at_s"] - self._state.now()
+                if left_s > 0 and await refuses_connections(row["url"]):
                     gone = row["url"]
                     continue
-                raise ConflictError(
-                    f"{row['holder']} at {row['url']} leads {name} for another "
-                    f"{row['expires_at_s'] - now:.1f} s",
-                    extra={"leader": row["url"], "epoch": row["epoch"]},
-                )
-            change, leader = self._acquired(name, body, row, now)
+                if left_s > ANSWER_S or (left_s > -body.ttl_s and await answers(row["url"])):
+                    raise _led(row, left_s)
+                # It is late with its renewal, and says nothing: as soon as it has expired it is replaced.
+                silent_at_s = row["expires_at_s"]
+                await asyncio.sleep(max(0.0, silent_at_s - self._state.now()))
+                continue
+            change, leader = self._acquired(name, body, row, self._state.now())
             try:
                 await self._state.writer.apply(change)
             except WriteConflict:
@@ -94,18 +98,20 @@ class LeaderElection:
     def _acquired(
         self, name: str, body: Campaign, row: Row | None, now: float
     ) -> tuple[Change, Leader]:
+        before = 0 if row is None else int(row["epoch"])
         renews = (
             row is not None
             and row["holder"] == body.holder
             and row["url"] == body.url
-            and row["expires_at_s"] > RESIGNED
+            and row["expires_at_s"] > schema.RESIGNED
+            and body.epoch <= before
         )
-        before = 0 if row is None else int(row["epoch"])
         leader = Leader(
             name=name,
             holder=body.holder,
             url=body.url,
-            epoch=before if renews else before + 1,
+            # One that has led in a later epoch knows more than a database that was replaced.
+            epoch=before if renews else max(before, body.epoch) + 1,
             expires_at_s=now + body.ttl_s,
         )
         values: dict[str, Value] = {
@@ -128,7 +134,7 @@ class LeaderElection:
         if row is None or row["holder"] != holder:
             return
         expect = {"epoch": row["epoch"], "holder": holder}
-        update = Update(schema.LEADERS, {"name": name}, {"expires_at_s": RESIGNED}, expect)
+        update = Update(schema.LEADERS, {"name": name}, {"expires_at_s": schema.RESIGNED}, expect)
         try:
             await self._state.writer.apply(Change((update,)))
         except WriteConflict:
@@ -156,6 +162,22 @@ class LeaderElection:
                 f"start one with `python -m stoker_{name}`, or wait for the election if one runs"
             )
         return _leader(row)
+
+
+def _led(row: Row, left_s: float) -> ConflictError:
+    until = (
+        f"for another {left_s:.1f} s, unless it renews that"
+        if left_s > 0
+        else f"it is late with its renewal, by {-left_s:.1f} s, and answers"
+    )
+    return ConflictError(
+        f"{row['holder']} at {row['url']} leads {row['name']}\n{until}",
+        extra={
+            "leader": row["url"],
+            "epoch": row["epoch"],
+            "ask_in_s": max(0.0, left_s - ANSWER_S),
+        },
+    )
 
 
 class LeaderLoops:

@@ -375,13 +375,14 @@ class Retention:
         removed = await self._total_removed()
         compacted, last = await store.bounds()
         first = await store.events(compacted, 1)
+        count = self._state.log.numbering.count
         kinds = [
             Kept(
                 kind="events",
-                count=last - compacted,
+                count=count(compacted, last),
                 oldest_at_s=first[0].at_s if first else None,
                 keep=limits.keep_events,
-                removed=compacted,
+                removed=count(0, compacted),
             )
         ]
         for kind, table, states, keep, keep_s in (

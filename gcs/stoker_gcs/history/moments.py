@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from stoker_wire.errors import BadRequestError
+
+if TYPE_CHECKING:
+    from stoker_gcs.state.numbering import Numbering
 
 _WHOLE = re.compile(r"[0-9]{1,18}")
 _SECONDS = re.compile(r"[0-9]{1,11}(\.[0-9]*)?")
@@ -25,11 +29,13 @@ class Moment:
     at_s: float | None = None
 
 
-def parse(text: str, *, last: int, now_s: float) -> Moment:
+def parse(text: str, *, last: int, now_s: float, numbering: Numbering) -> Moment:
     """Return the moment that a text names; BadRequestError for what is none, or is in the future."""
     if not text:
         return Moment(seq=last)
-    if _WHOLE.fullmatch(text) and (int(text) < FIRST_SECONDS or int(text) <= last):
+    if _WHOLE.fullmatch(text) and (
+        int(text) < FIRST_SECONDS or (int(text) <= last and not numbering.skips(int(text)))
+    ):
         if int(text) > last:
             raise BadRequestError(
                 f"at: there is no event {text} yet\nthe newest one is {last}", field="at"

@@ -73,7 +73,8 @@ class TimeMachine:
     async def at(self, query: StateQuery) -> PastState:
         """Return the state at a moment; CompactedError names the oldest that is left."""
         compacted, last = await self._state.store.bounds()
-        moment = parse(query.at, last=last, now_s=self._state.now())
+        now_s, numbering = self._state.now(), self._state.log.numbering
+        moment = parse(query.at, last=last, now_s=now_s, numbering=numbering)
         heads = [head for head in await self._snapshots.heads() if head.seq >= compacted]
         state = await self.rebuild(moment, heads, compacted=compacted, last=last)
         at_s = moment.at_s if moment.at_s is not None else state.at_s

@@ -12,6 +12,9 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+from stoker_gcs.state.numbering import GAP, Numbering, gap_of
+from stoker_gcs.state.schema import META
+from stoker_gcs.store.changes import Prefix
 from stoker_wire.errors import CompactedError
 
 if TYPE_CHECKING:
@@ -54,9 +57,12 @@ class EventLog:
         self._behind = asyncio.Event()
         self.last = 0
         self.compacted = 0
+        self.numbering = Numbering()
 
     async def start(self) -> None:
-        """Read from SQL where the log ends."""
+        """Read from SQL where the log ends, and which numbers it skips."""
+        rows = await self._store.select(META, {"name": Prefix(GAP)})
+        self.numbering = Numbering(gap_of(row["name"], row["value"]) for row in rows)
         self.compacted, self.last = await self._store.bounds()
         self._floor = self.last
 
@@ -111,15 +117,24 @@ class EventLog:
 
     async def compact(self, keep: int, *, batch: int = READ_SIZE, pause_s: float = 0.0) -> None:
         """Forget all but the newest ``keep`` events, ``batch`` of them in a transaction."""
-        upto = self.last - keep
+        upto = self.numbering.back(self.last, keep)
         while self.compacted < upto:
-            before = min(upto, self.compacted + batch)
+            before = min(upto, self.numbering.ahead(self.compacted, batch))
             await self._store.compact(before)
             self.compacted = before
             await asyncio.sleep(pause_s)
 
     async def read(self, since: int, limit: int = READ_SIZE) -> list[Event]:
-        """Return events with ``seq > since``, at most ``limit``; CompactedError if some are gone."""
+        """Return events with ``seq > since``, at most ``limit``; CompactedError if some are gone.
+
+        The same for a ``since`` that this log never had: the database was restored since.
+        """
+        if self.numbering.skips(since):
+            raise CompactedError(
+                f"the database was restored to before event {since}\n"
+                f"list again, then watch with since={self.last}",
+                extra={"compacted": self.compacted, "last": self.last},
+            )
         if since >= self.last:
             return []
         self._check_kept(since)

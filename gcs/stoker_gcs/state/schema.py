@@ -250,6 +250,10 @@ LEADERS = Table(
     (_TEXT("name"), _TEXT("holder"), _TEXT("url"), _int("epoch"), _float("expires_at_s")),
     key=("name",),
 )
+SCHEDULER = "scheduler"
+"""The name that the leading scheduler leads."""
+RESIGNED = 0.0
+"""The expiry of a leader that resigned."""
 FACTS = Table(
     "facts",
     (_TEXT("kind"), _TEXT("key"), _bytes("value"), _float("expires_at_s")),

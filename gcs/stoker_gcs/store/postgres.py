@@ -11,6 +11,7 @@ import asyncio
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from asyncpg import InterfaceError, PostgresError
 from sqlalchemy import text
 from sqlalchemy.exc import (
     DataError,
@@ -19,6 +20,7 @@ from sqlalchemy.exc import (
     ProgrammingError,
     SQLAlchemyError,
 )
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from stoker_gcs.state.schema import REVISION, TASKS, Type
@@ -44,6 +46,25 @@ IDLE_IN_TRANSACTION_MS = 800
 """A replica that freezes within a transaction holds a lock that all others need. The server takes it back
 before clients ask another replica, so what the frozen one had begun does not happen as well."""
 _LOCK = "SELECT pg_advisory_xact_lock(7310577)"
+
+FAULTS = (OSError, TimeoutError, DBAPIError, PoolTimeout, PostgresError, InterfaceError)
+"""What a statement raises; the last two are asyncpg's own, of a connection that cannot be opened."""
+_SILENT = "the database {} does not answer"
+_TEXTS = {
+    "25006": (
+        "the database {} is read-only\n"
+        "name the primary in STOKER_DATABASE_URL, or wait until this one is it"
+    ),
+    "53100": (
+        "the database {} cannot grow, as its disk is full\n"
+        "nothing that was accepted is lost: make room on it, and the cluster goes on"
+    ),
+    "53200": "the database {} is out of memory",
+    "53300": "the database {} takes no more connections\nraise its max_connections",
+    "57014": "the database {} has cancelled the statement",
+    "57P03": "the database {} is starting or stopping",
+}
+"""What to say instead, by SQLSTATE."""
 
 _text = lru_cache(maxsize=512)(text)
 
@@ -116,17 +137,17 @@ class PostgresStore(SqlReads):
                 if any(change.events for change in changes):
                     await connection.execute(_text(_LOCK))
                 return [await self._change(connection, change) for change in changes]
-        except (OSError, TimeoutError, DBAPIError) as error:
+        except FAULTS as error:
             raise self._translate(error) from error
 
     def _translate(self, error: Exception) -> Exception:
         """Return the error for the caller: retry later, unless the statement itself is wrong."""
         if isinstance(error, ProgrammingError | DataError):
             return error
-        why = str(error.orig if isinstance(error, DBAPIError) else error) or type(error).__name__
-        return UnavailableError(
-            f"the database {self._shown} does not answer\n{why.splitlines()[0]}"
-        )
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        why = str(cause) or type(error).__name__
+        text = _TEXTS.get(getattr(cause, "sqlstate", None) or "", _SILENT)
+        return UnavailableError(text.format(self._shown) + f"\n{why.splitlines()[0]}")
 
     async def _change(
         self, connection: AsyncConnection, change: Change
@@ -164,15 +185,18 @@ class PostgresStore(SqlReads):
             async with self._reading.connect() as connection:
                 rows = await connection.execute(_text(statement), _clean(parameters))
                 return [dict(row) for row in rows.mappings()]
-        except (OSError, TimeoutError, DBAPIError) as error:
+        except FAULTS as error:
             raise self._translate(error) from error
 
     async def compact(self, keep_after: int) -> None:
         """Forget the events up to ``keep_after``."""
         upto = min(keep_after, (await self.bounds())[1])
-        async with self._engine.begin() as connection:
-            for statement, parameters in compaction(upto):
-                await connection.execute(_text(statement), parameters)
+        try:
+            async with self._engine.begin() as connection:
+                for statement, parameters in compaction(upto):
+                    await connection.execute(_text(statement), parameters)
+        except FAULTS as error:
+            raise self._translate(error) from error
 
     async def put_tasks(self, rows: Sequence[TaskRow]) -> None:
         """Merge attempts into the history in one transaction."""
@@ -197,7 +221,7 @@ class PostgresStore(SqlReads):
                 await connection.execute(
                     _text(sql.UPSERT_TASKS_BY_COLUMN), _columns([merged[key] for key in keys])
                 )
-        except (OSError, TimeoutError, DBAPIError) as error:
+        except FAULTS as error:
             raise self._translate(error) from error
 
 

@@ -15,7 +15,7 @@ from stoker_gcs.registry.actors.rules import ACTORS
 from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.leases import upsert_lease_row
-from stoker_gcs.registry.nodes.rules import NODES
+from stoker_gcs.registry.nodes.rules import NODES, registered
 from stoker_gcs.state import schema
 from stoker_gcs.store.changes import Change, Delete
 from stoker_wire.data.spool import row_of
@@ -26,7 +26,6 @@ from stoker_wire.messages.cluster import (
     LeaseKind,
     Node,
     NodeState,
-    RegisterNode,
 )
 from stoker_wire.messages.common import RuntimeEnv
 from stoker_wire.messages.control import KvEntry, Page, RetentionStatus
@@ -362,13 +361,10 @@ class World:
         return self.now_s - self.dice.choice((0.5, 2.0)) * AGE_S
 
     def _node(self, index: int) -> Node:
-        base: RegisterNode = a_node(f"n_{index}")
         at_s = self.at_s()
-        return Node(
-            **{name: getattr(base, name) for name in base.__struct_fields__},
-            incarnation=1,
+        return msgspec.structs.replace(
+            registered(a_node(f"n_{index}"), None, at_s - 1),
             state=self.dice.choice(tuple(NodeState)),
-            registered_at_s=at_s - 1,
             # A living node is heard of; nobody is to be given up here.
             heartbeat_at_s=at_s,
         )

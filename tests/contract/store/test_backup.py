@@ -9,15 +9,31 @@ import gzip
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from stoker_migrations.backup import Manifest, backup, restore
 from stoker_migrations.command import upgrade
-from stoker_wire.errors import BadRequestError, ConflictError, DatabaseError, UnavailableError
-from stoker_wire.messages.control import Event, Page
+from stoker_wire.errors import (
+    BadRequestError,
+    CompactedError,
+    ConflictError,
+    DatabaseError,
+    UnavailableError,
+)
+from stoker_wire.messages.cluster import RegisteredNode
+from stoker_wire.messages.control import (
+    Campaign,
+    Event,
+    KvEntry,
+    Leader,
+    Page,
+    RetentionStatus,
+)
+from stoker_wire.messages.events import PastState
 from stoker_wire.messages.objects import CreateDetachedObject, DetachedObject
 from stoker_wire.messages.work import Job, ReportTasks, SubmitJob, TaskRecord, TaskState
-from tests.contract.gcs_support import a_node, gcs, migrate
+from tests.contract.gcs_support import a_node, gcs, migrate, register
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -109,6 +125,52 @@ async def test_what_is_restored_is_what_was(source: str, target: str, tmp_path: 
             query={"limit": 1, "kind": "kv.put", "order": "desc"},
         )
         assert page.items[0].seq > manifest.seq, "numbers go on"
+
+
+async def test_what_happened_after_the_backup_is_never_taken_for_what_happens_after_the_restore(
+    source: str, target: str, tmp_path: Path
+) -> None:
+    await migrate(source)
+    async with gcs(source) as (_, client):
+        await fill(client)
+        lead = Campaign(holder="p_1", url="http://127.0.0.1:9", ttl_s=60.0)
+        await client.call("POST", "/v1/leaders/scheduler", lead, reply=Leader)
+        manifest = await in_thread(backup, source, tmp_path / "backup")
+        known = await client.call("PUT", "/v1/kv/backup/k0", b"lost", reply=KvEntry)
+        assert known.revision > manifest.seq
+        for number in range(3):
+            lead = Campaign(holder=f"p_{number + 2}", url=lead.url, ttl_s=60.0)
+            leader = await client.call("POST", "/v1/leaders/scheduler", lead, reply=Leader)
+            node = await register(client)
+    await in_thread(restore, tmp_path / "backup", target)
+    async with gcs(target) as (running, client):
+        for since in (known.revision, known.revision + 1000):
+            watch = client.watch("/v1/events", since)
+            with pytest.raises(CompactedError, match="restored to before event"):
+                async with asyncio.timeout(20), contextlib.aclosing(watch):
+                    await anext(watch)
+        before = await client.call("GET", "/v1/kv/backup", reply=Page[KvEntry])
+        watch = client.watch("/v1/events", before.seq, {"kind": "kv."})
+        async with asyncio.timeout(20), contextlib.aclosing(watch):
+            put = await client.call("PUT", "/v1/kv/backup/k0", b"new", reply=KvEntry)
+            assert (await anext(watch)).seq == put.revision > known.revision + 1000
+        again = await client.call("POST", "/v1/leaders/scheduler", lead, reply=Leader)
+        assert again.epoch > leader.epoch + 1000, "its nodelets have seen the later ones"
+        body = msgspec.structs.replace(a_node(), last_incarnation=node.incarnation)
+        joined = await client.call("POST", "/v1/nodes", body, reply=RegisteredNode)
+        assert joined.incarnation > node.incarnation
+        page = await client.call("GET", "/v1/events", reply=Page[Event], query={"count": True})
+        assert page.total is not None
+        assert page.total <= len(page.items) < page.total + 50, "its loops may add a few meanwhile"
+        past = await client.call(
+            "GET", "/v1/state", reply=PastState, query={"at": str(manifest.seq)}
+        )
+        assert past.seq == manifest.seq and len(past.jobs) == 5
+
+        await running.app.state.log.compact(5)
+        kept = await client.call("GET", "/v1/retention", reply=RetentionStatus)
+        events = next(one for one in kept.kinds if one.kind == "events")
+        assert 5 <= events.count < 50 and page.total - 5 <= events.removed < page.total + 50
 
 
 async def test_a_backup_of_a_live_cluster_is_of_one_moment(source: str, tmp_path: Path) -> None:

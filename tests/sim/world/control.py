@@ -271,6 +271,7 @@ def on_world(world: Any, settings: Settings) -> Iterator[None]:
         "stoker_gcs.api.events.watch_response": watch_response,
         "stoker_gcs.registry.nodes.probes.refuses_connections": network.refuses,
         "stoker_gcs.controllers.leader_election.refuses_connections": network.refuses,
+        "stoker_gcs.controllers.leader_election.answers": network.answers,
         "stoker_gcs.registry.jobs.driver_processes.pid_namespace": world.pid_namespace,
         "stoker_gcs.registry.jobs.driver_processes.start_time": world.start_time,
         "stoker_scheduler.service.Service": service,

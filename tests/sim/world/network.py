@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from stoker_wire.http.client.liveness import ANSWER_S
 from stoker_wire.http.client.refusal import AGAIN_S
 from tests.sim.world.links import Link
 from tests.sim.world.loop import CURRENT
@@ -96,6 +97,23 @@ class Network:
             if not server.process.dead:
                 return False
         return True
+
+    async def answers(self, url: str) -> bool:
+        """Return whether the process at a URL runs and is within reach."""
+        process = CURRENT.get()
+        assert process is not None
+        await asyncio.sleep(self.latency())
+        server = self.servers.get(url)
+        if (
+            server is not None
+            and not server.process.dead
+            and not server.process.frozen
+            and self.reaches(process.host, server.process.host)
+        ):
+            return True
+        if server is None or not server.process.dead:
+            await asyncio.sleep(ANSWER_S)
+        return False
 
     def crashed(self, server: Server, wire: Wire, error: BaseException) -> None:
         """End the run for a bug in a handler."""

@@ -86,6 +86,7 @@ class RegisterNode(Message):
 
     ``warm_kernels`` are the kernel sets (``stoker_wire.messages.kernels.kernel_set``) that its cache holds.
     ``gpu_error`` is why its GPUs could not be found, empty if they were or if it has none.
+    ``last_incarnation`` is the one that it had before, which a gcs whose database was restored may not know.
     """
 
     node_id: str
@@ -106,6 +107,7 @@ class RegisterNode(Message):
     gpu_error: str = ""
     taints: Annotated[tuple[Taint, ...], msgspec.Meta(max_length=MAX_TAINTS)] = ()
     conditions: Annotated[tuple[NodeCondition, ...], msgspec.Meta(max_length=16)] = ()
+    last_incarnation: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class RegisteredNode(Record):

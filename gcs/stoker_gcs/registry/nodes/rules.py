@@ -99,13 +99,14 @@ def check(body: RegisterNode) -> None:
 def registered(body: RegisterNode, before: Node | None, now_s: float) -> Node:
     """Return the node as of its registration: one incarnation after the one before."""
     given = {name: getattr(body, name) for name in body.__struct_fields__}
+    last = max(given.pop("last_incarnation"), 0 if before is None else before.incarnation)
     given["conditions"] = tuple(msgspec.structs.replace(one, at_s=now_s) for one in body.conditions)
     given["taints"] = with_taints(before.taints if before is not None else (), body.taints, now_s)
     return Node(
         **given,
         cordon=None if before is None else before.cordon,
         drain=None if before is None else _drain_left(before),
-        incarnation=1 if before is None else before.incarnation + 1,
+        incarnation=last + 1,
         state=NodeState.ALIVE,
         registered_at_s=now_s,
         heartbeat_at_s=now_s,

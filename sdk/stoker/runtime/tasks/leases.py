@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from stoker_wire.messages.common import Address
 
 _REQUEST_WAIT_S = 1.5
-_ANSWER_S = 1.2
+_ANSWER_S = 0.8
 """How much later the scheduler may answer: one that is frozen never does, and another may lead by then."""
 _POLL_WAIT_S = 2.0
 _RELEASE_S = 10.0
