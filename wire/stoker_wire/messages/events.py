@@ -342,7 +342,8 @@ class StoryLine(Record):
 class Story(Record):
     """The events of one thing and of what it touched, in order.
 
-    ``more``: older lines were left out. ``since_s``: of what was before, the events have left by retention.
+    ``more``: older lines, or things, were left out. ``since_s``: of what was before, the events have left by
+    retention.
     """
 
     id: str
