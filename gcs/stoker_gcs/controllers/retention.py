@@ -23,8 +23,9 @@ from stoker_gcs.registry.kv.blobs import FUNCTIONS, PACKAGES
 from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.registry.task_history import OPEN
 from stoker_gcs.state import schema
-from stoker_gcs.store.changes import Change, Delete, Upsert
-from stoker_gcs.store.rows import task_of
+from stoker_gcs.state.removed_tasks import removed_until
+from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
+from stoker_gcs.store.rows import task_of, times_of
 from stoker_wire.data.spool import INFERRED_RANK
 from stoker_wire.errors import ConflictError, NotFoundError, StokerError
 from stoker_wire.messages.cluster import NodeState
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from stoker_gcs.state.records import StateStore
     from stoker_gcs.state.schema import Table
     from stoker_gcs.store.changes import Condition, Row
+    from stoker_gcs.store.rows import TaskTimes
     from stoker_wire.messages.cluster import Node
     from stoker_wire.messages.groups import PlacementGroup
     from stoker_wire.messages.work import Actor, Job, TaskRecord
@@ -187,8 +189,8 @@ class Retention:
         """Delete rows by the first column of their key."""
         if ids:
             where = {table.key[0]: tuple(ids), **more}
-            events = () if table is schema.TASKS else (self._state.removal(table, ids),)
-            await self._state.writer.apply(Change((Delete(table, where),), events))
+            event = self._state.removal(table, ids)
+            await self._state.writer.apply(Change((Delete(table, where),), (event,)))
         return len(ids)
 
     async def _remove_jobs(self) -> int:
@@ -205,9 +207,9 @@ class Retention:
                 if self._is_referred_to(job, awaited):
                     continue
                 try:
-                    await self._jobs.delete(job.job_id)
-                except (ConflictError, NotFoundError):
-                    continue  # something of it lives, as a detached actor
+                    await self._jobs.delete(job.job_id, tasks_ended_by_s=before_s)
+                except (ConflictError, NotFoundError, WriteConflict):
+                    continue  # something of it lives, as a detached actor; or another replica leads
                 count += 1
                 await asyncio.sleep(0)
         return count
@@ -246,17 +248,27 @@ class Retention:
         ids: dict[str, Condition] = {"task_id": tuple(surplus | old)}
         attempts: dict[str, int] = {}
         stays: set[str] = set()
+        ends: dict[str, float] = {}
         after: tuple[str | int, ...] = ()
         while rows := await self._state.store.select(schema.TASKS, ids, after=after, limit=BATCH):
             after = (rows[-1]["task_id"], rows[-1]["attempt"])
             for row in rows:
                 task_id = row["task_id"]
                 attempts[task_id] = attempts.get(task_id, 0) + 1
-                is_young = task_id not in surplus and _time_of(task_of(row)) >= before_s
+                at_s = _time_of(times_of(row))
+                ends[task_id] = max(at_s, ends.get(task_id, at_s))
+                is_young = task_id not in surplus and at_s >= before_s
                 if row["state"] in OPEN or is_young:
                     stays.add(task_id)
         gone = [task_id for task_id in attempts if task_id not in stays]
-        await self._delete(schema.TASKS, gone, state=ENDED_TASKS)
+        if not gone:
+            return 0
+        until = await removed_until(self._state.store, max(ends[task_id] for task_id in gone))
+        where: dict[str, Condition] = {"task_id": tuple(gone), "state": ENDED_TASKS}
+        try:
+            await self._state.writer.apply(Change((Delete(schema.TASKS, where), *until)))
+        except WriteConflict:
+            return 0  # another replica leads, and removes them
         return sum(attempts[task_id] for task_id in gone)
 
     async def _remove_actors(self) -> int:
@@ -442,7 +454,7 @@ class Retention:
         }
 
 
-def _time_of(record: TaskRecord) -> float:
+def _time_of(record: TaskRecord | TaskTimes) -> float:
     return record.ended_at_s or record.started_at_s or record.submitted_at_s or 0.0
 
 

@@ -1,12 +1,13 @@
 """The state of the cluster at an earlier time: the newest snapshot before it, and the events from there on.
 
 Tasks are in no event: those of a time are the attempts of the task history, by when they were submitted,
-began and ended.
+began and ended, as far back as retention has removed none.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from stoker_gcs.registry.objects.rules import OBJECTS
 from stoker_gcs.registry.queues.rules import QUEUES
 from stoker_gcs.registry.schedules.rules import SCHEDULES
 from stoker_gcs.state import schema
-from stoker_gcs.store.rows import task_of
+from stoker_gcs.state.removed_tasks import whole_since
+from stoker_gcs.store.rows import task_of, times_of
 from stoker_wire.errors import BadRequestError, CompactedError
 from stoker_wire.http.paging import bad_cursor
 from stoker_wire.messages.events import PastKind, PastState
@@ -32,7 +34,8 @@ from stoker_wire.suggestions import suggestion
 if TYPE_CHECKING:
     from stoker_gcs.history.snapshots import Head, Snapshots
     from stoker_gcs.state.records import RecordTable, StateStore
-    from stoker_gcs.store.changes import Condition
+    from stoker_gcs.store.changes import Condition, Row
+    from stoker_gcs.store.rows import TaskTimes
     from stoker_wire.messages.events import StateQuery
 
 _RECORDS: dict[str, RecordTable[Any]] = {
@@ -47,6 +50,8 @@ _RECORDS: dict[str, RecordTable[Any]] = {
 _BATCH = 2000
 _PER_PAGE = 50_000
 """Attempts that one page of tasks reads at most: it may be short, or empty, with a next cursor."""
+_COUNTED = ("state", "node_id", "record")
+_NOT_BEGUN = (TaskState.WAITING.value, TaskState.QUEUED.value)
 STOPPED, RUNNING, PAUSED, ACTIVE = "STOPPED", "RUNNING", "PAUSED", "ACTIVE"
 """The states of queues, and of schedules, in counts and filters."""
 
@@ -76,40 +81,44 @@ class TimeMachine:
         now_s, numbering = self._state.now(), self._state.log.numbering
         moment = parse(query.at, last=last, now_s=now_s, numbering=numbering)
         heads = [head for head in await self._snapshots.heads() if head.seq >= compacted]
-        state = await self.rebuild(moment, heads, compacted=compacted, last=last)
+        since_s = await whole_since(self._state.store)
+        tasks_since_s = since_s if query.kind is PastKind.TASKS else -math.inf
+        state = await self.rebuild(
+            moment, heads, compacted=compacted, last=last, tasks_since_s=tasks_since_s
+        )
         at_s = moment.at_s if moment.at_s is not None else state.at_s
-        oldest = 0 if not compacted or not heads else heads[0].seq
         reply: dict[str, Any] = {
             "seq": state.seq,
             "at_s": at_s,
-            "oldest_seq": oldest,
+            "oldest_seq": 0 if not compacted or not heads else heads[0].seq,
             "oldest_at_s": heads[0].at_s if compacted and heads else None,
+            "counts": {},
         }
-        # Tasks may have ended after the newest event.
-        tasks_at_s = self._state.now() if not query.at else at_s
-        if query.kind is PastKind.TASKS:
-            return PastState(**reply, **await self._page_of_tasks(query, tasks_at_s))
-        if query.kind is not None:
-            return PastState(**reply, **_page(state, query.kind.value, query))
-        counts: dict[str, dict[str, int]] = {}
-        more = []
-        for name in TABLES:
-            shown = _page(state, name, msgspec.structs.replace(query, cursor=""))
-            reply[name] = shown[name]
-            counts |= shown["counts"]
-            more += [name] if shown["next_cursor"] else []
-            await asyncio.sleep(0)
-        counts["tasks"] = await self._count_tasks(query, tasks_at_s)
-        return PastState(**reply, counts=counts, more=tuple(more))
+        if query.kind is None:
+            reply |= await _pages(state, query)
+        elif query.kind is not PastKind.TASKS:
+            reply |= _page(state, query.kind.value, query)
+        if query.count or query.kind is PastKind.TASKS:
+            reply |= await self._tasks_at(query, at_s, since_s, reply)
+            since_s = await whole_since(self._state.store)
+        if since_s != -math.inf:
+            reply["tasks_since_s"] = since_s
+        return PastState(**reply)
 
     async def rebuild(
-        self, moment: Moment, heads: list[Head], *, compacted: int, last: int
+        self,
+        moment: Moment,
+        heads: list[Head],
+        *,
+        compacted: int,
+        last: int,
+        tasks_since_s: float = -math.inf,
     ) -> ClusterState:
         """Return the state at a moment, by the newest of these snapshots that is not after it."""
         state = await self._base(moment, heads)
         if state is None:
             if compacted:
-                raise _gone(moment, heads, compacted)
+                raise _gone(moment, heads, compacted, tasks_since_s)
             state = ClusterState()
         base = state.seq
         async for events in self._snapshots.events(
@@ -125,9 +134,8 @@ class TimeMachine:
                 break
         now_compacted, _ = await self._state.store.bounds()
         if base < now_compacted:
-            raise _gone(
-                moment, [head for head in heads if head.seq >= now_compacted], now_compacted
-            )
+            left = [head for head in heads if head.seq >= now_compacted]
+            raise _gone(moment, left, now_compacted, tasks_since_s)
         return state
 
     async def _base(self, moment: Moment, heads: list[Head]) -> ClusterState | None:
@@ -138,6 +146,29 @@ class TimeMachine:
                 if state is not None:
                     return state
         return None
+
+    async def _tasks_at(
+        self, query: StateQuery, at_s: float, since_s: float, reply: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return a page of tasks, and counts, where they are whole; CompactedError for a page of before."""
+        is_page = query.kind is PastKind.TASKS
+        found: dict[str, Any] = {}
+        if not query.at:
+            # They may have ended after the newest event; and what was removed has ended by now.
+            at_s, since_s = self._state.now(), -math.inf
+        if at_s >= since_s:
+            if is_page:
+                found = {"at_s": at_s, **await self._page_of_tasks(query, at_s)}
+            if query.count:
+                tasks = await self._count_tasks(query, at_s)
+                found["counts"] = {**reply["counts"], "tasks": tasks}
+            if query.at:
+                since_s = await whole_since(self._state.store)
+        if at_s >= since_s:
+            return found
+        if is_page:
+            raise _tasks_gone(at_s, since_s, max(since_s, reply["oldest_at_s"] or since_s))
+        return {}
 
     async def _page_of_tasks(self, query: StateQuery, at_s: float) -> dict[str, Any]:
         cursor = query.cursor
@@ -151,12 +182,12 @@ class TimeMachine:
             rows = await self._tasks(query, after, _BATCH)
             for row in rows:
                 after = (row[schema.ARRIVAL],)
+                state = _state_at(row["state"], times_of(row), at_s)
+                if not _is_task_asked_for(row, state, query) or (states and state not in states):
+                    continue
                 record = task_at(task_of(row), at_s)
-                if record is None or (states and record.state not in states):
-                    continue
-                if query.node_id and record.node_id != query.node_id:
-                    continue
-                items.append(record)
+                if record is not None:
+                    items.append(record)
                 if len(items) == query.limit:
                     return {"tasks": tuple(items), "next_cursor": str(after[0])}
             read += len(rows)
@@ -167,43 +198,81 @@ class TimeMachine:
     async def _count_tasks(self, query: StateQuery, at_s: float) -> dict[str, int]:
         counts: Counter[str] = Counter()
         after: tuple[int, ...] = ()
-        while rows := await self._tasks(query, after, _BATCH):
+        while rows := await self._tasks(query, after, _BATCH, _COUNTED):
             after = (rows[-1][schema.ARRIVAL],)
-            records = [task_at(task_of(row), at_s) for row in rows]
-            counts.update(
-                record.state.value
-                for record in records
-                if record is not None and query.node_id in ("", record.node_id)
-            )
+            for row in rows:
+                state = _state_at(row["state"], times_of(row), at_s)
+                if _is_task_asked_for(row, state, query):
+                    counts[state] += 1
             await asyncio.sleep(0)
         return dict(counts)
 
     async def _tasks(
-        self, query: StateQuery, after: tuple[int, ...], limit: int
+        self,
+        query: StateQuery,
+        after: tuple[int, ...],
+        limit: int,
+        columns: tuple[str, ...] = (),
     ) -> list[dict[str, Any]]:
         where: dict[str, Condition] = {"job_id": query.job_id} if query.job_id else {}
         return await self._state.store.select(
-            schema.TASKS, where, after=after, limit=limit, arrival=True
+            schema.TASKS, where, after=after, limit=limit, columns=columns, arrival=True
         )
 
 
 def task_at(record: TaskRecord, at_s: float) -> TaskRecord | None:
     """Return an attempt as it was at a time; None if it was not there yet."""
-    begins = [one for one in (record.submitted_at_s, record.started_at_s) if one is not None]
-    if not begins:
-        begins = [record.ended_at_s or 0.0]
-    if min(begins) > at_s:
+    state = _state_at(record.state.value, record, at_s)
+    if not state:
         return None
     if record.ended_at_s is not None and record.ended_at_s <= at_s:
         return record
-    unended = msgspec.structs.replace(record, ended_at_s=None, error=None, result_nbytes=0)
-    if record.started_at_s is not None and record.started_at_s <= at_s:
-        return msgspec.structs.replace(unended, state=TaskState.RUNNING)
-    # Which of the two it was is known of those alone that have not begun since.
-    state = TaskState.WAITING if record.state is TaskState.WAITING else TaskState.QUEUED
-    return msgspec.structs.replace(
-        unended, state=state, started_at_s=None, node_id="", worker_id=""
+    then = msgspec.structs.replace(
+        record, state=TaskState(state), ended_at_s=None, error=None, result_nbytes=0
     )
+    if state == TaskState.RUNNING:
+        return then
+    return msgspec.structs.replace(then, started_at_s=None, node_id="", worker_id="")
+
+
+def _state_at(state: str, times: TaskTimes | TaskRecord, at_s: float) -> str:
+    """Return the state at a time of an attempt that is in ``state`` now; empty if it was not there yet."""
+    submitted_s, started_s, ended_s = times.submitted_at_s, times.started_at_s, times.ended_at_s
+    begun_s = started_s if submitted_s is None else submitted_s
+    if begun_s is None:
+        begun_s = ended_s or 0.0
+    elif started_s is not None and started_s < begun_s:
+        begun_s = started_s
+    if begun_s > at_s:
+        return ""
+    if ended_s is not None and ended_s <= at_s:
+        return state
+    if started_s is not None and started_s <= at_s:
+        return TaskState.RUNNING.value
+    # Which of the two it was is known of those alone that have not begun since.
+    waits = state == TaskState.WAITING
+    return TaskState.WAITING.value if waits else TaskState.QUEUED.value
+
+
+def _is_task_asked_for(row: Row, state: str, query: StateQuery) -> bool:
+    """Return whether an attempt was there, and on the node of the query: only one that began is on one."""
+    if not query.node_id or not state:
+        return state != ""
+    return row["node_id"] == query.node_id and state not in _NOT_BEGUN
+
+
+async def _pages(state: ClusterState, query: StateQuery) -> dict[str, Any]:
+    """Return the first page of each table and all counts."""
+    reply: dict[str, Any] = {}
+    counts: dict[str, dict[str, int]] = {}
+    more = []
+    for name in TABLES:
+        shown = _page(state, name, msgspec.structs.replace(query, cursor=""))
+        reply[name] = shown[name]
+        counts |= shown["counts"]
+        more += [name] if shown["next_cursor"] else []
+        await asyncio.sleep(0)
+    return {**reply, "counts": counts, "more": tuple(more)}
 
 
 def _page(state: ClusterState, name: str, query: StateQuery) -> dict[str, Any]:
@@ -258,7 +327,9 @@ def _is_reached(head: Head, moment: Moment) -> bool:
     return moment.at_s is not None and head.at_s <= moment.at_s
 
 
-def _gone(moment: Moment, heads: list[Head], compacted: int) -> CompactedError:
+def _gone(
+    moment: Moment, heads: list[Head], compacted: int, tasks_since_s: float
+) -> CompactedError:
     what = f"after event {moment.seq}" if moment.at_s is None else f"at {iso(moment.at_s)}"
     if not heads:
         return CompactedError(
@@ -267,8 +338,18 @@ def _gone(moment: Moment, heads: list[Head], compacted: int) -> CompactedError:
             extra={"compacted": compacted},
         )
     oldest = heads[0]
+    at_s = max(oldest.at_s, tasks_since_s)
+    by_number = f"at={oldest.seq}, or " if at_s == oldest.at_s else ""
     return CompactedError(
         f"the state {what} is gone: events up to {compacted} are not kept\n"
-        f"the oldest that is left is at={oldest.seq}, or at={iso(oldest.at_s + ROUNDED_S)}",
-        extra={"oldest_seq": oldest.seq, "oldest_at_s": oldest.at_s},
+        f"the oldest that is left is {by_number}at={iso(at_s + ROUNDED_S)}",
+        extra={"oldest_seq": oldest.seq, "oldest_at_s": at_s},
+    )
+
+
+def _tasks_gone(at_s: float, since_s: float, oldest_at_s: float) -> CompactedError:
+    return CompactedError(
+        f"the tasks at {iso(at_s)} are gone: some that had ended by {iso(since_s)} are not kept\n"
+        f"the oldest that are left are those of at={iso(oldest_at_s + ROUNDED_S)}",
+        extra={"oldest_at_s": oldest_at_s},
     )

@@ -8,7 +8,7 @@ its story, and what ended because of it right after.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from stoker_gcs.history.sentences import line_of, lines_of_attempt
 from stoker_gcs.registry.actors.rules import ACTORS
@@ -16,6 +16,7 @@ from stoker_gcs.registry.groups.rules import GROUPS
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.nodes.rules import NODES
 from stoker_gcs.state import schema
+from stoker_gcs.store.changes import Expired
 from stoker_gcs.store.rows import event_of, task_of
 from stoker_wire import ids
 from stoker_wire.errors import NotFoundError
@@ -24,15 +25,17 @@ from stoker_wire.messages.events import EventKind, Story, payload_as
 from stoker_wire.messages.work import Actor, Job, TaskState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from stoker_gcs.registry.task_history import TaskHistory
     from stoker_gcs.state.records import StateStore
-    from stoker_gcs.store.changes import Condition
+    from stoker_gcs.state.schema import Table
+    from stoker_gcs.store.changes import Condition, Row
     from stoker_wire.messages.control import Event
     from stoker_wire.messages.events import StoryLine
     from stoker_wire.messages.work import TaskRecord
 
+T = TypeVar("T")
 KINDS = {
     ids.Prefix.TASK: "task",
     ids.Prefix.ACTOR: "actor",
@@ -43,8 +46,9 @@ KINDS = {
 AFTER_S = 60.0
 """What follows an end by no more is told with it: a node is declared dead after its work was lost."""
 MOST_EVENTS = 2000
+"""The limit of events about the same things that one story has: the newest."""
 MOST_THINGS = 200
-"""The limit of actors, workers and attempts that one story follows."""
+"""The same of actors, groups, workers and attempts that it follows."""
 _NODE_TURNS = (
     EventKind.NODE_REGISTERED.value,
     EventKind.NODE_SUSPECTED.value,
@@ -72,9 +76,10 @@ _LOSSES = (
 
 
 class _Lines:
-    """The lines of a story: each event once."""
+    """The lines of a story: each event once. ``cut``: there is more than it has looked at."""
 
     def __init__(self) -> None:
+        self.cut = False
         self._by_seq: dict[int, StoryLine] = {}
         self._others: list[StoryLine] = []
 
@@ -87,6 +92,11 @@ class _Lines:
     def add_attempt(self, record: TaskRecord, before: TaskRecord | None = None) -> None:
         """Add the lines of an attempt of a task, which follows another of the same task."""
         self._others += lines_of_attempt(record, before)
+
+    def newest(self, things: Sequence[T], most: int) -> Sequence[T]:
+        """Return the last of what is given in order, and remember whether any were left out."""
+        self.cut = self.cut or len(things) > most
+        return things[-most:]
 
     def in_order(self) -> list[StoryLine]:
         """Return all lines by time; events that came at once by their numbers."""
@@ -131,34 +141,61 @@ class Storyteller:
             name=name,
             state=state,
             lines=tuple(told[-limit:]),
-            more=len(told) > limit,
+            more=lines.cut or len(told) > limit,
             since_s=since_s,
         )
 
-    async def _events_of(self, *subjects: str, kinds: tuple[str, ...] = ()) -> list[Event]:
-        """Return the events that the log still has about these."""
+    async def _events_of(
+        self,
+        lines: _Lines,
+        *subjects: str,
+        kinds: tuple[str, ...] = (),
+        from_s: float = -math.inf,
+        until_s: float = math.inf,
+    ) -> list[Event]:
+        """Return the newest events that the log still has about these, of between two times, in order."""
         where: dict[str, Condition] = {"subject": subjects}
         if kinds:
             where["kind"] = kinds
+        if until_s != math.inf:
+            where["at_s"] = Expired(until_s)
         if not subjects:
             return []
-        rows = await self._state.store.select(schema.EVENTS, where, limit=MOST_EVENTS)
-        return [event_of(row) for row in rows]
+        rows = await self._state.store.select(
+            schema.EVENTS, where, limit=MOST_EVENTS + 1, descending=True
+        )
+        those = [row for row in reversed(rows) if row["at_s"] >= from_s]
+        return [event_of(row) for row in lines.newest(those, MOST_EVENTS)]
+
+    async def _newest(
+        self,
+        lines: _Lines,
+        table: Table,
+        where: dict[str, Condition],
+        columns: tuple[str, ...] = (),
+    ) -> Sequence[Row]:
+        """Return the rows that came last, in the order in which they came."""
+        rows = await self._state.store.select(
+            table, where, limit=MOST_THINGS + 1, columns=columns, arrival=True, descending=True
+        )
+        return lines.newest(rows[::-1], MOST_THINGS)
 
     async def _add_node(self, lines: _Lines, node_id: str, from_s: float, to_s: float) -> None:
         """Add how a node fared between two times."""
         if node_id:
-            events = await self._events_of(node_id, kinds=_NODE_TURNS)
-            lines.add(*(one for one in events if from_s < one.at_s <= to_s))
+            events = await self._events_of(
+                lines, node_id, kinds=_NODE_TURNS, from_s=from_s, until_s=to_s
+            )
+            lines.add(*(one for one in events if one.at_s > from_s))
 
     async def _add_exits(self, lines: _Lines, worker_ids: Iterable[str]) -> None:
-        known = tuple(sorted({one for one in worker_ids if one}))[:MOST_THINGS]
-        lines.add(*await self._events_of(*known, kinds=(EventKind.WORKER_EXITED.value,)))
+        known = lines.newest(list(dict.fromkeys(one for one in worker_ids if one)), MOST_THINGS)
+        lines.add(*await self._events_of(lines, *known, kinds=(EventKind.WORKER_EXITED.value,)))
 
     async def _task(self, task_id: str, lines: _Lines) -> tuple[str, str, float]:
         attempts = await self._history.attempts(task_id)
         before: TaskRecord | None = None
-        for record in attempts[-MOST_THINGS:]:
+        for record in lines.newest(attempts, MOST_THINGS):
             lines.add_attempt(record, before)
             before = record
             await self._add_surroundings(lines, record)
@@ -166,12 +203,16 @@ class Storyteller:
         began_at_s = min(begins, default=0.0)
         ended_at_s = max((one.ended_at_s or math.inf) for one in attempts)
         last = attempts[-1]
-        for job_event in await self._events_of(last.job_id):
-            turned = job_event.kind in (EventKind.JOB_RETRYING, EventKind.JOB_FINISHED)
-            # The end of the job belongs to what it ended.
-            more_s = 0.0 if last.state is TaskState.FINISHED else AFTER_S
-            if turned and began_at_s <= job_event.at_s <= ended_at_s + more_s:
-                lines.add(job_event)
+        # The end of the job belongs to what it ended.
+        more_s = 0.0 if last.state is TaskState.FINISHED else AFTER_S
+        turns = await self._events_of(
+            lines,
+            last.job_id,
+            kinds=(EventKind.JOB_RETRYING.value, EventKind.JOB_FINISHED.value),
+            from_s=began_at_s,
+            until_s=ended_at_s + more_s,
+        )
+        lines.add(*turns)
         return last.name, last.state.value, began_at_s
 
     async def _add_surroundings(self, lines: _Lines, record: TaskRecord) -> None:
@@ -182,19 +223,23 @@ class Storyteller:
         if failed or record.ended_at_s is None:
             # Later the same worker runs other tasks, and how it ends is their story.
             exits = await self._events_of(
+                lines,
                 *{one for one in (record.worker_id, record.owner_id) if one.startswith("w_")},
                 kinds=(EventKind.WORKER_EXITED.value,),
+                from_s=begun_s,
+                until_s=until_s,
             )
-            lines.add(*(one for one in exits if begun_s <= one.at_s <= until_s))
+            lines.add(*exits)
             await self._add_node(lines, record.node_id, begun_s, until_s)
         if record.actor_id:
             from_s = record.submitted_at_s or begun_s
-            events = await self._events_of(record.actor_id)
-            lines.add(*(one for one in events if from_s <= one.at_s <= until_s))
+            lines.add(
+                *await self._events_of(lines, record.actor_id, from_s=from_s, until_s=until_s)
+            )
 
     async def _actor(self, actor_id: str, lines: _Lines) -> tuple[str, str, float]:
         found = await self._state.find(ACTORS, actor_id)
-        events = await self._events_of(actor_id)
+        events = await self._events_of(lines, actor_id)
         actor = found.record if found is not None else None
         for event in events:
             actor_then = payload_as(event, Actor)
@@ -213,15 +258,15 @@ class Storyteller:
                 above |= {actor.owner.actor_id, actor.owner.peer_id}
             ends = (EventKind.JOB_FINISHED.value, EventKind.ACTOR_DIED.value,
                     EventKind.WORKER_EXITED.value)  # fmt: skip
-            for event in await self._events_of(*(above - {""}), kinds=ends):
-                if event.at_s <= ended_at_s:
-                    lines.add(event)
+            lines.add(
+                *await self._events_of(lines, *(above - {""}), kinds=ends, until_s=ended_at_s)
+            )
         last = seen[-1] if seen else actor
         return actor.class_name, (found.record if found else last).state.value, actor.created_at_s
 
     async def _group(self, group_id: str, lines: _Lines) -> tuple[str, str, float]:
         found = await self._state.find(GROUPS, group_id)
-        events = await self._events_of(group_id)
+        events = await self._events_of(lines, group_id)
         if found is None and not events:
             raise NotFoundError(f"there is no placement group {group_id!r}")
         lines.add(*events)
@@ -235,7 +280,7 @@ class Storyteller:
 
     async def _job(self, job_id: str, lines: _Lines) -> tuple[str, str, float]:
         found = await self._state.find(JOBS, job_id)
-        events = await self._events_of(job_id)
+        events = await self._events_of(lines, job_id)
         job = found.record if found is not None else None
         for event in events:
             job = payload_as(event, Job) if found is None else job
@@ -251,23 +296,18 @@ class Storyteller:
         began_at_s = job.attempt_started_at_s or job.started_at_s or job.created_at_s
         await self._add_node(lines, job.node_id, began_at_s, ended_at_s)
         of_job: dict[str, Condition] = {"job_id": job_id}
-        actors = await self._state.store.select(
-            schema.ACTORS, of_job, limit=MOST_THINGS, columns=("actor_id",)
-        )
+        actors = await self._newest(lines, schema.ACTORS, of_job, ("actor_id",))
         actor_ids = [row["actor_id"] for row in actors]
-        lines.add(*await self._events_of(*actor_ids, kinds=_ACTOR_TURNS))
-        groups = await self._state.store.select(
-            schema.PLACEMENT_GROUPS, of_job, limit=MOST_THINGS, columns=("group_id",)
-        )
-        lines.add(*await self._events_of(*(row["group_id"] for row in groups)))
+        lines.add(*await self._events_of(lines, *actor_ids, kinds=_ACTOR_TURNS))
+        groups = await self._newest(lines, schema.PLACEMENT_GROUPS, of_job, ("group_id",))
+        lines.add(*await self._events_of(lines, *(row["group_id"] for row in groups)))
         await self._add_failures(lines, of_job)
         return job.name or job.entrypoint, job.state.value, job.created_at_s
 
     async def _add_failures(self, lines: _Lines, where: dict[str, Condition]) -> None:
         """Add the attempts of tasks that failed, and what happened where they ran."""
-        rows = await self._state.store.select(
-            schema.TASKS, {**where, "state": TaskState.FAILED.value}, limit=MOST_THINGS
-        )
+        failed: dict[str, Condition] = {**where, "state": TaskState.FAILED.value}
+        rows = await self._newest(lines, schema.TASKS, failed)
         records = [task_of(row) for row in rows]
         for record in records:
             lines.add_attempt(record)
@@ -283,17 +323,15 @@ class Storyteller:
 
     async def _node(self, node_id: str, lines: _Lines) -> tuple[str, str, float]:
         found = await self._state.find(NODES, node_id)
-        events = await self._events_of(node_id)
+        events = await self._events_of(lines, node_id)
         node = found.record if found is not None else None
         for event in events:
             node = (payload_as(event, Node) or node) if found is None else node
         if node is None:
             raise NotFoundError(f"there is no node {node_id!r}")
         lines.add(*events)
-        actors = await self._state.store.select(
-            schema.ACTORS, {"node_id": node_id}, limit=MOST_THINGS, columns=("actor_id",)
-        )
-        of_actors = await self._events_of(*(row["actor_id"] for row in actors))
+        actors = await self._newest(lines, schema.ACTORS, {"node_id": node_id}, ("actor_id",))
+        of_actors = await self._events_of(lines, *(row["actor_id"] for row in actors))
         lines.add(*(one for one in of_actors if one.payload.get("node_id") == node_id))
         for event in events:
             if event.kind in _NODE_ENDS:
@@ -310,6 +348,7 @@ class Storyteller:
                 return
             if row["kind"] in _LOSSES and name in bytes(row["payload"]):
                 lines.add(event_of(row))
+        lines.cut = lines.cut or len(rows) == MOST_EVENTS
 
 
 def _stays(events: list[Event], ended_at_s: float) -> list[tuple[str, float, float]]:

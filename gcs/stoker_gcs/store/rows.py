@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stoker_gcs.state.schema import TASKS
+from stoker_gcs.store.task_merge import is_array
 from stoker_wire.data.spool import record_of
 from stoker_wire.messages.control import Event
 
@@ -16,6 +17,26 @@ if TYPE_CHECKING:
     from stoker_gcs.store.changes import Append
     from stoker_wire.messages.work import TaskRecord
 
+
+class TaskTimes(msgspec.Struct, array_like=True, frozen=True):
+    """The first of the facts of an attempt (:class:`stoker_wire.data.spool.TaskFacts`)."""
+
+    parent_task_id: str = ""
+    submitted_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+
+
+class _TimesInMap(msgspec.Struct, frozen=True):
+    """The same of a row that the first version wrote."""
+
+    submitted_at_s: float | None = None
+    started_at_s: float | None = None
+    ended_at_s: float | None = None
+
+
+_times = msgspec.msgpack.Decoder(TaskTimes).decode
+_times_in_map = msgspec.msgpack.Decoder(_TimesInMap).decode
 _payload = msgspec.msgpack.Decoder(dict[str, Any])
 
 
@@ -39,3 +60,12 @@ def event_of(row: Mapping[str, Any]) -> Event:
 def task_of(row: Mapping[str, Any]) -> TaskRecord:
     """Return the record of a row of ``tasks``."""
     return record_of([row[name] for name in TASKS.names])
+
+
+def times_of(row: Mapping[str, Any]) -> TaskTimes:
+    """Return when an attempt was submitted, began and ended: all that is decoded of its row."""
+    packed = row["record"]
+    if is_array(packed):
+        return _times(packed)
+    old = _times_in_map(packed)
+    return TaskTimes("", old.submitted_at_s, old.started_at_s, old.ended_at_s)

@@ -20,7 +20,7 @@ from stoker_gcs.state import schema
 from stoker_gcs.store.opening import open_store
 from stoker_wire.errors import BadRequestError, CompactedError, StokerError
 from stoker_wire.messages.cluster import Demand, Device, Heartbeat, RegisterNode, WorkerExit
-from stoker_wire.messages.events import EventKind, PastKind, PastState
+from stoker_wire.messages.events import EventKind, PastState
 from stoker_wire.messages.groups import Bundle, CreatePlacementGroup
 from stoker_wire.messages.objects import CreateDetachedObject
 from stoker_wire.messages.queues import ChangeQueue, CreateQueue
@@ -34,11 +34,7 @@ from stoker_wire.messages.work import (
     JobState,
     KillActor,
     ReportActor,
-    ReportTasks,
     SubmitJob,
-    TaskHistoryStatus,
-    TaskRecord,
-    TaskState,
 )
 from stoker_wire.process.background import Background
 from tests.contract.gcs_support import PATIENT, a_node, attach, gcs, migrate, register
@@ -335,42 +331,6 @@ async def test_pages_of_one_kind_hold_each_record_once(stored: Client) -> None:
     assert seen == [f"n_{number}" for number in range(7)]
     assert (await state_at(stored, limit=3)).more == ("nodes",)
     assert (await state_at(stored, kind="nodes", state="DEAD")).nodes == ()
-
-
-async def report(client: Client, *records: TaskRecord) -> None:
-    body = ReportTasks(records=records)
-    await client.call("POST", "/v1/tasks/report", body, reply=TaskHistoryStatus)
-
-
-def task(task_id: str, **more: Any) -> TaskRecord:
-    given = {"attempt": 0, "job_id": "job_1", "name": "f", "state": TaskState.FINISHED}
-    return TaskRecord(task_id=task_id, **{**given, **more})
-
-
-async def test_tasks_are_as_the_times_of_their_attempts_say(stored: Client) -> None:
-    await register(stored)
-    await report(
-        stored,
-        task("t_1", submitted_at_s=100.0, started_at_s=110.0, ended_at_s=120.0, node_id="n_1"),
-        task("t_2", submitted_at_s=115.0, state=TaskState.WAITING, waiting_for="o_1.0"),
-        task("t_3", started_at_s=90.0, ended_at_s=95.0, state=TaskState.FAILED),
-    )
-    counts = {
-        at: (await state_at(stored, at=f"{at}.0")).counts["tasks"] for at in (80, 100, 110, 130)
-    }
-    assert counts == {
-        80: {},
-        100: {"FAILED": 1, "QUEUED": 1},
-        110: {"FAILED": 1, "RUNNING": 1},
-        130: {"FAILED": 1, "FINISHED": 1, "WAITING": 1},
-    }
-    page = await state_at(stored, at="110.0", kind=PastKind.TASKS.value, state="RUNNING")
-    (record,) = page.tasks
-    assert (record.task_id, record.ended_at_s, record.node_id) == ("t_1", None, "n_1")
-    first = await state_at(stored, at="130.0", kind="tasks", limit=2)
-    rest = await state_at(stored, at="130.0", kind="tasks", limit=2, cursor=first.next_cursor)
-    assert [one.task_id for one in (*first.tasks, *rest.tasks)] == ["t_1", "t_2", "t_3"]
-    assert not rest.next_cursor
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from stoker_gcs.history import story as teller
 from stoker_wire.errors import NotFoundError
 from stoker_wire.messages.cluster import Demand, WorkerExit, WorkersExited
 from stoker_wire.messages.common import ErrorInfo
@@ -231,6 +232,75 @@ async def test_a_story_says_which_part_has_left(sqlite_url: str) -> None:
         await running.app.state.store.compact(2)
         assert (await story(client, "n_1")).since_s is not None
         assert (await story(client, job.job_id)).since_s is None
+
+
+async def test_a_story_that_is_too_long_keeps_what_is_newest_and_says_so(
+    client: Client, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teller, "MOST_EVENTS", 3)
+    monkeypatch.setattr(teller, "MOST_THINGS", 2)
+    await register(client, "n_1")
+    job = await attach(client)
+    whole = await story(client, "n_1")
+    assert len(whole.lines) == 1 and not whole.more
+    attempts = []
+    for number in range(3):
+        attempts.append(
+            TaskRecord(
+                task_id=f"t_{number}",
+                attempt=0,
+                job_id=job.job_id,
+                name="f",
+                state=TaskState.FAILED,
+                started_at_s=time.time(),
+                ended_at_s=time.time(),
+                node_id="n_1",
+                worker_id=f"w_{9 - number}",
+            )
+        )
+        gone = WorkerExit(worker_id=f"w_{9 - number}", node_id="n_1", signal=9)
+        await client.call("POST", "/v1/workers/exited", WorkersExited(exits=(gone,)))
+    body = ReportTasks(records=tuple(attempts))
+    await client.call("POST", "/v1/tasks/report", body, reply=TaskHistoryStatus)
+    told = await story(client, job.job_id)
+    assert told.more
+    assert {one.about for one in told.lines if one.kind.startswith("task.")} == {"t_1", "t_2"}
+    exits = {one.about for one in told.lines if one.kind == "worker.exited"}
+    assert exits == {"w_8", "w_7"}
+    for _ in range(4):
+        await register(client, "n_1")
+    told = await story(client, "n_1")
+    assert told.more
+    registered = [one.text for one in told.lines if one.kind == "node.registered"]
+    assert len(registered) == 3 and "incarnation 5" in registered[-1]
+
+
+async def test_what_came_later_does_not_crowd_out_of_a_story_what_belongs_to_it(
+    client: Client, fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teller, "MOST_EVENTS", 3)
+    await register(client, "n_1")
+    job = await attach(client)
+    began_s = time.time()
+    now = await an_actor(client, job)
+    record = TaskRecord(
+        task_id="t_1",
+        attempt=0,
+        job_id=job.job_id,
+        name="f",
+        state=TaskState.FINISHED,
+        actor_id="a_1",
+        started_at_s=began_s,
+        ended_at_s=time.time(),
+    )
+    body = ReportTasks(records=(record,))
+    await client.call("POST", "/v1/tasks/report", body, reply=TaskHistoryStatus)
+    await worker_exits(client, now)
+    await placed(client, "a_1", 1)
+    told = await story(client, "t_1")
+    in_order(told, "was created", "under lease", "is ALIVE")
+    assert not told.more
+    assert (await story(client, "a_1")).more
 
 
 @pytest.mark.parametrize("id_", ["t_none", "a_none", "n_none", "job_none", "pg_none"])

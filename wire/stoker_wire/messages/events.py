@@ -276,8 +276,9 @@ class StateQuery(Message):
 
     ``at`` is a sequence number of the event log, a time in ISO 8601, or seconds since the epoch (a number
     with a point, or too large for a sequence number); empty means now. Without ``kind`` the reply has the
-    first ``limit`` records of each kind but tasks, and counts of all; with it, one page of that kind.
-    ``state``, ``job_id`` and ``node_id`` are filters of records; commas separate several states.
+    first ``limit`` records of each kind but tasks, and counts of these; with it, one page of that kind.
+    ``state``, ``job_id`` and ``node_id`` are filters of records; commas separate several states. ``count``
+    asks for counts of tasks, too, for which the whole history is read.
     """
 
     at: Annotated[str, msgspec.Meta(max_length=64, examples=["1200", "2026-05-04T12:00:00Z"])] = ""
@@ -287,6 +288,7 @@ class StateQuery(Message):
     node_id: str = ""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 100
     cursor: str = ""
+    count: bool = False
 
 
 class PastState(Record):
@@ -294,14 +296,16 @@ class PastState(Record):
 
     ``counts`` are by kind and state. ``more`` names the kinds of which there are more records than the
     reply has; the next page of one kind begins at ``next_cursor``. Tasks are as the times of their attempts
-    say. ``oldest_seq`` and ``oldest_at_s`` are the earliest moment that can be asked for; null is the
-    beginning.
+    say, and ``at_s`` of a page of them is their time. ``oldest_seq`` and ``oldest_at_s`` are the earliest
+    moment that can be asked for; null is the beginning. ``tasks_since_s`` is that of tasks: of before,
+    retention has removed some, so none are counted.
     """
 
     seq: int
     at_s: float
     oldest_seq: int
     oldest_at_s: float | None = None
+    tasks_since_s: float | None = None
     counts: dict[str, dict[str, int]] = {}
     nodes: tuple[Node, ...] = ()
     jobs: tuple[Job, ...] = ()
@@ -338,7 +342,8 @@ class StoryLine(Record):
 class Story(Record):
     """The events of one thing and of what it touched, in order.
 
-    ``more``: older lines were left out. ``since_s``: of what was before, the events have left by retention.
+    ``more``: older lines, or things, were left out. ``since_s``: of what was before, the events have left by
+    retention.
     """
 
     id: str

@@ -15,6 +15,7 @@ from stoker_gcs.registry.jobs import rules
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.state import schema
 from stoker_gcs.state.records import MAX_TRIES
+from stoker_gcs.state.removed_tasks import removed_until
 from stoker_gcs.store.changes import Change, Delete, Upsert, WriteConflict
 from stoker_gcs.store.changes import Prefix as SqlPrefix
 from stoker_wire.constraints import node_filters
@@ -317,9 +318,10 @@ class JobRegistry:
                 JOBS, job_id, lambda job: job.state.terminal, min(left_s, TIMEOUT_LOOK_S)
             )
 
-    async def delete(self, job_id: str) -> Job:
+    async def delete(self, job_id: str, *, tasks_ended_by_s: float | None = None) -> Job:
         """Remove a job that has ended, with its tasks, actors and groups; its id is not given again.
 
+        With ``tasks_ended_by_s`` the history records that tasks of before that time are not whole.
         Its rows leave in batches, it at last: what is interrupted is done again.
         """
         for _ in range(MAX_TRIES):
@@ -339,7 +341,7 @@ class JobRegistry:
             ids = [one.job_id for one in gone]
             await self._check_idle(ids)
             for start in range(0, len(ids), BATCH):
-                await self._delete_work(tuple(ids[start : start + BATCH]))
+                await self._delete_work(tuple(ids[start : start + BATCH]), tasks_ended_by_s)
             own: dict[str, Condition] = {"job_id": job_id, "version": current.version}
             operations: list[Operation] = [Delete(schema.JOBS, own, must_exist=True)]
             operations += [Delete(schema.JOBS, {"job_id": one}) for one in ids[1:]]
@@ -370,12 +372,15 @@ class JobRegistry:
                     f"{living_id} of job {job_ids[0]} is detached and lives\nend it first"
                 )
 
-    async def _delete_work(self, job_ids: tuple[str, ...]) -> None:
+    async def _delete_work(self, job_ids: tuple[str, ...], tasks_ended_by_s: float | None) -> None:
         """Delete the tasks of jobs, and actors and groups that have ended."""
         of_jobs: dict[str, Condition] = {"job_id": job_ids}
         while await self._state.store.count(schema.TASKS, of_jobs, most=1):
             some = Delete(schema.TASKS, of_jobs, most=BATCH)
-            await self._state.writer.apply(Change((some,)))
+            until: tuple[Operation, ...] = ()
+            if tasks_ended_by_s is not None:
+                until = await removed_until(self._state.store, tasks_ended_by_s)
+            await self._state.writer.apply(Change((some, *until)))
         for table, ended in (
             (schema.ACTORS, ActorState.DEAD.value),
             (schema.PLACEMENT_GROUPS, GroupState.REMOVED.value),
