@@ -20,13 +20,9 @@ def test_a_cluster_without_faults_does_all_that_is_asked(seed: int) -> None:
     outcome = run(seed, Plan(faults=0))
     assert outcome.faults == 0
     assert set(outcome.results) <= {
-        "done",
-        "failed",
-        "infeasible",
-        "actor_died",
-        "worker_died",
-        "task_cancelled",
-    }
+        "done", "failed", "infeasible", "actor_died", "worker_died", "task_cancelled", "task_failed"
+    }  # fmt: skip
+    assert set(outcome.reads) <= {"value", "task_cancelled", "task_failed"}
 
 
 @pytest.mark.parametrize("first", range(0, FAULTY, 10))

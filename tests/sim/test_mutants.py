@@ -6,13 +6,14 @@ import pytest
 
 from tests.sim.world.checks import BrokenInvariantError
 from tests.sim.world.mutants import MUTANTS, Mutant
+from tests.sim.world.runtime.mutants import MUTANTS as MUTANTS_OF_OBJECTS
 from tests.sim.world.world import run
 
 SEEDS = 16
 """Within so many seeds a bug is found."""
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", (*MUTANTS, *MUTANTS_OF_OBJECTS), ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found_and_only_that(mutant: Mutant) -> None:
     for seed in range(mutant.first, mutant.first + SEEDS):
         run(seed, mutant.plan)

@@ -51,7 +51,8 @@ class Mutant:
 
 
 @contextlib.contextmanager
-def _patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
+def patched(*patches: tuple[Any, str, Any]) -> Iterator[None]:
+    """Replace attributes of the product's classes and modules."""
     with contextlib.ExitStack() as stack:
         for owner, name, value in patches:
             stack.enter_context(mock.patch.object(owner, name, value))
@@ -69,7 +70,7 @@ def double_grant() -> Any:
         state.answers.pop(event.request_id, None)
         real(state, event, outbox)
 
-    return _patched((scheduler_machine, "_lease_requested", requested))
+    return patched((scheduler_machine, "_lease_requested", requested))
 
 
 def leaked_bundles() -> Any:
@@ -80,7 +81,7 @@ def leaked_bundles() -> Any:
             bundles.clear()
         pending.is_committed = False
 
-    return _patched((lifecycle, "disband", disband))
+    return patched((lifecycle, "disband", disband))
 
 
 def half_a_gang() -> Any:
@@ -89,7 +90,7 @@ def half_a_gang() -> Any:
     def release_incomplete(state: Any, outbox: Any) -> None:
         state.incomplete.clear()
 
-    return _patched((scheduler_machine, "release_incomplete", release_incomplete))
+    return patched((scheduler_machine, "release_incomplete", release_incomplete))
 
 
 def never_woken() -> Any:
@@ -105,7 +106,7 @@ def never_woken() -> Any:
     def assign(state: Any, pending: Any, outbox: Any) -> bool:
         return pending.requirements not in given_up and real_assign(state, pending, outbox)
 
-    return _patched((cycle, "can_ever_fit", can_ever_fit), (cycle, "_assign", assign))
+    return patched((cycle, "can_ever_fit", can_ever_fit), (cycle, "_assign", assign))
 
 
 def leaked_demand() -> Any:
@@ -126,7 +127,7 @@ def leaked_demand() -> Any:
             pending.deadline_s = math.inf
             state.request_index.add(pending.request_id, pending.belongs_to)
 
-    return _patched((scheduler_machine, "_job_finished", job_finished))
+    return patched((scheduler_machine, "_job_finished", job_finished))
 
 
 def drifting_resources() -> Any:
@@ -138,7 +139,7 @@ def drifting_resources() -> Any:
             lease.place.allocate(lease.requirements, {}, blocked=lease.blocked)
         real(state, lease)
 
-    return _patched((lifecycle, "remove_lease", remove_lease))
+    return patched((lifecycle, "remove_lease", remove_lease))
 
 
 # The nodelet
@@ -154,7 +155,7 @@ def started_twice() -> Any:
             del state.leases[event.lease.lease_id]
         real(state, event, outbox)
 
-    return _patched((nodelet_machine, "_requested", requested))
+    return patched((nodelet_machine, "_requested", requested))
 
 
 def zombie_leader() -> Any:
@@ -190,7 +191,7 @@ def late_driver() -> Any:
             if lease.phase is nodelet_machine.LeasePhase.READY:
                 nodelet_machine._end_work(state, event.job_id, "finished", event.at_s, outbox)
 
-    return _patched(
+    return patched(
         (scheduler_machine, "_job_finished", job_finished),
         (nodelet_machine, "_job_finished", forgotten),
     )
@@ -206,7 +207,7 @@ def second_death() -> Any:
     def node_lost(group: Any, *rest: Any) -> Any:
         return None if group.state is GroupState.RESCHEDULING else real(group, *rest)
 
-    return _patched((group_rules, "node_lost", node_lost))
+    return patched((group_rules, "node_lost", node_lost))
 
 
 def hasty_recovery() -> Any:
@@ -219,7 +220,7 @@ def hasty_recovery() -> Any:
             if not job.submitted and self._state.now() - job.created_at_s < 20.0:
                 await self._jobs.end(job.job_id, JobState.FAILED, message="driver died: no session")
 
-    return _patched((Reconciler, "_resume", resume))
+    return patched((Reconciler, "_resume", resume))
 
 
 def growing_stream() -> Any:
@@ -247,7 +248,7 @@ def growing_stream() -> Any:
         finally:
             del self.kept[id(queue)]
 
-    return _patched((EventLog, "_advance", advance), (EventLog, "follow", follow))
+    return patched((EventLog, "_advance", advance), (EventLog, "follow", follow))
 
 
 def frozen_replica() -> Any:
@@ -264,7 +265,7 @@ def frozen_replica() -> Any:
     async def nobody_looks(self: Any, job: Any) -> None:
         return None
 
-    return _patched(
+    return patched(
         (DriverSessions, "_doubt", doubt),
         (DriverProcesses, "runs", nobody_looks),
         (driver_session, "_SESSION_SILENCE_S", 22.5),
@@ -277,7 +278,7 @@ def patient_restarts() -> Any:
     async def nothing(self: Any, node_id: str) -> None:
         return None
 
-    return _patched((NodeProbes, "_probe", nothing))
+    return patched((NodeProbes, "_probe", nothing))
 
 
 def orphaned_actor() -> Any:
@@ -286,7 +287,7 @@ def orphaned_actor() -> Any:
     async def lives(self: Any, owned_id: str) -> bool:
         return False
 
-    return _patched((Ownership, "end_if_orphaned", lives))
+    return patched((Ownership, "end_if_orphaned", lives))
 
 
 # The sdk
@@ -301,7 +302,7 @@ def late_failure() -> Any:
             self.ready.appendleft(task)
         return tasks
 
-    return _patched((ClassQueue, "return_unstarted", return_unstarted))
+    return patched((ClassQueue, "return_unstarted", return_unstarted))
 
 
 def closed_worker() -> Any:
@@ -316,7 +317,7 @@ def closed_worker() -> Any:
                 slot.last_used_s = math.inf
         real(self, channel)
 
-    return _patched((Leases, "on_channel_closed", on_channel_closed))
+    return patched((Leases, "on_channel_closed", on_channel_closed))
 
 
 def blocked_retry() -> Any:
@@ -326,7 +327,7 @@ def blocked_retry() -> Any:
         for call in calls:
             (self._blocked_groups.get(call.group) or self._requeued).append(call)
 
-    return _patched((CallOrder, "requeue", requeue))
+    return patched((CallOrder, "requeue", requeue))
 
 
 _SMALL = Plan(messages=300, chaos_s=15.0)

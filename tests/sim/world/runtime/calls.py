@@ -221,7 +221,5 @@ class Executor(CallExecutor):
         children = []
         for index in range(plan.children):
             child = CallPlan(retries=3, num_returns=1, large=index % 2 == 1)
-            ref = self._runtime.submit(child, {"CPU": 0.5}, parent=task_id)
-            assert ref is not None
-            children.append(ref)
+            children.append(self._runtime.submit(child, {"CPU": 0.5}, parent=task_id))
         return children

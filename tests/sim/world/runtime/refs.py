@@ -5,11 +5,12 @@ It stands for ``CURRENT.runtime`` of :mod:`stoker.runtime.objects.refs`, as refs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stoker_wire.ids import task_of
 from stoker_wire.messages.data import Failed
 from tests.sim.world.checks import BrokenInvariantError
+from tests.sim.world.runtime.runtime import TICK_S
 from tests.sim.world.runtime.values import is_value_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Refs:
         runtime = self._runtimes.get(entry)
         if runtime is not None and not runtime.process.dead:
             runtime.objects.drop_ref(entry)
-            runtime.io.wake_later()
+            runtime.io.wake_within(self._world.random.choice((0.0, TICK_S)))
 
     # What runtimes tell
 
@@ -69,7 +70,7 @@ class Refs:
         self.reads[code] = self.reads.get(code, 0) + 1
         if not isinstance(value, Failed):
             self.was_loaded(object_id, value)
-        elif not self._may_fail(entry, code):
+        elif not self._may_fail(object_id, value):
             self._fail(f"{runtime.process.name} cannot read {object_id}: {value.message}")
 
     def _fail(self, text: str) -> None:
@@ -80,14 +81,22 @@ class Refs:
 
         Its owner keeps what is lent for a moment only, when a channel ends.
         """
-        made_s = self._made_s[object_id]
-        return any(one.disturbed_s >= made_s for one in self._holders[object_id])
+        made_s = self._made_s.get(object_id, 0.0)
+        return any(one.disturbed_s >= made_s for one in self._holders.get(object_id, ()))
 
-    def _may_fail(self, entry: Entry, code: str) -> bool:
-        plan = self._world.calls.get(task_of(entry.object_id))
+    def _may_fail(self, object_id: str, failed: Failed) -> bool:
+        plan, code = self._world.calls.get(task_of(object_id)), failed.code
         if code in ("object_freed", "owner_died"):
-            # What a call needed may have been freed by another, before it was executed again.
-            return self._is_excused(entry.object_id) or (plan is not None and not plan.certain)
+            subject = failed.message.split(maxsplit=1)[0]  # it, or what was needed to make it
+            if self._is_excused(subject):
+                return True
+            # What a call needed may have been freed by the time at which it was executed again.
+            return plan is not None and plan.has_arguments and plan.large and subject != object_id
+        if (
+            code == "conflict" and plan is not None
+        ):  # its job is over: its driver has died, or was silent for too long
+            driver = self._world.drivers_by_job.get(plan.owner.job.job_id)
+            return driver is not None and driver.process.disturbed_s > 0.0
         if plan is None or plan.certain:
             return code in _UNAVAILABLE and plan is None  # nobody can make again what was put
         if code == "task_cancelled":
@@ -121,8 +130,8 @@ class Refs:
                     )
 
     def left(self) -> list[str]:
-        """Return what living processes that have no work any more still have."""
-        left: list[Any] = []
+        """Return what living processes still have."""
+        left: list[str] = []
         for runtime in self._world.runtimes:
             if not runtime.process.dead:
                 left += [

@@ -57,16 +57,15 @@ class ObjectRounds:
         *,
         deps: Sequence[ObjectRef[Any]] = (),
         nested: Sequence[ObjectRef[Any]] = (),
-    ) -> ObjectRef[Any]:
-        plan.num_returns, plan.has_arguments = 1, bool(deps or nested)
+    ) -> Any:
+        plan.num_returns = plan.num_returns or 1
+        plan.has_arguments = bool(deps or nested)
         plan.certain = (
             plan.retries == -1
             and not (plan.fails or plan.cancelled or plan.children or nested)
             and all(self._is_certain(ref) for ref in deps)
         )
-        ref = driver.runtime.submit(plan, _CPU, deps=deps, nested=nested)
-        assert ref is not None
-        return ref
+        return driver.runtime.submit(plan, _CPU, deps=deps, nested=nested)
 
     def _is_certain(self, ref: ObjectRef[Any]) -> bool:
         plan = self._world.calls.get(task_of(ref.id))
@@ -85,7 +84,8 @@ class ObjectRounds:
             large=random.random() < 0.5,
             fails=random.random() < 0.05,
         )
-        return self._submit(driver, plan)
+        ref: ObjectRef[Any] = self._submit(driver, plan)
+        return ref
 
     # The rounds
 
@@ -98,7 +98,7 @@ class ObjectRounds:
 
     async def _borrow(self, driver: WorldDriver) -> None:
         """Pass refs on and let go of them; their receiver keeps them, and returns some."""
-        random, runtime = self._random, driver.runtime
+        random = self._random
         nested = [self._made(driver) for _ in range(random.randrange(1, 3))]
         deps = [self._made(driver)] if random.random() < 0.5 else []
         plan = CallPlan(
@@ -110,14 +110,6 @@ class ObjectRounds:
         nested.clear()
         deps.clear()
         await self._read_all(driver, result)
-        if random.random() < 0.5:  # its receiver passes on what belongs to another
-            inside = runtime.import_refs(result._entry.location)
-            del result
-            if inside:
-                plan = CallPlan(retries=3, keeps_s=random.choice((0.05, 1.0)))
-                again = self._submit(driver, plan, nested=inside)
-                inside.clear()
-                await runtime.read(again)
 
     async def _nested(self, driver: WorldDriver) -> None:
         """Read the results of calls that a worker has submitted, and owns."""
@@ -125,11 +117,17 @@ class ObjectRounds:
         await self._read_all(driver, self._submit(driver, plan))
 
     async def _read_all(self, driver: WorldDriver, ref: ObjectRef[Any]) -> None:
-        """Read a value, and those that its refs name, after a pause."""
-        runtime = driver.runtime
+        """Read a value, and after a pause those that its refs name; or pass them on, who ever owns them."""
+        runtime, random = driver.runtime, self._random
         await runtime.read(ref)
         inside = runtime.import_refs(ref._entry.location)
         del ref
+        if inside and random.random() < 0.5:
+            plan = CallPlan(retries=3, keeps_s=random.choice((0.05, 1.0)), length_s=0.0)
+            keeper = self._submit(driver, plan, nested=inside)
+            if random.random() < 0.7:
+                inside.clear()
+            await runtime.read(keeper)
         await self._pause(2.0)
         while inside:
             await runtime.read(inside.pop())
@@ -137,15 +135,14 @@ class ObjectRounds:
     async def _lost(self, driver: WorldDriver) -> None:
         """Read stored results again and again, whose nodes may die, and which stand on others."""
         random, runtime = self._random, driver.runtime
-        first = self._submit(driver, CallPlan(retries=-1, large=True))
-        count = random.randrange(0, 3)
+        first, second = self._submit(driver, CallPlan(retries=-1, large=True, num_returns=2))
         refs = [
-            self._submit(driver, CallPlan(retries=-1, large=True), deps=(first,))
-            for _ in range(count)
+            self._submit(driver, CallPlan(retries=-1, large=True), deps=(first, second)[:count])
+            for count in range(random.randrange(0, 3))
         ]
         if not refs or random.random() < 0.5:
-            refs.append(first)
-        del first
+            refs += (first, second)
+        del first, second
         for _ in range(random.randrange(1, 4)):
             await self._pause(6.0)
             if random.random() < 0.5:

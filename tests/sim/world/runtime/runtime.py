@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from tests.sim.world.runtime.calls import CallPlan
 
 _NO_ARGUMENTS = Inline(b"")
-_TICK_S = 0.1
+TICK_S = 0.1
 _SEAL_S = 2.0
 _PATIENCE_S = 20.0
 _AGAIN_S = 0.25
@@ -63,7 +63,7 @@ class Io:
         self.background = Background(name, on_crash=world.task_crashed)
         self.flushes: tuple[Callable[[], None], ...] = ()
         self._process = process
-        self._woken = False
+        self._woken = self._will_wake = False
 
     def wake(self) -> None:
         if not self._woken:
@@ -72,14 +72,16 @@ class Io:
 
     flush_now = wake
 
-    def wake_later(self) -> None:
-        """Wake it with its next tick: user code has dropped a ref."""
-        if not self._woken and not self._process.dead:
-            self._woken = True
-            self.loop.call_later(_TICK_S, self._flush, context=self._process.context)
+    def wake_within(self, time_s: float) -> None:
+        """Wake it for a ref that was dropped: that does nothing by itself until something else does."""
+        if time_s == 0.0:
+            self.wake()
+        elif not self._woken and not self._will_wake:
+            self._will_wake = True
+            self.loop.call_later(time_s, self._flush, context=self._process.context)
 
     def _flush(self) -> None:
-        self._woken = False
+        self._woken = self._will_wake = False
         for flush in self.flushes:
             flush()
 
@@ -223,8 +225,8 @@ class Runtime:
         deps: Sequence[ObjectRef[Any]] = (),
         nested: Sequence[ObjectRef[Any]] = (),
         parent: str = "",
-    ) -> ObjectRef[Any] | None:
-        """Submit a call of a remote function; return the ref of its result, if it has one."""
+    ) -> Any:
+        """Submit a call of a remote function; return the ref of its result, a list of them, or None."""
         key = (tuple(resources.items()), plan.retries, plan.quick, group_id, plan.num_returns)
         spec = self._specs.get(key)
         if spec is None:
@@ -248,7 +250,7 @@ class Runtime:
         refs = tuple(wire_ref(ref, self.address) for ref in nested)
         args = Inline(b"", (), refs) if refs else _NO_ARGUMENTS
         task = PendingTask(task_id, spec, args, tuple(deps), tuple(nested), parent, spec.function)
-        result: ObjectRef[Any] | None = self.pending.add(task)
+        result = self.pending.add(task)
         self.tasks._submitted.add(task)
         self.io.wake()
         self.begin_ticking()
@@ -269,7 +271,7 @@ class Runtime:
         """Tick while there are calls or leases."""
         if not self._ticking:
             self._ticking = True
-            self.io.loop.call_later(_TICK_S, self._tick, context=self.process.context)
+            self.io.loop.call_later(TICK_S, self._tick, context=self.process.context)
 
     def _tick(self) -> None:
         self._ticking = False
