@@ -6,7 +6,8 @@ what tasks may run at without the history falling behind. PostgreSQL is started 
 
 ``lag`` runs as many real tasks on a cluster with PostgreSQL, and measures how long after the last result
 the last record is there. ``idle`` starts ``--nodelets`` real nodelets without work, and measures the CPU time
-of the gcs and of the scheduler.
+of the gcs and of the scheduler. ``at`` asks a gcs on SQLite, with ``--events`` events about
+``--actors`` actors and ``--tasks`` tasks, for the state at several times.
 """
 
 from __future__ import annotations
@@ -27,10 +28,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.history import cpu_seconds
+from stoker_gcs.app import build_app
+from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
+from stoker_gcs.registry.actors.rules import ACTORS
+from stoker_gcs.store.changes import Change, Upsert
+from stoker_gcs.store.opening import open_store
 from stoker_wire.data.spool import RANKS, TaskFacts, TaskRow, frames_of, pack_facts
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.work import TaskRecord, TaskState
+from stoker_wire.messages.events import EventKind, PastState
+from stoker_wire.messages.work import Actor, ActorState, TaskRecord, TaskState
+from stoker_wire.process.background import Background
 from stoker_wire.settings import Settings
 from tests.chaos._services import apart
 from tests.services import PostgresServer, ReservedPort
@@ -45,7 +53,9 @@ NODES = 8
 STOP_S = 60.0
 PER_BATCH = 10_000
 SETTLE_S = 10.0
-PARTS = ("sqlite", "postgres", "lag", "idle")
+PER_COMMIT = 500
+ASKED = 5
+PARTS = ("sqlite", "postgres", "lag", "idle", "at")
 
 
 def bodies(count: int) -> Iterator[bytes]:
@@ -213,6 +223,85 @@ def idle(nodelets: int, seconds: float, folder: Path) -> None:
             print(f"{nodelets} idle nodelets: {name} takes {share:.1%} of a core", flush=True)
 
 
+async def add_events(url: str, count: int, actors: int) -> None:
+    """Add so many events about so many actors to a database, with the snapshots that a gcs takes."""
+    settings = Settings()
+    store = open_store(url)
+    await store.start()
+    async with Background("work") as work, Background("writers") as writers:
+        app = build_app(store, MemoryEphemeralStore(), settings, TOKEN, work)
+        writers.spawn(app.state.writer.changes.run(), name="changes")
+        await app.load()
+        for start in range(0, count, PER_COMMIT):
+            now_s = app.state.now()
+            operations, events = [], []
+            for number in range(start, min(start + PER_COMMIT, count)):
+                turn, index = divmod(number, actors)
+                record = Actor(
+                    actor_id=f"a_{index:016x}",
+                    job_id="job_bench",
+                    class_name="Counter",
+                    state=ActorState.DEAD,
+                    incarnation=turn,
+                    node_id=f"n_{index % NODES:016x}",
+                    worker_id=f"w_{number:016x}",
+                    resources={"CPU": 1.0},
+                    created_at_s=now_s,
+                    ended_at_s=now_s,
+                )
+                row = {**ACTORS.insert(record, spec=b"").values, "version": number}
+                operations.append(Upsert(ACTORS.table, row))
+                kind = EventKind.ACTOR_RESTARTING if turn else EventKind.ACTOR_CREATED
+                events.append(app.state.event(kind, record.actor_id, record))
+            await app.state.writer.apply(Change(tuple(operations), tuple(events)))
+            if start % settings.snapshot_events == 0:
+                await app.snapshots.keep_up()
+    await store.stop()
+
+
+async def ask(url: str, what: str, **query: object) -> PastState:
+    """Print how long it takes to get a state; return it."""
+    took: list[float] = []
+    async with Client(url, token=TOKEN, peer="benchmark") as client:
+        for _ in range(ASKED):
+            began_s = time.perf_counter()
+            found = await client.call("GET", "/v1/state", reply=PastState, query=query)
+            took.append(time.perf_counter() - began_s)
+    print(
+        f"state {what:44} {statistics.median(took) * 1e3:7.0f} ms "
+        f"({min(took) * 1e3:.0f}-{max(took) * 1e3:.0f}, {ASKED} times)",
+        flush=True,
+    )
+    return found
+
+
+def at(database_url: str, tasks: int, events: int, actors: int, log: Path) -> None:
+    """Fill a history, and ask for the state at several times of it."""
+    gcs = Gcs(database_url, log)
+    gcs.start()
+    gcs.until_ready()
+    asyncio.run(fill(gcs.url, tasks))
+    gcs.stop()
+    asyncio.run(add_events(database_url, events, actors))
+    gcs.start()
+    gcs.until_ready()
+    print(f"{events:,} events, {actors:,} actors, {tasks:,} tasks", flush=True)
+
+    async def ask_all() -> None:
+        newest = (await ask(gcs.url, "now")).seq
+        middle = str(newest // 2)
+        await ask(gcs.url, "at the newest event", at=str(newest))
+        await ask(gcs.url, "in the middle", at=middle)
+        await ask(gcs.url, "in the middle, a page of actors", at=middle, kind="actors")
+        await ask(gcs.url, "in the middle, a page of tasks", at=middle, kind="tasks")
+        none = {"kind": "tasks", "state": TaskState.RUNNING.value}
+        await ask(gcs.url, "in the middle, a page of tasks, none matches", at=middle, **none)
+        await ask(gcs.url, "in the middle, with counts of tasks", at=middle, count=True)
+
+    asyncio.run(ask_all())
+    gcs.stop()
+
+
 def migrated(url: str) -> str:
     """Give a database the tables; return its URL."""
     command = [sys.executable, "-m", "stoker_migrations", "upgrade", "--database-url", url]
@@ -226,6 +315,8 @@ def main() -> int:
     parser.add_argument("--tasks", type=int, default=1_000_000, help="default 1,000,000")
     parser.add_argument("--restarts", type=int, default=5, help="default 5")
     parser.add_argument("--nodelets", type=int, default=100, help="default 100")
+    parser.add_argument("--events", type=int, default=199_000, help="default 199,000")
+    parser.add_argument("--actors", type=int, default=10_000, help="default 10,000")
     parser.add_argument("--seconds", type=float, default=30.0, help="of idling (default 30)")
     parser.add_argument("what", nargs="*", help=f"any of {', '.join(PARTS)} (default: all)")
     options = parser.parse_args()
@@ -249,6 +340,9 @@ def main() -> int:
                 server.remove()
         if "idle" in what:
             idle(options.nodelets, options.seconds, folder)
+        if "at" in what:
+            url = f"sqlite:///{folder / 'past.sqlite3'}"
+            at(url, options.tasks, options.events, options.actors, folder / "gcs.log")
     return 0
 
 

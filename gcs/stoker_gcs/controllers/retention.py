@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ PAUSE_S = 0.02
 """After each batch: others have the database meanwhile."""
 EVERY_S = (0.2, 60.0)
 MOST_COUNTED = 10_000_000
+SPARED = 100
+"""One in so many of ``keep_tasks``: so many more may stay, as they ended late."""
 REMOVED = "retention"
 """The row of ``meta`` that holds how much was removed, by kind."""
 ENDED_TASKS = (TaskState.FINISHED.value, TaskState.FAILED.value, TaskState.CANCELLED.value)
@@ -222,7 +225,11 @@ class Retention:
         )
 
     async def _remove_tasks(self) -> int:
-        """Remove ended tasks, the oldest first, whole: with all their attempts."""
+        """Remove ended tasks, those first that came first, whole: with all their attempts.
+
+        One that came early and ended late stays until those that ended with it go, within a bound: else its
+        record would leave as soon as it ended, and the tasks of all times before would not be whole.
+        """
         keep, keep_s = self._settings.keep_tasks, self._settings.keep_tasks_s
         before_s = self._state.now() - keep_s if keep_s else -math.inf
         excess = 0
@@ -231,15 +238,30 @@ class Retention:
             excess = max(0, counted - keep)
         if not excess and not keep_s:
             return 0
-        count = 0
+        until_s = await self._end_of_surplus(keep) if excess else math.inf
+        count = spared = 0
         async for rows in self._oldest_first(schema.TASKS, {}):
             records = [task_of(row) for row in rows if row["rank"] >= INFERRED_RANK]
-            surplus = {record.task_id for record in records[: max(0, excess - count)]}
+            first = records[: max(0, excess - count - spared)]
+            late = [record.task_id for record in first if _time_of(record) > until_s]
+            late = late[: keep // SPARED - spared]
+            spared += len(late)
+            surplus = {record.task_id for record in first} - set(late)
             old = {record.task_id for record in records if _time_of(record) < before_s}
             if not surplus and not old and records:
                 break  # what came later is younger
             count += await self._remove_whole_tasks(surplus, old, before_s)
         return count
+
+    async def _end_of_surplus(self, keep: int) -> float:
+        """Return about when the first of the newest ``keep`` attempts ended."""
+        newest = await self._state.store.select(
+            schema.TASKS, limit=1, arrival=True, descending=True
+        )
+        after = (newest[0][schema.ARRIVAL] - keep,)
+        rows = await self._state.store.select(schema.TASKS, after=after, limit=BATCH, arrival=True)
+        ends = [_time_of(times_of(row)) for row in rows if row["rank"] >= INFERRED_RANK]
+        return statistics.median(ends) if ends else math.inf
 
     async def _remove_whole_tasks(self, surplus: set[str], old: set[str], before_s: float) -> int:
         """Remove those tasks of which no attempt is open, nor (of ``old``) young; return the attempts."""

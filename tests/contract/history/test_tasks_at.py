@@ -127,6 +127,33 @@ async def test_where_retention_removed_tasks_410_names_the_oldest_time_that_is_w
         assert len((await state_at(client, kind="tasks")).tasks) == 2
 
 
+async def test_a_task_that_ran_long_does_not_leave_before_those_that_ended_with_it(
+    url: str,
+) -> None:
+    settings = msgspec.structs.replace(KEPT, keep_tasks=200)
+    async with gcs(url, settings=settings) as (running, client):
+        job = await attach(client)
+        long = task("t_long", job_id=job.job_id, started_at_s=100.0, state=TaskState.RUNNING)
+        await report(client, long)
+        await report(
+            client,
+            *(task(f"t_{i:03}", started_at_s=1000.0, ended_at_s=1000.0 + i) for i in range(300)),
+        )
+        ended = msgspec.structs.replace(long, state=TaskState.FINISHED, ended_at_s=5000.0)
+        await report(client, ended)
+        assert (await running.app.retention.enforce())["tasks"] == 100
+        state = await state_at(client, at="1150.0", count=True)
+        assert (state.tasks_since_s, state.counts["tasks"]["RUNNING"]) == (1099.0, 150)
+        await report(
+            client,
+            *(task(f"t_{i}", started_at_s=6000.0, ended_at_s=6000.0) for i in range(400, 700)),
+        )
+        await running.app.retention.enforce()
+        left = await state_at(client, kind="tasks", limit=500)
+        assert len(left.tasks) == 200
+        assert {one.ended_at_s for one in left.tasks} == {6000.0}
+
+
 async def test_tasks_that_leave_with_their_job_by_retention_are_missed_and_those_of_a_deleted_job_are_not(
     url: str,
 ) -> None:
