@@ -20,7 +20,7 @@ from aiohttp import ClientError, WSMsgType
 
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.data.keep_alive import keep_alive
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import StokerError, UnavailableError
 from stoker_wire.messages.work import SESSION_BEAT_S, FinishJob, JobState
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ SHARED_SLACK_S = 3.0
 """How much later the renewal of another replica may be seen than one of this process."""
 SILENT_S = 5.0
 """A driver of which so long nothing was heard may be dead, though its connection is open."""
+DATABASE_AGAIN_S = 0.5
+"""Pause before the database is asked again for the state of a job, when it did not answer."""
 _ENTRY = struct.Struct("<dd?")
 
 
@@ -95,13 +97,14 @@ class DriverSessions:
     async def serve(self, req: Request, ws: web.WebSocketResponse) -> None:
         """Hold a session until the driver closes it, dies, or its job ends."""
         job_id = req.path["job_id"]
-        row = await self._state.find(JOBS, job_id)
-        if row is None:
-            await ws.close(code=4404, message=f"there is no job {job_id}".encode()[:120])
-            return
-        if row.record.state.terminal:
-            await ws.close(code=4409, message=f"job is {row.record.state}".encode())
-            return
+        if job_id not in self._jobs.live:  # of those that are, a database that is away says nothing
+            row = await self._state.find(JOBS, job_id)
+            if row is None:
+                await ws.close(code=4404, message=f"there is no job {job_id}".encode()[:120])
+                return
+            if row.record.state.terminal:
+                await ws.close(code=4409, message=f"job is {row.record.state}".encode())
+                return
         _find_out_if_host_is_gone(req)
         with self._held(job_id):
             async with asyncio.TaskGroup() as group:
@@ -161,7 +164,11 @@ class DriverSessions:
         with self._state.log.signal(job_id) as signal:
             while True:
                 signal.clear()
-                job = await self._state.get(JOBS, job_id)
+                try:
+                    job = await self._state.get(JOBS, job_id)
+                except UnavailableError:  # the driver lives on all the same
+                    await asyncio.sleep(DATABASE_AGAIN_S)
+                    continue
                 if job.state.terminal:
                     text = f"job is {job.state}: {job.message}"
                     await ws.close(code=4410, message=text.encode()[:120])
