@@ -392,6 +392,7 @@ class Driver:
         while True:
             await asyncio.sleep(_TICK_S)
             self.tasks.tick()
+            self.world.checks.driver_stepped(self)
 
     # What the program does
 
@@ -507,9 +508,11 @@ class Driver:
                 self.tasks.on_returned(channel, message.task_ids)
             case Pong():
                 self.overdue.on_pong(message.number)
+        self.world.checks.driver_stepped(self)
 
     def on_closed(self, channel: SimChannel) -> None:
         """Handle the end of a channel."""
         for one in self.actors.values():
             one.on_closed(channel)
         self.tasks.on_channel_closed(channel)
+        self.world.checks.driver_stepped(self)
