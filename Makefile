@@ -37,7 +37,7 @@ test: services  ## run every test that needs no GPU (under 15 minutes on 2 cores
 	@$(PY) -m tests.machine
 	@$(PY) -m pytest -q -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
-sim: env  ## Random clusters: 1,000 x 10,000 events of the scheduler's core, 5,000 of all parts under faults (SIM_ARGS="--clusters 100")
+sim: env  ## Random worlds under faults: 1,000 x 10,000 events of the scheduler's core, 2,000 of objects, 5,000 clusters (SIM_ARGS="--clusters 100")
 	@$(PY) -m tests.sim $(SIM_ARGS)
 
 chaos: services  ## 4 workloads through 30 faults of real processes, within an hour, and a report (CHAOS_ARGS="--faults 'gcs killed'")

@@ -1,4 +1,4 @@
-"""``make sim``: the invariants of many random clusters, of the scheduler's core and of all parts together."""
+"""``make sim``: the invariants of many random worlds: scheduler's core, objects, whole clusters."""
 
 from __future__ import annotations
 
@@ -8,57 +8,84 @@ import random
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.sim.test_cluster_sim import simulate_cluster
+from tests.sim.test_refs_sim import simulate_refs
 from tests.sim.test_scheduler_sim import simulate
-from tests.sim.world.world import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 WORLDS = 1000
+REFS = 2000
 CLUSTERS = 5000
 """How many of each kind are run if none is asked for."""
 
 
-def run_world(seed: int, nodes: int, events: int) -> tuple[int, int, str]:
-    """Run one world of the scheduler's core; return its events, its faults (0) and what was broken."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One world: its events or messages, its faults, and what was broken."""
+
+    events: int = 0
+    faults: int = 0
+    broken: str = ""
+
+
+def run_world(seed: int, nodes: int, events: int) -> Run:
+    """Run one world of the scheduler's core."""
     nodes = nodes or random.Random(seed).randrange(1, 13)
     try:
-        return simulate(seed, nodes=nodes, events=events).events, 0, ""
+        return Run(simulate(seed, nodes=nodes, events=events).events)
     except AssertionError as error:
-        return 0, 0, str(error)
+        return Run(broken=str(error))
 
 
-def run_cluster(seed: int) -> tuple[int, int, str]:
-    """Run one world of all parts; return its messages, its faults and what was broken."""
+def run_refs(seed: int) -> Run:
+    """Run one world of objects."""
     try:
-        outcome = run(seed)
+        outcome = simulate_refs(seed)
     except AssertionError as error:
-        return 0, 0, f"{error}\nrepeat: python -m tests.sim --first {seed} --clusters 1"
-    return outcome.messages, outcome.faults, ""
+        return Run(broken=str(error))
+    return Run(outcome.messages, outcome.faults)
 
 
-def run_all(run_one: Callable[[int], tuple[int, int, str]], seeds: range, unit: str) -> int:
+def run_cluster(seed: int) -> Run:
+    """Run one world of all parts."""
+    try:
+        outcome = simulate_cluster(seed)
+    except AssertionError as error:
+        return Run(broken=str(error))
+    return Run(outcome.messages, outcome.faults)
+
+
+def run_all(run_one: Callable[[int], Run], seeds: range, unit: str) -> int:
     """Run one kind of world on all cores; print how it goes, and return how many were broken."""
-    began, done, events, faults, broken = time.monotonic(), 0, 0, 0, 0
+    began, runs, broken = time.monotonic(), [], 0
     print(f"seeds {seeds.start} to {seeds.stop - 1}", flush=True)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        results: Iterable[tuple[int, int, str]] = pool.map(run_one, seeds, chunksize=4)
-        for count, some_faults, text in results:
-            done, events, faults = done + 1, events + count, faults + some_faults
-            broken += bool(text)
-            if text:
-                print(f"\n{text}", flush=True)
-            if text or done % 10 == 0 or done == len(seeds):
+        results: Iterable[Run] = pool.map(run_one, seeds, chunksize=4)
+        for done, result in enumerate(results, 1):
+            if result.broken:
+                broken += 1
+                print(f"\n{result.broken}", flush=True)
+            else:
+                runs.append(result)
+            if result.broken or done % 10 == 0 or done == len(seeds):
                 spent_s = time.monotonic() - began
-                more = f", {faults:,} faults" if faults else ""
+                events = _total([one.events for one in runs], unit)
+                faults = _total([one.faults for one in runs], "faults")
                 print(
-                    f"{done} of {len(seeds)}, {events:,} {unit}{more}, {broken} broken, {spent_s:.0f} s",
+                    f"{done} of {len(seeds)}, {events}, {faults}, {broken} broken, {spent_s:.0f} s",
                     flush=True,
                 )
     return broken
+
+
+def _total(counts: list[int], unit: str) -> str:
+    return f"{sum(counts):,} {unit} (at least {min(counts, default=0):,} each)"
 
 
 def main() -> int:
@@ -67,17 +94,20 @@ def main() -> int:
     parser.add_argument("--worlds", type=int, help="worlds of the scheduler's core")
     parser.add_argument("--events", type=int, default=10_000, help="at least so many in each")
     parser.add_argument("--nodes", type=int, default=0, help="of each, 0: 1 to 12, by the seed")
+    parser.add_argument("--refs", type=int, help="worlds of objects and their borrowers")
     parser.add_argument("--clusters", type=int, help="worlds of all parts")
     parser.add_argument("--first", type=int, help="the first seed (default: a random one)")
     options = parser.parse_args()
-    worlds, clusters = options.worlds or 0, options.clusters or 0
-    if options.worlds is None and options.clusters is None:
-        worlds, clusters = WORLDS, CLUSTERS
+    worlds, refs, clusters = options.worlds or 0, options.refs or 0, options.clusters or 0
+    if (options.worlds, options.refs, options.clusters) == (None, None, None):
+        worlds, refs, clusters = WORLDS, REFS, CLUSTERS
     first = random.randrange(1 << 30) if options.first is None else options.first
     broken = 0
     if worlds:
         one = partial(run_world, nodes=options.nodes, events=options.events)
         broken += run_all(one, range(first, first + worlds), "events")
+    if refs:
+        broken += run_all(run_refs, range(first, first + refs), "messages")
     if clusters:
         broken += run_all(run_cluster, range(first, first + clusters), "messages")
     return min(broken, 1)

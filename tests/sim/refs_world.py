@@ -8,6 +8,7 @@ are cut with what is under way on them; processes die. Whatever happens follows 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 import selectors
 from collections import Counter
@@ -93,11 +94,12 @@ class SimChannel(Channel):
 
     def arrived(self, message: Any) -> None:
         if not self.closed:
-            self.world.messages[type(message).__name__] += 1
+            self.world.record(type(message).__name__, self.at)
             self.at.on_message(self, message)
 
     def cut(self, *, lossy: bool) -> None:
         """Both ends notice, each at its time; what is under way is lost, or comes before that."""
+        self.world.record("cut", self.at)
         for end in (self, self.far):
             notice_s = self.world.loop.time() + self.world.random.uniform(0.0, LATE_S)
             if not lossy:
@@ -253,6 +255,7 @@ class Process:
 
     def die(self) -> None:
         """Like SIGKILL: nothing runs here any more; peers read what is sent, or lose its tail."""
+        self.world.record("die", self)
         self.alive = False
         self.background._closed = True
         for task in list(self.background._tasks):
@@ -359,6 +362,8 @@ class World:
         self.random = random.Random(seed)
         self.loop = VirtualLoop()
         self.messages: Counter[str] = Counter()
+        """What arrived, by type; cuts and deaths among them."""
+        self._hash = hashlib.blake2b(digest_size=16)
         self.process_of: dict[Entry, Process] = {}
         self.crashes: list[str] = []
         self.unfair: list[str] = []
@@ -376,6 +381,15 @@ class World:
         process = self.process_of.get(entry)
         if process is not None and process.alive:
             process.objects.drop_ref(entry)
+
+    def record(self, what: str, process: Process) -> None:
+        """Count a message or a fault, and add it to the hash of the run."""
+        self.messages[what] += 1
+        self._hash.update(f"{self.loop.time():.6f} {process.address.peer_id} {what}".encode())
+
+    def digest(self) -> str:
+        """Return the hash of all that happened."""
+        return self._hash.hexdigest()
 
     def crashed(self, name: str, error: BaseException) -> None:
         self.crashes.append(f"{name}: {error!r}")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from unittest import mock
+
 import pytest
 
-from tests.sim.world.checks import BrokenInvariantError
+from stoker.runtime.tasks.leases import Leases
+from tests.sim.world.checks import BrokenInvariantError, CrashError
 from tests.sim.world.mutants import MUTANTS, Mutant
 from tests.sim.world.runtime.mutants import MUTANTS as MUTANTS_OF_OBJECTS
 from tests.sim.world.world import run
@@ -20,6 +24,13 @@ def test_a_planted_bug_is_found_and_only_that(mutant: Mutant) -> None:
         try:
             with mutant.plant():
                 run(seed, mutant.plan)
-        except BrokenInvariantError:
+        except BrokenInvariantError as error:
+            assert re.search(mutant.finds, str(error)), f"seed {seed}: not what it breaks"
             return
     pytest.fail(f"{mutant.name} is not found in {SEEDS} seeds")
+
+
+def test_a_mutant_that_crashes_is_not_found() -> None:
+    stale = mock.patch.object(Leases, "request", lambda *_: 1 / 0)
+    with stale, pytest.raises(CrashError, match="ZeroDivisionError"):
+        run(0)

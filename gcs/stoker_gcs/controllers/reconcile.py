@@ -218,6 +218,13 @@ class Reconciler:
                 self._start(
                     work, "timeout", job.job_id, partial(self._jobs.end_at_timeout, job.job_id)
                 )
+            if job.state is JobState.RUNNING and job.worker_id:
+                self._start(
+                    work,
+                    "exit",
+                    job.job_id,
+                    partial(self._driver_placement.end_if_exited, job.job_id),
+                )
         jobs: dict[str, bool] = {}
         for actor in await self._state.all(ACTORS, {"state": LIVING}):
             if not actor.detached and actor.job_id not in jobs:

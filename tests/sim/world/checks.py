@@ -6,13 +6,15 @@ by its own invariants, which are called here as well.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+from stoker.runtime.tasks.task_spec import Phase
 from stoker_gcs.state import event_log
 from stoker_nodelet.core import events as node_events
 from stoker_nodelet.core.commands import RefuseLease, RefuseOrder
 from stoker_scheduler.core.events import LeaseRequested, LeaseStarted
-from stoker_scheduler.core.leases.lease import Phase
+from stoker_scheduler.core.leases.lease import Phase as LeasePhase
 from stoker_scheduler.core.leases.lifecycle import request_id_of
 from stoker_wire.messages.cluster import LeaseKind, Node, NodeState
 from stoker_wire.messages.groups import GroupState, PlacementGroup
@@ -20,8 +22,10 @@ from stoker_wire.messages.work import Actor, ActorState, Job, JobState
 
 if TYPE_CHECKING:
     from stoker_wire.messages.data import Call
+    from tests.sim.world.driver import ActorCaller
     from tests.sim.world.node import Worker
     from tests.sim.world.runtime.calls import CallPlan
+    from tests.sim.world.runtime.runtime import Runtime
     from tests.sim.world.world import World
 
 SLACK = 1e-6
@@ -40,6 +44,10 @@ class BrokenInvariantError(AssertionError):
     """What must never be."""
 
 
+class CrashError(AssertionError):
+    """An exception that a part let out: a bug as well, but no invariant is known to be broken."""
+
+
 class Checks:
     """The invariants of one world, with what they remember."""
 
@@ -51,6 +59,7 @@ class Checks:
         self._began: dict[str, set[int]] = {}
         self._gone_s: dict[str, float] = {}
         self._unnoticed_s: dict[str, float] = {}
+        self._last_seq = 0
         self.has_new_leases = False
 
     def _require(self, holds: object, text: str) -> None:
@@ -120,7 +129,7 @@ class Checks:
         granted: dict[str, int] = {}
         for lease_id, lease in state.leases.items():
             # One of the leader before may have been replaced while its node was away.
-            if lease.phase is Phase.HELD and lease_id.split(".")[-2] == state.term:
+            if lease.phase is LeasePhase.HELD and lease_id.split(".")[-2] == state.term:
                 request_id = request_id_of(lease_id)
                 granted[request_id] = granted.get(request_id, 0) + 1
         for request_id, has in granted.items():
@@ -152,11 +161,88 @@ class Checks:
         self._require(known, f"{task_id} was settled twice")
         self._require(how != "done" or task_id in self._began, f"{task_id} is done and never ran")
 
+    # The sdk
+
+    def runtime_stepped(self, runtime: Runtime) -> None:
+        """Check the queues, leases and actors' calls of a runtime or worker after an event of it."""
+        places: dict[str, str] = {}
+        for key, queue in runtime.tasks.queues.items():
+            self._check_queue(runtime, key, queue, places)
+        for lease_id, (key, _) in runtime.tasks.leases._granted.items():
+            has_slot = lease_id in runtime.tasks.queues[key].slots
+            self._require(
+                has_slot, f"sdk: {runtime.address.peer_id} holds {lease_id} and cannot use it"
+            )
+        for caller in runtime.callers.values():
+            self._check_order(caller)
+
+    def _check_queue(
+        self, runtime: Runtime, key: bytes, queue: Any, places: dict[str, str]
+    ) -> None:
+        require, leases = self._require, runtime.tasks.leases
+        waiting = list(queue.ready)
+        require(len(waiting) == len(queue.ready), "sdk: the count of waiting calls is wrong")
+        for task in waiting:
+            require(task.task_id not in places, f"sdk: {task.task_id} is queued twice")
+            places[task.task_id] = "the queue"
+            is_queued = task.phase is Phase.QUEUED and task.slot is None
+            require(is_queued, f"sdk: {task.task_id} waits and is {task.phase}")
+            is_pending = task.task_id in runtime.pending.by_id
+            require(is_pending, f"sdk: {task.task_id} is settled and waits")
+        for lease_id, slot in queue.slots.items():
+            is_closing = slot.closing or leases._closing
+            require(
+                is_closing or lease_id in leases._granted,
+                f"sdk: {runtime.address.peer_id} uses {lease_id}, which it does not hold",
+            )
+            require(
+                is_closing or not slot.channel.closed,
+                f"sdk: {runtime.address.peer_id} uses {lease_id}, whose worker is gone",
+            )
+            costs_s = sum(slot._costs.values())
+            is_sum = slot._costs.keys() == slot.inflight.keys()
+            require(
+                is_sum and abs(slot.load_s - costs_s) <= SLACK * max(1.0, costs_s),
+                f"sdk: the load of {lease_id} is not that of its calls",
+            )
+            for task_id, task in slot.inflight.items():
+                require(
+                    task_id not in places,
+                    f"sdk: {task_id} is at {lease_id} and in {places.get(task_id)}",
+                )
+                places[task_id] = lease_id
+                is_sent = task.phase is Phase.ENDED or task.slot is slot
+                require(is_sent, f"sdk: {task_id} is at {lease_id} and {task.phase}")
+
+    def _check_order(self, caller: ActorCaller) -> None:
+        """Check that each call is in one place, and that none is sent before an earlier one."""
+        order, sent, require = caller.order, caller._sent, self._require
+        unsent = list(order)
+        known = sent.keys() | {call.task_id for call in unsent}
+        require(
+            len(unsent) == len(order) and len(known) == len(sent) + len(unsent),
+            f"sdk: a call of {caller.actor_id} is in two places",
+        )
+        require(known == caller.calls.keys(), f"sdk: a call of {caller.actor_id} is lost")
+        first_sent = [_number(i) for i, call in sent.items() if not call.attempt]
+        first_unsent = [_number(one.task_id) for one in unsent if not one.attempt]
+        require(
+            max(first_sent, default=-1) < min(first_unsent, default=math.inf),
+            f"sdk: a call of {caller.actor_id} overtook an earlier one",
+        )
+        require(first_unsent == sorted(first_unsent), f"sdk: {caller.actor_id} has no order")
+        for calls in order._blocked_groups.values():
+            for call in calls:
+                require(not call.attempt, f"sdk: the retry of {call.task_id} waits for others")
+
     # The database
 
     def committed(self) -> None:
-        """Check the records after each commit."""
+        """Check the records after each commit, and add its events to the hash of the run."""
         world, database = self._world, self._world.database
+        for event in database.newer(self._last_seq):
+            world.record_event(event)
+            self._last_seq = event.seq
         jobs = database._tables["jobs"]
         for job_id in world.jobs:
             self._require((job_id,) in jobs, f"accepted job {job_id} has vanished")
@@ -194,7 +280,7 @@ class Checks:
         """Check what depends on time, twice a second."""
         world = self._world
         world.refs.check()
-        serving = [g for g in world.gcs if g.serves]
+        serving = [g for g in world.gcs if g.serves and not world.database.trouble.kind]
         for gcs in serving:
             self._check_bounds(gcs.app)
         records = {n.node_id: n for n in world.database.rows("nodes", Node)}
@@ -291,6 +377,11 @@ class Checks:
                 if node.node_id not in core.nodes:
                     left.append(f"the scheduler does not know {node.node_id}")
         return left
+
+
+def _number(task_id: str) -> int:
+    """Return the place of a call among those of its driver."""
+    return int(task_id.rpartition("-")[2])
 
 
 _TERMINAL = frozenset(

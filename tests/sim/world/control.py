@@ -1,34 +1,27 @@
 """The control plane of a world: the real services of gcs and scheduler over the world's network and database.
 
-Only what touches the machine is replaced: the HTTP server, clients, the database and Redis.
+Only what touches the machine is replaced: the HTTP server and clients here, the database and Redis in
+:mod:`tests.sim.world.stores`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import functools
-import time
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-import msgspec
-
 import stoker_gcs.service as gcs_service
 import stoker_scheduler.service as scheduler_service
-from stoker_gcs.state.schema import EVENTS
-from stoker_gcs.store.memory import MemoryStore
 from stoker_scheduler.core.machine import step
+from stoker_wire.errors import StokerError
 from tests.sim.world.loop import CURRENT, Process
 from tests.sim.world.server import Server, watch_response
 from tests.sim.world.wire import SimClient, SimClientPool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from random import Random
+    from collections.abc import Callable, Iterator
 
     from stoker_gcs.app import GcsApp
-    from stoker_gcs.store.changes import Change, Condition, Row
     from stoker_scheduler.core.state import State
     from stoker_wire.process.pauses import Pauses
     from stoker_wire.settings import Settings
@@ -37,10 +30,8 @@ if TYPE_CHECKING:
 
 RING_SIZE = 16
 """So few events are kept in memory, so that readers who lag read those in the database."""
-COMMIT_S = 0.002
-"""How long a commit takes at most."""
-LATE_ANSWERS = 0.3
-"""How often the answer of a commit comes later than what it wrote is seen."""
+SUPERVISED_S = 1.0
+"""A gcs that cannot start ends, and is started again so much later."""
 
 
 class _Gauge:
@@ -108,90 +99,6 @@ class SimService:
         self.ready(False)
 
 
-class Database(MemoryStore):
-    """The SQL database of a world: it outlives every gcs, and takes a moment for each commit."""
-
-    def __init__(self, random: Random, *, shared: bool) -> None:
-        super().__init__()
-        self.shared = shared  # type: ignore[misc]
-        self._random = random
-        self.after_commit: Callable[[], None] = lambda: None
-
-    async def commit(self, changes: Sequence[Change]) -> Any:
-        random = self._random.random
-        await asyncio.sleep(random() * COMMIT_S)
-        results = await super().commit(changes)
-        self.after_commit()
-        if random() < LATE_ANSWERS:
-            await asyncio.sleep(random() * COMMIT_S)
-        return results
-
-    async def select(  # type: ignore[override]
-        self, table: Any, where: Mapping[str, Condition] | None = None, **more: Any
-    ) -> list[Row]:
-        if table is EVENTS and where and "subject" in where:
-            # As by an index: the log is long.
-            wanted = where["subject"]
-            subjects = wanted if isinstance(wanted, tuple) else (wanted,)
-            every, self._events = self._events, [e for e in self._events if e.subject in subjects]
-            try:
-                return await super().select(table, where, **more)
-            finally:
-                self._events = every
-        return await super().select(table, where, **more)
-
-    def rows(self, name: str, record: type[Any]) -> list[Any]:
-        """Return all records of a table."""
-        decode = _decoder(record).decode
-        return [decode(row["record"]) for row in self._tables[name].values()]
-
-
-@functools.cache
-def _decoder(record: type[Any]) -> msgspec.msgpack.Decoder[Any]:
-    return msgspec.msgpack.Decoder(record)
-
-
-class Redis:
-    """The ephemeral entries of a world, which outlive every gcs."""
-
-    def __init__(self) -> None:
-        self.entries: dict[str, dict[str, tuple[bytes, float]]] = {}
-        self.listeners: list[tuple[Process, Callable[[int], None]]] = []
-
-
-class RedisClient:
-    """One gcs's client of Redis (:class:`stoker_gcs.ephemeral.protocol.EphemeralStore`)."""
-
-    shared = subscribed = True
-    degraded = False
-
-    def __init__(self, redis: Redis, process: Process) -> None:
-        self._redis, self._process = redis, process
-
-    async def start(self, on_announce: Callable[[int], None]) -> None:
-        self._redis.listeners.append((self._process, on_announce))
-
-    async def stop(self) -> None:
-        return None
-
-    def put(self, kind: str, key: str, value: bytes, ttl_s: float) -> None:
-        self._redis.entries.setdefault(kind, {})[key] = (value, time.time() + ttl_s)
-
-    def remove(self, kind: str, key: str) -> None:
-        self._redis.entries.get(kind, {}).pop(key, None)
-
-    async def all(self, kind: str) -> dict[str, bytes]:
-        now_s = time.time()
-        entries = self._redis.entries.get(kind, {})
-        return {key: value for key, (value, until_s) in entries.items() if until_s > now_s}
-
-    def announce(self, seq: int) -> None:
-        loop = asyncio.get_running_loop()
-        for process, listener in self._redis.listeners:
-            if process is not self._process and not process.dead:
-                loop.call_later(0.001, listener, seq, context=process.context)
-
-
 class Gcs:
     """One gcs: a process that may be killed and started again at the same URL."""
 
@@ -208,9 +115,15 @@ class Gcs:
         self.process.spawn(self._serve(self.process))
 
     async def _serve(self, process: Process) -> None:
-        running = await gcs_service.serve(
-            self._world.settings, token="t", database_url="", host=f"gcs{self.index}", port=7600
-        )
+        try:
+            running = await gcs_service.serve(
+                self._world.settings, token="t", database_url="", host=f"gcs{self.index}", port=7600
+            )
+        except StokerError:  # its database does not answer
+            process.kill()
+            if self.process is process:
+                self._world.start_later(self, SUPERVISED_S)
+            return
         if self.process is process:
             self.app = running.app
 
@@ -265,7 +178,8 @@ def on_world(world: Any, settings: Settings) -> Iterator[None]:
     patches = {
         "stoker_gcs.service.Service": service,
         "stoker_gcs.service.open_store": lambda _: world.database,
-        "stoker_gcs.service._ephemeral_store": lambda _: world.ephemeral(_current()),
+        "stoker_gcs.service._ephemeral_store": lambda _: world.ephemeral(),
+        "stoker_gcs.ephemeral.redis.redis_client.Redis": world.redis,
         "stoker_gcs.peer_clients.ClientPool": pool,
         "stoker_gcs.state.event_log.RING_SIZE": RING_SIZE,
         "stoker_gcs.api.events.watch_response": watch_response,

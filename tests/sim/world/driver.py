@@ -212,6 +212,7 @@ class Driver:
         address = Address(f"p_{self.name}", "", self.process.host, "", f"sim://{self.name}")
         self.runtime = runtime = Runtime(self.world, self.process, address)
         runtime.route(_ActorCalls(self), None)
+        runtime.callers = self.actors
         self.io, self.clients, self.channels = runtime.io, runtime.clients, runtime.channels
         self.submitted = runtime.submitted
         self.world.joined(runtime, self)

@@ -1,7 +1,7 @@
 """Bugs that others had, planted in the real code one at a time: the simulator has to find each.
 
-A mutant is a patch of the product, the kind of world that is likely to meet it, and the seed from which to
-look. ``tests/sim/test_mutants.py`` runs each with and without its patch.
+A mutant is a patch of the product, the invariant that it breaks, the kind of world that is likely to meet it,
+and the seed from which to look. ``tests/sim/test_mutants.py`` runs each with and without its patch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from stoker_gcs.registry.jobs.sessions import SHARED_SLACK_S, Doubt, DriverSessi
 from stoker_gcs.registry.nodes.probes import NodeProbes
 from stoker_gcs.registry.ownership import Ownership
 from stoker_gcs.state.event_log import EventLog
+from stoker_gcs.state.records import RecordTable
 from stoker_nodelet.core import machine as nodelet_machine
 from stoker_nodelet.core.machine import step as nodelet_step
 from stoker_scheduler.core import machine as scheduler_machine
@@ -41,10 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """A planted bug. ``origin`` says who had it; ``plan`` is the world in which it shows."""
+    """A planted bug. ``origin`` says who had it; ``plan`` is the world in which it shows.
+
+    ``finds`` is a regular expression of what the broken invariant says: any other error is no find.
+    """
 
     name: str
     origin: str
+    finds: str
     plant: Callable[[], contextlib.AbstractContextManager[Any]]
     plan: Plan
     first: int = 0
@@ -281,6 +286,16 @@ def patient_restarts() -> Any:
     return patched((NodeProbes, "_probe", nothing))
 
 
+def unfenced_writes() -> Any:
+    """A replica writes what it decided before it was frozen: SQL does not compare the versions."""
+    real = RecordTable.update
+
+    def update(self: Any, current: Any, record: Any) -> Any:
+        return replace(real(self, current, record), expect={})
+
+    return patched((RecordTable, "update", update))
+
+
 def orphaned_actor() -> Any:
     """B3: an actor that waits for its arguments outlives the process that would have given them."""
 
@@ -333,39 +348,60 @@ def blocked_retry() -> Any:
 _SMALL = Plan(messages=300, chaos_s=15.0)
 MUTANTS = (
     Mutant(name="double grant", origin="Ray, fault tolerance of RPCs", plant=double_grant,
+           finds=r"r_\w+ wants \d+ leases and has \d+",
            plan=replace(_SMALL, rounds=("tasks",), kinds=("noise",))),
     Mutant(name="started twice", origin="Ray, fault tolerance of RPCs", plant=started_twice,
+           finds=r"nodelet: .*(is unknown|is ready but its worker is STARTING)",
            plan=replace(_SMALL, rounds=("tasks", "actor"), kinds=("noise",), noise=0.6)),
     Mutant(name="leaked bundles", origin="ray#64693", plant=leaked_bundles,
+           finds=r"scheduler: l_pg_.* is in 0 collections",
            plan=replace(_SMALL, rounds=("group", "tasks"))),
     Mutant(name="half a gang", origin="ray#65147", plant=half_a_gang,
+           finds=r"scheduler: l_pg_.* is in 0 collections",
            plan=replace(_SMALL, rounds=("group", "tasks"))),
     Mutant(name="second death", origin="ray#24875", plant=second_death,
+           finds=r"bundle \d+ of pg_\S+ is on n_\d, which is gone",
            plan=Plan(rounds=("group",), kinds=("kill nodelet",), faults=16, drivers=1)),
     Mutant(name="never woken", origin="ray#62483", plant=never_woken,
+           finds=r"scheduler: .* fits, and waits",
            plan=replace(_SMALL, rounds=("group",), kinds=("kill nodelet", "power off"))),
     Mutant(name="late driver", origin="ray#41437", plant=late_driver,
+           finds=r"after the chaos: n_\d has l_job_\w+\.driver",
            plan=replace(_SMALL, rounds=("job",))),
     Mutant(name="hasty recovery", origin="ray#34223", plant=hasty_recovery,
+           finds=r"the driver of job_\w+ lives, and its job failed: .*: no session$",
            plan=replace(_SMALL, kinds=("kill gcs",))),
     Mutant(name="leaked demand", origin="ray#29468", plant=leaked_demand,
+           finds=r"after the chaos: the scheduler waits with r_a_",
            plan=replace(_SMALL, rounds=("big", "tasks"))),
     Mutant(name="late failure", origin="distributed#6689", plant=late_failure,
+           finds=r"sdk: (t_\S+ is at|t_\S+ is settled and waits|the load of l_\S+ is not)",
            plan=replace(_SMALL, rounds=("quick",), kinds=("kill worker",))),
     Mutant(name="closed worker", origin="distributed#6263", plant=closed_worker,
+           finds=r"sdk: p_\w+ uses l_\S+, which it does not hold",
            plan=replace(_SMALL, rounds=("tasks", "quick"), kinds=("kill worker",))),
     Mutant(name="drifting resources", origin="distributed#4446", plant=drifting_resources,
+           finds=r"scheduler: \w+ of n_\d leaks",
            plan=replace(_SMALL, rounds=("tasks", "quick", "group"), drivers=2)),
     Mutant(name="zombie leader", origin="Ray, active and passive head", plant=zombie_leader,
+           finds=r"a zombie leader changed a node",
            plan=replace(_SMALL, rounds=("tasks", "quick"), kinds=("freeze scheduler",))),
+    Mutant(name="unfenced writes", origin="Ray, active and passive head", plant=unfenced_writes,
+           finds=r"(job|actor) \S+ was [A-Z]+ and is [A-Z]+",
+           plan=replace(_SMALL, rounds=("job",), kinds=("freeze gcs",), faults=12, replicas=2)),
     Mutant(name="growing stream", origin="nomad GH-27397", plant=growing_stream,
+           finds=r"the event log keeps \d+ things in kept",
            plan=Plan(rounds=("job", "group", "actor"), kinds=("freeze nodelet", "freeze scheduler"))),
     Mutant(name="frozen replica", origin="review of faults, D2", plant=frozen_replica,
+           finds=r"the driver of job_\w+ lives, and its job failed: .*its session ended",
            plan=replace(_SMALL, kinds=("freeze gcs",), replicas=2)),
     Mutant(name="patient restarts", origin="review of faults, D10", plant=patient_restarts,
+           finds=r"n_\d is dead for [\d.]+ s in which a gcs served",
            plan=replace(_SMALL, kinds=("flap gcs", "kill nodelet"), replicas=1)),
     Mutant(name="blocked retry", origin="review of behaviour, 1", plant=blocked_retry,
+           finds=r"sdk: the retry of t_\S+ waits for others",
            plan=replace(_SMALL, rounds=("actor",))),
     Mutant(name="orphaned actor", origin="review of behaviour, 3", plant=orphaned_actor,
+           finds=r"after the chaos: .*actor a_\S+ is \w+",
            plan=replace(_SMALL, rounds=("owned",), faults=0)),
 )  # fmt: skip

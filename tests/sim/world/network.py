@@ -66,6 +66,8 @@ class Network:
         """Pairs of hosts between which nothing passes."""
         self.links: list[Link] = []
         self.messages = 0
+        self.disturbed = self.held_up = 0
+        """How often something was lost, late or doubled, or could not pass because of a cut."""
         self.balanced: dict[str, list[str]] = {}
         """URLs of proxies: those of the replicas behind each."""
 
@@ -131,11 +133,14 @@ class Network:
         low, high = _LATENCY_S
         random = self._random.random
         if self.faults.late and random() < self.faults.late:
+            self.disturbed += 1
             return random() ** 3 * 2.0
         return low + (high - low) * random()
 
     def _lost(self) -> bool:
-        return self.faults.loss > 0 and self._random.random() < self.faults.loss
+        is_lost = self.faults.loss > 0 and self._random.random() < self.faults.loss
+        self.disturbed += is_lost
+        return is_lost
 
     def _server(self, process: Process, url: str) -> Server | None:
         replicas = self.balanced.get(url)
@@ -168,6 +173,7 @@ class Network:
             assert server is not None
             self.count(url, "reply", wire.path)
             if not self.reaches(server.process.host, process.host):
+                self.held_up += 1
                 return
             if self._lost():
                 self.loop.call_later(self.latency(), broken, "the reply was lost", context=_WORLD)
@@ -197,7 +203,7 @@ class Network:
                 self.loop.call_later(self.latency(), broken, "reset", context=_WORLD)
 
         if server is not None and not self.reaches(process.host, server.process.host):
-            pass  # no answer ever comes
+            self.held_up += 1  # no answer ever comes
         elif self._lost():
             if self._random.random() < 0.5:  # the connection breaks while it is answered
                 self.loop.call_later(self.latency(), deliver, _ignored, False, context=_WORLD)
@@ -207,6 +213,7 @@ class Network:
             self.loop.call_later(self.latency(), deliver, reply, True, context=_WORLD)
             if self.faults.double and self._random.random() < self.faults.double:
                 self.count(url, "double", wire.path)
+                self.disturbed += 1
                 late_s = self.latency() + self._random.random() ** 4
                 self.loop.call_later(late_s, deliver, _ignored, False, context=_WORLD)
         try:
@@ -223,6 +230,7 @@ class Network:
         server = self._server(process, url)
         await asyncio.sleep(self.latency())
         if server is not None and not self.reaches(process.host, server.process.host):
+            self.held_up += 1
             await asyncio.sleep(_CONNECT_S)
             raise aiohttp.ClientConnectionError(f"{url} does not answer")
         if server is None or server.process.dead or self._lost():
@@ -237,6 +245,7 @@ class Network:
             return  # nothing overtakes what was lost
         if link.stalled or not self.reaches(link._process.host, link.other._process.host):
             if not link.stalled:
+                self.held_up += 1
                 self.loop.call_later(RETRANSMIT_S, self._retransmit, link, context=_WORLD)
             link.stalled.append(item)
             link.disturb()

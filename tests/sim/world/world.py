@@ -1,7 +1,8 @@
 """The world: its parts, its workload and one run of it from start over chaos and calm to the end.
 
-``run(seed)`` returns what happened, or raises BrokenInvariantError with the seed's number. All chance comes
-from the seed; the hash of all messages and steps is the same whenever and wherever it runs again.
+``run(seed)`` returns what happened, or raises BrokenInvariantError or CrashError with the seed's number. All
+chance comes from the seed; the hash of all messages, steps and events of the gcs's log is the same whenever
+and wherever it runs again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import gc
 import hashlib
 import logging
 import sys
+import time
 import warnings
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -20,10 +22,13 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from stoker.runtime.objects.refs import CURRENT as CURRENT_RUNTIME
+from stoker_gcs.ephemeral.memory import MemoryEphemeralStore
+from stoker_gcs.ephemeral.redis import RedisEphemeralStore
 from stoker_nodelet.core.machine import step as nodelet_step
+from stoker_wire.http.codec import encode_msgpack
 from stoker_wire.settings import Settings
-from tests.sim.world import control
-from tests.sim.world.checks import LOOK_S, BrokenInvariantError, Checks
+from tests.sim.world import control, stores
+from tests.sim.world.checks import LOOK_S, BrokenInvariantError, Checks, CrashError
 from tests.sim.world.faults import KINDS, FaultPlan
 from tests.sim.world.loop import CURRENT, Process, VirtualLoop, virtual
 from tests.sim.world.network import Network
@@ -33,6 +38,7 @@ from tests.sim.world.workload import ENDLESS, ROUNDS, Workload, WorldDriver
 
 if TYPE_CHECKING:
     from stoker_wire.messages.cluster import DriverSpec
+    from stoker_wire.messages.control import Event
     from tests.sim.world.driver import Driver
     from tests.sim.world.node import Worker
     from tests.sim.world.runtime.calls import CallPlan
@@ -91,8 +97,8 @@ class World:
         self.network = Network(loop, random, self.settings, self.record, self.fail)
         self.checks = Checks(self)
         replicas = plan.replicas or random.choice((1, 1, 2))
-        self.redis = control.Redis() if replicas > 1 or random.random() < 0.5 else None
-        self.database = control.Database(random, shared=replicas > 1)
+        self.redis = stores.Redis() if replicas > 1 or random.random() < 0.5 else None
+        self.database = stores.Database(random, shared=replicas > 1)
         self.database.after_commit = self.checks.committed
         self.gcs = [_Gcs(self, index) for index in range(replicas)]
         self.gcs_url = ",".join(one.url for one in self.gcs)
@@ -132,11 +138,27 @@ class World:
         if self.log is not None:
             self.log.append(line)
 
-    def ephemeral(self, process: Process) -> Any:
-        """Return the ephemeral store of a gcs."""
+    def record_event(self, event: Event) -> None:
+        """Add an event of the gcs's log to the hash of the run, all of it."""
+        self._hash.update(encode_msgpack(event))
+        if self.log is not None:
+            self.log.append(f"{self.loop.now_s:.6f} log {event.seq} {event.kind} {event.subject}")
+
+    def ephemeral(self) -> Any:
+        """Return the ephemeral store of a gcs, which has the world's clock."""
         if self.redis is None:
-            return control.gcs_service.MemoryEphemeralStore()
-        return control.RedisClient(self.redis, process)
+            return MemoryEphemeralStore(time.time)
+        return RedisEphemeralStore("redis://redis", time.time)
+
+    def start_later(self, part: Any, after_s: float) -> None:
+        """Start a part again that has ended, unless another does so first."""
+        process = part.process
+
+        def start() -> None:
+            if part.process is process:
+                part.start()
+
+        self.loop.call_later(after_s, start, context=self.context)
 
     def pid_namespace(self) -> str:
         """Return the pid namespace of the host of the process that asks."""
@@ -228,7 +250,7 @@ class World:
             try:
                 state.check()
             except AssertionError as error:
-                self.fail(error)
+                self.fail(BrokenInvariantError(f"scheduler: {error}"))
             self.checks.scheduler_stepped(state, event)
 
     def stepped_nodelet(self, state: Any, event: Any) -> Any:
@@ -247,7 +269,7 @@ class World:
         """End the run for what a part let out of a callback or a task."""
         error = context.get("exception")
         text = f"{context.get('message')}: {error!r}"
-        crash = AssertionError(text)
+        crash = CrashError(text)
         crash.__cause__ = error
         self.failure = self.failure or crash
 
@@ -345,7 +367,7 @@ class _Node(Node):
 def run(
     seed: int, plan: Plan | None = None, *, log: list[str] | None = None, script: Any = None
 ) -> Outcome:
-    """Run one world; BrokenInvariantError says what went wrong, and in which seed."""
+    """Run one world; BrokenInvariantError or CrashError says what went wrong, and in which seed."""
     loop = VirtualLoop()
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -403,8 +425,10 @@ def _run(world: World, log: list[str] | None, script: Any) -> Outcome:
         asyncio.set_event_loop(None)
         loop.close()
     if failure is not None:
-        text = f"seed {world.seed}, at {loop.now_s:.1f} s: {failure}"
-        raise BrokenInvariantError(text) from failure
+        text = f"seed {world.seed}, at {loop.now_s:.1f} s: "
+        if isinstance(failure, BrokenInvariantError):
+            raise BrokenInvariantError(f"{text}{failure}") from failure
+        raise CrashError(f"{text}{failure!r}") from failure
     return Outcome(
         seed=world.seed,
         digest=digest,

@@ -265,6 +265,8 @@ class Job(Record):
     pid_namespace: str = ""
     """Where an attached driver runs, see :class:`AttachDriver`."""
     lease_id: str = ""
+    worker_id: str = ""
+    """The process of a submitted job's driver, of this attempt."""
     queue: str = DEFAULT_QUEUE
     priority: int = 0
     user: str = ""

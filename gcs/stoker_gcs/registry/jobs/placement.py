@@ -59,6 +59,7 @@ class DriverPlacement:
             await self._delayed(job_id, reason)
 
         if not await self.may_start(job) or not await self._may_retry(job):
+            await self.end_if_exited(job_id)
             return
         left_s = rules.start_deadline_left_s(job, self._state.now())
         request = LeaseRequest(
@@ -78,6 +79,8 @@ class DriverPlacement:
             await self._jobs.end(job_id, JobState.FAILED, message=message, attempt=job.attempt)
         elif result is not None:
             await self._record(job, result)
+        else:
+            await self.end_if_exited(job_id)
 
     async def _may_retry(self, job: Job) -> bool:
         try:
@@ -133,7 +136,17 @@ class DriverPlacement:
         if job.lease_id != granted.lease.lease_id:
             self._releaser.start(granted.lease.lease_id, f"job {job_id} is {job.state}")
             return
-        exit_ = await find_exit(self._state, granted.worker_id)
+        await self.end_if_exited(job_id)
+
+    async def end_if_exited(self, job_id: str) -> None:
+        """End an attempt whose driver exited before its start was recorded.
+
+        Whoever recorded it may have been stopped, or have lost its leadership, before it could look.
+        """
+        job = await self._jobs.find(job_id)
+        if job is None or job.state is not JobState.RUNNING or not job.worker_id:
+            return
+        exit_ = await find_exit(self._state, job.worker_id)
         if exit_ is not None:
             await self._jobs.worker_exited(
                 msgspec.structs.replace(exit_, lease_id=job.lease_id, job_id=job_id)

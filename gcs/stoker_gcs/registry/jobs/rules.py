@@ -291,6 +291,7 @@ def launched(
         attempt_started_at_s=job.attempt_started_at_s or now_s,
         node_id=granted.lease.node_id,
         lease_id=granted.lease.lease_id,
+        worker_id=granted.worker_id,
         pid=granted.pid or job.pid,
         message="",
     )
@@ -364,6 +365,7 @@ def attempt_failed(job: Job, end: FinishJob, now_s: float, jitter: float) -> Tra
         message=f"attempt {over.attempt} failed ({over.cause}); {next_one}",
         node_id="",
         lease_id="",
+        worker_id="",
         hostname="",
         pid=0,
     )

@@ -20,7 +20,7 @@ from aiohttp import ClientError, WSMsgType
 
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.data.keep_alive import keep_alive
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import StokerError, UnavailableError
 from stoker_wire.messages.work import SESSION_BEAT_S, FinishJob, JobState
 
 if TYPE_CHECKING:
@@ -43,10 +43,14 @@ KEPT_S = 600.0
 CHECK_S = 0.25
 LOOK_S = 1.0
 """Pause between two looks at the process of a driver that may be dead."""
+LOOK_TIMEOUT_S = 3.0
+"""How long a look may take; who is silent for so long cannot tell."""
 SHARED_SLACK_S = 3.0
 """How much later the renewal of another replica may be seen than one of this process."""
 SILENT_S = 5.0
 """A driver of which so long nothing was heard may be dead, though its connection is open."""
+DATABASE_AGAIN_S = 0.5
+"""Pause before the database is asked again for the state of a job, when it did not answer."""
 _ENTRY = struct.Struct("<dd?")
 
 
@@ -67,6 +71,13 @@ class Doubt(NamedTuple):
     limit_s: float
     text: str
     """A clause with ``{}`` for the time since then."""
+
+
+class Look(NamedTuple):
+    """A look at the process of a driver: when it ended, and whether the process ran (None: unknown)."""
+
+    at_s: float
+    runs: bool | None
 
 
 class DriverSessions:
@@ -91,19 +102,20 @@ class DriverSessions:
         """The last state of each session that was held here."""
         self._of_others: dict[str, dict[str, Session]] = {}
         """By job, then by replica: what was read last of those held elsewhere; Redis may be emptied."""
-        self._looked: dict[str, tuple[float, bool | None]] = {}
-        """When the process of a driver was looked at last, and whether it ran."""
+        self._looked: dict[str, Look] = {}
+        """The last look at each driver that may be dead."""
 
     async def serve(self, req: Request, ws: web.WebSocketResponse) -> None:
         """Hold a session until the driver closes it, dies, or its job ends."""
         job_id = req.path["job_id"]
-        row = await self._state.find(JOBS, job_id)
-        if row is None:
-            await ws.close(code=4404, message=f"there is no job {job_id}".encode()[:120])
-            return
-        if row.record.state.terminal:
-            await ws.close(code=4409, message=f"job is {row.record.state}".encode())
-            return
+        if job_id not in self._jobs.live:  # of those that are, a database that is away says nothing
+            row = await self._state.find(JOBS, job_id)
+            if row is None:
+                await ws.close(code=4404, message=f"there is no job {job_id}".encode()[:120])
+                return
+            if row.record.state.terminal:
+                await ws.close(code=4409, message=f"job is {row.record.state}".encode())
+                return
         _find_out_if_host_is_gone(req)
         with self._held(job_id):
             async with asyncio.TaskGroup() as group:
@@ -163,7 +175,11 @@ class DriverSessions:
         with self._state.log.signal(job_id) as signal:
             while True:
                 signal.clear()
-                job = await self._state.get(JOBS, job_id)
+                try:
+                    job = await self._state.get(JOBS, job_id)
+                except UnavailableError:  # the driver lives on all the same
+                    await asyncio.sleep(DATABASE_AGAIN_S)
+                    continue
                 if job.state.terminal:
                     text = f"job is {job.state}: {job.message}"
                     await ws.close(code=4410, message=text.encode()[:120])
@@ -191,29 +207,43 @@ class DriverSessions:
         """Fail the jobs whose driver is dead, until cancelled; runs on the leading replica."""
         began_s = self._state.now()
         loop = asyncio.get_running_loop()
+        last, expected_s = loop.time(), CHECK_S
         while True:
-            last = loop.time()
             await asyncio.sleep(CHECK_S)
-            if loop.time() - last - CHECK_S > self._settings.driver_reconnect_s / 2:
-                # This process was stopped and could not hear of any driver.
-                began_s = self._state.now()
             attached = [
                 job
                 for job in self._jobs.live.values()
                 if not job.submitted and job.state is JobState.RUNNING
             ]
-            self._looked = {
-                job.job_id: self._looked[job.job_id]
-                for job in attached
-                if job.job_id in self._looked
-            }
-            if not attached:
-                continue
-            sessions = await self._sessions()
-            for job in attached:
-                doubt = self._doubt(job, sessions.get(job.job_id), began_s)
-                if doubt is not None:
-                    await self._decide(job, doubt)
+            sessions = await self._sessions() if attached else {}
+            if loop.time() - last - expected_s > self._settings.driver_reconnect_s / 2:
+                # This process was stopped and could not hear of any driver.
+                began_s = self._state.now()
+            last = loop.time()
+            # All verdicts are of this moment: nothing is waited for between sessions and verdicts.
+            doubts = self._doubts(attached, sessions, began_s)
+            verdicts = {job.job_id: self._verdict(job, doubt) for job, doubt in doubts}
+            for job_id, what in verdicts.items():
+                if what is not None:
+                    await self._fail(job_id, f"driver died: {what}")
+            due = [job for job, _ in doubts if verdicts[job.job_id] is None and self._is_due(job)]
+            expected_s = CHECK_S + (LOOK_TIMEOUT_S if due else 0.0)
+            await asyncio.gather(*(self._look(job) for job in due))
+
+    def _doubts(
+        self, attached: list[Job], sessions: dict[str, Session], began_s: float
+    ) -> list[tuple[Job, Doubt]]:
+        """Return the jobs whose drivers may be dead, and for so long that somebody should look."""
+        found = []
+        for job in attached:
+            doubt = self._doubt(job, sessions.get(job.job_id), began_s)
+            if doubt is not None:
+                silent_s = self._state.now() - doubt.since_s
+                if silent_s >= min(doubt.limit_s, self._settings.driver_reconnect_s):
+                    found.append((job, doubt))
+        in_doubt = {job.job_id for job, _ in found}
+        self._looked = {i: looked for i, looked in self._looked.items() if i in in_doubt}
+        return found
 
     def _doubt(self, job: Job, session: Session | None, began_s: float) -> Doubt | None:
         """Return why a driver may be dead, or None if it was heard of just now."""
@@ -241,27 +271,33 @@ class DriverSessions:
             return None
         return Doubt(max(session.heard_s, began_s), math.inf, "it has said nothing for {}")
 
-    async def _decide(self, job: Job, doubt: Doubt) -> None:
-        """Fail a job if its driver is dead, as far as anybody can tell."""
-        job_id, now = job.job_id, self._state.now()
-        silent_s = now - doubt.since_s
-        if silent_s < min(doubt.limit_s, self._settings.driver_reconnect_s):
-            return
-        looked_s, runs = self._looked.get(job_id, (0.0, None))
-        if now - looked_s >= LOOK_S:
-            runs = await self._processes.runs(job)
-            self._looked[job_id] = (now, runs)
+    def _verdict(self, job: Job, doubt: Doubt) -> str | None:
+        """Return why a driver is dead, as far as anybody can tell; None if it may live."""
+        looked = self._looked.get(job.job_id)
+        if looked is None:
+            return None
+        silent_s = self._state.now() - doubt.since_s
+        if looked.runs is False:
+            return f"its process {job.pid} on {job.hostname} is gone, without a finish"
         limit_s, what = doubt.limit_s, doubt.text.format(f"{silent_s:.1f} s")
-        if runs is False:
-            limit_s = 0.0
-            what = f"its process {job.pid} on {job.hostname} is gone, without a finish"
-        elif runs or math.isinf(limit_s):
+        if looked.runs or math.isinf(limit_s):
             limit_s = self._settings.driver_unresponsive_s or math.inf
             what = (
                 f"its process has not answered for {silent_s:.1f} s (STOKER_DRIVER_UNRESPONSIVE_S)"
             )
-        if silent_s > limit_s:
-            await self._fail(job_id, f"driver died: {what}")
+        return what if silent_s > limit_s else None
+
+    def _is_due(self, job: Job) -> bool:
+        looked = self._looked.get(job.job_id)
+        return looked is None or self._state.now() - looked.at_s >= LOOK_S
+
+    async def _look(self, job: Job) -> None:
+        """Look at the process of a driver that may be dead, for the next verdict."""
+        runs = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_TIMEOUT_S):
+                runs = await self._processes.runs(job)
+        self._looked[job.job_id] = Look(self._state.now(), runs)
 
     async def _sessions(self) -> dict[str, Session]:
         """Return the session of each driver in which it was heard last: it may have had several."""

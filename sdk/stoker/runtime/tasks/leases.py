@@ -274,6 +274,9 @@ class Leases:
         for lease_id in updates.lost:
             if lease_id in self._granted:
                 key, granted = self._granted.pop(lease_id)
+                slot = self._tasks.queues[key].slots.get(lease_id)
+                if slot is not None:
+                    slot.closing = True  # no call is sent there in this turn of the loop
                 self._io.background.spawn(
                     self._on_lease_lost(key, granted, "the scheduler took the lease back"),
                     name="lost",

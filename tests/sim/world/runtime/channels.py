@@ -85,9 +85,13 @@ class SimChannels:
         channel = SimChannel(link, peer)
         if not accepted or self.open_channel(peer.peer_id) is None:
             self._by_peer[peer.peer_id] = channel
-        link.on_item = lambda message: self._runtime.router.on_messages(channel, [message])
+        link.on_item = lambda message: self._received(channel, message)
         link.on_closed = lambda: self._closed(channel)
         return channel
+
+    def _received(self, channel: SimChannel, message: Any) -> None:
+        self._runtime.router.on_messages(channel, [message])
+        self._runtime.world.checks.runtime_stepped(self._runtime)
 
     def _closed(self, channel: SimChannel) -> None:
         if not channel.closed:
@@ -95,6 +99,7 @@ class SimChannels:
             if self._by_peer.get(channel.peer.peer_id) is channel:
                 del self._by_peer[channel.peer.peer_id]
             self._runtime.router.on_lost(channel)
+            self._runtime.world.checks.runtime_stepped(self._runtime)
 
     def lose(self, channel: SimChannel) -> None:
         """Close a channel whose peer is known to be gone."""

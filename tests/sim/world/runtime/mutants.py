@@ -55,11 +55,15 @@ def deaf_worker() -> Any:
 
 MUTANTS = (
     Mutant(name="overtaken borrow", origin="an earlier version of Borrowing", plant=overtaken_borrow,
+           finds=r"\S+ was freed before it was borrowed",
            plan=Plan(rounds=("nested",), faults=0, messages=300)),
     Mutant(name="made twice", origin="planted", plant=made_twice,
+           finds=r"cannot read \S+: \S+ is lost with its node",
            plan=Plan(rounds=("lost",), kinds=("kill nodelet",), messages=300)),
     Mutant(name="taken for present", origin="planted", plant=taken_for_present,
+           finds=r"cannot read \S+: \S+ is no longer on node",
            plan=Plan(rounds=("lost",), kinds=("kill nodelet",), messages=300)),
     Mutant(name="deaf worker", origin="planted", plant=deaf_worker,
+           finds=r"s after its cancel",
            plan=Plan(rounds=("cancel",), faults=0, messages=300)),
 )  # fmt: skip

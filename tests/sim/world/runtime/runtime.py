@@ -37,7 +37,7 @@ from tests.sim.world.runtime.channels import SimChannels
 from tests.sim.world.runtime.values import INLINE_NBYTES, value_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from stoker.runtime.objects.refs import ObjectRef
     from stoker_wire.messages.common import Address
@@ -150,6 +150,8 @@ class Runtime:
         """Refs that tasks keep for longer than they run."""
         self._numbers = itertools.count()
         self._specs: dict[Any, FunctionSpec] = {}
+        self.callers: Mapping[str, Any] = {}
+        """The calls of each actor that it calls."""
         self._ticking = False
         self.identity = identity = Identity(
             peer_id=address.peer_id,
@@ -276,6 +278,7 @@ class Runtime:
     def _tick(self) -> None:
         self._ticking = False
         self.tasks.tick()
+        self.world.checks.runtime_stepped(self)
         if self.tasks.busy:
             self.begin_ticking()
 
