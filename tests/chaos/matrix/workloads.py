@@ -197,7 +197,7 @@ class Call:
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of the calls of a run. ``waits`` has the longest wait and its reason, by call."""
+    """What became of the calls of a run. ``waits`` has how long each waited, as of when, and why."""
 
     workload: str
     seed: int
@@ -210,7 +210,7 @@ class Verdict:
     """Errors of calls with retries."""
     failed_once: Counter[str] = field(default_factory=Counter)
     """Errors of calls without, by class."""
-    waits: dict[str, tuple[float, str]] = field(default_factory=dict)
+    waits: dict[str, list[tuple[float, float, str]]] = field(default_factory=dict)
 
 
 class Recorder:
@@ -250,7 +250,7 @@ class Recorder:
             return
         with self._lock:
             waited_s = round(time.monotonic() - call.since_s, 1)
-            self.verdict.waits[call.key] = (waited_s, reason)
+            self.verdict.waits.setdefault(call.key, []).append((waited_s, time.monotonic(), reason))
 
     def lost(self, call: Call) -> None:
         with self._lock:
