@@ -259,6 +259,7 @@ class Recorder:
     def settle(self, open_calls: dict[Any, Call]) -> None:
         """Wait for all of them."""
         while open_calls:
+            obey(self.folder, "hold-gil-driver")
             done, _ = stoker.wait(list(open_calls), timeout=1.0, fetch_local=False)
             for ref in done:
                 call = open_calls.pop(ref)
@@ -387,6 +388,7 @@ class Streams(Workload):
         threading.Thread(target=self._watch, args=(items.completed(), call, done)).start()
         try:
             for ref in items:
+                obey(self.folder, "hold-gil-driver")
                 read.append(stoker.get(ref, timeout=LOST_AFTER_S))
         except exceptions.GetTimeoutError:
             self.recorder.lost(call)
@@ -449,7 +451,6 @@ def main(name: str, folder: Path, seed: int) -> None:
         workload.round(number)
         number += 1
         (folder / "rounds").write_text(str(number))
-        obey(folder, "hold-gil-driver")
     workload.end()
     stoker.shutdown()
     text = json.dumps({slot: getattr(verdict, slot) for slot in verdict.__slots__})
