@@ -83,17 +83,24 @@ def test_the_history_of_a_call_whose_result_was_lost_says_that_it_finished() -> 
     ],
 )
 def test_a_long_wait_must_name_its_true_reason(fault: str, reason: str, *, true: bool) -> None:
-    waits = {"task-0-1": (12.0, reason)}
-    assert bool(unexplained(FAULTS[fault], [], waits)) is not true
+    waits = {"task-0-1": [(12.0, 20.0, reason)]}
+    assert bool(unexplained(FAULTS[fault], [], waits, over_s=30.0)) is not true
+
+
+def test_once_the_fault_is_over_a_wait_may_have_another_reason() -> None:
+    waits = {"task-0-1": [(12.0, 20.0, "the gcs does not answer"), (22.0, 30.0, "it is PENDING")]}
+    assert not unexplained(FAULTS["gcs killed"], [], waits, over_s=25.0)
+    assert unexplained(FAULTS["gcs killed"], [], waits, over_s=35.0)
 
 
 def test_a_long_wait_of_which_nothing_is_said_is_found() -> None:
     line = _line("ended", 100.0, 115.0)
-    assert unexplained(FAULTS["none"], [line], {})
-    assert not unexplained(FAULTS["driver frozen"], [line], {}), "it could not ask meanwhile"
-    assert not unexplained(FAULTS["driver frozen"], [], {"task-0-1": (15.1, "it is PENDING")})
-    assert unexplained(FAULTS["driver frozen"], [], {"task-0-1": (25.1, "it is PENDING")})
-    assert not unexplained(FAULTS["none"], [_line("ended", 100.0, 109.0)], {})
+    assert unexplained(FAULTS["none"], [line], {}, 120.0)
+    assert not unexplained(FAULTS["driver frozen"], [line], {}, 120.0), "it could not ask meanwhile"
+    for waited_s, found in ((15.1, 0), (25.1, 1)):
+        waits = {"task-0-1": [(waited_s, 110.0, "it is PENDING")]}
+        assert len(unexplained(FAULTS["driver frozen"], [], waits, 120.0)) == found
+    assert not unexplained(FAULTS["none"], [_line("ended", 100.0, 109.0)], {}, 120.0)
 
 
 def test_the_slowest_call_is_one_that_was_open_during_the_fault() -> None:

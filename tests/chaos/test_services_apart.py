@@ -106,6 +106,9 @@ def test_an_actor_is_created_by_a_gcs_that_was_away_for_longer_than_a_request_ma
 def test_a_worker_runs_a_function_that_is_new_to_it_while_the_gcs_is_away(
     joined: Apart, tmp_path: Path
 ) -> None:
+    def task_id() -> str:
+        return stoker.get_runtime_context().task_id
+
     def meet(folder: Path, count: int) -> int:
         folder.mkdir(exist_ok=True)
         (folder / f"{os.getpid()}").touch()
@@ -114,7 +117,7 @@ def test_a_worker_runs_a_function_that_is_new_to_it_while_the_gcs_is_away(
         return os.getpid()
 
     known = stoker.remote(lambda folder: meet(folder, 2))
-    new = stoker.remote(meet)
+    new = stoker.remote(lambda folder, count: meet(folder, count * bool(task_id())))
     workers = set(get([known.remote(tmp_path / "known") for _ in range(2)]))
     assert get(new.remote(tmp_path / "first", 1)) in workers
     joined.gcs.kill()

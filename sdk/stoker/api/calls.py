@@ -264,7 +264,6 @@ def get_runtime_context() -> RuntimeContext:
         task_name=info.name if info else "",
         attempt=info.attempt if info else 0,
         actor_id=lease.actor_id if lease else "",
-        namespace=runtime.job.namespace,
         gcs_url=runtime.identity.gcs_url,
         gpu_ids=tuple(sorted(lease.gpus)) if lease else (),
         assigned_resources=dict(lease.resources) if lease else {},

@@ -25,11 +25,15 @@ class RuntimeContext:
     task_name: str
     attempt: int
     actor_id: str
-    namespace: str
     gcs_url: str
     gpu_ids: tuple[int, ...] = ()
     assigned_resources: dict[str, float] = field(default_factory=dict)
     was_current_actor_reconstructed: bool = False
+
+    @property
+    def namespace(self) -> str:
+        """The namespace of the job's named actors; a worker asks the gcs the first time."""
+        return current.runtime().job.namespace
 
     @property
     def actor_name(self) -> str:

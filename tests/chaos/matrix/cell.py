@@ -36,6 +36,9 @@ LOST_RESULT = {"ObjectLostError", "ObjectNodeDiedError"}
 """Errors of calls that finished, and whose result was lost."""
 CRASH = re.compile(r"Traceback \(most recent call last\)|never retrieved|was never awaited|^Fatal ")
 
+Waits = dict[str, list[tuple[float, float, str]]]
+"""How long a call had waited, as of when, and what it was told, by call."""
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -101,7 +104,8 @@ def _run(made: World, outcome: Outcome) -> None:
     driver.goes_on(2, GOES_ON_S)
     verdict = driver.end()
     outcome.failed_once = verdict["failed_once"]
-    outcome.waits = verdict["waits"]
+    waits: Waits = verdict["waits"]
+    outcome.waits = {call: (told[0][0], told[0][2]) for call, told in waits.items()}
     lines = [line for one in made.drivers for line in one.progress()]
     outcome.calls = sum(line["what"] == "began" for line in lines)
     outcome.usual_gap_s = _gap([line for line in lines if line["at_s"] < struck_s])
@@ -114,7 +118,7 @@ def _run(made: World, outcome: Outcome) -> None:
         outcome.broken.append(f"{settled} of {verdict['calls']} calls ended")
     if outcome.failed_once and not fault.hurts:
         outcome.broken.append(f"failed, and nothing that it needs died: {outcome.failed_once}")
-    outcome.broken += unexplained(fault, driver.progress(), outcome.waits)
+    outcome.broken += unexplained(fault, driver.progress(), waits, over_s)
     for one in made.drivers:
         attempts = _history(made, one, outcome)
         _check_effects(one, attempts, outcome)
@@ -142,16 +146,20 @@ def slowest(lines: list[dict[str, Any]], struck_s: float, over_s: float) -> floa
 
 
 def unexplained(
-    fault: Fault, lines: list[dict[str, Any]], waits: dict[str, tuple[float, str]]
+    fault: Fault, lines: list[dict[str, Any]], waits: Waits, over_s: float
 ) -> list[str]:
     """Which calls waited for long without being told why, or were told something else.
 
-    While it stands still a driver asks nobody, and is told nothing.
+    While it stands still a driver asks nobody, and is told nothing. Once the fault is over, other reasons
+    may be true.
     """
     found = [
         f"{call} waited {waited_s} s, and that is not why: {reason}"
-        for call, (waited_s, reason) in waits.items()
-        if waited_s - fault.stops_driver_s > LONG_WAIT_S and not fault.explains(reason)
+        for call, told in waits.items()
+        for waited_s, at_s, reason in told
+        if waited_s - fault.stops_driver_s > LONG_WAIT_S
+        and at_s <= over_s
+        and not fault.explains(reason)
     ]
     for line in lines:
         waited_s = line["at_s"] - line["began_s"] - fault.stops_driver_s

@@ -197,7 +197,7 @@ class Call:
 
 @dataclass(slots=True)
 class Verdict:
-    """What became of the calls of a run. ``waits`` has the longest wait and its reason, by call."""
+    """What became of the calls of a run. ``waits`` has how long each waited, as of when, and why."""
 
     workload: str
     seed: int
@@ -210,7 +210,7 @@ class Verdict:
     """Errors of calls with retries."""
     failed_once: Counter[str] = field(default_factory=Counter)
     """Errors of calls without, by class."""
-    waits: dict[str, tuple[float, str]] = field(default_factory=dict)
+    waits: dict[str, list[tuple[float, float, str]]] = field(default_factory=dict)
 
 
 class Recorder:
@@ -250,7 +250,7 @@ class Recorder:
             return
         with self._lock:
             waited_s = round(time.monotonic() - call.since_s, 1)
-            self.verdict.waits[call.key] = (waited_s, reason)
+            self.verdict.waits.setdefault(call.key, []).append((waited_s, time.monotonic(), reason))
 
     def lost(self, call: Call) -> None:
         with self._lock:
@@ -259,6 +259,7 @@ class Recorder:
     def settle(self, open_calls: dict[Any, Call]) -> None:
         """Wait for all of them."""
         while open_calls:
+            obey(self.folder, "hold-gil-driver")
             done, _ = stoker.wait(list(open_calls), timeout=1.0, fetch_local=False)
             for ref in done:
                 call = open_calls.pop(ref)
@@ -387,6 +388,7 @@ class Streams(Workload):
         threading.Thread(target=self._watch, args=(items.completed(), call, done)).start()
         try:
             for ref in items:
+                obey(self.folder, "hold-gil-driver")
                 read.append(stoker.get(ref, timeout=LOST_AFTER_S))
         except exceptions.GetTimeoutError:
             self.recorder.lost(call)
@@ -449,7 +451,6 @@ def main(name: str, folder: Path, seed: int) -> None:
         workload.round(number)
         number += 1
         (folder / "rounds").write_text(str(number))
-        obey(folder, "hold-gil-driver")
     workload.end()
     stoker.shutdown()
     text = json.dumps({slot: getattr(verdict, slot) for slot in verdict.__slots__})

@@ -79,7 +79,7 @@ class Skewed(Apart):
         made = super()._service(name, module, *options)
         if name.startswith(self._newer):
             at = made._command.index(module)
-            made._command[at:at] = ["tests.chaos.next_minor", self._steps]
+            made._command[at:at] = ["tests.chaos.versions.next_minor", self._steps]
         return made
 
     def drive(self, program: str) -> subprocess.CompletedProcess[str]:
@@ -88,9 +88,7 @@ class Skewed(Apart):
         file.write_text(program)
         start = "import runpy"
         if self._newer == "driver":
-            start = (
-                f"from tests.chaos.next_minor import become; become({self._steps}); import runpy"
-            )
+            start = f"from tests.chaos.versions.next_minor import become; become({self._steps}); import runpy"
         return subprocess.run(
             [sys.executable, "-c", f"{start}; runpy.run_path({str(file)!r}, run_name='__main__')"],
             env={**self.environ, "STOKER_ADDRESS": self.address},

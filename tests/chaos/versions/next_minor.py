@@ -1,4 +1,4 @@
-"""A component of the next minor version: ``python -m tests.chaos.next_minor STEPS MODULE [OPTIONS]``.
+"""A newer minor version of a component: ``python -m tests.chaos.versions.next_minor STEPS MODULE [OPTIONS]``.
 
 It announces a protocol that many minor steps ahead, and every message that it sends, in requests, replies,
 streams and frames, has one more field at each depth.
