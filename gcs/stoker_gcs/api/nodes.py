@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
-from stoker_gcs.peer_clients import CALL_S
+from stoker_gcs.peer_clients import CALL_S, SCHEDULER
 from stoker_gcs.registry.tokens import user_of
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
@@ -37,7 +39,9 @@ if TYPE_CHECKING:
 
 
 async def register_node(app: GcsApp, req: Request) -> RegisteredNode:
-    return await app.nodes.register(req.body)
+    registered = await app.nodes.register(req.body)
+    leader = app.election.last_known(SCHEDULER)  # as of now: a later one asks the node first
+    return replace(registered, epoch=0 if leader is None else leader.epoch)
 
 
 async def list_nodes(app: GcsApp, req: Request) -> Any:
