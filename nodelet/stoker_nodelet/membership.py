@@ -117,7 +117,7 @@ class Membership:
                     _log.error("the gcs refused this node, which goes on trying: %s", error)
                 await asyncio.sleep(self.heartbeat_s)
         self.heartbeat_s = answer.heartbeat_s
-        self.workers.dispatch(NodeRegistered(incarnation=answer.incarnation))
+        self.workers.dispatch(NodeRegistered(incarnation=answer.incarnation, epoch=answer.epoch))
         self.joined.set()
         self.on_member(True)
 

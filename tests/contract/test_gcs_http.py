@@ -249,6 +249,9 @@ async def test_one_scheduler_leads_at_a_time(client: Client) -> None:
         return await client.call("POST", "/v1/leaders/scheduler", body, reply=Leader)
 
     first = await campaign("a")
+    node = a_node("n_1", "http://10.0.0.7:7620")
+    told = await client.call("POST", "/v1/nodes", node, reply=RegisteredNode)
+    assert told.epoch == first.epoch  # a node that registers hears who leads
     with pytest.raises(ConflictError, match="a at http://a leads") as caught:
         await campaign("b")
     assert caught.value.extra["leader"] == "http://a"

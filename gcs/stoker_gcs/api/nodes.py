@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from stoker_gcs.api.events import watch
 from stoker_gcs.api.filters import event_filter, state_filter
 from stoker_gcs.peer_clients import CALL_S
 from stoker_gcs.registry.tokens import user_of
+from stoker_gcs.state.schema import SCHEDULER
 from stoker_wire.http.paging import page_of
 from stoker_wire.http.server.routes import Route
 from stoker_wire.messages.cluster import (
@@ -39,7 +42,8 @@ if TYPE_CHECKING:
 async def register_node(app: GcsApp, req: Request) -> RegisteredNode:
     registered = await app.nodes.register(req.body)
     app.probes.watches(registered.node_id, req.http)
-    return registered
+    leader = app.election.last_known(SCHEDULER)  # as of now: a later one asks the node first
+    return replace(registered, epoch=0 if leader is None else leader.epoch)
 
 
 async def list_nodes(app: GcsApp, req: Request) -> Any:

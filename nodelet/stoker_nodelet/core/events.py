@@ -10,9 +10,10 @@ from stoker_nodelet.core.leases import LeaseTerms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRegistered:
-    """The gcs knows this node under ``incarnation``."""
+    """The gcs knows this node under ``incarnation``, and the scheduler of ``epoch`` leads."""
 
     incarnation: int
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,6 +75,8 @@ def step(state: State, event: Event) -> Outbox:
     match event:
         case NodeRegistered():
             state.incarnation, state.fenced = event.incarnation, False
+            # A leader joins a fresh node without a word to it: one before it could be quicker.
+            state.epoch = max(state.epoch, event.epoch)
         case NodeDrained():
             state.drained_until_s = event.at_s + state.policy.drain_order_s
         case NodeFenced():

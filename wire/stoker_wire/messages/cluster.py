@@ -111,11 +111,12 @@ class RegisterNode(Message):
 
 
 class RegisteredNode(Record):
-    """Reply to a registration; the incarnation fences what the nodelet sends until it registers again."""
+    """Reply to a registration. The incarnation fences what the nodelet sends, ``epoch`` former schedulers."""
 
     node_id: str
     incarnation: int
     heartbeat_s: float
+    epoch: int = 0
 
 
 class Heartbeat(Message):

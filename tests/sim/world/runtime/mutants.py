@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.objects.borrowing import Borrowing
 from stoker.runtime.objects.recovery import Recovery
+from stoker.runtime.serialization.exceptions import encode_error
 from stoker.runtime.tasks.reconstruction import Reconstruction
 from stoker.runtime.worker.cancellation import Cancellation
 from tests.sim.world.mutants import Mutant, patched
@@ -48,7 +49,7 @@ def deaf_worker() -> Any:
 
     def interrupt(self: Any, received: Any, error: Any, *, grace_s: float | None) -> None:
         if self._calls.queued.pop(received.call.task_id, None) is not None:
-            self._worker.fail_early(received, error)
+            self._worker.fail_early(received, encode_error(error))
 
     return patched((Cancellation, "_interrupt", interrupt))
 

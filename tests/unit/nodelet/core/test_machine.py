@@ -203,6 +203,16 @@ def test_a_gpu_is_shared_up_to_one_and_parked_while_its_user_dies() -> None:
     assert m.gone("w_1") == [ForkWorker(worker_id="w_5", lease_id="l_4")]
 
 
+def test_a_fresh_node_takes_no_orders_of_leaders_before_the_one_at_its_registration() -> None:
+    m = Machine()
+    m(NodeRegistered(incarnation=2, epoch=4))
+    (refused,) = m.ask(lease("l_1", incarnation=2), epoch=3)
+    assert isinstance(refused, RefuseLease)
+    assert refused.code == "fenced"
+    m(NodeRegistered(incarnation=3, epoch=1))  # of a gcs that lags
+    assert m.state.epoch == 4
+
+
 def test_stale_senders_are_fenced_and_late_starts_refused() -> None:
     m = Machine()
     m.ask(lease("l_1"), epoch=3)
