@@ -11,11 +11,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import stoker
 from stoker import exceptions
 from stoker.runtime.actors import create
+from stoker.runtime.options.strategies import NodeAffinity
 from tests.chaos._services import Apart, apart
 from tests.e2e._cluster import caught, session_root, waits_for
 from tests.services import until
@@ -122,6 +124,25 @@ def test_a_worker_runs_a_function_that_is_new_to_it_while_the_gcs_is_away(
     assert get(new.remote(tmp_path / "first", 1)) in workers
     joined.gcs.kill()
     assert set(get([new.remote(tmp_path / "second", 2) for _ in range(2)])) == workers
+
+
+def test_a_node_of_which_nothing_was_read_yet_is_read_from_while_the_gcs_is_away(
+    joined: Apart,
+) -> None:
+    joined.add_nodelet(cpus=2)
+    there = NodeAffinity(node_id=joined.nodes()["n1"]["node_id"])
+
+    @stoker.remote(scheduling_strategy=there)
+    def made(number: int) -> np.ndarray:
+        return np.full(200_000, number)
+
+    refs = [made.remote(number) for number in range(5)]
+    assert len(stoker.wait(refs, num_returns=5, timeout=GET_S)[0]) == 5
+    joined.gcs.kill()
+    began_s = time.monotonic()
+    for number, ref in enumerate(refs):
+        assert (get(ref) == number).all()
+    assert time.monotonic() - began_s < 30, "the gcs is asked once, not for ten seconds by each read"
 
 
 def test_the_scheduler_may_be_killed_in_the_middle_of_two_thousand_tasks(joined: Apart) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,7 +39,8 @@ _HEALTH_S = 3.0
 _RETRY_S = 0.3
 _AGAIN_S = 0.1
 _KILL_S = 2.0
-_NODE_S = 10.0
+_ARENA_S = 2.0
+_ASK_AGAIN_S = 10.0
 _REGISTER_S = 10.0
 
 
@@ -54,6 +56,8 @@ class ClusterClients:
         self._pool = ClientPool(token=identity.token, peer=identity.peer_id, settings=settings)
         self._leader = LeaderClient("scheduler", self._pool, self._leader_url)
         self._arenas: dict[str, Arena | None] = {}
+        self._ask_again_s: dict[str, float] = {}
+        """When the gcs is asked again about a node, of which it did not answer."""
         if identity.node is not None:
             self._arenas[identity.node.node_id] = arena
         self.gcs = self.client_of(identity.gcs_url)
@@ -162,13 +166,18 @@ class ClusterClients:
         return self._arenas.get(node_id)
 
     def arena_of(self, node_id: str) -> Arena | None:
-        """Return the arena of a node whose memory this process can see, else None (any thread)."""
+        """Return the arena of a node whose memory this process can see, else None (any thread).
+
+        None also while the gcs, which knows that, does not answer: the nodelet has all values.
+        """
         if node_id in self._arenas:
             return self._arenas[node_id]
-        if self._io.is_current():
+        if self._io.is_current() or time.monotonic() < self._ask_again_s.get(node_id, 0.0):
             return None
-        with contextlib.suppress(StokerError):
-            self._io.run(self.node_of(node_id), _NODE_S)
+        try:
+            self._io.run(self.node_of(node_id), _ARENA_S)
+        except StokerError:
+            self._ask_again_s[node_id] = time.monotonic() + _ASK_AGAIN_S
         return self._arenas.get(node_id)
 
     async def register_stop_callbacks(self) -> None:
