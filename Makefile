@@ -40,7 +40,7 @@ test: services  ## run every test that needs no GPU (under 15 minutes on 2 cores
 sim: env  ## Random worlds under faults: 1,000 x 10,000 events of the scheduler's core, 2,000 of objects, 5,000 clusters (SIM_ARGS="--clusters 100")
 	@$(PY) -m tests.sim $(SIM_ARGS)
 
-chaos: services  ## 4 workloads through 30 faults of real processes, within an hour, and a report (CHAOS_ARGS="--faults 'gcs killed'")
+chaos: services  ## 4 workloads through 31 faults of real processes, within an hour, and a report (CHAOS_ARGS="--faults 'gcs killed'")
 	@$(PY) -m tests.chaos.matrix $(CHAOS_ARGS)
 
 flakes: services  ## the suite 5 times with fresh seeds, once under load, once at nice 19 (FLAKES_ARGS="--runs 5")
