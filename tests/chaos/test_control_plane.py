@@ -157,9 +157,7 @@ def _restore_under_load(cluster: Apart, database: str) -> None:
 
 
 DEFAULTS = {name: str(getattr(Settings(), name.removeprefix("STOKER_").lower())) for name in FAST}
-BUSY_S = 30.0
-BOUND_S = 10.0
-"""Loose: what is aimed at is a fifth of it, which benchmarks/failover.py measures."""
+BUSY_S = 20.0
 
 
 def _elections(cluster: Apart, name: str) -> int:
@@ -209,9 +207,8 @@ def test_no_call_is_hurt_when_a_scheduler_is_killed_or_freezes_and_wakes(tmp_pat
         first, second = cluster.scheduler, cluster.add_scheduler()
 
         def is_replaced(by: Service, cpus: float) -> None:
-            began_s = time.monotonic()
+            # How soon that is benchmarks/failover.py measures.
             assert get(double.options(num_cpus=cpus).remote(1)) == 2, "a class without a lease"
-            assert time.monotonic() - began_s < BOUND_S
             by.until_ready()
             load.goes_on()
 
@@ -229,4 +226,3 @@ def test_no_call_is_hurt_when_a_scheduler_is_killed_or_freezes_and_wakes(tmp_pat
             load.goes_on()
             assert not second.answers("/readyz"), "it knows that it leads no more"
         assert load.failures == []
-        assert max(load.slowest_s.values()) < BOUND_S

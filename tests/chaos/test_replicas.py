@@ -39,13 +39,16 @@ SLOWEST_S = 5.0
 ELECTED_S = 15.0
 """More than the election of another leader takes, for which the creation of an actor waits."""
 
+PATIENT = {"STOKER_SUSPECT_AFTER_S": "300", "STOKER_DEAD_AFTER_S": "600"}
+"""Silence tells nothing for as long as the test runs."""
+
 
 @pytest.fixture
 def cluster(tmp_path: Path, postgres_url: str) -> Iterator[Apart]:
     upgrade(postgres_url)
     with (
         session_root(tmp_path / "s"),
-        apart(tmp_path, cpus=4, database_url=postgres_url, replicas=2) as made,
+        apart(tmp_path, cpus=4, database_url=postgres_url, replicas=2, **PATIENT) as made,
     ):
         stoker.init(made.address, token=made.token, log_to_driver=False, namespace="load")
         try:
@@ -170,10 +173,6 @@ def test_what_was_sent_to_a_frozen_replica_does_not_happen_after_what_came_since
         )
         assert cluster.read(path) == b"second"
         client = HttpClient(cluster.address, token=cluster.token)
-
-
-PATIENT = {"STOKER_SUSPECT_AFTER_S": "300", "STOKER_DEAD_AFTER_S": "600"}
-"""Silence tells nothing for as long as the test runs."""
 
 
 def test_the_replica_that_a_killed_nodelet_was_connected_to_says_that_it_is_dead(

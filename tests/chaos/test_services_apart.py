@@ -142,7 +142,9 @@ def test_a_node_of_which_nothing_was_read_yet_is_read_from_while_the_gcs_is_away
     began_s = time.monotonic()
     for number, ref in enumerate(refs):
         assert (get(ref) == number).all()
-    assert time.monotonic() - began_s < 30, "the gcs is asked once, not for ten seconds by each read"
+    assert time.monotonic() - began_s < 30, (
+        "the gcs is asked once, not for ten seconds by each read"
+    )
 
 
 def test_the_scheduler_may_be_killed_in_the_middle_of_two_thousand_tasks(joined: Apart) -> None:

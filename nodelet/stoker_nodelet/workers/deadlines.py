@@ -57,9 +57,14 @@ class Deadlines:
         if process is None or process.overdue is not None:
             return
         process.overdue = call
+        what = (
+            f"ran longer than its timeout of {call.timeout_s:g} s"
+            if call.timeout_s
+            else "was stopped"
+        )
         reason = (
-            f"task {call.task_id} ran longer than its timeout of {call.timeout_s:g} s, and this worker "
-            "did not end it: its interpreter was busy or its process stopped"
+            f"task {call.task_id} {what}, and this worker did not end it: its interpreter was busy or its "
+            "process stopped"
         )
         _log.info("%s: %s", worker_id, reason)
         self.workers.kill(worker_id, reason)

@@ -2,9 +2,10 @@
 
 A worker whose interpreter is held by C code, or which is stopped, cannot enforce ``timeout``, and neither
 can an owner that is silent itself. So a worker writes, before it starts a task with a timeout, until when it
-will have ended it by its own means; if it has not by then, its nodelet kills it. No message is sent, and
-nobody has to answer one. The worker alone writes its file, the nodelet removes it with the worker. Calls of
-actors are not written: none is worth the state of the others.
+will have ended it by its own means, and before it leaves because of a task, until when it will have left; if
+it has not by then, its nodelet kills it. No message is sent, and nobody has to answer one. The worker alone
+writes its file, the nodelet removes it with the worker. Calls of actors are not written: none is worth the
+state of the others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NBYTES = _AT.size + _CALL.size
 
 
 class CallDeadline(NamedTuple):
-    """A call that runs, its timeout, and the monotonic time by which its worker ends it."""
+    """A call that runs, its timeout (0: its worker leaves), and the monotonic time by which that is done."""
 
     task_id: str
     timeout_s: float
@@ -46,10 +47,13 @@ class DeadlineCell:
             _CALL.pack_into(memory, _AT.size, timeout_s, task_id.encode())
             self._write(memory, time.monotonic() + timeout_s + grace_s)
 
-    def extend(self, for_s: float) -> None:
-        """Give the call that runs at least so long from now, if it has a timeout."""
-        if self._memory is not None and self._at_s:
-            self._write(self._memory, max(self._at_s, time.monotonic() + for_s))
+    def leave(self, task_id: str, within_s: float) -> None:
+        """Leave because of a call, within so long from now, or by its deadline if that is later."""
+        memory = self._memory or self._make()
+        if memory is not None:
+            if not self._at_s:
+                _CALL.pack_into(memory, _AT.size, 0.0, task_id.encode())
+            self._write(memory, max(self._at_s, time.monotonic() + within_s))
 
     def disarm(self) -> None:
         """End the call."""

@@ -86,7 +86,7 @@ class Cancellation:
         self._calls = calls
         self._worker = worker
         self.deadline = deadline
-        """Until when the task that runs ends, if it has a timeout; else the nodelet ends this process."""
+        """Until when the task that runs ends, if it has a timeout, or this process does because of it."""
         self._main = threading.main_thread().ident
         self._user_code_of: str | None = None
 
@@ -225,7 +225,7 @@ class Cancellation:
         self._io.background.spawn(self._leave(received), name="leave")
 
     async def _leave(self, received: ReceivedCall) -> None:
-        self.deadline.extend(2 * _STOP_GRACE_S)
+        self.deadline.leave(received.call.task_id, 2 * _STOP_GRACE_S)
         try:
             # Its caller returns the lease next: by then the nodelet gives this worker no other.
             await self._worker.retire()

@@ -49,7 +49,7 @@ def look(node: Node) -> Callable[[], None]:
 
 def test_a_worker_past_its_deadline_is_killed_once(node: Node, look: Callable[[], None]) -> None:
     late, in_time, idle = (node.start(name) for name in ("w_late", "w_in_time", "w_idle"))
-    late.arm("t_1", 0.0, OVERDUE_S)
+    late.arm("t_1", 1.0, OVERDUE_S - 1.0)
     in_time.arm("t_2", 60.0, 4.0)
     idle.arm("t_3", 0.0, OVERDUE_S)
     idle.disarm()
@@ -57,9 +57,17 @@ def test_a_worker_past_its_deadline_is_killed_once(node: Node, look: Callable[[]
     look()
     ((worker_id, reason),) = node.killed
     assert worker_id == "w_late"
-    assert reason.startswith("task t_1 ran longer than its timeout of 0 s")
+    assert reason.startswith("task t_1 ran longer than its timeout of 1 s")
     assert node.processes.overdue_task("w_late") == "t_1"
     assert node.processes.overdue_task("w_in_time") == ""
+
+
+def test_a_worker_that_wanted_to_leave_and_did_not_is_killed(
+    node: Node, look: Callable[[], None]
+) -> None:
+    node.start("w_1").leave("t_1", OVERDUE_S)
+    look()
+    assert node.killed[0][1].startswith("task t_1 was stopped, and this worker did not end it")
 
 
 def test_a_call_that_ended_in_the_last_moment_is_not_to_blame(

@@ -61,14 +61,14 @@ def test_the_nodelet_knows_before_the_caller_that_a_worker_leaves(
     )
     events: Any = SimpleNamespace(write=lambda: None)
     calls: Any = SimpleNamespace(running={"t_1": runs}, queued={"t_2": waits})
-    deadline = SimpleNamespace(extend=lambda for_s: told.append("takes its time"))
+    deadline = SimpleNamespace(leave=lambda task_id, within_s: told.append(f"leaves for {task_id}"))
     cancellation = Cancellation(io, events, None, calls, worker, deadline)  # type: ignore[arg-type]
     monkeypatch.setattr(os, "_exit", leave)
     cancellation._kill_worker(runs)
     with pytest.raises(Left):
         asyncio.run(work.pop())
     assert told == [
-        "takes its time",
+        "leaves for t_1",
         "retires",
         "t_1 failed",
         "['t_2'] returned",

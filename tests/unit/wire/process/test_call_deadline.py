@@ -23,21 +23,31 @@ def test_the_call_that_runs_is_read_with_its_deadline(tmp_path: Path) -> None:
     assert call is not None
     assert (call.task_id, call.timeout_s) == ("t_0123456789abcdef", 2.5)
     assert before_s + 6.5 <= call.at_s <= time.monotonic() + 6.5
-    cell.extend(1.0)
+    cell.leave(call.task_id, 1.0)
     assert read_deadline(path) == call, "it is never brought forward"
-    cell.extend(100.0)
+    cell.leave(call.task_id, 100.0)
     later = read_deadline(path)
     assert later is not None and later.at_s > call.at_s + 90.0
     cell.disarm()
     assert read_deadline(path) is None
-    cell.extend(100.0)
-    assert read_deadline(path) is None
+
+
+def test_a_worker_that_leaves_because_of_a_call_without_a_timeout_has_a_deadline(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / FOLDER).mkdir()
+    cell, path = DeadlineCell(str(tmp_path), "w_1"), cell_path(tmp_path, "w_1")
+    before_s = time.monotonic()
+    cell.leave("t_1", 10.0)
+    call = read_deadline(path)
+    assert call is not None and (call.task_id, call.timeout_s) == ("t_1", 0.0)
+    assert before_s + 10.0 <= call.at_s <= time.monotonic() + 10.0
 
 
 def test_a_worker_whose_nodelet_reads_no_deadlines_runs_calls_all_the_same(tmp_path: Path) -> None:
     cell = DeadlineCell(str(tmp_path), "w_1")
     cell.arm("t_1", 1.0, 1.0)
-    cell.extend(1.0)
+    cell.leave("t_1", 1.0)
     cell.disarm()
     assert list(tmp_path.iterdir()) == []
 
