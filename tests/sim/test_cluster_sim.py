@@ -43,7 +43,8 @@ def test_a_cluster_without_faults_does_all_that_is_asked(seed: int) -> None:
     outcome = run(seed, Plan(faults=0))
     assert outcome.faults == 0
     assert set(outcome.results) <= {
-        "done", "failed", "infeasible", "actor_died", "worker_died", "task_cancelled", "task_failed"
+        "done", "failed", "infeasible", "actor_died", "worker_died", "task_cancelled", "task_failed",
+        "placement_group_removed",
     }  # fmt: skip
     assert set(outcome.reads) <= {"value", "task_cancelled", "task_failed"}
 

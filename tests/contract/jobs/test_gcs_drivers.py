@@ -137,10 +137,11 @@ async def test_a_driver_of_which_nobody_can_tell_has_longer_if_it_was_silent_bef
     monkeypatch.setattr("stoker_gcs.registry.jobs.sessions.SILENT_S", 1.0)
     settings = msgspec.structs.replace(SHORT, driver_unreachable_s=600.0)
     async with gcs(sqlite_url, settings=settings) as (_, client):
-        told, cut_off = await attach(client, None), await attach(client, None)
+        told = await attach(client, None)
         session = await session_of(client, told)
         await session.close()
         assert "its session ended" in await end_of(client, told)
+        cut_off = await attach(client, None)
         session = await session_of(client, cut_off)
         assert await state_after(client, cut_off, 2.5) is JobState.RUNNING
         await session.close()

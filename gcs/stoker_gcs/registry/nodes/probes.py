@@ -25,6 +25,8 @@ EVERY_S = 0.1
 """Pause between two looks at the connections: what a look costs 100 nodes is 0.1 % of a core."""
 PAUSE_S = 1.0
 """Pause between two probes of one node."""
+AT_ONCE = 64
+"""Probes that are under way at once, at most."""
 
 
 class NodeProbes:
@@ -35,6 +37,7 @@ class NodeProbes:
         self._silent_s = settings.suspect_after_s / 2
         self._connections: dict[str, web.Request] = {}
         self._probed: dict[str, float] = {}
+        self._at_once = asyncio.Semaphore(AT_ONCE)
 
     def watches(self, node_id: str, request: web.Request) -> None:
         """Note the connection of a nodelet; it lasts as long as the nodelet, or is replaced by another."""
@@ -48,6 +51,9 @@ class NodeProbes:
 
     async def follow_silence(self) -> None:
         """Probe the nodes that send no heartbeats, until cancelled; runs on the leading replica."""
+        # Those that died while no gcs could notice it, though the gcs starts again and again.
+        living = (i for i, node in self._nodes.view.items() if node.state is not NodeState.DEAD)
+        await self._probe_all(set(living))
         # Before that no node could have been heard by this process.
         await asyncio.sleep(self._silent_s)
         while True:
@@ -70,8 +76,11 @@ class NodeProbes:
 
     async def _probe(self, node_id: str) -> None:
         node = self._nodes.view.get(node_id)
-        if node is None or node.state is NodeState.DEAD or not await refuses_connections(node.url):
+        if node is None or node.state is NodeState.DEAD:
             return
+        async with self._at_once:
+            if not await refuses_connections(node.url):
+                return
         try:
             await self._nodes.lose(node, f"its host refuses connections at {node.url}")
         except StokerError:
