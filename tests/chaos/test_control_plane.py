@@ -157,7 +157,7 @@ def _restore_under_load(cluster: Apart, database: str) -> None:
 
 
 DEFAULTS = {name: str(getattr(Settings(), name.removeprefix("STOKER_").lower())) for name in FAST}
-BUSY_S = 20.0
+BUSY_S = 12.0
 
 
 def _elections(cluster: Apart, name: str) -> int:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.logs(
     r'"level": "warning"', r"^this process: stoker[._]", "idle-in-transaction"
 )
 
-ENOUGH = {"task": 500, "actor": 2, "count": 50, "log": 50, "http": 50}
+ENOUGH = {"task": 200, "actor": 2, "count": 20, "log": 20, "http": 20}
 """Rounds of each kind of load that must succeed after a fault."""
 SLOWEST_S = 5.0
 """More than a client takes to move to another replica, even on a busy machine."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 QUIET = 10
 FIXED = range(8)
 """Seeds that every run tries."""
-CASES = 20
+CASES = 14
 SEEDS_PER_CASE = 10
 """Fresh seeds of each case in ``make test``; ``make sim`` runs thousands."""
 MESSAGES, FAULTS = 1000, 5
