@@ -115,6 +115,8 @@ class Reconciler:
         match event.kind:
             case EventKind.ACTOR_CREATED | EventKind.ACTOR_RESTARTING | EventKind.ACTOR_SUPPLIED:
                 self._start(work, "place", subject, lambda: self._place(subject))
+            case EventKind.GROUP_PLACED:
+                self._check_nodes(work, convert_known(payload, PlacementGroup))
             case EventKind.GROUP_CREATED | EventKind.GROUP_RESCHEDULING:
                 self._start(work, "place", subject, lambda: self._place_group(subject))
             case EventKind.JOB_SUBMITTED if payload.get("array") or payload.get("one_per_node"):
@@ -163,6 +165,22 @@ class Reconciler:
 
     async def _check_owner(self, owned_id: str) -> None:
         await self._ownership.end_if_orphaned(owned_id)
+
+    def _check_nodes(self, work: Background, group: PlacementGroup) -> None:
+        """Place bundles again whose node died, or started again, before their place was recorded."""
+        for place in group.placements.values():
+            node = self._nodes.view.get(place.node_id)
+            if node is not None and (
+                node.state is NodeState.DEAD or node.incarnation > place.node_incarnation
+            ):
+                self._end_lost_leases(work, place.node_id)
+
+    def _end_lost_leases(self, work: Background, node_id: str) -> None:
+        """End what earlier incarnations of a node had, or all that it had if it is dead."""
+        node = self._nodes.view.get(node_id)
+        dead = node is None or node.state is NodeState.DEAD
+        before = ALL_INCARNATIONS if node is None else node.incarnation + dead
+        self._end_leases_on_node(work, node_id, before, f"node {node_id} died")
 
     def _end_leases_on_node(self, work: Background, node_id: str, before: int, reason: str) -> None:
         self._start(work, "end leases", node_id, lambda: self._end_leases(node_id, before, reason))
@@ -265,10 +283,7 @@ class Reconciler:
             for placement in group.placements.values()
         }
         for node_id in sorted({row["node_id"] for row in rows} | with_bundles):
-            node = self._nodes.view.get(node_id)
-            dead = node is None or node.state is NodeState.DEAD
-            before = ALL_INCARNATIONS if node is None else node.incarnation + dead
-            self._end_leases_on_node(work, node_id, before, f"node {node_id} died")
+            self._end_lost_leases(work, node_id)
 
     async def _end_job(self, job_id: str) -> None:
         job = await self._jobs.find(job_id)
