@@ -342,6 +342,21 @@ async def test_postgres_may_go_and_come_back(own_postgres: PostgresServer) -> No
         await watch.aclose()  # type: ignore[attr-defined]
 
 
+async def test_a_leader_that_a_silent_database_cannot_name_is_asked_for_again(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker_gcs.controllers.leader_election._LOOKUP_S", 0.1)
+    async with gcs(sqlite_url) as (running, client):
+
+        async def silent(*_: object) -> None:
+            await asyncio.sleep(60)
+
+        monkeypatch.setattr(running.app.state.store, "get", silent)
+        with pytest.raises(UnavailableError, match="the database does not answer") as error:
+            await client.call("GET", "/v1/leaders/scheduler", reply=Leader, retry=False)
+        assert error.value.retryable
+
+
 @pytest.mark.logs(r"not ready")
 async def test_a_replica_without_its_database_is_not_ready(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch

@@ -152,9 +152,11 @@ class LeaderElection:
         try:
             async with asyncio.timeout(_LOOKUP_S):
                 row = await self._state.store.get(schema.LEADERS, {"name": name})
-        except (UnavailableError, TimeoutError):
+        except (UnavailableError, TimeoutError) as error:
             if name not in self._view:
-                raise
+                raise UnavailableError(
+                    f"which {name} leads is not known: the database does not answer"
+                ) from error
             return self._view[name]
         if row is None or row["expires_at_s"] <= self._state.now():
             raise UnavailableError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.work import SESSION_BEAT_S, AttachDriver, Job, JobState
 from stoker_wire.process.host_identity import pid_namespace, start_time
@@ -129,6 +130,26 @@ async def test_a_driver_that_does_not_answer_has_as_long_as_the_setting_says(
             beats.cancel()
             for session in sessions:
                 await session.close()
+
+
+async def test_a_driver_that_was_seen_running_outlives_a_moment_in_which_nobody_can_look(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[bool | None] = []
+
+    async def look(_self: DriverProcesses, _job: Job) -> bool | None:
+        # As with a nodelet that starts again, and much later is gone for good.
+        looks.append(None if len(looks) in (4, 5) or len(looks) > 8 else True)
+        return looks[-1]
+
+    monkeypatch.setattr(DriverProcesses, "runs", look)
+    monkeypatch.setattr("stoker_gcs.registry.jobs.sessions.LOOK_S", 0.5)
+    settings = msgspec.structs.replace(SHORT, driver_reconnect_s=2.0)
+    async with gcs(sqlite_url, settings=settings) as (_, client):
+        job = await attach(client, None)
+        await (await session_of(client, job)).close()
+        assert "its session ended" in await end_of(client, job)
+        assert len(looks) > 10
 
 
 async def test_a_driver_of_which_nobody_can_tell_has_longer_if_it_was_silent_before(

@@ -78,6 +78,8 @@ class Look(NamedTuple):
 
     at_s: float
     runs: bool | None
+    ran_at_s: float
+    """When a look found the process running last; 0: never."""
 
 
 class DriverSessions:
@@ -276,16 +278,18 @@ class DriverSessions:
         looked = self._looked.get(job.job_id)
         if looked is None:
             return None
-        silent_s = self._state.now() - doubt.since_s
+        now = self._state.now()
+        silent_s = now - doubt.since_s
         if looked.runs is False:
             return f"its process {job.pid} on {job.hostname} is gone, without a finish"
-        limit_s, what = doubt.limit_s, doubt.text.format(f"{silent_s:.1f} s")
-        if looked.runs or math.isinf(limit_s):
+        if looked.runs or math.isinf(doubt.limit_s):
             limit_s = self._settings.driver_unresponsive_s or math.inf
-            what = (
-                f"its process has not answered for {silent_s:.1f} s (STOKER_DRIVER_UNRESPONSIVE_S)"
-            )
-        return what if silent_s > limit_s else None
+            what = f"its process has not answered for {silent_s:.1f} s"
+            return f"{what} (STOKER_DRIVER_UNRESPONSIVE_S)" if silent_s > limit_s else None
+        # Who looked may be gone for a moment, as its nodelet is that starts again.
+        if now - max(doubt.since_s, looked.ran_at_s) <= doubt.limit_s:
+            return None
+        return doubt.text.format(f"{silent_s:.1f} s")
 
     def _is_due(self, job: Job) -> bool:
         looked = self._looked.get(job.job_id)
@@ -297,7 +301,9 @@ class DriverSessions:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_TIMEOUT_S):
                 runs = await self._processes.runs(job)
-        self._looked[job.job_id] = Look(self._state.now(), runs)
+        now, before = self._state.now(), self._looked.get(job.job_id)
+        ran_at_s = now if runs else before.ran_at_s if before is not None else 0.0
+        self._looked[job.job_id] = Look(now, runs, ran_at_s)
 
     async def _sessions(self) -> dict[str, Session]:
         """Return the session of each driver in which it was heard last: it may have had several."""
