@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
+from stoker_gcs.registry.jobs.driver_processes import DriverProcesses, Seen
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.work import SESSION_BEAT_S, AttachDriver, Job, JobState
 from stoker_wire.process.host_identity import pid_namespace, start_time
@@ -135,14 +135,14 @@ async def test_a_driver_that_does_not_answer_has_as_long_as_the_setting_says(
 async def test_a_driver_that_was_seen_running_outlives_a_moment_in_which_nobody_can_look(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks: list[bool | None] = []
+    looks: list[Seen] = []
 
-    async def look(_self: DriverProcesses, _job: Job) -> bool | None:
+    async def look(_self: DriverProcesses, _job: Job) -> Seen:
         # As with a nodelet that starts again, and much later is gone for good.
-        looks.append(None if len(looks) in (4, 5) or len(looks) > 8 else True)
+        looks.append(Seen.UNSEEN if len(looks) in (4, 5) or len(looks) > 8 else Seen.RUNNING)
         return looks[-1]
 
-    monkeypatch.setattr(DriverProcesses, "runs", look)
+    monkeypatch.setattr(DriverProcesses, "look", look)
     monkeypatch.setattr("stoker_gcs.registry.jobs.sessions.LOOK_S", 0.5)
     settings = msgspec.structs.replace(SHORT, driver_reconnect_s=2.0)
     async with gcs(sqlite_url, settings=settings) as (_, client):
@@ -150,6 +150,24 @@ async def test_a_driver_that_was_seen_running_outlives_a_moment_in_which_nobody_
         await (await session_of(client, job)).close()
         assert "its session ended" in await end_of(client, job)
         assert len(looks) > 10
+
+
+async def test_a_driver_that_is_cut_off_with_its_nodelet_has_as_long_as_a_cut_may_last(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = [Seen.CUT_OFF]
+
+    async def look(_self: DriverProcesses, _job: Job) -> Seen:
+        return seen[-1]
+
+    monkeypatch.setattr(DriverProcesses, "look", look)
+    settings = msgspec.structs.replace(SHORT, driver_unreachable_s=600.0)
+    async with gcs(sqlite_url, settings=settings) as (_, client):
+        job = await attach(client, None)
+        await (await session_of(client, job)).close()
+        assert await state_after(client, job, 3.0) is JobState.RUNNING
+        seen.append(Seen.UNSEEN)  # its node is dead
+        assert "its session ended" in await end_of(client, job)
 
 
 async def test_a_driver_of_which_nobody_can_tell_has_longer_if_it_was_silent_before(

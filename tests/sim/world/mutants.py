@@ -19,7 +19,7 @@ from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.leases import Leases
 from stoker_gcs.controllers.reconcile import Reconciler
 from stoker_gcs.registry.groups import rules as group_rules
-from stoker_gcs.registry.jobs.driver_processes import DriverProcesses
+from stoker_gcs.registry.jobs.driver_processes import DriverProcesses, Seen
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_gcs.registry.jobs.sessions import SHARED_SLACK_S, Doubt, DriverSessions
 from stoker_gcs.registry.nodes.probes import NodeProbes
@@ -267,12 +267,12 @@ def frozen_replica() -> Any:
             return Doubt(max(session.renewed_s, began_s), limit_s, "its session ended {} ago")
         return found
 
-    async def nobody_looks(self: Any, job: Any) -> None:
-        return None
+    async def nobody_looks(self: Any, job: Any) -> Seen:
+        return Seen.UNSEEN
 
     return patched(
         (DriverSessions, "_doubt", doubt),
-        (DriverProcesses, "runs", nobody_looks),
+        (DriverProcesses, "look", nobody_looks),
         (driver_session, "_SESSION_SILENCE_S", 22.5),
     )
 

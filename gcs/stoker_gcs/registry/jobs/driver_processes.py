@@ -6,6 +6,7 @@ can tell; of a driver on a machine without a nodelet nobody can.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from stoker_wire.errors import NotFoundError, StokerError
@@ -19,18 +20,30 @@ if TYPE_CHECKING:
 _ASK_S = 2.0
 
 
+class Seen(Enum):
+    """What a look at the process of a driver has found."""
+
+    RUNNING = "running"
+    GONE = "gone"
+    CUT_OFF = "cut off"
+    """The nodelet beside it does not answer, so it may be cut off with all of its host."""
+    UNSEEN = "unseen"
+    """Nobody is there who could tell."""
+
+
 class DriverProcesses:
     """The processes of attached drivers."""
 
     def __init__(self, peers: PeerClients) -> None:
         self._peers = peers
 
-    async def runs(self, job: Job) -> bool | None:
-        """Return whether the driver's process still runs; None if nobody can tell."""
+    async def look(self, job: Job) -> Seen:
+        """Look whether the driver's process still runs."""
         if not job.pid_namespace or not job.pid_started:
-            return None
+            return Seen.UNSEEN
         if job.pid_namespace == pid_namespace():
-            return start_time(job.pid) == job.pid_started
+            return _seen(start_time(job.pid) == job.pid_started)
+        found = Seen.UNSEEN
         for node in self._peers.live_nodes():
             if node.hostname != job.hostname:
                 continue
@@ -44,10 +57,15 @@ class DriverProcesses:
                 )
             except NotFoundError as error:
                 if error.extra.get("pid_namespace") == job.pid_namespace:
-                    return False
+                    return Seen.GONE
                 continue
             except StokerError:
+                found = Seen.CUT_OFF
                 continue
             if process.pid_namespace == job.pid_namespace:
-                return process.started == job.pid_started
-        return None
+                return _seen(process.started == job.pid_started)
+        return found
+
+
+def _seen(runs: bool) -> Seen:
+    return Seen.RUNNING if runs else Seen.GONE

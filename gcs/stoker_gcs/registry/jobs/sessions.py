@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from aiohttp import ClientError, WSMsgType
 
+from stoker_gcs.registry.jobs.driver_processes import Seen
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import StokerError, UnavailableError
@@ -74,10 +75,10 @@ class Doubt(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A look at the process of a driver: when it ended, and whether the process ran (None: unknown)."""
+    """A look at the process of a driver: when it ended, and what it found."""
 
     at_s: float
-    runs: bool | None
+    seen: Seen
     ran_at_s: float
     """When a look found the process running last; 0: never."""
 
@@ -278,16 +279,19 @@ class DriverSessions:
         looked = self._looked.get(job.job_id)
         if looked is None:
             return None
-        now = self._state.now()
+        now, settings = self._state.now(), self._settings
         silent_s = now - doubt.since_s
-        if looked.runs is False:
+        if looked.seen is Seen.GONE:
             return f"its process {job.pid} on {job.hostname} is gone, without a finish"
-        if looked.runs or math.isinf(doubt.limit_s):
-            limit_s = self._settings.driver_unresponsive_s or math.inf
+        if looked.seen is Seen.RUNNING or math.isinf(doubt.limit_s):
+            limit_s = settings.driver_unresponsive_s or math.inf
             what = f"its process has not answered for {silent_s:.1f} s"
             return f"{what} (STOKER_DRIVER_UNRESPONSIVE_S)" if silent_s > limit_s else None
-        # Who looked may be gone for a moment, as its nodelet is that starts again.
-        if now - max(doubt.since_s, looked.ran_at_s) <= doubt.limit_s:
+        limit_s = doubt.limit_s
+        if looked.seen is Seen.CUT_OFF:
+            limit_s = max(limit_s, settings.driver_unreachable_s)
+        # Who looked may be gone for a moment, as a nodelet is that starts again.
+        if now - max(doubt.since_s, looked.ran_at_s) <= limit_s:
             return None
         return doubt.text.format(f"{silent_s:.1f} s")
 
@@ -297,13 +301,13 @@ class DriverSessions:
 
     async def _look(self, job: Job) -> None:
         """Look at the process of a driver that may be dead, for the next verdict."""
-        runs = None
+        seen = Seen.CUT_OFF
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_TIMEOUT_S):
-                runs = await self._processes.runs(job)
+                seen = await self._processes.look(job)
         now, before = self._state.now(), self._looked.get(job.job_id)
-        ran_at_s = now if runs else before.ran_at_s if before is not None else 0.0
-        self._looked[job.job_id] = Look(now, runs, ran_at_s)
+        ran_at_s = now if seen is Seen.RUNNING else before.ran_at_s if before is not None else 0.0
+        self._looked[job.job_id] = Look(now, seen, ran_at_s)
 
     async def _sessions(self) -> dict[str, Session]:
         """Return the session of each driver in which it was heard last: it may have had several."""
