@@ -21,7 +21,7 @@ _ASK_S = 2.0
 
 
 class Seen(Enum):
-    """What a look at the process of a driver has found."""
+    """Result of a look at the process of a driver."""
 
     RUNNING = "running"
     GONE = "gone"
