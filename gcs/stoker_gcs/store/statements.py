@@ -81,7 +81,6 @@ KNOWN_TASKS_BY_COLUMN = (
     f"SELECT {', '.join(TASKS.names)} FROM {TASKS.name} "
     "WHERE task_id = ANY(CAST(:task_id AS text[]))"
 )
-ADD_TASKS_BY_COLUMN = _by_column(ADD_TASKS)
 
 
 def append(event: Append) -> dict[str, Value]:

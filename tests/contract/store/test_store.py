@@ -379,6 +379,26 @@ async def test_task_reports_merge_in_any_order(store: Store) -> None:
     assert states == ["FINISHED", "FAILED", "RUNNING"]
 
 
+@pytest.mark.logs(r"duplicate key")
+async def test_replicas_that_report_the_same_attempts_at_once_lose_none(postgres_url: str) -> None:
+    await migrate(postgres_url)
+    one, other = open_store(postgres_url), open_store(postgres_url)
+    for store in (one, other):
+        await store.start()
+    for turn in range(5):
+        names = [f"t_{turn}_{i}" for i in range(200)]
+        await asyncio.gather(
+            one.put_tasks([a_task(name, node_id="n_1") for name in names[:150]]),
+            other.put_tasks([a_task(name, TaskState.FINISHED) for name in names[50:]]),
+        )
+    rows = [task_of(row) for row in await one.select(schema.TASKS)]
+    for store in (one, other):
+        await store.stop()
+    assert len(rows) == 5 * 200
+    assert sum(row.state is TaskState.FINISHED for row in rows) == 5 * 150
+    assert sum(row.state is TaskState.FINISHED and row.node_id == "n_1" for row in rows) == 5 * 100
+
+
 async def test_concurrent_callers_share_transactions_and_each_gets_its_own_result(
     store: Store,
 ) -> None:

@@ -36,6 +36,8 @@ WAIT_LIMIT_S = 60.0
 LOOK_S = 0.5
 GONE_S = 4.0
 """So long a group may say that a bundle is on a node that is gone, while a gcs serves."""
+VISIBLE_S = 1.0
+"""Who can look for so long has looked."""
 LOG_SLACK = 24
 """So many waiters, and events of readers that lag, may be kept beside the log's ring."""
 
@@ -59,6 +61,8 @@ class Checks:
         self._began: dict[str, set[int]] = {}
         self._gone_s: dict[str, float] = {}
         self._unnoticed_s: dict[str, float] = {}
+        self._visible_s: dict[str, float] = {}
+        """For how long every gcs has been able to look at the processes of each host."""
         self._last_seq = 0
         self.has_new_leases = False
 
@@ -262,11 +266,8 @@ class Checks:
         driver = self._world.drivers_by_job.get(job_id)
         if state != JobState.FAILED or driver is None or driver.process.dead:
             return
-        host, network = driver.process.host, self._world.network
-        node = next(one for one in self._world.nodes if one.host == host)
         # Only then can anybody tell that its process lives.
-        seen = not (node.process.dead or node.process.frozen or network.faults.loss)
-        if seen and all(network.reaches(gcs.process.host, host) for gcs in self._world.gcs):
+        if self._visible_s.get(driver.process.host, 0.0) >= VISIBLE_S:
             message = next(
                 job.message
                 for job in self._world.database.rows("jobs", Job)
@@ -286,6 +287,7 @@ class Checks:
         records = {n.node_id: n for n in world.database.rows("nodes", Node)}
         if len(serving) == len(world.gcs) and not (world.network.cuts or world.network.faults.loss):
             self._look_at_groups(records)
+        self._look_at_hosts(records)
         for node in world.nodes:
             record = records.get(node.node_id)
             reached = any(world.network.reaches(g.process.host, node.host) for g in serving)
@@ -303,6 +305,20 @@ class Checks:
                     lost_s < NOTICED_WITHIN_S,
                     f"{node.node_id} is dead for {lost_s} s in which a gcs served, and {record.state}",
                 )
+
+    def _look_at_hosts(self, records: dict[str, Node]) -> None:
+        """Note how long drivers' processes can be looked at."""
+        network, gcs = self._world.network, self._world.gcs
+        before, self._visible_s = self._visible_s, {}
+        for node in self._world.nodes:
+            record = records.get(node.node_id)
+            if (
+                record is not None
+                and record.state is NodeState.ALIVE
+                and not (node.process.dead or node.process.frozen or network.faults.loss)
+                and all(network.reaches(one.process.host, node.host) for one in gcs)
+            ):
+                self._visible_s[node.host] = before.get(node.host, -LOOK_S) + LOOK_S
 
     def _look_at_groups(self, nodes: dict[str, Node]) -> None:
         """Check that a group's bundles are not for long on nodes that are gone."""

@@ -42,7 +42,7 @@ RENEW_S = 1.0
 KEPT_S = 600.0
 """How much longer an entry is kept than a job survives a driver of which nothing is heard."""
 CHECK_S = 0.25
-LOOK_S = 1.0
+LOOK_S = 0.5
 """Pause between two looks at the process of a driver that may be dead."""
 LOOK_TIMEOUT_S = 3.0
 """How long a look may take; who is silent for so long cannot tell."""
@@ -279,8 +279,8 @@ class DriverSessions:
         looked = self._looked.get(job.job_id)
         if looked is None:
             return None
-        now, settings = self._state.now(), self._settings
-        silent_s = now - doubt.since_s
+        settings = self._settings
+        silent_s = self._state.now() - doubt.since_s
         if looked.seen is Seen.GONE:
             return f"its process {job.pid} on {job.hostname} is gone, without a finish"
         if looked.seen is Seen.RUNNING or math.isinf(doubt.limit_s):
@@ -290,8 +290,8 @@ class DriverSessions:
         limit_s = doubt.limit_s
         if looked.seen is Seen.CUT_OFF:
             limit_s = max(limit_s, settings.driver_unreachable_s)
-        # Who looked may be gone for a moment, as a nodelet is that starts again.
-        if now - max(doubt.since_s, looked.ran_at_s) <= limit_s:
+        # Who looks may be gone for a moment, as a nodelet is that starts again: the look is after the limit.
+        if looked.at_s - max(doubt.since_s, looked.ran_at_s) <= limit_s:
             return None
         return doubt.text.format(f"{silent_s:.1f} s")
 
