@@ -220,10 +220,12 @@ class NodeRegistry:
     def silent_for(self, seconds: float) -> set[str]:
         """Return the nodes that live, as far as is known, and have sent no heartbeat for so long."""
         before_s = self._state.now() - seconds
+        heard = {i for i, last in self._heartbeats.items() if last.at_s >= before_s}
         return {
-            node.node_id
-            for node in self.view.values()
-            if node.state is not NodeState.DEAD and self._last_heartbeat_s(node) < before_s
+            node_id
+            for node_id in self.view.keys() - heard
+            if self.view[node_id].state is not NodeState.DEAD
+            and self._last_heartbeat_s(self.view[node_id]) < before_s
         }
 
     async def delete(self, node: Node) -> bool:
