@@ -140,6 +140,7 @@ def test_a_service_that_is_two_minor_versions_ahead_is_refused_and_says_whom_to_
             made.nodelets.append(nodelet)
             nodelet.start(ready=False)
             until(lambda: said in nodelet.said(), WAIT_S, "the nodelet is refused")
+            assert '"level": "error"' in nodelet.said(), "at once"
             assert "upgrade gcs" in nodelet.said() and "upgrade gcs" in made.scheduler.said()
             assert not nodelet.answers("/readyz")
         finally:
