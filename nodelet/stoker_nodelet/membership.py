@@ -27,6 +27,7 @@ from stoker_wire.errors import (
     ConflictError,
     FencedError,
     NotFoundError,
+    ProtocolError,
     StokerError,
 )
 from stoker_wire.http.client.client import Client
@@ -46,6 +47,8 @@ _KILLED_S = 5.0
 _READMISSION_S = 10.0
 """For so long it is no error that the URL is in use: a node that was killed and started again must
 wait until its former incarnation was silent for ``suspect_after_s``."""
+_SAY_AGAIN_S = 1.0
+_SAY_AGAIN_MAX_S = 10.0
 _KINDS = ",".join(
     (
         EventKind.JOB_FINISHED,
@@ -57,6 +60,30 @@ _KINDS = ",".join(
 )
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Complaint:
+    """A condition that lasts: to be logged when it begins or changes, then ever more rarely."""
+
+    _text: str = ""
+    _due_s: float = 0.0
+    _pause_s: float = 0.0
+
+    def is_due(self, text: str, now_s: float) -> bool:
+        """Return whether to log it now."""
+        if text != self._text:
+            self._text, self._pause_s = text, _SAY_AGAIN_S
+        elif now_s < self._due_s:
+            return False
+        else:
+            self._pause_s = min(2 * self._pause_s, _SAY_AGAIN_MAX_S)
+        self._due_s = now_s + self._pause_s
+        return True
+
+    def end(self) -> None:
+        """Note that it is over."""
+        self._text = ""
 
 
 @dataclass(slots=True)
@@ -72,6 +99,7 @@ class Membership:
     watermarks: Watermarks = field(default_factory=lambda: Watermarks(0.0, 0))
     joined: asyncio.Event = field(default_factory=asyncio.Event)
     leaving: bool = False
+    _refusal: Complaint = field(default_factory=Complaint)
 
     @property
     def incarnation(self) -> int:
@@ -99,7 +127,7 @@ class Membership:
             last_incarnation=self.incarnation,
         )
         answer: RegisteredNode | None = None
-        logged, began_s = "", time.monotonic()
+        began_s = time.monotonic()
         while answer is None:
             try:
                 answer = await self.gcs.call(
@@ -109,17 +137,23 @@ class Membership:
                 if error.status >= 500:
                     _log.warning("the gcs does not answer yet: %s", error)
                 elif (
-                    isinstance(error, ConflictError) and time.monotonic() - began_s < _READMISSION_S
+                    isinstance(error, ConflictError)
+                    and not isinstance(error, ProtocolError)
+                    and time.monotonic() - began_s < _READMISSION_S
                 ):
                     _log.info("this node waits to be admitted: %s", error)
-                elif str(error) != logged:
-                    logged = str(error)
-                    _log.error("the gcs refused this node, which goes on trying: %s", error)
+                else:
+                    self._refused(error)
                 await asyncio.sleep(self.heartbeat_s)
+        self._refusal.end()
         self.heartbeat_s = answer.heartbeat_s
         self.workers.dispatch(NodeRegistered(incarnation=answer.incarnation, epoch=answer.epoch))
         self.joined.set()
         self.on_member(True)
+
+    def _refused(self, error: StokerError) -> None:
+        if self._refusal.is_due(str(error), time.monotonic()):
+            _log.error("the gcs refused this node, which goes on trying: %s", error)
 
     async def _send_heartbeats(self) -> None:
         path = f"/v1/nodes/{self.registration.node_id}/heartbeat"
@@ -147,9 +181,13 @@ class Membership:
                 )
             except (FencedError, NotFoundError):
                 raise
+            except ProtocolError as error:
+                self._refused(error)
+                continue
             except StokerError as error:
                 _log.warning("heartbeat: %s", error)
                 continue
+            self._refusal.end()
             self.registration = structs.replace(
                 self.registration, warm_kernels=warm, devices=devices, conditions=conditions
             )
@@ -232,7 +270,10 @@ class Membership:
             except CompactedError:
                 continue
             except StokerError as error:
-                _log.warning("watching the cluster: %s", error)
+                if isinstance(error, ProtocolError):
+                    self._refused(error)
+                else:
+                    _log.warning("watching the cluster: %s", error)
                 await asyncio.sleep(self.heartbeat_s)
 
     async def _check_jobs(self) -> None:

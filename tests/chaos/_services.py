@@ -11,6 +11,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from stoker.runtime.net.http import HttpClient
@@ -41,6 +42,10 @@ class Service:
         self._command = [*command, "--port", str(self.port)]
         self._env = env
         self._process: subprocess.Popen[bytes] | None = None
+
+    def launch_by(self, launcher: tuple[str, ...]) -> None:
+        """Be started by another module from now on: ``python -m LAUNCHER MODULE OPTIONS``."""
+        self._command[2:2] = launcher
 
     @property
     def pid(self) -> int:
@@ -155,6 +160,8 @@ class Apart:
         self.scheduler = self._service("scheduler", "stoker_scheduler", "--gcs-url", self.address)
         self.nodelets: list[Service] = []
         self.standbys: list[Service] = []
+        self.launcher: tuple[str, ...] = ()
+        """What stands before the module of each nodelet that is added from now on."""
 
     def _service(self, name: str, module: str, *options: str) -> Service:
         command = [sys.executable, "-m", module, *options]
@@ -176,6 +183,7 @@ class Apart:
             *("--session-dir", str(self.folder / f"n{number}")),
             *("--labels", json.dumps({"name": f"n{number}"})),
         )
+        made.launch_by(self.launcher)
         self.nodelets.append(made)
         made.start()
         return made
@@ -196,6 +204,18 @@ class Apart:
         """The nodes by their label."""
         page = self.client.call("GET", "/v1/nodes", reply=dict[str, Any], query={"limit": 100})
         return {node["labels"]["name"]: node for node in page["items"]}
+
+    def attempts(self, job_id: str) -> dict[str, dict[int, dict[str, Any]]]:
+        """The history of a job: the record of each attempt of each task."""
+        found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+        query: dict[str, Any] = {"job_id": job_id, "limit": 1000}
+        while True:
+            page = self.client.call("GET", "/v1/tasks", reply=dict[str, Any], query=query)
+            for record in page["items"]:
+                found[record["task_id"]][record["attempt"]] = record
+            if not page["next_cursor"]:
+                return dict(found)
+            query["cursor"] = page["next_cursor"]
 
     def stop(self) -> None:
         for service in (*self.nodelets, *self.standbys, self.scheduler, *self.replicas):

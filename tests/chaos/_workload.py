@@ -47,3 +47,28 @@ def count_to(number: int) -> Iterator[Any]:
 class Echo:
     def echo(self, number: int) -> int:
         return number
+
+
+@stoker.remote(num_cpus=0, max_restarts=1, max_task_retries=0)
+class Tally:
+    """An actor whose state outlives its worker."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    def __stoker_save__(self) -> int:
+        return self.count
+
+    def __stoker_restore__(self, state: int) -> None:
+        self.count = state
+
+
+@stoker.remote(**SMALL)
+def version_of_worker() -> str:
+    from stoker_wire import version
+
+    return version.VERSION

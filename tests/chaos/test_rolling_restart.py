@@ -6,6 +6,7 @@ import contextlib
 import json
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,18 @@ from stoker.runtime.net.http import HttpClient
 from stoker_migrations.command import upgrade
 from tests.chaos._load import GET_S, Load
 from tests.chaos._services import Apart, Service, apart
-from tests.chaos._workload import Echo, block, count_to, double, last_of, sum_of_doubles
+from tests.chaos._workload import (
+    Echo,
+    Tally,
+    block,
+    count_to,
+    double,
+    last_of,
+    sum_of_doubles,
+    version_of_worker,
+)
+from tests.chaos.matrix.cell import TERMINAL, states_of, tells
+from tests.chaos.versions.next_minor import launcher, next_version
 from tests.e2e import _cluster
 from tests.e2e._cluster import session_root
 from tests.services import until
@@ -35,7 +47,8 @@ ENOUGH = {
     "put": 10,
     "large": 10,
     "stream": 3,
-    "call": 20,
+    "call": 10,
+    "tally": 5,
     "actor": 1,
 }
 """Rounds of each kind of load that must succeed after each step."""
@@ -67,10 +80,23 @@ def _attached(folder: Path, *, share: bool, standby: bool = False, **given: Any)
 Kept = deque[tuple[int, Any]]
 
 
-def _load(actors: list[Any], blocks: Kept, puts: Kept) -> Load:
+@dataclass
+class Work:
+    """What the load calls and keeps, and the tasks whose answers it has."""
+
+    actors: list[Any] = field(default_factory=lambda: [Echo.remote() for _ in range(6)])
+    tallies: list[Any] = field(default_factory=lambda: [Tally.remote() for _ in range(2)])
+    blocks: Kept = field(default_factory=Kept)
+    puts: Kept = field(default_factory=Kept)
+    answered: set[str] = field(default_factory=set)
+
+
+def _load(work: Work) -> Load:
 
     def get(refs: Any) -> Any:
-        return stoker.get(refs, timeout=GET_S)
+        answers = stoker.get(refs, timeout=GET_S)
+        work.answered.update(ref.task_id for ref in (refs if isinstance(refs, list) else [refs]))
+        return answers
 
     def task(number: int) -> None:
         numbers = range(number, number + 8)
@@ -83,15 +109,15 @@ def _load(actors: list[Any], blocks: Kept, puts: Kept) -> Load:
         kept.append((number, ref))
         if len(kept) > KEPT:
             made, oldest = kept.popleft()
-            assert int(get(oldest)[-1]) == made
+            assert int(stoker.get(oldest, timeout=GET_S)[-1]) == made
 
     def object_(number: int) -> None:
-        keep(blocks, number, block.remote(number))
+        keep(work.blocks, number, block.remote(number))
 
     def put(number: int) -> None:
         ref = stoker.put(np.full(1 << 16, number, dtype=np.int32))
         assert get(last_of.remote(ref)) == number
-        keep(puts, number, ref)
+        keep(work.puts, number, ref)
 
     def large(number: int) -> None:
         assert get(last_of.remote(np.full(1 << 17, number, dtype=np.int32))) == number
@@ -101,7 +127,12 @@ def _load(actors: list[Any], blocks: Kept, puts: Kept) -> Load:
         assert items == list(range(10)), number
 
     def call(number: int) -> None:
-        assert get([one.echo.remote(number) for one in actors]) == [number] * len(actors)
+        answers = get([one.echo.remote(number) for one in work.actors])
+        assert answers == [number] * len(work.actors)
+
+    def tally(number: int) -> None:
+        answers = get([one.add.remote() for one in work.tallies])
+        assert answers == [number + 1] * len(work.tallies), number
 
     def actor(number: int) -> None:
         made = Echo.remote()
@@ -118,6 +149,7 @@ def _load(actors: list[Any], blocks: Kept, puts: Kept) -> Load:
         large=large,
         stream=stream,
         call=call,
+        tally=tally,
         actor=actor,
     )
 
@@ -159,14 +191,16 @@ def _replace(cluster: Apart, old: Service) -> None:
     assert old.ended(2 * DRAIN_S) == 0, old.said()
 
 
-def _restart(service: Service) -> None:
+def _restart(service: Service, as_: tuple[str, ...]) -> None:
     assert service.stop() == 0, service.said()
+    service.launch_by(as_)
     service.start()
 
 
-def _restart_scheduler(service: Service) -> None:
+def _restart_scheduler(service: Service, as_: tuple[str, ...]) -> None:
     """Restart a scheduler; if it led, another leads then. One that stands by is not ready."""
     assert service.stop() == 0, service.said()
+    service.launch_by(as_)
     service.start(ready=False)
     until(lambda: service.answers("/healthz"), GET_S, f"{service.name} answers")
 
@@ -179,17 +213,49 @@ def _objects(cluster: Apart) -> list[dict[str, Any]]:
     return [one for page in pages for one in page["items"] if not one["copy_of"]]
 
 
-def _check(cluster: Apart, actors: list[Any], *kept: Kept) -> None:
+def _check(cluster: Apart, work: Work) -> None:
     """Check what the drains have done: actors used up no restart, and objects that nobody needs are gone."""
-    for objects in kept:
-        objects.clear()
+    work.blocks.clear()
+    work.puts.clear()
     try:
         until(lambda: not _objects(cluster), GET_S, "what was moved is freed", interval_s=0.1)
     except TimeoutError as error:
         raise AssertionError(f"{error}: {_objects(cluster)}") from None
+    actors = (*work.actors, *work.tallies)
     records = [_cluster.actor_record(one._info.actor_id) for one in actors]
     assert [one["restarts"] for one in records] == [0] * len(actors), "none was used up"
     assert any(one["preemptions"] for one in records), "some were moved"
+
+
+def _check_history(cluster: Apart, work: Work) -> None:
+    """Check that each answer is there as a task that finished, and that whatever began has an end."""
+    job_id = stoker.get_runtime_context().job_id
+
+    def missing() -> dict[str, dict[int, str]]:
+        known = {task: states_of(one) for task, one in cluster.attempts(job_id).items()}
+        untold = {one for one in work.answered if not tells(known.get(one, {}), "ended")}
+        return {one: known.get(one, {}) for one in untold} | {
+            one: states for one, states in known.items() if not TERMINAL.issuperset(states.values())
+        }
+
+    try:
+        until(lambda: not missing(), GET_S, "the history is whole", interval_s=0.5)
+    except TimeoutError as error:
+        raise AssertionError(f"{error}: {list(missing().items())[:5]}") from None
+
+
+def _versions(cluster: Apart) -> set[str]:
+    """What all processes of the cluster say that they are, and a worker."""
+    nodes = [node for node in cluster.nodes().values() if node["state"] == "ALIVE"]
+    assert len(nodes) == 4
+    services = (*cluster.replicas, *cluster.standbys, cluster.scheduler)
+    urls = [*(one.url for one in services), *(node["url"] for node in nodes)]
+    told = [
+        HttpClient(url, token=cluster.token).call("GET", "/healthz", reply=dict[str, Any])
+        for url in urls
+    ]
+    said = {one["version"] for one in (*told, *nodes)}
+    return said | {stoker.get(version_of_worker.remote(), timeout=GET_S)}
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -197,34 +263,44 @@ def test_a_drain_under_load_hurts_no_call(
     tmp_path: Path, share: bool, record_property: Callable[[str, object], None]
 ) -> None:
     with _attached(tmp_path, share=share, nodelets=2) as cluster:
-        actors = [Echo.remote() for _ in range(6)]
-        blocks, puts = Kept(), Kept()
-        with _load(actors, blocks, puts) as load:
+        work = Work()
+        with _load(work) as load:
             load.goes_on()
             steps = Steps(load)
             for nodelet in list(cluster.nodelets):  # one of them is the driver's own
                 steps.take(nodelet.name, lambda one=nodelet: _replace(cluster, one))
         steps.record(record_property)
-        _check(cluster, actors, blocks, puts)
+        _check(cluster, work)
 
 
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        # Whatever it does, the upgrade does as well.
+        pytest.param(0, id="restart", marks=pytest.mark.soak),
+        pytest.param(1, id="upgrade"),
+    ],
+)
 def test_a_rolling_restart_of_the_whole_cluster_hurts_no_call(
-    tmp_path: Path, postgres_url: str, record_property: Callable[[str, object], None]
+    tmp_path: Path, postgres_url: str, ahead: int, record_property: Callable[[str, object], None]
 ) -> None:
     upgrade(postgres_url)
+    as_ = launcher(ahead)
     with _attached(
         tmp_path, share=False, nodelets=4, replicas=2, database_url=postgres_url, standby=True
     ) as cluster:
-        actors = [Echo.remote() for _ in range(6)]
-        blocks, puts = Kept(), Kept()
-        with _load(actors, blocks, puts) as load:
+        work = Work()
+        with _load(work) as load:
             load.goes_on()
             steps = Steps(load)
             for replica in cluster.replicas:
-                steps.take(replica.name, lambda one=replica: _restart(one))
+                steps.take(replica.name, lambda one=replica: _restart(one, as_))
             for scheduler in (*cluster.standbys, cluster.scheduler):
-                steps.take(scheduler.name, lambda one=scheduler: _restart_scheduler(one))
+                steps.take(scheduler.name, lambda one=scheduler: _restart_scheduler(one, as_))
+            cluster.launcher = as_
             for nodelet in list(cluster.nodelets):
                 steps.take(nodelet.name, lambda one=nodelet: _replace(cluster, one))
         steps.record(record_property)
-        _check(cluster, actors, blocks, puts)
+        _check(cluster, work)
+        _check_history(cluster, work)
+        assert _versions(cluster) == {next_version(stoker.__version__, ahead)}

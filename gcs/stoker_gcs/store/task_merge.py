@@ -71,8 +71,11 @@ def merge_rows(old: TaskRow, new: TaskRow) -> TaskRow:
     packed = winner[8]
     if others != facts:
         facts += _FACTS[len(facts) :]
-        found = False
-        for index, value in enumerate(others):
+        # Facts that only a newer version knows follow those known here, and stay.
+        unknown = others[len(facts) :]
+        facts += unknown
+        found = bool(unknown)
+        for index, value in enumerate(others[: len(_FACTS)]):
             if facts[index] == _FACTS[index] != value and index in _KEPT:
                 facts[index], found = value, True
         packed = _pack(facts) if found else packed

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from stoker_wire.errors import NotFoundError, StokerError
+from stoker_wire.errors import NotFoundError, ProtocolError, StokerError
 from stoker_wire.http.client.client import Client
 from stoker_wire.messages.work import FinishJob, Job, JobState
 from stoker_wire.process.background import Background
@@ -54,7 +54,7 @@ class DriverReports:
             try:
                 await self.gcs.call("POST", f"/v1/jobs/{driver_exit.job_id}/finish", report)
             except StokerError as error:
-                if error.status < 500:
+                if error.status < 500 and not isinstance(error, ProtocolError):
                     _log.warning("the gcs refused the end of %s: %s", driver_exit.job_id, error)
                     return
                 await asyncio.sleep(_AWAY_S)

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from stoker_wire.errors import StokerError
+from stoker_wire.errors import ProtocolError, StokerError
 from stoker_wire.messages.cluster import WorkerExit
 
 LOG_LINES = 50
@@ -63,6 +63,7 @@ class Exits:
     _unreported: deque[WorkerExit] = field(default_factory=deque)
     _added: asyncio.Event = field(default_factory=asyncio.Event)
     _waiting: dict[str, asyncio.Event] = field(default_factory=dict)
+    _away: bool = False
 
     def add(self, worker_exit: WorkerExit) -> None:
         """Keep an exit, wake those who wait for it, and have it reported to the gcs."""
@@ -105,11 +106,14 @@ class Exits:
             try:
                 await self.report(batch)
             except StokerError as error:
-                if error.status < 500:  # the gcs will never accept these
-                    _log.error("the gcs refused %d exits: %s", len(batch), error)
-                else:
-                    _log.warning("exits wait for the gcs: %s", error)
+                if error.status >= 500 or isinstance(error, ProtocolError):
+                    if not self._away:
+                        _log.warning("exits wait for the gcs: %s", error)
+                    self._away = True
                     return False
+                # The gcs will never accept these.
+                _log.error("the gcs refused %d exits: %s", len(batch), error)
+            self._away = False
             for _ in batch:
                 self._unreported.popleft()
         return True

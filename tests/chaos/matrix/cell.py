@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -179,15 +179,15 @@ def _history(made: World, driver: Driver, outcome: Outcome) -> dict[str, dict[in
 
     def missing() -> list[str]:
         known.clear()
-        known.update(_attempts(made, driver.job_id))
+        known.update(made.apart.attempts(driver.job_id))
         return [
             f"history: {task_id} {end['key']} {end['what']} {end['error']}, and its attempts are {short}"
             for task_id, end in ends.items()
-            if not tells(short := _short(known.get(task_id, {})), end["what"], end["error"])
+            if not tells(short := states_of(known.get(task_id, {})), end["what"], end["error"])
         ] + [
-            f"history: attempts of {task_id} have no end: {_short(attempts)}"
+            f"history: attempts of {task_id} have no end: {states_of(attempts)}"
             for task_id, attempts in known.items()
-            if not TERMINAL.issuperset(_short(attempts).values())
+            if not TERMINAL.issuperset(states_of(attempts).values())
         ]
 
     try:
@@ -195,18 +195,6 @@ def _history(made: World, driver: Driver, outcome: Outcome) -> dict[str, dict[in
     except TimeoutError:
         outcome.broken += missing()[:5]
     return known
-
-
-def _attempts(made: World, job_id: str) -> dict[str, dict[int, dict[str, Any]]]:
-    found: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
-    query: dict[str, Any] = {"job_id": job_id, "limit": 1000}
-    while True:
-        page = made.apart.client.call("GET", "/v1/tasks", reply=dict[str, Any], query=query)
-        for record in page["items"]:
-            found[record["task_id"]][record["attempt"]] = record
-        if not page["next_cursor"]:
-            return dict(found)
-        query["cursor"] = page["next_cursor"]
 
 
 def tells(states: dict[int, str], what: str, error: str = "") -> bool:
@@ -217,7 +205,8 @@ def tells(states: dict[int, str], what: str, error: str = "") -> bool:
     return bool(states) and (states[max(states)] == "FINISHED") is finished
 
 
-def _short(attempts: dict[int, dict[str, Any]]) -> dict[int, str]:
+def states_of(attempts: dict[int, dict[str, Any]]) -> dict[int, str]:
+    """The state of each attempt, in order."""
     return {at: attempts[at]["state"] for at in sorted(attempts)}
 
 

@@ -1,18 +1,32 @@
 """A newer minor version of a component: ``python -m tests.chaos.versions.next_minor STEPS MODULE [OPTIONS]``.
 
-It announces a protocol that many minor steps ahead, and every message that it sends, in requests, replies,
-streams and frames, has one more field at each depth.
+It announces a version and a protocol that many minor steps ahead. Every message that it sends or stores, in
+requests, replies, streams, frames, records and history, has one more field at each depth, which others
+of that version know. The workers of a nodelet are of its version.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 FIELD = "of_the_next_minor"
+MODULE = "tests.chaos.versions.next_minor"
+_STEPS = "TESTS_MINOR_STEPS_AHEAD"
+_REPO = str(Path(__file__).parents[3])
+
+
+def launcher(steps: int) -> tuple[str, ...]:
+    """Return what stands before the module of a service that is to be that many minor versions ahead."""
+    return (MODULE, str(steps)) if steps else ()
 
 
 def widened(value: Any) -> Any:
@@ -34,26 +48,96 @@ def widened(value: Any) -> Any:
     return value
 
 
+def narrowed(document: Any) -> Any:
+    """A document of plain values without that field."""
+    if isinstance(document, list | tuple):
+        return [narrowed(one) for one in document]
+    if isinstance(document, dict):
+        return {key: narrowed(one) for key, one in document.items() if key != FIELD}
+    return document
+
+
+def _alter(codec: Any) -> None:
+    """Have all that a module of msgspec encodes widened; what it decodes may have that field."""
+    real_encoder, real_decoder, encode, decode = (
+        codec.Encoder, codec.Decoder, codec.encode, codec.decode
+    )  # fmt: skip
+
+    def known(decoded: Callable[[], Any], raw: bytes, type_: Any) -> Any:
+        try:
+            return decoded()
+        except msgspec.ValidationError as error:
+            if FIELD not in str(error):
+                raise
+        return msgspec.convert(narrowed(decode(raw)), type_, str_keys=True)
+
+    class Encoder:
+        def __init__(self, **given: Any) -> None:
+            self._real = real_encoder(**given)
+
+        def encode(self, value: Any) -> Any:
+            return self._real.encode(widened(value))
+
+    class Decoder:
+        def __init__(self, type_: Any = Any, **given: Any) -> None:
+            self._real, self._type = real_decoder(type_, **given), type_
+
+        def decode(self, raw: bytes) -> Any:
+            return known(lambda: self._real.decode(raw), raw, self._type)
+
+        def __class_getitem__(cls, _: Any) -> Any:
+            return cls
+
+    codec.Encoder, codec.Decoder = Encoder, Decoder
+    codec.encode = lambda value, **given: encode(widened(value), **given)
+    codec.decode = lambda raw, *, type=Any, **given: known(
+        lambda: decode(raw, type=type, **given), raw, type
+    )
+
+
 def become(steps: int) -> None:
     """Be that many minor versions ahead from now on; to be called before anything else is imported."""
+    for codec in (msgspec.json, msgspec.msgpack):
+        _alter(codec)
     from stoker_wire import version
 
     major, minor = version.PROTOCOL
     version.PROTOCOL = (major, minor + steps)
     version.PROTOCOL_TEXT = f"{major}.{minor + steps}"
-    from stoker_wire.http import codec
+    version.VERSION = next_version(version.VERSION, steps)
 
-    for name in ("encode_json", "encode_msgpack"):
-        encode = getattr(codec, name)
-        setattr(codec, name, lambda value, encode=encode: encode(widened(value)))
-    from stoker_wire.data.frames import FrameCodec
 
-    parts = FrameCodec.encode_parts
-    FrameCodec.encode_parts = lambda self, messages: parts(self, widened(messages))  # type: ignore[method-assign]
+def next_version(of: str, steps: int) -> str:
+    """``"0.1.0"`` as ``"0.2.0"``."""
+    major, minor, patch = of.split(".")
+    return f"{major}.{int(minor) + steps}.{patch}"
+
+
+def prepare() -> None:
+    """Become what the nodelet is, in its fork server, before that imports what workers need."""
+    become(int(os.environ[_STEPS]))
+    from stoker.runtime.worker.main import prepare
+
+    prepare()
+
+
+def work(boot: Any) -> None:
+    """Be a worker (the fork server's target)."""
+    from stoker.runtime.worker.main import main
+
+    main(boot)
+
+
+def main(steps: str, module: str, *options: str) -> None:
+    become(int(steps))
+    if module == "stoker_nodelet":
+        os.environ[_STEPS] = steps
+        paths = [_REPO, os.environ.get("PYTHONPATH", "")]
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        options = (*options, "--target", f"{MODULE}:work")
+    sys.argv = [module, *options]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    become(int(sys.argv[1]))
-    module = sys.argv[2]
-    sys.argv[:3] = [module]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    main(*sys.argv[1:])

@@ -5,20 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.chaos._services import Apart
+from tests.chaos._services import Apart, Service
+from tests.chaos.versions.next_minor import launcher
 from tests.e2e._cluster import session_root
 from tests.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 WAIT_S = 40.0
-REPO = Path(__file__).parents[2]
 COMPONENTS = ("gcs", "scheduler", "nodelet", "driver")
 DRIVER = textwrap.dedent(
     """
@@ -71,15 +71,13 @@ class Skewed(Apart):
     """A cluster one of whose components is some minor versions ahead."""
 
     def __init__(self, folder: Path, newer: str, steps: int) -> None:
-        self._newer, self._steps = newer, str(steps)
+        self._newer, self._steps = newer, steps
         super().__init__(folder)
-        self.environ["PYTHONPATH"] = ":".join([str(REPO), self.environ.get("PYTHONPATH", "")])
 
-    def _service(self, name: str, module: str, *options: str):  # type: ignore[no-untyped-def]
+    def _service(self, name: str, module: str, *options: str) -> Service:
         made = super()._service(name, module, *options)
         if name.startswith(self._newer):
-            at = made._command.index(module)
-            made._command[at:at] = ["tests.chaos.versions.next_minor", self._steps]
+            made.launch_by(launcher(self._steps))
         return made
 
     def drive(self, program: str) -> subprocess.CompletedProcess[str]:
@@ -142,6 +140,7 @@ def test_a_service_that_is_two_minor_versions_ahead_is_refused_and_says_whom_to_
             made.nodelets.append(nodelet)
             nodelet.start(ready=False)
             until(lambda: said in nodelet.said(), WAIT_S, "the nodelet is refused")
+            assert '"level": "error"' in nodelet.said(), "at once"
             assert "upgrade gcs" in nodelet.said() and "upgrade gcs" in made.scheduler.said()
             assert not nodelet.answers("/readyz")
         finally:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +14,9 @@ from stoker_wire.data.spool import rank, record_of, row_of
 from stoker_wire.messages.cluster import Demand
 from stoker_wire.messages.common import ErrorInfo
 from stoker_wire.messages.work import TaskRecord, TaskState
+
+if TYPE_CHECKING:
+    from stoker_wire.data.spool import TaskRow
 
 OPEN = (TaskState.WAITING, TaskState.QUEUED, TaskState.RUNNING)
 
@@ -73,6 +80,33 @@ anything = st.builds(
 @given(anything, anything)
 def test_rows_are_merged_as_records_are(old: TaskRecord, new: TaskRecord) -> None:
     assert merge_rows(row_of(old), row_of(new)) == row_of(merge(old, new))
+
+
+def newer(row: TaskRow) -> TaskRow:
+    """A row as a newer minor version writes it: with one fact more."""
+    facts = msgspec.msgpack.decode(row[8])
+    return (*row[:8], msgspec.msgpack.encode([*facts, "more"]))
+
+
+@pytest.mark.parametrize("states", [("RUNNING", "FINISHED"), ("FINISHED", "RUNNING")])
+@pytest.mark.parametrize("ahead", ["old", "new", "both"])
+def test_what_a_newer_version_adds_to_a_row_outlives_the_merge(
+    states: tuple[str, str], ahead: str
+) -> None:
+    old, new = (
+        TaskRecord(
+            task_id="t_1", attempt=0, state=TaskState(state), job_id="j", name="f",
+            started_at_s=1.0 if state == "RUNNING" else None,
+        )
+        for state in states
+    )  # fmt: skip
+    rows = [
+        newer(row_of(one)) if ahead in (which, "both") else row_of(one)
+        for which, one in (("old", old), ("new", new))
+    ]
+    merged = merge_rows(rows[0], rows[1])
+    assert merged == newer(row_of(merge(old, new)))
+    assert record_of(merged).started_at_s == 1.0
 
 
 @given(reports, reports)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 
 import pytest
 
 from stoker_nodelet.telemetry.exits import Exits, describe
-from stoker_wire.errors import UnavailableError
+from stoker_wire.errors import ConflictError, ProtocolError, StokerError, UnavailableError
 from stoker_wire.messages.cluster import WorkerExit
 
 
@@ -50,3 +51,41 @@ async def test_exits_are_told_in_order_once_the_gcs_answers() -> None:
     await asyncio.sleep(0)
     exits.add(WorkerExit(worker_id="w_new", node_id="n"))
     assert (await waiting) is exits.get("w_new")
+
+
+@pytest.mark.parametrize(
+    "error", [ProtocolError("two minor versions apart"), UnavailableError("away")]
+)
+async def test_exits_outlive_a_gcs_that_cannot_be_told_now_which_is_said_once(
+    error: StokerError, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[str] = []
+    refusals: list[StokerError] = [error] * 3
+
+    async def report(batch: tuple[WorkerExit, ...]) -> None:
+        if refusals:
+            raise refusals.pop()
+        told.extend(one.worker_id for one in batch)
+
+    exits = Exits(report)
+    exits.add(WorkerExit(worker_id="w_1", node_id="n"))
+    with caplog.at_level(logging.INFO, "stoker_nodelet.telemetry.exits"):
+        assert [await exits.flush() for _ in range(4)] == [False, False, False, True]
+    assert told == ["w_1"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+async def test_exits_that_the_gcs_will_never_accept_hold_up_no_others() -> None:
+    told: list[str] = []
+
+    async def report(batch: tuple[WorkerExit, ...]) -> None:
+        if batch[0].worker_id == "w_0":
+            raise ConflictError("of another node")
+        told.extend(one.worker_id for one in batch)
+
+    exits = Exits(report)
+    exits.add(WorkerExit(worker_id="w_0", node_id="n"))
+    assert await exits.flush()
+    exits.add(WorkerExit(worker_id="w_1", node_id="n"))
+    assert await exits.flush()
+    assert told == ["w_1"]

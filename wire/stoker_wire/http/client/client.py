@@ -252,6 +252,10 @@ class Client:
             if isinstance(error, StokerError) or not deadline.expired():
                 raise
             raise self._too_late(method, url, timeout_s, tries + 1, cause) from error
+        finally:
+            # A cycle with this frame, by the error or the task that ends with it, would keep what the
+            # frames of its callers have, as refs of objects, until a garbage collection.
+            del cause, deadline
 
     def _too_late(
         self, method: str, url: URL, timeout_s: float, tries: int, cause: BaseException | None

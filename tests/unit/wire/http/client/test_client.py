@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import socket
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -148,6 +151,32 @@ async def test_nobody_listening_is_unavailable_or_a_passed_deadline(closed_port:
         with pytest.raises(UnavailableError):
             async with client.open("GET", "/x"):
                 pass
+
+
+@pytest.mark.parametrize("timeout_s", [10.0, 0.05])
+async def test_an_error_that_is_handled_keeps_nothing_of_its_callers_alive(
+    closed_port: int, timeout_s: float
+) -> None:
+    async def fails(client: Client) -> weakref.ref[Any]:
+        held = Held()
+        with contextlib.suppress(UnavailableError, DeadlineExceededError):
+            # In a task of its own, as a thread of the user has it run on the loop thread.
+            await asyncio.create_task(
+                client.call("GET", "/v1/thing", timeout_s=timeout_s, retry=timeout_s < 1.0)
+            )
+        return weakref.ref(held)
+
+    class Held:
+        pass
+
+    gc.disable()
+    try:
+        async with Client(f"http://127.0.0.1:{closed_port}", token="t", peer="test") as client:
+            held = await fails(client)
+            await asyncio.sleep(0)  # the loop itself lets go
+            assert held() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_silent_peer_ends_with_the_deadline() -> None:
