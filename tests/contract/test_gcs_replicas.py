@@ -349,7 +349,7 @@ async def test_a_leader_that_a_silent_database_cannot_name_is_asked_for_again(
     async with gcs(sqlite_url) as (running, client):
 
         async def silent(*_: object) -> None:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
 
         monkeypatch.setattr(running.app.state.store, "get", silent)
         with pytest.raises(UnavailableError, match="the database does not answer") as error:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from functools import lru_cache
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from asyncpg import InterfaceError, PostgresError, UniqueViolationError
+from asyncpg import InterfaceError, PostgresError
 from sqlalchemy import text
 from sqlalchemy.exc import (
     DataError,
@@ -52,7 +51,7 @@ FAULTS = (OSError, TimeoutError, DBAPIError, PoolTimeout, PostgresError, Interfa
 """What a statement raises; the last two are asyncpg's own, of a connection that cannot be opened."""
 _SILENT = "the database {} does not answer"
 _TEXTS = {
-    "23505": "the database {} has had the same rows from another gcs at this moment",
+    "23505": "the database {} has had the same rows from another gcs just now\ntry again",
     "25006": (
         "the database {} is read-only\n"
         "name the primary in STOKER_DATABASE_URL, or wait until this one is it"
@@ -70,7 +69,6 @@ _TEXTS = {
 
 PUT_TRIES = 3
 """How often rows are added that another replica adds at the same moment."""
-_TEXTS_AT = [at for at, column in enumerate(TASKS.columns) if column.type is Type.TEXT]
 
 _text = lru_cache(maxsize=512)(text)
 
@@ -214,16 +212,19 @@ class PostgresStore(SqlReads):
                 async with self._engine.begin() as connection:
                     await self._put(connection, merged)
                 return
-            except UniqueViolationError as error:  # another replica has added one of them just now
-                if not left:
-                    raise self._translate(error) from error
             except FAULTS as error:
-                raise self._translate(error) from error
+                # Another replica may have added one of them just now: then it is known, and merged.
+                if not (left and isinstance(error, IntegrityError)):
+                    raise self._translate(error) from error
 
     async def _put(
         self, connection: AsyncConnection, merged: Mapping[tuple[str, int], TaskRow]
     ) -> None:
-        """Add the attempts that are new by COPY, which costs half as much as INSERT, and merge the others."""
+        """Add the attempts that are new, and merge the others.
+
+        No COPY, though it costs less: a replica that freezes within one keeps its locks, for the server
+        takes it for active (see ``IDLE_IN_TRANSACTION_MS``).
+        """
         wanted = {"task_id": list({task_id for task_id, _ in merged})}
         known = {
             (row[0], row[1]): tuple(row)
@@ -233,11 +234,7 @@ class PostgresStore(SqlReads):
         keys = sorted(merged)
         added = [merged[key] for key in keys if key not in known]
         if added:
-            driver = (await connection.get_raw_connection()).driver_connection
-            assert driver is not None
-            await driver.copy_records_to_table(
-                TASKS.name, records=_without_nul(added), columns=TASKS.names
-            )
+            await connection.execute(_text(sql.ADD_TASKS_BY_COLUMN), _columns(added))
         # Few: most attempts are reported once, when they have ended.
         changed = [merge_rows(known[key], merged[key]) for key in keys if key in known]
         if changed:
@@ -254,15 +251,12 @@ def _clean(parameters: Mapping[str, object]) -> dict[str, object]:
 
 def _columns(rows: Sequence[TaskRow]) -> dict[str, list[object]]:
     """Return rows as an array for each column: one statement for all, where each takes 0.1 ms."""
-    columns = zip(*_without_nul(rows), strict=True)
-    return {name: list(values) for name, values in zip(TASKS.names, columns, strict=True)}
-
-
-def _without_nul(rows: Sequence[TaskRow]) -> Sequence[TaskRow]:
-    """Return rows without NUL characters."""
-    if not any("\0" in "".join(map(itemgetter(at), rows)) for at in _TEXTS_AT):
-        return rows
-    return [tuple(_clean(dict(zip(TASKS.names, row, strict=True))).values()) for row in rows]  # type: ignore[misc]
+    columns = {}
+    for column, values in zip(TASKS.columns, zip(*rows, strict=True), strict=True):
+        if column.type is Type.TEXT and "\0" in "".join(values):
+            values = tuple(value.replace("\0", "\ufffd") for value in values)
+        columns[column.name] = list(values)
+    return columns
 
 
 def _conflict(change: Change, error: IntegrityError) -> WriteConflict:

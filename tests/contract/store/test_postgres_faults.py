@@ -76,7 +76,9 @@ async def test_a_full_disk_is_named_loses_nothing_and_is_waited_for(
             await running.app.retention.enforce()
 
 
-@pytest.mark.logs(r"is read-only", r"read-only transaction", r"due to administrator command")
+@pytest.mark.logs(
+    r"is read-only", r"read-only transaction", r"due to administrator command", r"does not answer"
+)
 async def test_a_database_that_takes_no_writes_is_named_and_is_waited_for(
     own_postgres: PostgresServer,
 ) -> None:
