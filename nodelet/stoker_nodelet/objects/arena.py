@@ -19,6 +19,8 @@ from stoker_wire.process import process_tree
 SHM = Path("/dev/shm")
 SOCKETS = Path("/tmp")
 _OWNER = ".owner"
+_MAKING = ".making-"
+"""Before the owner in the name of a folder that does not have its mark yet."""
 
 
 def arena_path(session_dir: Path, node_id: str, root: Path = SHM) -> Path:
@@ -35,9 +37,12 @@ def socket_folder(session_dir: Path, node_id: str) -> Path:
 
 
 def create_owned(path: Path) -> None:
-    """Make a folder (mode 0700) and mark it as ours."""
-    path.mkdir(mode=0o700)
-    (path / _OWNER).write_text(f"{_pid_namespace()} {os.getpid()} {_own_start()}")
+    """Make a folder (mode 0700) and mark it as ours; at no moment it is there without its owner."""
+    owner = f"{_pid_namespace()} {os.getpid()} {_own_start()}"
+    making = path.with_name(path.name + _MAKING + owner.replace(" ", "-"))
+    making.mkdir(mode=0o700)
+    (making / _OWNER).write_text(owner)
+    making.rename(path)
 
 
 def remove_owned(path: Path) -> None:
@@ -92,9 +97,15 @@ def _remove_without_listener(path: Path) -> None:
 
 def _is_abandoned(path: Path) -> bool:
     try:
-        namespace, pid, started = (path / _OWNER).read_text().split()
-    except (OSError, ValueError):
-        return False  # not one of ours, or in the making
+        owner = (path / _OWNER).read_text()
+    except OSError:
+        owner = ""
+    if not owner:  # it is in the making
+        owner = path.name.rpartition(_MAKING)[2].replace("-", " ")
+    try:
+        namespace, pid, started = owner.split()
+    except ValueError:
+        return False  # not one of ours
     if namespace != _pid_namespace():
         return False  # another container's; its pids mean nothing here
     return process_tree.start_time(int(pid)) != int(started)

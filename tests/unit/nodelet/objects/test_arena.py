@@ -6,6 +6,9 @@ import os
 import socket
 import stat
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
+
+import pytest
 
 from stoker_nodelet.objects import arena
 
@@ -30,6 +33,20 @@ def test_an_arena_is_private_and_swept_only_when_its_owner_is_dead(tmp_path: Pat
     assert mine.exists()
     assert foreign.exists()
     assert (tmp_path / "stoker-unmarked").exists()
+
+
+@pytest.mark.parametrize("step", ["write_text", "rename"])
+def test_a_folder_whose_maker_was_killed_before_it_was_marked_is_swept(
+    step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(type(tmp_path), step, Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            arena.create_owned(tmp_path / "stoker-a")
+    [left] = tmp_path.iterdir()
+    assert arena.sweep(tmp_path) == [], "its maker lives"
+    monkeypatch.setattr("stoker_wire.process.process_tree.start_time", lambda pid: 1)
+    assert arena.sweep(tmp_path) == [left]
 
 
 def test_in_a_shared_folder_only_the_sockets_that_nobody_hears_are_removed(tmp_path: Path) -> None:
