@@ -14,7 +14,7 @@ from tests.sim.refs_world import World, run
 
 STEPS = 400
 PROCESSES = 5
-RARE = 20
+RARE = 5
 """Each kind of message comes more often in a world."""
 
 
