@@ -9,8 +9,8 @@ VENV ?= .venv
 EXTRAS ?= dev,postgres,redis,train
 PY := $(VENV)/bin/python
 PYTEST_ARGS ?=
-# Tests also wait, so one worker more than cores. A file stays with one worker, so that its tests share their cluster.
-TEST_WORKERS ?= 3
+# Tests also wait, for about half of their time, so two workers for each of two cores. A file stays with one worker, so that its tests share their cluster.
+TEST_WORKERS ?= 4
 BENCH_ARGS ?=
 FLAKES_ARGS ?=
 # Today's plugin (v2), else yesterday's program (v1).

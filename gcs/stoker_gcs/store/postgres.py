@@ -51,7 +51,6 @@ FAULTS = (OSError, TimeoutError, DBAPIError, PoolTimeout, PostgresError, Interfa
 """What a statement raises; the last two are asyncpg's own, of a connection that cannot be opened."""
 _SILENT = "the database {} does not answer"
 _TEXTS = {
-    "23505": "the database {} has had the same rows from another gcs just now\ntry again",
     "25006": (
         "the database {} is read-only\n"
         "name the primary in STOKER_DATABASE_URL, or wait until this one is it"
@@ -66,9 +65,6 @@ _TEXTS = {
     "57P03": "the database {} is starting or stopping",
 }
 """What to say instead, by SQLSTATE."""
-
-PUT_TRIES = 3
-"""How often rows are added that another replica adds at the same moment."""
 
 _text = lru_cache(maxsize=512)(text)
 
@@ -207,35 +203,34 @@ class PostgresStore(SqlReads):
         merged = merge_all(rows)
         if not merged:
             return
-        for left in reversed(range(PUT_TRIES)):
-            try:
-                async with self._engine.begin() as connection:
-                    await self._put(connection, merged)
-                return
-            except FAULTS as error:
-                # Another replica may have added one of them just now: then it is known, and merged.
-                if not (left and isinstance(error, IntegrityError)):
-                    raise self._translate(error) from error
+        try:
+            async with self._engine.begin() as connection:
+                await self._put(connection, merged)
+        except FAULTS as error:
+            raise self._translate(error) from error
 
     async def _put(
         self, connection: AsyncConnection, merged: Mapping[tuple[str, int], TaskRow]
     ) -> None:
-        """Add the attempts that are new, and merge the others.
+        """Add the attempts that are new, and merge the others: each row is written once.
 
         No COPY, though it costs less: a replica that freezes within one keeps its locks, for the server
         takes it for active (see ``IDLE_IN_TRANSACTION_MS``).
         """
         wanted = {"task_id": list({task_id for task_id, _ in merged})}
-        known = {
-            (row[0], row[1]): tuple(row)
-            for row in await connection.execute(_text(sql.KNOWN_TASKS_BY_COLUMN), wanted)
-        }
+
+        async def read() -> dict[tuple[str, int], TaskRow]:
+            rows = await connection.execute(_text(sql.KNOWN_TASKS_BY_COLUMN), wanted)
+            return {(row[0], row[1]): tuple(row) for row in rows}
+
+        known = await read()
         # One order for all replicas, so that two of them never wait for each other's rows.
         keys = sorted(merged)
-        added = [merged[key] for key in keys if key not in known]
-        if added:
-            await connection.execute(_text(sql.ADD_TASKS_BY_COLUMN), _columns(added))
-        # Few: most attempts are reported once, when they have ended.
+        new = [merged[key] for key in keys if key not in known]
+        if new:
+            added = await connection.execute(_text(sql.ADD_TASKS_BY_COLUMN), _columns(new))
+            if added.rowcount < len(new):  # another replica has added some of them just now
+                known = await read()
         changed = [merge_rows(known[key], merged[key]) for key in keys if key in known]
         if changed:
             await connection.execute(_text(sql.UPSERT_TASKS_BY_COLUMN), _columns(changed))

@@ -81,8 +81,7 @@ KNOWN_TASKS_BY_COLUMN = (
     f"SELECT {', '.join(TASKS.names)} FROM {TASKS.name} "
     "WHERE task_id = ANY(CAST(:task_id AS text[]))"
 )
-ADD_TASKS_BY_COLUMN = _by_column(ADD_TASKS).removesuffix(" ON CONFLICT DO NOTHING")
-"""It raises for a row that is there: to ask for each whether it is would cost a third more."""
+ADD_TASKS_BY_COLUMN = _by_column(ADD_TASKS)
 
 
 def append(event: Append) -> dict[str, Value]:

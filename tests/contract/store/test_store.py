@@ -379,7 +379,6 @@ async def test_task_reports_merge_in_any_order(store: Store) -> None:
     assert states == ["FINISHED", "FAILED", "RUNNING"]
 
 
-@pytest.mark.logs(r"duplicate key")
 async def test_replicas_that_report_the_same_attempts_at_once_lose_none(postgres_url: str) -> None:
     await migrate(postgres_url)
     one, other = open_store(postgres_url), open_store(postgres_url)
