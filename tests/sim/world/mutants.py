@@ -280,8 +280,8 @@ def frozen_replica() -> Any:
 def patient_restarts() -> Any:
     """D10: each gcs that starts grants every node ten seconds more, and nobody probes."""
 
-    async def nothing(self: Any, node_id: str) -> None:
-        return None
+    async def nothing(self: Any, node_id: str) -> bool:
+        return True
 
     return patched((NodeProbes, "_probe", nothing))
 

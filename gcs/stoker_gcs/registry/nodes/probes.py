@@ -27,6 +27,8 @@ SILENCE_EVERY_S = 0.5
 """Pause between two looks for nodes that send no heartbeats."""
 PAUSE_S = 1.0
 """Pause between two probes of one node."""
+TRIES = 10
+"""Probes of a node whose connection was lost: the port of one that was killed may outlive its connections."""
 AT_ONCE = 64
 """Probes that are under way at once, at most."""
 
@@ -47,9 +49,11 @@ class NodeProbes:
 
     async def follow_connections(self) -> None:
         """Probe the nodes whose connections to this replica were lost, until cancelled."""
-        while True:
-            await asyncio.sleep(EVERY_S)
-            await self._probe_all(self._lost_connections())
+        async with asyncio.TaskGroup() as doubts:
+            while True:
+                await asyncio.sleep(EVERY_S)
+                for node_id in sorted(self._lost_connections()):
+                    doubts.create_task(self._settle(node_id))
 
     async def follow_silence(self) -> None:
         """Probe the nodes that send no heartbeats, until cancelled; runs on the leading replica."""
@@ -68,6 +72,12 @@ class NodeProbes:
             del self._connections[node_id]
         return lost
 
+    async def _settle(self, node_id: str) -> None:
+        for _ in range(TRIES):
+            if node_id in self._connections or await self._probe(node_id):
+                return
+            await asyncio.sleep(PAUSE_S)
+
     async def _probe_all(self, doubtful: set[str]) -> None:
         now_s = asyncio.get_running_loop().time()
         due = {i for i in doubtful if now_s - self._probed.get(i, -PAUSE_S) >= PAUSE_S}
@@ -76,14 +86,18 @@ class NodeProbes:
             self._probed |= dict.fromkeys(due, now_s)
             await asyncio.gather(*(self._probe(node_id) for node_id in sorted(due)))
 
-    async def _probe(self, node_id: str) -> None:
+    async def _probe(self, node_id: str) -> bool:
+        """Return whether the node is dead; False if that cannot be said now."""
         node = self._nodes.view.get(node_id)
-        if node is None or node.state is NodeState.DEAD:
-            return
+        if node is None:
+            return False
+        if node.state is NodeState.DEAD:
+            return True
         async with self._at_once:
             if not await refuses_connections(node.url):
-                return
+                return False
         try:
             await self._nodes.lose(node, f"its host refuses connections at {node.url}")
         except StokerError:
-            return  # the database is away: the next probe finds the same
+            return False  # the database is away: the next probe finds the same
+        return True

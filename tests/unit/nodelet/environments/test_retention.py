@@ -87,8 +87,9 @@ async def test_a_package_is_unpacked_again_after_it_has_left_and_stays_while_it_
                 await asyncio.sleep(0.01)
             assert folder.exists()
             keys.clear()
-            while folder.exists():  # noqa: ASYNC110
+            while not gone:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+        assert not folder.exists()
         sweeps.cancel()
         await environments.prepare(wanted, "job_1")
         assert folder.exists() and downloads == ["a" * 64] * 2
