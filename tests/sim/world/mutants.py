@@ -349,7 +349,7 @@ _SMALL = Plan(messages=300, chaos_s=15.0)
 MUTANTS = (
     Mutant(name="double grant", origin="Ray, fault tolerance of RPCs", plant=double_grant,
            finds=r"r_\w+ wants \d+ leases and has \d+",
-           plan=replace(_SMALL, rounds=("tasks",), kinds=("noise",))),
+           plan=replace(_SMALL, rounds=("tasks",), kinds=("noise",)), first=100),
     Mutant(name="started twice", origin="Ray, fault tolerance of RPCs", plant=started_twice,
            finds=r"nodelet: .*(is unknown|is ready but its worker is STARTING)",
            plan=replace(_SMALL, rounds=("tasks", "actor"), kinds=("noise",), noise=0.6)),
