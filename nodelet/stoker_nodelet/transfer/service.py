@@ -253,6 +253,8 @@ class Transfer:
         if self._heir is None:
             return TakenOver(left=len(self.to_hand_over()))
         client, slots = self._clients.client(self._heir.url), asyncio.Semaphore(_SLOTS)
+        # Whoever gave the order repeats it, and to a node that is dead by then with another heir.
+        again = self.leaving
         refused: list[StokerError] = []
         copied: list[str] = []
 
@@ -263,7 +265,9 @@ class Transfer:
                 if one.object_id not in self._objects:
                     return  # it was freed meanwhile
                 try:
-                    await client.call("POST", path, wanted, reply=ObjectInfo, timeout_s=_COPY_S)
+                    await client.call(
+                        "POST", path, wanted, reply=ObjectInfo, timeout_s=_COPY_S, retry=again
+                    )
                     copied.append(one.object_id)
                 except StokerError as error:
                     if one.object_id in self._objects:
@@ -280,6 +284,7 @@ class Transfer:
                 AdoptObjects(object_ids=tuple(copied)),
                 reply=AdoptedObjects,
                 timeout_s=_NOTIFY_S,
+                retry=again,
             )
             self._taken_over.update(one.object_id for one in adopted.objects)
         left = len(self.to_hand_over())

@@ -161,6 +161,19 @@ async def test_a_node_that_leaves_hands_its_objects_over(tmp_path: Path) -> None
         await until(lambda: not {*ids} & {*b.objects._index}, "what is freed here is freed there")
 
 
+async def test_an_heir_that_is_gone_is_asked_once_as_another_may_be_chosen(tmp_path: Path) -> None:
+    async with nodes(tmp_path, "a", "b", "c") as (_, a, b, c):
+        made = a.put(1000)
+        await b.service.stop(0.0)
+        gone, other = (ObjectSource(node_id=one.node_id, url=one.url) for one in (b, c))
+        taken = await a.client.call("POST", "/v1/objects/hand-over", gone, reply=TakenOver)
+        assert taken.left == 1
+        assert a.transfer._clients.client(b.url).retries == 0
+        taken = await a.client.call("POST", "/v1/objects/hand-over", other, reply=TakenOver)
+        assert taken.left == 0
+        assert c.bytes_of(made.object_id) == a.bytes_of(made.object_id)
+
+
 async def test_a_node_that_stops_says_that_it_pulls_no_more(tmp_path: Path) -> None:
     async with nodes(tmp_path, "a", "b") as (_, a, b):
         made = a.put(1000)
