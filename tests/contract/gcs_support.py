@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from stoker_gcs.service import Running, serve
 from stoker_migrations.command import upgrade
-from stoker_wire.errors import InfeasibleError
+from stoker_wire.errors import InfeasibleError, NotFoundError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Request, Service
 from stoker_wire.messages.cluster import (
@@ -20,6 +20,8 @@ from stoker_wire.messages.cluster import (
     LeaseKind,
     LeaseReply,
     LeaseRequest,
+    Node,
+    NodeState,
     RegisteredNode,
     RegisterNode,
     ReleaseLeases,
@@ -115,9 +117,13 @@ async def attach(client: Client, job_id: str | None = None) -> Job:
 
 
 class FakeScheduler:
-    """Speaks the scheduler's HTTP; grants everything that fits ``infeasible`` does not name."""
+    """Speaks the scheduler's HTTP; grants everything on n_1 that ``infeasible`` does not name.
+
+    While ``delivers`` is not set, workers are granted and the replies are on their way.
+    """
 
     def __init__(self) -> None:
+        self._gcs: Client | None = None
         self.service = Service("scheduler", Settings(), token=TOKEN)
         self.requests: list[LeaseRequest] = []
         self.gangs: list[RequestBundles] = []
@@ -128,6 +134,8 @@ class FakeScheduler:
         self.holders: tuple[Holder, ...] = ()
         self.held_back = asyncio.Event()
         self.held_back.set()
+        self.delivers = asyncio.Event()
+        self.delivers.set()
         self._granted: dict[str, GrantedLease] = {}
         self._count = itertools.count(1)
         add = self.service.route
@@ -155,10 +163,16 @@ class FakeScheduler:
 
     async def start(self, client: Client, holder: str = "p_sched") -> Leader:
         """Listen, and win the leadership."""
+        self._gcs = client
         await self.service.start("127.0.0.1")
         self.service.ready()
         body = Campaign(holder=holder, url=self.service.url, ttl_s=60.0)
         return await client.call("POST", "/v1/leaders/scheduler", body, reply=Leader)
+
+    @property
+    def granted(self) -> set[str]:
+        """The leases of workers that are granted."""
+        return {one.lease.lease_id for one in self._granted.values()}
 
     async def _ask(self, req: Request) -> LeaseReply:
         body: LeaseRequest = req.body
@@ -169,6 +183,9 @@ class FakeScheduler:
             return LeaseReply(note="3 demands wait before it")
         known = self._granted.get(body.request_id)
         if known is None:
+            incarnation = await self._incarnation()
+            if incarnation is None:
+                return LeaseReply(note="n_1 is dead")
             n = next(self._count)
             lease = Lease(
                 lease_id=f"l_{n}",
@@ -176,14 +193,24 @@ class FakeScheduler:
                 job_id=body.demand.job_id,
                 kind=body.demand.kind,
                 node_id="n_1",
-                node_incarnation=1,
+                node_incarnation=incarnation,
                 resources=body.demand.resources,
                 actor_id=body.actor.actor_id if body.actor else "",
             )
             address = Address(f"w_{n}", "n_1", "h", "", "http://127.0.0.1:9")
             known = GrantedLease(lease=lease, worker_id=f"w_{n}", address=address, pid=100 + n)
             self._granted[body.request_id] = known
+        await self.delivers.wait()
         return LeaseReply(granted=(known,))
+
+    async def _incarnation(self) -> int | None:
+        """Return which incarnation of n_1 lives: None if it is dead, the first if it is unknown."""
+        assert self._gcs is not None
+        try:
+            node = await self._gcs.call("GET", "/v1/nodes/n_1", reply=Node)
+        except NotFoundError:
+            return 1
+        return None if node.state is NodeState.DEAD else node.incarnation
 
     async def _ask_bundles(self, req: Request) -> LeaseReply:
         """Grant the bundles on n_1 and n_2 in turn."""

@@ -443,10 +443,47 @@ async def test_the_death_of_a_node_restarts_or_ends_its_actors(
     await placed(client, "a_2")
     leave = {"incarnation": node.incarnation}
     await client.call("POST", "/v1/nodes/n_1/leave", leave)
+    await register(client)
     again = await placed(client, incarnation=1)
     assert again.state is ActorState.RESTARTING
     dead = await actor(client, "a_2", wait_s=30)
     assert dead.death_cause is not None and dead.death_cause.code == "node_died"
+
+
+@pytest.mark.parametrize("comes_back", [False, True], ids=["dies", "starts again"])
+async def test_an_actor_whose_grant_is_recorded_after_the_end_of_its_node_is_placed_anew(
+    client: Client, fake: FakeScheduler, comes_back: bool
+) -> None:
+    node = await register(client)
+    job = await attach(client)
+    await create(client, an_actor(job.job_id, max_restarts=-1))
+    await placed(client)
+    fake.delivers.clear()
+    await create(client, an_actor(job.job_id, "a_late", max_restarts=-1))
+
+    async def granted() -> bool:
+        return "l_2" in fake.granted
+
+    await eventually(granted, "the grant is on its way")
+    if comes_back:
+        await register(client)
+    else:
+        await client.call("POST", "/v1/nodes/n_1/leave", {"incarnation": node.incarnation})
+
+    async def what_it_had_is_ended() -> bool:
+        return (await actor(client)).state is ActorState.RESTARTING
+
+    await eventually(what_it_had_is_ended, "what was on the node is ended")
+    fake.delivers.set()
+
+    async def is_lost() -> bool:
+        return (await actor(client, "a_late")).incarnation == 1
+
+    await eventually(is_lost, "the actor is not left on the node that is gone")
+    if not comes_back:
+        await register(client)
+    again = await placed(client, "a_late", incarnation=1)
+    assert again.death_cause is not None and again.death_cause.code == "node_died"
 
 
 async def test_task_history_is_filtered_and_explained(client: Client, fake: FakeScheduler) -> None:

@@ -59,6 +59,8 @@ _OWNER_ENDS = (
     EventKind.NODE_REGISTERED,
 )
 """Ends of processes that may own actors."""
+_GRANTS_RECORDED = (EventKind.ACTOR_PLACED, EventKind.JOB_STARTED, EventKind.JOB_CHANGED)
+"""Those of one grant; a job that its driver had started before is only changed by it."""
 
 
 class Reconciler:
@@ -112,11 +114,14 @@ class Reconciler:
             self._ownership.track(convert_known(payload, PlacementGroup))
         if event.kind in _OWNER_ENDS and self._ownership.owns_any(subject):
             self._start(work, "orphans", subject, lambda: self._ownership.end_owned_by(subject))
+        if event.kind in _GRANTS_RECORDED and payload.get("node_id"):
+            self._check_node(work, payload["node_id"], payload.get("node_incarnation", 0))
         match event.kind:
             case EventKind.ACTOR_CREATED | EventKind.ACTOR_RESTARTING | EventKind.ACTOR_SUPPLIED:
                 self._start(work, "place", subject, lambda: self._place(subject))
             case EventKind.GROUP_PLACED:
-                self._check_nodes(work, convert_known(payload, PlacementGroup))
+                for place in convert_known(payload, PlacementGroup).placements.values():
+                    self._check_node(work, place.node_id, place.node_incarnation)
             case EventKind.GROUP_CREATED | EventKind.GROUP_RESCHEDULING:
                 self._start(work, "place", subject, lambda: self._place_group(subject))
             case EventKind.JOB_SUBMITTED if payload.get("array") or payload.get("one_per_node"):
@@ -166,14 +171,13 @@ class Reconciler:
     async def _check_owner(self, owned_id: str) -> None:
         await self._ownership.end_if_orphaned(owned_id)
 
-    def _check_nodes(self, work: Background, group: PlacementGroup) -> None:
-        """Place bundles again whose node died, or started again, before their place was recorded."""
-        for place in group.placements.values():
-            node = self._nodes.view.get(place.node_id)
-            if node is not None and (
-                node.state is NodeState.DEAD or node.incarnation > place.node_incarnation
-            ):
-                self._end_lost_leases(work, place.node_id)
+    def _check_node(self, work: Background, node_id: str, incarnation: int) -> None:
+        """End what was granted on a node that died, or started again, before the grant was recorded."""
+        node = self._nodes.view.get(node_id)
+        if node is not None and (
+            node.state is NodeState.DEAD or 0 < incarnation < node.incarnation
+        ):
+            self._end_lost_leases(work, node_id)
 
     def _end_lost_leases(self, work: Background, node_id: str) -> None:
         """End what earlier incarnations of a node had, or all that it had if it is dead."""

@@ -380,6 +380,32 @@ async def test_a_job_whose_node_dies_is_run_again(
     assert "started again" in second.attempts[0].cause
 
 
+@pytest.mark.parametrize("attached", [False, True], ids=["silent", "attached"])
+async def test_a_job_whose_grant_is_recorded_after_its_node_started_again_is_run_again(
+    client: Client, fake: FakeScheduler, nodelet: FakeNodelet, attached: bool
+) -> None:
+    await submit(client, "job_1", retries=3, retry_delay_s=0.0)
+    await until(client, "job_1", JobState.RUNNING)
+    fake.delivers.clear()
+    await submit(client, "job_late", retries=1, retry_delay_s=0.0)
+
+    async def granted() -> bool:
+        return "l_2" in fake.granted
+
+    await eventually(granted, "the grant is on its way")
+    if attached:
+        await client.call("POST", "/v1/jobs/attach", AttachDriver(job_id="job_late"), reply=Job)
+    await join(client, nodelet)
+
+    async def what_it_had_is_ended() -> bool:
+        return (await get(client, "job_1")).attempt == 2
+
+    await eventually(what_it_had_is_ended, "what was on the node is ended")
+    fake.delivers.set()
+    second = await until_attempt(client, "job_late", 2)
+    assert "node n_1 died" in second.attempts[0].cause
+
+
 async def test_a_retry_waits_for_nodes_that_have_not_ended_the_attempt_before(
     client: Client, fake: FakeScheduler, nodelet: FakeNodelet
 ) -> None:

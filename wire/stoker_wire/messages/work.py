@@ -296,6 +296,8 @@ class Job(Record):
     """The schedule that submitted it."""
     preemptible: bool = False
     preemption_grace_s: float | None = None
+    node_incarnation: int = 0
+    """The incarnation of ``node_id`` on which its driver was started; 0 if that is not known."""
 
     @property
     def max_attempts(self) -> int:
@@ -430,6 +432,8 @@ class Actor(Record):
     state_object: str = ""
     """The detached object with what its ``__stoker_save__`` returned last."""
     saved_at_s: float | None = None
+    node_incarnation: int = 0
+    """The incarnation of ``node_id`` on which it was placed; 0 if that is not known."""
 
     def restarts_left(self, *, oom: bool) -> int | None:
         """Return how often it may still be started again, for want of memory or else; None: without limit."""

@@ -144,6 +144,7 @@ def placed(actor: Actor, granted: GrantedLease, incarnation: int) -> Transition[
     then = _replace(
         actor,
         node_id=granted.lease.node_id,
+        node_incarnation=granted.lease.node_incarnation,
         worker_id=granted.worker_id,
         lease_id=granted.lease.lease_id,
         pid=granted.pid,
@@ -235,6 +236,7 @@ def worker_lost(
         oom_restarts=actor.oom_restarts + oom,
         preemptions=actor.preemptions + preempted,
         node_id="",
+        node_incarnation=0,
         worker_id="",
         lease_id="",
         pid=0,
