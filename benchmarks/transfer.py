@@ -28,7 +28,7 @@ from stoker_wire.http.client.client import Client
 from stoker_wire.ids import Prefix, new_id
 from stoker_wire.messages.cluster import Node
 from stoker_wire.messages.control import Page
-from stoker_wire.messages.work import FreeObjects, ObjectInfo, PullObject, SealObjects
+from stoker_wire.messages.objects import FreeObjects, ObjectInfo, PullObject, SealObjects
 
 MIB = 1 << 20
 START_S = 30.0

@@ -59,18 +59,16 @@ from stoker_wire.messages.node_api import (
     WorkerSetup,
     WorkersQuery,
 )
-from stoker_wire.messages.work import (
+from stoker_wire.messages.objects import (
     AdoptedObjects,
     AdoptObjects,
-    EndAttempt,
     FreeObjects,
     MakeRoom,
-    NodeOutput,
     ObjectInfo,
     SealedObjects,
     SealObjects,
-    TaskHistoryStatus,
 )
+from stoker_wire.messages.work import EndAttempt, NodeOutput, TaskHistoryStatus
 from stoker_wire.process.host_identity import pid_namespace, start_time
 
 if TYPE_CHECKING:

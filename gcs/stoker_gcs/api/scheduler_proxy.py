@@ -23,9 +23,9 @@ from stoker_wire.messages.control import (
     QueueEntry,
 )
 from stoker_wire.messages.groups import PlanReply, PlanRequest
+from stoker_wire.messages.objects import ObjectInfo
 from stoker_wire.messages.queries import ObjectQuery
 from stoker_wire.messages.queues import QueueExplanation, QueueUsage
-from stoker_wire.messages.work import ObjectInfo
 
 if TYPE_CHECKING:
     from stoker_gcs.app import GcsApp

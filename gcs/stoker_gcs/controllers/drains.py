@@ -34,7 +34,8 @@ from stoker_wire.messages.node_api import (
     MoveWorker,
     TakenOver,
 )
-from stoker_wire.messages.work import ActorState, ObjectSource
+from stoker_wire.messages.objects import ObjectSource
+from stoker_wire.messages.work import ActorState
 from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:

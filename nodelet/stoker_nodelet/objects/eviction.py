@@ -23,7 +23,7 @@ from stoker_wire.arena import Arena, ByteQuota, read_head
 from stoker_wire.arena.extents import FREE, QUOTA, SPILL
 from stoker_wire.arena.layout import id_of
 from stoker_wire.errors import ArenaFullError, ObjectLostError, StartError
-from stoker_wire.messages.work import ObjectInfo
+from stoker_wire.messages.objects import ObjectInfo
 
 if TYPE_CHECKING:
     from stoker_wire.settings import Settings

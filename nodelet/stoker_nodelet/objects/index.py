@@ -17,7 +17,7 @@ from stoker_wire.arena import Arena
 from stoker_wire.arena.extents import SPILL
 from stoker_wire.errors import NotFoundError
 from stoker_wire.ids import Prefix, check_id
-from stoker_wire.messages.work import ObjectInfo
+from stoker_wire.messages.objects import ObjectInfo
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from stoker_wire.messages.work import ObjectSource
+from stoker_wire.messages.objects import ObjectSource
 
 FAN_OUT = 2
 

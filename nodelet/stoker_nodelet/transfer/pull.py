@@ -27,7 +27,7 @@ from stoker_wire.errors import (
     StokerError,
 )
 from stoker_wire.http.client.client import Client
-from stoker_wire.messages.work import (
+from stoker_wire.messages.objects import (
     FindSources,
     ObjectInfo,
     ObjectSource,

@@ -25,7 +25,7 @@ from stoker_wire.ids import Prefix, check_id
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.common import Empty
 from stoker_wire.messages.node_api import ChunksQuery, TakenOver
-from stoker_wire.messages.work import (
+from stoker_wire.messages.objects import (
     AdoptedObjects,
     AdoptObjects,
     FindSources,

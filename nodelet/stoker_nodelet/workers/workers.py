@@ -93,7 +93,7 @@ from stoker_wire.process.background import Background
 
 if TYPE_CHECKING:
     from stoker_wire.messages.common import Address, MemoryUse
-    from stoker_wire.messages.work import ObjectInfo
+    from stoker_wire.messages.objects import ObjectInfo
 
 _RELEASE_S = 5.0
 _EXIT_S = 1.0

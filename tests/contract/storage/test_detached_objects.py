@@ -21,16 +21,19 @@ from stoker_wire.http.server.service import Service
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.objects import (
     CACHE_NAMESPACE,
+    AdoptedObjects,
+    AdoptObjects,
     CommitDetachedObject,
     CreateDetachedObject,
     DetachedObject,
     DetachedState,
     LocatedObject,
     LocateObject,
+    ObjectInfo,
+    PullObject,
     ReportDetachedObjects,
     UnknownObjects,
 )
-from stoker_wire.messages.work import AdoptedObjects, AdoptObjects, ObjectInfo, PullObject
 from stoker_wire.settings import Settings
 from tests.contract.gcs_support import PATIENT, TOKEN, a_node, eventually, gcs, migrate
 

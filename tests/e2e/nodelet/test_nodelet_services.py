@@ -22,14 +22,8 @@ from stoker_wire.errors import (
 from stoker_wire.messages.common import Empty, RuntimeEnv
 from stoker_wire.messages.control import LogLine, Page
 from stoker_wire.messages.node_api import ArenaUsage, Freed
-from stoker_wire.messages.work import (
-    FreeObjects,
-    ObjectInfo,
-    SealObjects,
-    TaskHistoryStatus,
-    TaskRecord,
-    TaskState,
-)
+from stoker_wire.messages.objects import FreeObjects, ObjectInfo, SealObjects
+from stoker_wire.messages.work import TaskHistoryStatus, TaskRecord, TaskState
 from tests.e2e.nodelet.nodelet_harness import FakeGcs, eventually
 
 

@@ -13,7 +13,7 @@ import msgspec
 from stoker_wire.messages.cluster import ActorSpec, HeldLease, Lease
 from stoker_wire.messages.common import Address, Count, Int64, Message, Record, RuntimeEnv
 from stoker_wire.messages.control import ListQuery, Position
-from stoker_wire.messages.work import ObjectInfo
+from stoker_wire.messages.objects import ObjectInfo
 
 
 class WorkersQuery(ListQuery):

@@ -1,4 +1,8 @@
-"""Detached objects: those that the cluster owns, so that they outlive the process that made them."""
+"""Objects in the shared memory of nodes, and detached ones, which outlive the process that made them.
+
+An object is owned by the process that made it, and lies on the node where that ran, its home; a detached one
+is owned by the cluster.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,8 @@ from typing import Annotated
 import msgspec
 
 from stoker_wire.ids import Prefix
-from stoker_wire.messages.common import Address, Count, Message, Record
+from stoker_wire.messages.common import MAX_INT64, Address, Count, Int64, Message, Record
 from stoker_wire.messages.control import ListQuery
-from stoker_wire.messages.work import ObjectSource
 
 CLUSTER = Address("cluster", "", "", "", "")
 """The owner of detached objects: no process, and so without a place at which it could be asked."""
@@ -39,6 +42,105 @@ def new_detached_id(seed: str = "") -> str:
 def is_detached(object_id: str) -> bool:
     """Return whether an id is of a detached object: nobody counts its refs."""
     return object_id.startswith(_MARK)
+
+
+class ObjectInfo(Record):
+    """An object in a node's shared memory, or ``spilled`` from it to the node's disk.
+
+    ``copy_of`` names the object's home if this is a copy that was pulled from there.
+    """
+
+    object_id: str
+    nbytes: Int64
+    job_id: str = ""
+    owner_id: str = ""
+    node_id: str = ""
+    created_at_s: float = 0.0
+    spilled: bool = False
+    copy_of: str = ""
+
+
+class SealObjects(Message):
+    """Report by a runtime to its nodelet of the objects that it has written to the arena."""
+
+    objects: tuple[ObjectInfo, ...]
+
+
+class SealedObjects(Record):
+    """Answer to the report of objects; ``closed``: this node leaves, so write no more to its memory."""
+
+    closed: bool = False
+
+
+class MakeRoom(Message):
+    """Request of a runtime for room for so many bytes in the node's full shared memory."""
+
+    nbytes: Annotated[int, msgspec.Meta(gt=0, le=MAX_INT64)]
+
+
+class FreeObjects(Message):
+    """Request of an owner to free its objects."""
+
+    object_ids: tuple[str, ...]
+
+
+class AdoptObjects(Message):
+    """Request of an owner to a node to become the home of objects of which it has copies."""
+
+    object_ids: tuple[str, ...]
+    disk: bool = False
+    """Whether it shall keep them, detached ones, in a folder that outlives the nodelet."""
+
+
+class AdoptedObjects(Record):
+    """The objects of which a node is the home now; it has none of the others."""
+
+    objects: tuple[ObjectInfo, ...]
+
+
+class PullObject(Message):
+    """Request to a nodelet to pull an object into its arena. ``node_id`` and ``url`` are of its home, the
+    node where it was made; ``nbytes`` is its length.
+    """
+
+    node_id: str
+    url: str
+    nbytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_INT64)]
+
+
+class FindSources(Message):
+    """Request of a nodelet to an object's home for sources to pull from; ``failed`` are nodes that failed."""
+
+    node_id: str
+    url: str
+    failed: tuple[str, ...] = ()
+
+
+class ObjectSource(Record):
+    """A node that has an object, or is getting it."""
+
+    node_id: str
+    url: str
+
+
+class ObjectSources(Record):
+    """Sources to pull an object from, best first; the home is always among them."""
+
+    object: ObjectInfo
+    sources: tuple[ObjectSource, ...]
+
+
+class ReportCopy(Message):
+    """Report that a pull of the home's object has ended: with a whole copy on that node, or without."""
+
+    node_id: str
+    whole: bool
+
+
+class ReadyChunks(Record):
+    """Number of chunks of an object that a node has, counted from its start."""
+
+    chunks: int
 
 
 class DetachedState(StrEnum):

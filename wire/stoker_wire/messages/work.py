@@ -1,7 +1,7 @@
-"""Jobs, actors, tasks and objects: the things that users make, and their records.
+"""Jobs, actors and tasks: the work of users, and its records.
 
-Jobs and actors are owned by the gcs, tasks and objects by the process that submitted or made them; what the
-gcs has of tasks is history.
+Jobs and actors are owned by the gcs, tasks by the process that submitted them; what the gcs has of tasks is
+history.
 """
 
 from __future__ import annotations
@@ -503,102 +503,3 @@ class TaskHistoryStatus(Record):
 
     accepted: int
     dropped: int = 0
-
-
-class ObjectInfo(Record):
-    """An object in a node's shared memory, or ``spilled`` from it to the node's disk.
-
-    ``copy_of`` names the object's home if this is a copy that was pulled from there.
-    """
-
-    object_id: str
-    nbytes: Int64
-    job_id: str = ""
-    owner_id: str = ""
-    node_id: str = ""
-    created_at_s: float = 0.0
-    spilled: bool = False
-    copy_of: str = ""
-
-
-class SealObjects(Message):
-    """Report by a runtime to its nodelet of the objects that it has written to the arena."""
-
-    objects: tuple[ObjectInfo, ...]
-
-
-class SealedObjects(Record):
-    """Answer to the report of objects; ``closed``: this node leaves, so write no more to its memory."""
-
-    closed: bool = False
-
-
-class MakeRoom(Message):
-    """Request of a runtime for room for so many bytes in the node's full shared memory."""
-
-    nbytes: Annotated[int, msgspec.Meta(gt=0, le=MAX_INT64)]
-
-
-class FreeObjects(Message):
-    """Request of an owner to free its objects."""
-
-    object_ids: tuple[str, ...]
-
-
-class AdoptObjects(Message):
-    """Request of an owner to a node to become the home of objects of which it has copies."""
-
-    object_ids: tuple[str, ...]
-    disk: bool = False
-    """Whether it shall keep them, detached ones, in a folder that outlives the nodelet."""
-
-
-class AdoptedObjects(Record):
-    """The objects of which a node is the home now; it has none of the others."""
-
-    objects: tuple[ObjectInfo, ...]
-
-
-class PullObject(Message):
-    """Request to a nodelet to pull an object into its arena. ``node_id`` and ``url`` are of its home, the
-    node where it was made; ``nbytes`` is its length.
-    """
-
-    node_id: str
-    url: str
-    nbytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_INT64)]
-
-
-class FindSources(Message):
-    """Request of a nodelet to an object's home for sources to pull from; ``failed`` are nodes that failed."""
-
-    node_id: str
-    url: str
-    failed: tuple[str, ...] = ()
-
-
-class ObjectSource(Record):
-    """A node that has an object, or is getting it."""
-
-    node_id: str
-    url: str
-
-
-class ObjectSources(Record):
-    """Sources to pull an object from, best first; the home is always among them."""
-
-    object: ObjectInfo
-    sources: tuple[ObjectSource, ...]
-
-
-class ReportCopy(Message):
-    """Report that a pull of the home's object has ended: with a whole copy on that node, or without."""
-
-    node_id: str
-    whole: bool
-
-
-class ReadyChunks(Record):
-    """Number of chunks of an object that a node has, counted from its start."""
-
-    chunks: int

@@ -9,10 +9,12 @@ from weakref import WeakValueDictionary
 
 from stoker_wire.errors import NotFoundError, ObjectLostError, StokerError, UnavailableError
 from stoker_wire.messages.cluster import NodeState
-from stoker_wire.messages.objects import DetachedObject, DetachedState, LocatedObject
-from stoker_wire.messages.work import (
+from stoker_wire.messages.objects import (
     AdoptedObjects,
     AdoptObjects,
+    DetachedObject,
+    DetachedState,
+    LocatedObject,
     ObjectInfo,
     ObjectSource,
     PullObject,

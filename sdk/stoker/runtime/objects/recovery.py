@@ -20,8 +20,7 @@ from stoker_wire.errors import UnavailableError
 from stoker_wire.messages.cluster import Node, NodeState
 from stoker_wire.messages.control import Page
 from stoker_wire.messages.data import Recover, Resolved, Stored
-from stoker_wire.messages.objects import is_detached
-from stoker_wire.messages.work import AdoptedObjects, AdoptObjects
+from stoker_wire.messages.objects import AdoptedObjects, AdoptObjects, is_detached
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

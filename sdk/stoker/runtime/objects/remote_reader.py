@@ -25,7 +25,7 @@ from stoker_wire.errors import (
     UnavailableError,
 )
 from stoker_wire.messages.cluster import NodeState
-from stoker_wire.messages.work import ObjectInfo, PullObject
+from stoker_wire.messages.objects import ObjectInfo, PullObject
 
 if TYPE_CHECKING:
     from stoker.runtime.net.clients import ClusterClients

@@ -23,15 +23,16 @@ from stoker_wire.arena.extents import capacity_for
 from stoker_wire.errors import ArenaFullError, DeadlineExceededError, UnavailableError
 from stoker_wire.messages.cluster import NodeState
 from stoker_wire.messages.data import Buffer, Failed, Inline, Location, Ref, Stored
-from stoker_wire.messages.objects import CLUSTER, is_detached
-from stoker_wire.messages.work import (
-    DETACHED_JOB,
+from stoker_wire.messages.objects import (
+    CLUSTER,
     FreeObjects,
     MakeRoom,
     ObjectInfo,
     SealedObjects,
     SealObjects,
+    is_detached,
 )
+from stoker_wire.messages.work import DETACHED_JOB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

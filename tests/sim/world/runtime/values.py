@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker_nodelet.objects.index import ObjectIndex
 from stoker_wire.errors import NotFoundError, ObjectLostError
 from stoker_wire.http.server.routes import Route
-from stoker_wire.messages.work import ObjectInfo
+from stoker_wire.messages.objects import ObjectInfo
 
 if TYPE_CHECKING:
     from stoker_wire.http.server.request import Request

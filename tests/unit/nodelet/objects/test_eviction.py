@@ -15,7 +15,7 @@ from stoker_nodelet.objects.eviction import ArenaEvictor, create_arena
 from stoker_wire.arena import ObjectHead
 from stoker_wire.arena.extents import QUOTA
 from stoker_wire.errors import ArenaFullError, StartError
-from stoker_wire.messages.work import ObjectInfo
+from stoker_wire.messages.objects import ObjectInfo
 from stoker_wire.settings import Settings
 from tests.services import fill, mounted
 

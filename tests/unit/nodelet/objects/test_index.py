@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from stoker_nodelet.objects.index import ObjectIndex
 from stoker_wire.arena import Arena
-from stoker_wire.messages.work import ObjectInfo
+from stoker_wire.messages.objects import ObjectInfo
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker_nodelet.transfer.broadcast_tree import BroadcastTree
-from stoker_wire.messages.work import ObjectSource
+from stoker_wire.messages.objects import ObjectSource
 
 HOME = ObjectSource(node_id="n_home", url="http://home")
 

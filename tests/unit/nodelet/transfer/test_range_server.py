@@ -9,7 +9,7 @@ import xxhash
 
 from stoker_wire.data.range_reader import CHECKSUM_HEADER
 from stoker_wire.errors import NotFoundError
-from stoker_wire.messages.work import ObjectInfo
+from stoker_wire.messages.objects import ObjectInfo
 from tests.unit.nodelet.transfer.transfer_support import Node, nodes
 
 if TYPE_CHECKING:

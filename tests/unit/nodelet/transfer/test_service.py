@@ -10,7 +10,7 @@ import pytest
 from stoker_wire.data.range_reader import CHUNK_NBYTES
 from stoker_wire.errors import ObjectLostError, UnavailableError
 from stoker_wire.messages.node_api import TakenOver
-from stoker_wire.messages.work import FreeObjects, ObjectSource, PullObject
+from stoker_wire.messages.objects import FreeObjects, ObjectSource, PullObject
 from tests.unit.nodelet.transfer.transfer_support import Line, nodes, until
 
 if TYPE_CHECKING:

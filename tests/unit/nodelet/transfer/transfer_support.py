@@ -19,7 +19,7 @@ from stoker_wire.errors import NotFoundError, UnavailableError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.server.service import Request, Service
 from stoker_wire.ids import Prefix, new_id
-from stoker_wire.messages.work import (
+from stoker_wire.messages.objects import (
     AdoptedObjects,
     AdoptObjects,
     FreeObjects,
