@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -17,6 +17,7 @@ from stoker_wire.errors import (
     FencedError,
     IdempotencyError,
     NotFoundError,
+    UnavailableError,
 )
 from stoker_wire.http.server.service import Request, Service, bytes_response
 from stoker_wire.messages.cluster import (
@@ -30,6 +31,7 @@ from stoker_wire.messages.control import (
     Explanation,
     Page,
 )
+from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import (
     Actor,
     ActorState,
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from stoker_gcs.service import Running
+    from stoker_gcs.state.schema import Table
+    from stoker_gcs.store.changes import Row
     from stoker_wire.http.client.client import Client
     from tests.contract.gcs_support import FakeScheduler
 
@@ -484,6 +488,36 @@ async def test_an_actor_whose_grant_is_recorded_after_the_end_of_its_node_is_pla
         await register(client)
     again = await placed(client, "a_late", incarnation=1)
     assert again.death_cause is not None and again.death_cause.code == "node_died"
+
+
+async def test_an_actor_whose_worker_exited_before_its_grant_was_recorded_starts_again(
+    served: tuple[Running, Client], fake: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, client = served
+    store = running.app.state.store
+    select, failed = store.select, asyncio.Event()
+
+    async def fails_once(table: Table, where: Any = None, **how: Any) -> list[Row]:
+        if table is schema.EVENTS and where == its_exit and not failed.is_set():
+            failed.set()
+            raise UnavailableError("the database is away")
+        return await select(table, where or {}, **how)
+
+    its_exit = {"subject": "w_1", "kind": EventKind.WORKER_EXITED.value}
+    monkeypatch.setattr(store, "select", fails_once)
+    job = await attach(client)
+    fake.delivers.clear()
+    made = await create(client, an_actor(job.job_id, max_restarts=1))
+
+    async def granted() -> bool:
+        return "l_1" in fake.granted
+
+    await eventually(granted, "the grant is on its way")
+    await exit_of(client, msgspec.structs.replace(made, worker_id="w_1", lease_id="l_1"))
+    fake.delivers.set()
+    again = await placed(client, incarnation=1)
+    assert failed.is_set() and again.worker_id == "w_2"
+    assert again.death_cause is not None and "SIGSEGV" in again.death_cause.message
 
 
 async def test_task_history_is_filtered_and_explained(client: Client, fake: FakeScheduler) -> None:

@@ -259,6 +259,13 @@ class Reconciler:
                 self._start(
                     work, "orphans", actor.actor_id, partial(self._check_owner, actor.actor_id)
                 )
+            if actor.lease_id:
+                self._start(
+                    work,
+                    "exit",
+                    actor.actor_id,
+                    partial(self._actor_placement.end_if_exited, actor.actor_id),
+                )
         for group in await self._groups.living():
             if not group.detached and group.job_id not in jobs:
                 jobs[group.job_id] = await self._jobs.has_ended(group.job_id)
