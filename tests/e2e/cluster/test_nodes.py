@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -126,3 +127,43 @@ def test_no_execute_moves_a_task_at_no_cost(pair: Pair, flags: Flags) -> None:
     finally:
         pair.cli("node", "taint", first, "gone-")
         pair.cli("node", "taint", pair.other, "team=a:NoSchedule")
+
+
+def test_no_execute_moves_an_actor_with_its_state_at_no_cost(pair: Pair) -> None:
+    pair.cli("node", "taint", pair.other, "team-")
+
+    @stoker.remote(max_restarts=0, save_interval_s=None, label_selector={"name": "in(head,other)"})
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def add(self) -> tuple[str, int]:
+            self.count += 1
+            return str(stoker.get_runtime_context().node_id), self.count
+
+        def __stoker_save__(self) -> int:
+            return self.count
+
+        def __stoker_restore__(self, state: int) -> None:
+            self.count = state
+
+    counter = Counter.remote()
+    first, _ = get(counter.add.remote())
+    pair.cli("node", "taint", first, "gone:NoExecute")
+    try:
+        count = 1
+
+        def has_moved() -> bool:
+            nonlocal count
+            node_id, now = get(counter.add.options(max_task_retries=-1).remote())
+            count += 1
+            assert now == count, "nothing of its state is lost"
+            return bool(node_id != first)
+
+        until(has_moved, WAIT_S, "it lives on the other node", interval_s=0.1)
+        record = json.loads(pair.cli("get", str(counter.actor_id), "--json"))
+        assert (record["preemptions"], record["restarts"]) == (1, 0)
+    finally:
+        pair.cli("node", "taint", first, "gone-")
+        pair.cli("node", "taint", pair.other, "team=a:NoSchedule")
+        stoker.kill(counter)
