@@ -570,9 +570,20 @@ def _check_node(node: NodeInfo, leases: list[LeaseState]) -> None:
     """Check the accounts of a node, or of a bundle, against the leases there."""
     assert sorted(node.leases) == sorted(lease.lease_id for lease in leases), node.node_id
     used: Units = {}
-    shares: Shares = {}
     for lease in leases:
         add(used, lease.requirements.without_cpu if lease.blocked else lease.requirements.items)
+    for name in {**node.spec.total, **used, **node.available}:
+        left = node.spec.total.get(name, 0) - used.get(name, 0)
+        assert node.available.get(name, 0) == left, f"{name} of {node.node_id} leaks"
+        assert name == "CPU" or left >= 0 or node.spec.total.get(name, 0) == 0, (
+            f"{name} of {node.node_id} is over-allocated"
+        )
+    _check_devices(node, leases)
+
+
+def _check_devices(node: NodeInfo, leases: list[LeaseState]) -> None:
+    shares: Shares = {}
+    for lease in leases:
         wanted = lease.requirements
         serves = node.devices.serves(lease.gpus, wanted.gpu, wanted.gpu_memory)
         assert serves, f"{lease.lease_id} lacks GPUs"
@@ -584,12 +595,4 @@ def _check_node(node: NodeInfo, leases: list[LeaseState]) -> None:
         assert units <= total.get(index, UNIT), over
     for index, free in node.devices.free_by_device.items():
         assert free == total[index] - shares.get(index, 0), f"GPU {index} of {node.node_id} leaks"
-    relearned = node.devices.copy()
-    relearned.learn(node.devices.facts)
-    assert node.devices.wholly_free == relearned.wholly_free, f"{node.node_id} miscounts free GPUs"
-    for name in {**node.spec.total, **used, **node.available}:
-        left = node.spec.total.get(name, 0) - used.get(name, 0)
-        assert node.available.get(name, 0) == left, f"{name} of {node.node_id} leaks"
-        assert name == "CPU" or left >= 0 or node.spec.total.get(name, 0) == 0, (
-            f"{name} of {node.node_id} is over-allocated"
-        )
+    node.devices.check()

@@ -69,7 +69,10 @@ class Checks:
     def _require(self, holds: object, text: str) -> None:
         """Note what is broken, and raise: the product's loops catch what is raised in them."""
         if not holds:
-            self._world.fail(BrokenInvariantError(text))
+            self._broken(text)
+
+    def _broken(self, text: str) -> None:
+        self._world.fail(BrokenInvariantError(text))
 
     # Nodelets
 
@@ -183,40 +186,37 @@ class Checks:
     def _check_queue(
         self, runtime: Runtime, key: bytes, queue: Any, places: dict[str, str]
     ) -> None:
-        require, leases = self._require, runtime.tasks.leases
+        """Check a queue; a text is made only where it is needed, as this runs at each step of an sdk."""
+        broken, leases, by_id = self._broken, runtime.tasks.leases, runtime.pending.by_id
         waiting = list(queue.ready)
-        require(len(waiting) == len(queue.ready), "sdk: the count of waiting calls is wrong")
+        if len(waiting) != len(queue.ready):
+            broken("sdk: the count of waiting calls is wrong")
         for task in waiting:
-            require(task.task_id not in places, f"sdk: {task.task_id} is queued twice")
+            if task.task_id in places:
+                broken(f"sdk: {task.task_id} is queued twice")
             places[task.task_id] = "the queue"
-            is_queued = task.phase is Phase.QUEUED and task.slot is None
-            require(is_queued, f"sdk: {task.task_id} waits and is {task.phase}")
-            is_pending = task.task_id in runtime.pending.by_id
-            require(is_pending, f"sdk: {task.task_id} is settled and waits")
+            if task.phase is not Phase.QUEUED or task.slot is not None:
+                broken(f"sdk: {task.task_id} waits and is {task.phase}")
+            if task.task_id not in by_id:
+                broken(f"sdk: {task.task_id} is settled and waits")
         for lease_id, slot in queue.slots.items():
-            is_closing = slot.closing or leases._closing
-            require(
-                is_closing or lease_id in leases._granted,
-                f"sdk: {runtime.address.peer_id} uses {lease_id}, which it does not hold",
-            )
-            require(
-                is_closing or not slot.channel.closed,
-                f"sdk: {runtime.address.peer_id} uses {lease_id}, whose worker is gone",
-            )
+            if not slot.closing and not leases._closing:
+                if lease_id not in leases._granted:
+                    holder = runtime.address.peer_id
+                    broken(f"sdk: {holder} uses {lease_id}, which it does not hold")
+                if slot.channel.closed:
+                    holder = runtime.address.peer_id
+                    broken(f"sdk: {holder} uses {lease_id}, whose worker is gone")
             costs_s = sum(slot._costs.values())
             is_sum = slot._costs.keys() == slot.inflight.keys()
-            require(
-                is_sum and abs(slot.load_s - costs_s) <= SLACK * max(1.0, costs_s),
-                f"sdk: the load of {lease_id} is not that of its calls",
-            )
+            if not is_sum or abs(slot.load_s - costs_s) > SLACK * max(1.0, costs_s):
+                broken(f"sdk: the load of {lease_id} is not that of its calls")
             for task_id, task in slot.inflight.items():
-                require(
-                    task_id not in places,
-                    f"sdk: {task_id} is at {lease_id} and in {places.get(task_id)}",
-                )
+                if task_id in places:
+                    broken(f"sdk: {task_id} is at {lease_id} and in {places[task_id]}")
                 places[task_id] = lease_id
-                is_sent = task.phase is Phase.ENDED or task.slot is slot
-                require(is_sent, f"sdk: {task_id} is at {lease_id} and {task.phase}")
+                if task.phase is not Phase.ENDED and task.slot is not slot:
+                    broken(f"sdk: {task_id} is at {lease_id} and {task.phase}")
 
     def _check_order(self, caller: ActorCaller) -> None:
         """Check that each call is in one place, and that none is sent before an earlier one."""

@@ -202,6 +202,13 @@ class Devices:
         wholes = self._wholes
         return free if wholes is self.total else [index for index in free if index in wholes]
 
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken."""
+        quarantined = self.facts.quarantined
+        assert self._closed.keys() <= quarantined.keys(), "a closed GPU is in no quarantine"
+        assert not self._free.keys() & quarantined.keys(), "a quarantined GPU is open"
+        assert self.wholly_free == len(self._free_wholes()), "free GPUs are miscounted"
+
     def spread(self, count: int) -> int | None:
         """Return the sum of the distances between the ``count`` devices that would be chosen together.
 
