@@ -142,12 +142,12 @@ class _Timer(asyncio.TimerHandle):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """The loop. ``after_turn`` is called after each turn in which something ran."""
+    """The loop. ``at_turn_end``, where it is set, is called once, at the end of this turn."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.after_turn: Callable[[], None] = lambda: None
+        self.at_turn_end: Callable[[], None] | None = None
         self.set_task_factory(_new_task)
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._next_number = itertools.count()
@@ -222,7 +222,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             except BaseException as error:
                 context = {"message": f"{handle} crashed", "exception": error, "handle": handle}
                 self.call_exception_handler(context)
-        self.after_turn()
+        if self.at_turn_end is not None:
+            at_turn_end, self.at_turn_end = self.at_turn_end, None
+            at_turn_end()
 
     def _write_to_self(self) -> None:
         """Nobody sleeps who would have to be woken."""

@@ -37,6 +37,8 @@ from tests.sim.world.runtime.refs import Refs
 from tests.sim.world.workload import ENDLESS, ROUNDS, Workload, WorldDriver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from stoker_wire.messages.cluster import DriverSpec
     from stoker_wire.messages.control import Event
     from tests.sim.world.driver import Driver
@@ -125,6 +127,7 @@ class World:
         self.drivers_by_job: dict[str, Driver] = {}
         self.calm = False
         self.failure: BaseException | None = None
+        self.stop: Callable[[], object] = lambda: None
         self._plans: dict[tuple[str, int], tuple[float, bool]] = {}
         self._steps = 0
         self.results: dict[str, int] = {}
@@ -231,7 +234,7 @@ class World:
         if not isinstance(error, BrokenInvariantError):
             crash = AssertionError(f"{name} crashed: {error!r}")
             crash.__cause__ = error
-            self.failure = self.failure or crash
+            self._failed(crash)
 
     def accepted_job(self, job_id: str, driver: Driver | None) -> None:
         """Remember a job that the gcs has accepted."""
@@ -262,8 +265,12 @@ class World:
 
     def fail(self, error: BaseException) -> None:
         """End the run with the first thing that was wrong."""
-        self.failure = self.failure or error
+        self._failed(error)
         raise error
+
+    def _failed(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        self.stop()
 
     def crashed(self, _: object, context: dict[str, Any]) -> None:
         """End the run for what a part let out of a callback or a task."""
@@ -271,7 +278,7 @@ class World:
         text = f"{context.get('message')}: {error!r}"
         crash = CrashError(text)
         crash.__cause__ = error
-        self.failure = self.failure or crash
+        self._failed(crash)
 
     def leader(self) -> control.Scheduler | None:
         """Return the scheduler that leads and knows it."""
@@ -391,15 +398,6 @@ def _run(world: World, log: list[str] | None, script: Any) -> Outcome:
     loop = world.loop
     world.log = log
 
-    checks = world.checks
-
-    def after_turn() -> None:
-        if checks.has_new_leases:
-            with contextlib.suppress(BrokenInvariantError):
-                checks.turn_ended()
-        if world.failure is not None and not main.done():
-            main.cancel()
-
     try:
         with (
             control.on_world(world, world.settings),
@@ -410,7 +408,7 @@ def _run(world: World, log: list[str] | None, script: Any) -> Outcome:
         ):
             asyncio.set_event_loop(loop)
             main = loop.create_task(world.go(script), context=Context())
-            loop.after_turn = after_turn
+            world.stop = main.cancel
             loop.set_exception_handler(world.crashed)
             try:
                 loop.run_until_complete(main)
@@ -455,7 +453,6 @@ class _NoLimits:
 
 def _close(loop: VirtualLoop) -> None:
     """Drop what still runs, without a word: the world is over."""
-    loop.after_turn = lambda: None
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
