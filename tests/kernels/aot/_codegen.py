@@ -1,8 +1,8 @@
 """Compiles every workload to machine code for GPUs that are not here; prints what the code uses as JSON.
 
 Run as a script by test_codegen, in a process of its own: there the kernels load compiled, not
-interpreted. Triton's wheel carries ptxas and cuobjdump. Output: {case: Usage}, a case being
-"kernel | workload dtype sizes | sm_90".
+interpreted. Triton's wheel carries ptxas and cuobjdump. Input: {workload: [90, ...]}. Output: {case: Usage},
+a case being "kernel | workload dtype sizes | sm_90".
 """
 
 from __future__ import annotations
@@ -72,8 +72,7 @@ def compile_all(work: Workload, archs: list[int]) -> dict[str, dict[str, int]]:
 
 
 if __name__ == "__main__":
-    names, archs = sys.argv[1].split(","), [int(arch) for arch in sys.argv[2:]]
     report: dict[str, dict[str, int]] = {}
-    for name in names:
+    for name, archs in json.loads(sys.argv[1]).items():
         report |= compile_all(workload(name), archs)
     sys.stdout.write(json.dumps(report))

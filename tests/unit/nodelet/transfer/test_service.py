@@ -203,7 +203,7 @@ async def test_a_small_object_does_not_wait_behind_large_ones(tmp_path: Path) ->
     async with nodes(tmp_path, "a", "b") as (_, a, b), Line(a.url) as line:
         a.endpoint.listens_at(line.url)
         line.hold_after(8_000_000)
-        large = [a.put(2 * CHUNK_NBYTES) for _ in range(10)]
+        large = [a.put(2 * CHUNK_NBYTES) for _ in range(4)]
         pulls = [asyncio.ensure_future(b.pull(one, a, line.url)) for one in large]
         await until(lambda: b.transfer._receiving.nbytes_moving >= 4 * CHUNK_NBYTES, "all is taken")
         small = a.put(1_000)

@@ -102,7 +102,7 @@ def test_what_a_queue_had_lately_counts_and_is_forgotten() -> None:
     assert tenants.hold(b, need, 20.0) is None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_long_run_shares_are_those_of_the_weights(seed: int) -> None:
     random = Random(seed)
     weights = {"a": 1.0, "b": 2.0, "c": 5.0}
