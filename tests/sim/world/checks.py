@@ -262,6 +262,10 @@ class Checks:
                     if kind == "job":
                         self._job_ended(key[0], state)
 
+    def has_succeeded(self, job_id: str) -> bool:
+        """Return whether a job has ended in good order; what is left of it ends with it."""
+        return self._ended.get(job_id) == JobState.SUCCEEDED
+
     def _job_ended(self, job_id: str, state: str) -> None:
         driver = self._world.drivers_by_job.get(job_id)
         if state != JobState.FAILED or driver is None or driver.process.dead:

@@ -86,9 +86,9 @@ class Workload:
 
     async def _release(self, driver: WorldDriver) -> None:
         """Give up what keeps others waiting: groups, and actors without calls."""
-        for group_id in driver.groups:
+        groups, driver.groups = driver.groups, []
+        for group_id in groups:
             await self._remove_group(driver, group_id)
-        driver.groups.clear()
         for actor_id, caller in list(driver.actors.items()):
             if not caller.calls:
                 await self._kill_actor(driver, actor_id)

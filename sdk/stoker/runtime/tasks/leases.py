@@ -210,6 +210,7 @@ class Leases:
                 try:
                     await self._poll_once(self._idle(_REPORT_IDLE_S), _POLL_WAIT_S)
                 except StokerError:
+                    self._list_on()  # another leader hears for the first time what this process has
                     await asyncio.sleep(0.5)
                 else:
                     listing = bool(self._granted) or began_s < self._lost_at_s + _LIST_ON_S

@@ -92,11 +92,14 @@ class Refs:
                 return True
             # What a call needed may have been freed by the time at which it was executed again.
             return plan is not None and plan.has_arguments and plan.large and subject != object_id
-        if (
-            code == "conflict" and plan is not None
-        ):  # its job is over: its driver has died, or was silent for too long
-            driver = self._world.drivers_by_job.get(plan.owner.job.job_id)
-            return driver is not None and driver.process.disturbed_s > 0.0
+        if plan is not None and (
+            code == "conflict" or (code in _UNAVAILABLE and "is finished" in failed.message)
+        ):  # its job is over: its driver has ended or died, or was silent for too long
+            job_id = plan.owner.job.job_id
+            driver = self._world.drivers_by_job.get(job_id)
+            return self._world.checks.has_succeeded(job_id) or (
+                driver is not None and driver.process.disturbed_s > 0.0
+            )
         if plan is None or plan.certain:
             return code in _UNAVAILABLE and plan is None  # nobody can make again what was put
         if code == "task_cancelled":
