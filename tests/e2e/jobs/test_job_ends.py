@@ -211,3 +211,32 @@ def test_the_exit_code_of_a_driver_decides_how_its_job_ended(cluster: LocalClust
         state, exit_code, message = ENDS[how]
         assert (job["state"], job["exit_code"]) == (state, exit_code), (how, code, job)
         assert message in job["message"], (how, job)
+
+
+def test_a_driver_whose_job_was_ended_by_others_is_told_and_hangs_nowhere(
+    cluster: LocalCluster,
+) -> None:
+    program = """
+        import stoker
+        print("JOB", stoker.init(log_to_driver=False).job_id, flush=True)
+
+        @stoker.remote(num_cpus=1000, on_infeasible="wait")
+        def never():
+            pass
+
+        for _ in range(2):  # before its end, and after
+            try:
+                stoker.get(never.remote(), timeout=60)
+            except stoker.exceptions.ConflictError as error:
+                print("TOLD", *str(error).splitlines(), flush=True)
+        stoker.shutdown()
+        print("OVER", flush=True)
+    """
+    with driver(cluster, program) as process:
+        job_id = line_of(process, "JOB")
+        http(cluster).call("POST", f"/v1/jobs/{job_id}/stop", reply=dict[str, Any])
+        for _ in range(2):
+            told = line_of(process, "TOLD")
+            assert f"job {job_id} is over: it is STOPPED" in told and "stoker.init()" in told
+        line_of(process, "OVER")
+        assert process.wait(END_S) == 0

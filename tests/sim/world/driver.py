@@ -29,6 +29,7 @@ from tests.sim.world.runtime.calls import CallPlan
 from tests.sim.world.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    from stoker_wire.messages.data import Failed
     from stoker_wire.messages.work import Owner
     from tests.sim.world.links import Link
     from tests.sim.world.runtime.channels import SimChannel
@@ -243,8 +244,8 @@ class Driver:
             self.io,
             self.clients.gcs,
             self.runtime.job,
+            self,
             unused,
-            unused,  # type: ignore[arg-type]
         )
         session.begin(follow_logs=False)
         await self.world.workload.program(self)
@@ -305,6 +306,11 @@ class Driver:
         task_id = self.runtime.new_task_id()
         self.runtime.begin(task_id, CallPlan(retries=caller.retries, is_method=True))
         caller.submit(task_id, with_last=with_last)
+
+    def lose_cluster(self, _: Failed) -> None:
+        """End, as a program does whose job others have ended."""
+        self.finished = True
+        self.process.kill()
 
     async def finish(self) -> None:
         """End in good order: return the leases, report the end."""

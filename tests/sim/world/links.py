@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 from aiohttp import WSMsgType
@@ -27,6 +27,14 @@ class _Message:
     type = WSMsgType.TEXT
 
 
+class _Close(NamedTuple):
+    """The last message on a WebSocket: why it ends."""
+
+    data: int
+    extra: str
+    type = WSMsgType.CLOSE
+
+
 class _Done:
     """What is done already, to be awaited."""
 
@@ -45,6 +53,7 @@ class Link:
         self._last_s = 0.0
         self.other: Link
         self.closed = self.is_broken = False
+        self.close_code: int | None = None
         self.stalled: list[Any] = []
         """What could not be delivered yet: the hosts are cut off each other."""
         self.gone_since_s: float | None = None
@@ -106,11 +115,16 @@ class Link:
             self._wake = asyncio.get_running_loop().create_future()
             async with asyncio.timeout(timeout_s):
                 await self._wake
-        return self._arrived.popleft()
+        item = self._arrived.popleft()
+        if isinstance(item, _Close):
+            self.close_code = item.data
+        return item
 
     def close(self, code: int = 0, message: bytes = b"") -> Awaitable[None]:
         """Close this end; the other learns it."""
         if not self.closed and not self._network.loop.is_closed():
+            if code:
+                self._network.pass_on(self, _Close(code, message.decode()))
             self._network.pass_on(self, None)
             self._end()
             self._wake_up()

@@ -182,6 +182,8 @@ Attempt = Count
 
 SESSION_BEAT_S = 1.0
 """How often each end of a driver's session says that it answers."""
+JOB_IS_OVER = 4409
+"""The code with which the gcs closes the session of a job that has ended; its reason says how it ended."""
 
 
 class AttachDriver(Message):

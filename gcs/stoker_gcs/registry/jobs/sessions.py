@@ -22,7 +22,7 @@ from stoker_gcs.registry.jobs.driver_processes import Seen
 from stoker_gcs.registry.jobs.rules import JOBS
 from stoker_wire.data.keep_alive import keep_alive
 from stoker_wire.errors import StokerError, UnavailableError
-from stoker_wire.messages.work import SESSION_BEAT_S, FinishJob, JobState
+from stoker_wire.messages.work import JOB_IS_OVER, SESSION_BEAT_S, FinishJob, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -117,7 +117,7 @@ class DriverSessions:
                 await ws.close(code=4404, message=f"there is no job {job_id}".encode()[:120])
                 return
             if row.record.state.terminal:
-                await ws.close(code=4409, message=f"job is {row.record.state}".encode())
+                await _close(ws, row.record)
                 return
         _find_out_if_host_is_gone(req)
         with self._held(job_id):
@@ -184,8 +184,7 @@ class DriverSessions:
                     await asyncio.sleep(DATABASE_AGAIN_S)
                     continue
                 if job.state.terminal:
-                    text = f"job is {job.state}: {job.message}"
-                    await ws.close(code=4410, message=text.encode()[:120])
+                    await _close(ws, job)
                     return
                 await signal.wait()
 
@@ -340,6 +339,12 @@ def _find_out_if_host_is_gone(req: Request) -> None:
     transport = req.http.transport
     if transport is not None:
         keep_alive(transport.get_extra_info("socket"))
+
+
+async def _close(ws: web.WebSocketResponse, job: Job) -> None:
+    """Say how a job has ended; a reason of a WebSocket has 123 bytes at most (RFC 6455, 5.5)."""
+    text = f"it is {job.state}" + (f": {job.message}" if job.message else "")
+    await ws.close(code=JOB_IS_OVER, message=text.encode()[:123].decode(errors="ignore").encode())
 
 
 async def _beat(ws: web.WebSocketResponse) -> None:

@@ -17,11 +17,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 
-from stoker.exceptions import StokerError, UnavailableError
+from stoker.exceptions import ConflictError, StokerError, UnavailableError
 from stoker.runtime.driver.printing import Printer
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.control import LogCursors, LogLine
-from stoker_wire.messages.work import SESSION_BEAT_S, AttachDriver, FinishJob, Job, JobState
+from stoker_wire.messages.work import (
+    JOB_IS_OVER,
+    SESSION_BEAT_S,
+    AttachDriver,
+    FinishJob,
+    Job,
+    JobState,
+)
 from stoker_wire.process.host_identity import pid_namespace, start_time
 
 if TYPE_CHECKING:
@@ -88,6 +95,7 @@ class Driver:
         self._pending = pending
         self._unseen = unseen
         self._submitted = False
+        self._finishes = self._is_over = False
         self._following: asyncio.Task[None] | None = None
         self._printer: Printer | None = None
         self._cursors: dict[str, int] = {}
@@ -159,7 +167,7 @@ class Driver:
         self._following = self._io.background.spawn(self._follow_logs(), name="logs")
 
     async def _session(self) -> None:
-        while self._io.running:
+        while self._io.running and not self._is_over:
             with contextlib.suppress(StokerError, aiohttp.ClientError, OSError):
                 path = f"/v1/jobs/{self._job.job_id}/session"
                 url = self._gcs.url
@@ -169,9 +177,24 @@ class Driver:
                     with contextlib.suppress(TimeoutError, UnavailableError):
                         while not ws.closed:
                             async with self._gcs.attend(url):
-                                await ws.receive(_SESSION_SILENCE_S)
+                                message = await ws.receive(_SESSION_SILENCE_S)
+                            if ws.close_code == JOB_IS_OVER:
+                                self._lose_job(message.extra or "")
                     beats.cancel()
             await asyncio.sleep(_RECONNECT_S)
+
+    def _lose_job(self, how: str) -> None:
+        """Fail all pending calls: nothing runs for a job that has ended, whoever ended it."""
+        self._is_over = True
+        if not self._finishes:
+            self._pending.lose_cluster(
+                encode_error(
+                    ConflictError(
+                        f"job {self._job.job_id} is over: {how}\n"
+                        "call stoker.shutdown() and stoker.init() to go on"
+                    )
+                )
+            )
 
     async def _beat(self, ws: aiohttp.ClientWebSocketResponse) -> None:
         """Say that this process answers; a cluster that hears nothing looks whether it lives."""
@@ -211,6 +234,7 @@ class Driver:
         Nothing is sent where the cluster is not ``reachable`` any more. Where the process ``exits``,
         its exit code is the outcome.
         """
+        self._finishes = True
         if self._printer is not None:
             if reachable:
                 with contextlib.suppress(StokerError):

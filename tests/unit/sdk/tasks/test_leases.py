@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from stoker.runtime.tasks import leases as module
 from stoker.runtime.tasks.dispatch import ClassQueue
 from stoker.runtime.tasks.leases import Leases
 from stoker_wire.errors import UnavailableError
@@ -20,6 +21,9 @@ from stoker_wire.messages.cluster import (
 from stoker_wire.messages.common import Address
 from stoker_wire.messages.data import Inline
 from stoker_wire.process.background import Background
+
+if TYPE_CHECKING:
+    import pytest
 
 KEY = b"class"
 
@@ -118,4 +122,30 @@ async def test_an_owner_whose_request_got_no_answer_says_that_it_has_nothing() -
     leases.request(KEY)
     polled = await owner.until("/v1/owners/p_1/poll")
     assert owner.calls[polled - 1][1].lease_ids == ()
+    await owner.background.close()
+
+
+async def test_an_owner_without_leases_lists_on_while_leaders_are_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Leaderless(_Owner):
+        lost = 0
+
+        async def scheduler_call(self, path: str, body: Any, *rest: Any, **more: Any) -> Any:
+            if path.endswith("/poll") and self.lost:
+                self.lost -= 1
+                raise UnavailableError("the leader is gone")
+            return await super().scheduler_call(path, body, *rest, **more)
+
+    monkeypatch.setattr(module, "_LIST_ON_S", 0.8)
+    owner: Any = Leaderless()
+    leases = Leases(_address("p_1"), owner, owner, owner, owner, idle_s=0.1)
+    owner.lost = 2  # each costs half a second: more than it would list on
+    leases._list_on()
+    polled = await owner.until("/v1/owners/p_1/poll")
+    for _ in range(2):  # the next leader has to hear twice that there is nothing
+        polled = await owner.until("/v1/owners/p_1/poll", after=polled)
+    async with asyncio.timeout(10.0):
+        while leases._polling:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     await owner.background.close()
