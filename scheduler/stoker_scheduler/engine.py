@@ -31,6 +31,7 @@ from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
     InfeasibleError,
+    JobFinishedError,
     PlacementGroupRemovedError,
     RuntimeEnvSetupError,
     StokerError,
@@ -72,7 +73,7 @@ NO_WORKER = StartedLease(worker_id="", address=Address("", "", "", "", ""), pid=
 _REJECTIONS: dict[cmd.RejectReason, type[StokerError]] = {
     cmd.RejectReason.INFEASIBLE: InfeasibleError,
     cmd.RejectReason.START_FAILED: RuntimeEnvSetupError,
-    cmd.RejectReason.JOB_FINISHED: ConflictError,
+    cmd.RejectReason.JOB_FINISHED: JobFinishedError,
     cmd.RejectReason.OWNER_LOST: ConflictError,
     cmd.RejectReason.GROUP_REMOVED: PlacementGroupRemovedError,
 }
@@ -419,6 +420,9 @@ class Engine:
         loud = awaited and error.failure is not ev.StartFailure.ANYWHERE and not error.ended
         level = logging.WARNING if loud else logging.INFO
         _log.log(level, "lease did not start: %s on %s: %s", lease_id, node_id, error.text)
+        if lease is not None and error.job_finished:
+            # It had ended before this leader listed the jobs; its node is not to blame.
+            self.apply(ev.JobFinished(at_s=self.now(), job_id=lease.account.job_id))
         self.apply(
             ev.LeaseStartFailed(
                 at_s=self.now(), lease_id=lease_id, failure=error.failure, text=error.text

@@ -35,10 +35,11 @@ class JobFacts(NamedTuple):
 class JobDirectory:
     """The jobs that have not ended, by id.
 
-    ``has_ended`` asks the gcs about a job that is not known here: it may have ended before this term.
+    ``has_ended`` asks the gcs about a job that is not known here: it may have ended before this term. Its
+    answer is None if the gcs cannot say.
     """
 
-    def __init__(self, has_ended: Callable[[str], Awaitable[bool]] | None = None) -> None:
+    def __init__(self, has_ended: Callable[[str], Awaitable[bool | None]] | None = None) -> None:
         self._has_ended = has_ended
         self._jobs: dict[str, JobFacts] = {DETACHED_JOB: JobFacts()}
         self._filters: dict[str, tuple[NodeFilter, ...]] = {}
@@ -83,7 +84,8 @@ class JobDirectory:
     async def arrival(self, job_id: str) -> JobFacts | None:
         """Wait for a job that is not known yet; None if it has ended.
 
-        What never comes, and has not ended as far as is known, is as a job of the default queue.
+        What never comes, and has not ended as far as is known, is as a job of the default queue: from now on
+        if the gcs says so, else for this request.
         """
         arrived = self._awaited.setdefault(job_id, asyncio.Event())
         try:
@@ -93,7 +95,11 @@ class JobDirectory:
             pass
         finally:
             self._awaited.pop(job_id, None)
-        if job_id not in self._jobs and self._has_ended and await self._has_ended(job_id):
-            return None
+        if job_id not in self._jobs and self._has_ended:
+            ended = await self._has_ended(job_id)
+            if ended is None and job_id not in self._jobs:
+                return JobFacts()
+            if ended:
+                return None
         self._jobs.setdefault(job_id, JobFacts())
         return self.get(job_id)

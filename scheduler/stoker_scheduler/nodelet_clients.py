@@ -19,6 +19,7 @@ from stoker_wire.errors import (
     ConflictError,
     DeadlineExceededError,
     FencedError,
+    JobFinishedError,
     NotReadyError,
     RuntimeEnvSetupError,
     StokerError,
@@ -57,13 +58,20 @@ class StartFailedError(Exception):
     """
 
     def __init__(
-        self, failure: StartFailure, text: str, *, fenced: bool = False, ended: bool = False
+        self,
+        failure: StartFailure,
+        text: str,
+        *,
+        fenced: bool = False,
+        ended: bool = False,
+        job_finished: bool = False,
     ) -> None:
         super().__init__(text)
         self.failure = failure
         self.text = text
         self.fenced = fenced
         self.ended = ended
+        self.job_finished = job_finished
 
 
 OnEnded = Callable[[str], None]
@@ -88,6 +96,7 @@ def _start_failed(error: StokerError) -> StartFailedError:
         str(error),
         fenced=isinstance(error, FencedError),
         ended=isinstance(error, ConflictError),
+        job_finished=isinstance(error, JobFinishedError),
     )
 
 

@@ -21,7 +21,7 @@ from stoker_scheduler.gcs_feed import GcsFeed
 from stoker_scheduler.jobs import JobDirectory
 from stoker_scheduler.leadership import Leadership, not_leader
 from stoker_scheduler.nodelet_clients import NodeletClients
-from stoker_wire.errors import NotReadyError, StokerError
+from stoker_wire.errors import NotFoundError, NotReadyError, StokerError
 from stoker_wire.http.client.client import Client
 from stoker_wire.http.client.pool import ClientPool
 from stoker_wire.http.server.service import Service
@@ -128,14 +128,16 @@ class SchedulerService:
         self._service.ready()
         self._leads.set()
 
-    async def _has_ended(self, job_id: str) -> bool:
-        """Return whether the gcs says that a job has ended."""
+    async def _has_ended(self, job_id: str) -> bool | None:
+        """Return whether a job has ended; None if the gcs does not say."""
         try:
             job = await self._gcs.call(
                 "GET", f"/v1/jobs/{job_id}", reply=Job, timeout_s=JOB_TIMEOUT_S, retry=False
             )
-        except StokerError:
+        except NotFoundError:
             return False
+        except StokerError:
+            return None
         return job.state.terminal
 
     def _renewed(self, leader: Leader) -> None:

@@ -203,6 +203,12 @@ class ProtocolError(ConflictError):
     code = "protocol_mismatch"
 
 
+class JobFinishedError(ConflictError):
+    """The job has ended, and nothing runs for it any more."""
+
+    code = "job_finished"
+
+
 class CompactedError(StokerError, LookupError):
     """A watch asks for events older than those kept: list again, then watch from there."""
 

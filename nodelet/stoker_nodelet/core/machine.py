@@ -165,7 +165,7 @@ def _requested(state: State, event: LeaseRequested, outbox: Outbox) -> None:
             outbox.append(AnnounceLease(lease_id=lease_id))
         return
     if terms.job_id in state.finished_jobs and terms.kind is not WorkKind.ACTOR:
-        refuse("conflict", f"{terms.job_id} has finished")
+        refuse("job_finished", f"{terms.job_id} has finished")
         return
     over = _overcommitted(state, terms.gpus, with_ending=False)
     if over:

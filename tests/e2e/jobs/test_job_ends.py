@@ -227,7 +227,7 @@ def test_a_driver_whose_job_was_ended_by_others_is_told_and_hangs_nowhere(
         for _ in range(2):  # before its end, and after
             try:
                 stoker.get(never.remote(), timeout=60)
-            except stoker.exceptions.ConflictError as error:
+            except stoker.exceptions.JobFinishedError as error:
                 print("TOLD", *str(error).splitlines(), flush=True)
         stoker.shutdown()
         print("OVER", flush=True)

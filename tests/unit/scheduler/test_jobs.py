@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from stoker_scheduler import jobs as module
 from stoker_scheduler.jobs import JobDirectory
 from tests.unit.scheduler.fakes import a_job
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_an_attempt_is_new_once_whoever_tells_of_it_first() -> None:
@@ -24,3 +30,18 @@ def test_a_job_that_is_first_heard_of_in_a_later_attempt_has_nothing_to_end() ->
     assert not jobs.put(a_job("job_1", attempt=4))
     jobs.drop("job_1")
     assert jobs.get("job_1") is None
+
+
+async def test_a_job_of_which_the_gcs_could_not_say_whether_it_has_ended_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "ARRIVAL_S", 0.01)
+    answers: list[bool | None] = [None, True, False]
+
+    async def has_ended(_: str) -> bool | None:
+        return answers.pop(0)
+
+    jobs = JobDirectory(has_ended)
+    assert await jobs.arrival("job_1") is not None and jobs.get("job_1") is None
+    assert await jobs.arrival("job_1") is None, "it has ended"
+    assert await jobs.arrival("job_2") is not None and jobs.get("job_2") is not None

@@ -14,6 +14,7 @@ from stoker_wire.errors import (
     BadRequestError,
     DeadlineExceededError,
     InfeasibleError,
+    JobFinishedError,
     NotLeaderError,
     NotReadyError,
     RuntimeEnvSetupError,
@@ -335,6 +336,20 @@ async def test_requests_of_a_job_that_ended_before_this_leader_began_are_refused
     with pytest.raises(StokerError, match="job_3 is finished"):
         await setup.ask(CPU=1, job="job_3")
     assert len((await setup.ask(CPU=1, job="job_that_the_gcs_tells_of_late")).granted) == 1
+
+
+async def test_a_node_that_refuses_the_work_of_a_finished_job_goes_on_with_that_of_others(
+    setup: Setup,
+) -> None:
+    nodelet = await setup.node(CPU=2)
+    await setup.lead()
+    nodelet.fail_next.append(JobFinishedError("job_1 has finished"))
+    with pytest.raises(JobFinishedError, match="job_1 is finished"):
+        await setup.ask(CPU=1)
+    engine_now = setup.running._engine
+    assert engine_now is not None
+    assert not engine_now.state.nodes[nodelet.node_id].backoffs, "the node is not to blame"
+    assert len((await setup.ask(CPU=1, job="job_2")).granted) == 1
 
 
 async def test_a_node_that_answers_late_takes_nothing_before_its_leases_are_adopted(

@@ -41,6 +41,7 @@ BUILTINS: dict[type[StokerError], tuple[type[Exception], ...]] = {
     errors.ProtocolError: (RuntimeError,),
     errors.CompactedError: (LookupError,),
     errors.InfeasibleError: (RuntimeError,),
+    errors.JobFinishedError: (RuntimeError,),
     errors.PlacementGroupRemovedError: (RuntimeError,),
     errors.RuntimeEnvSetupError: (RuntimeError,),
     errors.PayloadTooLargeError: (ValueError,),

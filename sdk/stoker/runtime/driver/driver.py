@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import aiohttp
 
-from stoker.exceptions import ConflictError, StokerError, UnavailableError
+from stoker.exceptions import JobFinishedError, StokerError, UnavailableError
 from stoker.runtime.driver.printing import Printer
 from stoker.runtime.serialization.exceptions import encode_error
 from stoker_wire.messages.control import LogCursors, LogLine
@@ -189,7 +189,7 @@ class Driver:
         if not self._finishes:
             self._pending.lose_cluster(
                 encode_error(
-                    ConflictError(
+                    JobFinishedError(
                         f"job {self._job.job_id} is over: {how}\n"
                         "call stoker.shutdown() and stoker.init() to go on"
                     )

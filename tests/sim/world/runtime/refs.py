@@ -93,7 +93,7 @@ class Refs:
             # What a call needed may have been freed by the time at which it was executed again.
             return plan is not None and plan.has_arguments and plan.large and subject != object_id
         if plan is not None and (
-            code == "conflict" or (code in _UNAVAILABLE and "is finished" in failed.message)
+            code == "job_finished" or (code in _UNAVAILABLE and "is finished" in failed.message)
         ):  # its job is over: its driver has ended or died, or was silent for too long
             job_id = plan.owner.job.job_id
             driver = self._world.drivers_by_job.get(job_id)
