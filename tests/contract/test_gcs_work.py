@@ -33,6 +33,7 @@ from stoker_wire.messages.control import (
 )
 from stoker_wire.messages.events import EventKind
 from stoker_wire.messages.work import (
+    JOB_IS_OVER,
     Actor,
     ActorState,
     CreateActor,
@@ -218,7 +219,7 @@ async def test_stopping_a_job_tells_its_driver(client: Client) -> None:
         assert stopped.state is JobState.STOPPED
     while (message := await session.receive(timeout=40)).type is WSMsgType.TEXT:
         continue
-    assert (message.data, message.extra) == (4410, "job is STOPPED: stopped")
+    assert (message.data, message.extra) == (JOB_IS_OVER, "it is STOPPED: stopped")
 
 
 async def test_a_submitted_job_is_launched_once_and_ends_with_its_process(
