@@ -204,7 +204,7 @@ class Driver:
         self.process = Process(name, host)
         self.job_id = ""
         self.actors: dict[str, ActorCaller] = {}
-        self.finished = False
+        self.finishes = self.finished = False
         world.pids[host, pid] = self.process
         self.process.context.run(self._build)
         self.process.spawn(self._live())
@@ -309,11 +309,17 @@ class Driver:
 
     def lose_cluster(self, _: Failed) -> None:
         """End, as a program does whose job others have ended."""
+        if not self.finishes:
+            self.job_was_ended()
+
+    def job_was_ended(self) -> None:
+        """End at once."""
         self.finished = True
         self.process.kill()
 
     async def finish(self) -> None:
         """End in good order: return the leases, report the end."""
+        self.finishes = True
         await self.runtime.tasks.close()
         body = FinishJob(state=JobState.SUCCEEDED, exit_code=0)
         while True:

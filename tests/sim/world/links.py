@@ -118,6 +118,7 @@ class Link:
         item = self._arrived.popleft()
         if isinstance(item, _Close):
             self.close_code = item.data
+            self.close()
         return item
 
     def close(self, code: int = 0, message: bytes = b"") -> Awaitable[None]:

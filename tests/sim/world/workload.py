@@ -55,6 +55,11 @@ class WorldDriver(Driver):
         """Those that it waits for, or fills."""
         super().__init__(world, name, host, pid)
 
+    def job_was_ended(self) -> None:
+        """End at once; somebody starts the program again."""
+        super().job_was_ended()
+        self.world.add_driver(self.process.host, may_die=self.may_die)
+
 
 class Workload:
     """The programs of the drivers of one world."""

@@ -263,6 +263,13 @@ class World:
         self.checks.nodelet_stepped(state, event, before, commands)
         return commands
 
+    def add_driver(self, host: str, *, may_die: bool) -> None:
+        """Start a driver."""
+        number = len(self.drivers)
+        driver = WorldDriver(self, f"d{number}", host, 100 + number)
+        driver.may_die = may_die
+        self.drivers.append(driver)
+
     def fail(self, error: BaseException) -> None:
         """End the run with the first thing that was wrong."""
         self._failed(error)
@@ -309,10 +316,7 @@ class World:
         await asyncio.sleep(0.5)
         count = self.plan.drivers or random.randrange(1, 3)
         for index in range(count):
-            host = random.choice(self.nodes).host
-            driver = WorldDriver(self, f"d{index}", host, 100 + index)
-            driver.may_die = index > 0
-            self.drivers.append(driver)
+            self.add_driver(random.choice(self.nodes).host, may_die=index > 0)
         looking = asyncio.create_task(self._look())
         self.faults = FaultPlan(
             self,
