@@ -37,6 +37,7 @@ LOAD = (
     r"unexpected connection_lost\(\) call",
     # PostgreSQL takes its locks back from a replica that stood still within a transaction.
     r"terminating connection due to idle-in-transaction timeout",
+    r"terminating connection due to administrator command",
 )
 """What a healthy service says on a machine that is too busy to run it."""
 

@@ -75,6 +75,7 @@ class Maintenance:
             try:
                 async with asyncio.timeout(PING_S):
                     await self._state.store.bounds()
+                    await self._state.store.end_stalled()
             except StokerError as error:
                 why = error.one_line
             except TimeoutError:

@@ -52,6 +52,9 @@ class MemoryStore:
     async def stop(self) -> None:
         """Do nothing: there is nothing to close."""
 
+    async def end_stalled(self) -> None:
+        """Do nothing: nobody else writes here."""
+
     async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | WriteConflict]:
         """Do the changes one after the other; a conflict restores what its change had done."""
         return [self._change(change) for change in changes]

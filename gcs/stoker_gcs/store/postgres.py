@@ -46,6 +46,14 @@ IDLE_IN_TRANSACTION_MS = 800
 """A replica that freezes within a transaction holds a lock that all others need. The server takes it back
 before clients ask another replica, so what the frozen one had begun does not happen as well."""
 _LOCK = "SELECT pg_advisory_xact_lock(7310577)"
+_END_STALLED = f"""
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
+AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
+AND state_change < clock_timestamp() - interval '{IDLE_IN_TRANSACTION_MS} ms'
+"""
+"""asyncpg prepares a statement without a Sync. A replica that freezes before it executes that statement is
+active for the server, not idle, and no setting ends its transaction."""
 
 FAULTS = (OSError, TimeoutError, DBAPIError, PoolTimeout, PostgresError, InterfaceError)
 """What a statement raises; the last two are asyncpg's own, of a connection that cannot be opened."""
@@ -125,6 +133,10 @@ class PostgresStore(SqlReads):
             "start the server or correct STOKER_DATABASE_URL, then run: python -m "
             f"stoker_migrations check --database-url {self._shown}"
         )
+
+    async def end_stalled(self) -> None:
+        """End the transactions of replicas that froze after they had prepared a statement."""
+        await self.fetch(_END_STALLED, {})
 
     async def stop(self) -> None:
         """Close the pool."""

@@ -33,6 +33,10 @@ class Store(Protocol):
         """Close all connections. What was committed stays."""
         ...
 
+    async def end_stalled(self) -> None:
+        """End the transactions of other processes that hold up all others and cannot go on."""
+        ...
+
     async def commit(self, changes: Sequence[Change]) -> list[tuple[Event, ...] | WriteConflict]:
         """Do the changes in one transaction; one with a conflict is left out whole, the others stay.
 

@@ -63,6 +63,9 @@ class SqliteStore(SqlReads):
         """Open the file, create it if it is new, refuse it if it has another schema."""
         await self._run(self._writer, self._open)
 
+    async def end_stalled(self) -> None:
+        """Do nothing: nobody else writes here."""
+
     async def stop(self) -> None:
         """Close every connection; what was committed stays."""
         loop = asyncio.get_running_loop()

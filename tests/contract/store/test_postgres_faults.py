@@ -7,6 +7,7 @@ import os
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
+import asyncpg
 import pytest
 
 from stoker_gcs.store import postgres as store
@@ -139,3 +140,17 @@ async def test_a_database_that_is_frozen_for_longer_than_a_command_may_take_is_w
             own_postgres.resume()
         assert (await put(client, "after", retry=True)).key == "after"
         assert await client.call("GET", "/v1/kv/ns/before", raw=True) == VALUE
+
+
+async def test_a_replica_that_froze_before_it_executed_a_statement_holds_up_nobody(
+    postgres_url: str,
+) -> None:
+    await migrate(postgres_url)
+    async with gcs(postgres_url) as (_, client):
+        frozen = await asyncpg.connect(postgres_url.replace("+asyncpg", ""))
+        try:
+            await frozen.execute("BEGIN; SELECT pg_advisory_xact_lock(7310577)")
+            await frozen.prepare("SELECT 1")  # from now on it is active for the server
+            assert (await put(client, "key", retry=True)).key == "key"
+        finally:
+            frozen.terminate()
