@@ -178,7 +178,13 @@ async def test_a_port_that_outlives_the_connections_of_its_nodelet_is_probed_aga
 ) -> None:
     settings = msgspec.structs.replace(PATIENT, suspect_after_s=3600.0, dead_after_s=7200.0)
     async with gcs(sqlite_url, settings=settings) as (running, client):
-        listens = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        probed = asyncio.Event()
+
+        def accept(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.close()
+            probed.set()
+
+        listens = await asyncio.start_server(accept, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{listens.sockets[0].getsockname()[1]}"
         async with Client(running.url, token=TOKEN, peer="nodelet n_1") as nodelet:
             await nodelet.call("POST", "/v1/nodes", a_node("n_1", url), reply=RegisteredNode)
@@ -186,7 +192,8 @@ async def test_a_port_that_outlives_the_connections_of_its_nodelet_is_probed_aga
         async def state_is(state: NodeState) -> bool:
             return (await client.call("GET", "/v1/nodes/n_1", reply=Node)).state is state
 
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(40):
+            await probed.wait()
         assert await state_is(NodeState.ALIVE), "somebody listens there"
         listens.close()
         await eventually(lambda: state_is(NodeState.DEAD), "nobody listens there any more")

@@ -264,7 +264,7 @@ class Reconciler:
                     work,
                     "exit",
                     actor.actor_id,
-                    partial(self._actor_placement.end_if_exited, actor.actor_id),
+                    partial(self._actor_placement.end_if_exited, actor),
                 )
         for group in await self._groups.living():
             if not group.detached and group.job_id not in jobs:

@@ -46,9 +46,11 @@ IDLE_IN_TRANSACTION_MS = 800
 """A replica that freezes within a transaction holds a lock that all others need. The server takes it back
 before clients ask another replica, so what the frozen one had begun does not happen as well."""
 _LOCK = "SELECT pg_advisory_xact_lock(7310577)"
+_NAME = "stoker-gcs"
+"""The application_name of each connection: sessions of others, as a pg_restore, are left alone."""
 _END_STALLED = f"""
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()
+WHERE datname = current_database() AND application_name = '{_NAME}' AND pid <> pg_backend_pid()
 AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
 AND state_change < clock_timestamp() - interval '{IDLE_IN_TRANSACTION_MS} ms'
 """
@@ -94,7 +96,8 @@ class PostgresStore(SqlReads):
                 "timeout": CONNECT_TIMEOUT_S,
                 "command_timeout": COMMAND_TIMEOUT_S,
                 "server_settings": {
-                    "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_MS)
+                    "application_name": _NAME,
+                    "idle_in_transaction_session_timeout": str(IDLE_IN_TRANSACTION_MS),
                 },
             },
         )

@@ -147,9 +147,10 @@ async def test_a_replica_that_froze_before_it_executed_a_statement_holds_up_nobo
 ) -> None:
     await migrate(postgres_url)
     async with gcs(postgres_url) as (_, client):
-        frozen = await asyncpg.connect(postgres_url.replace("+asyncpg", ""))
+        name = {"application_name": store._NAME}
+        frozen = await asyncpg.connect(postgres_url.replace("+asyncpg", ""), server_settings=name)
         try:
-            await frozen.execute("BEGIN; SELECT pg_advisory_xact_lock(7310577)")
+            await frozen.execute(f"BEGIN; {store._LOCK}")
             await frozen.prepare("SELECT 1")  # from now on it is active for the server
             assert (await put(client, "key", retry=True)).key == "key"
         finally:

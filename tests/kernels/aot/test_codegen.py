@@ -1,7 +1,7 @@
 """What the GPU code is made of, without a GPU: no spills, tensor cores, wide loads, no fp64.
 
 Every op is compiled (see ``_codegen``) for sm_90, and every other one, as the run's seed decides, for sm_80
-or sm_100: all for all take two more minutes. An op is covered by having a workload.
+or sm_100: a run has no time for all. An op is covered by having a workload.
 """
 
 from __future__ import annotations

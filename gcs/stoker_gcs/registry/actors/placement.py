@@ -56,7 +56,7 @@ class ActorPlacement:
         async with self._slots:
             actor = await self._state.get(ACTORS, actor_id)
             if not rules.waits(actor):
-                await self.end_if_exited(actor_id)
+                await self.end_if_exited(actor)
                 return
             spec = await self._registry.spec(actor_id)
             until = asyncio.get_running_loop().time() + self._restart_grace_s
@@ -145,27 +145,25 @@ class ActorPlacement:
         await self._state.change(ACTORS, actor.actor_id, rule)
 
     async def _record(self, actor: Actor, granted: GrantedLease) -> None:
-        actor_id = actor.actor_id
         placed = await self._state.change(
-            ACTORS, actor_id, lambda current: rules.placed(current, granted, actor.incarnation)
+            ACTORS,
+            actor.actor_id,
+            lambda current: rules.placed(current, granted, actor.incarnation),
         )
         if placed.lease_id != granted.lease.lease_id:
             self._releaser.start(granted.lease.lease_id, "the actor is no longer wanted")
             return
-        await self.end_if_exited(actor_id)
+        await self.end_if_exited(placed)
 
-    async def end_if_exited(self, actor_id: str) -> None:
+    async def end_if_exited(self, actor: Actor) -> None:
         """End or restart an actor whose worker exited before its grant was recorded.
 
         Whoever recorded it may have been stopped, or have lost its database, before it could look.
         """
-        actor = await self._state.get(ACTORS, actor_id)
-        if actor.state is ActorState.DEAD:
-            return
         exit_ = await find_exit(self._state, actor.worker_id)
         if exit_ is not None:
             await self._registry.worker_exited(
-                msgspec.structs.replace(exit_, lease_id=actor.lease_id, actor_id=actor_id)
+                msgspec.structs.replace(exit_, lease_id=actor.lease_id, actor_id=actor.actor_id)
             )
 
 

@@ -185,7 +185,7 @@ class PendingCalls:
                 self.cancel(task.task_id, force=force, recursive=True)
 
     def lose_cluster(self, failed: Failed) -> None:
-        """Fail all calls, present and future: the cluster is gone for good."""
+        """Fail all calls, present and future: the cluster, or the job there, is gone for good."""
         self.lost = self._objects.unseen.expected = failed
         for task in list(self.by_id.values()):
             self.fail(task, failed, report=False)

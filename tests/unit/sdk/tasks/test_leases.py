@@ -146,6 +146,6 @@ async def test_an_owner_without_leases_lists_on_while_leaders_are_lost(
     for _ in range(2):  # the next leader has to hear twice that there is nothing
         polled = await owner.until("/v1/owners/p_1/poll", after=polled)
     async with asyncio.timeout(10.0):
-        while leases._polling:  # noqa: ASYNC110
+        while leases._polling:  # noqa: ASYNC110  the end of it is no event
             await asyncio.sleep(0.01)
     await owner.background.close()
