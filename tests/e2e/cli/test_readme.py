@@ -166,7 +166,7 @@ def test_the_page_holds_what_is_run_here() -> None:
     makefile = (ROOT / "Makefile").read_text()
     for target in ("demo:", "test:", "up:", "down:"):
         assert f"\n{target}" in makefile
-    duration = re.search(r"make test .*\((under \d+ minutes on 2 cores)\)", README)
+    duration = re.search(r"make test .*\((about \d+ minutes on 2 cores)\)", README)
     assert duration is not None
     for page in ("Makefile", "CONTRIBUTING.md"):
         assert duration[1] in (ROOT / page).read_text(), page
